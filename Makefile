@@ -1,0 +1,71 @@
+# Everything that is derived goes to .build and .venv. `make` alone prints the targets.
+
+PYTHON ?= python3.11
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+GENERATED := .build/proto
+PB := mirrorlog/pb
+PROTOS = $(sort $(wildcard proto/mirrorlog/*/*.proto))
+
+export MIRRORLOG_JARS ?= $(CURDIR)/.build/jars
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
+
+.DEFAULT_GOAL := help
+.PHONY: help venv jars proto check format test demo demo-keep clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+venv: $(INSTALLED) ## create .venv with everything that work on the project needs
+
+$(INSTALLED): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is needed: install Python 3.11 (for Debian:" \
+	  "apt-get install python3.11-venv) or name another one with make PYTHON=..." >&2; exit 1; }
+	@echo "installing into $(VENV); the first time takes minutes, pyspark alone is 450 MB"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check --editable ".[dev]"
+	@touch $@
+
+jars: venv ## fetch the Delta jars that Spark loads
+	@$(BIN)/python -m mirrorlog.spark.jars --dir "$(MIRRORLOG_JARS)"
+
+# The modules are generated as mirrorlog.v1, the name that the .proto files have in every language, and moved to
+# mirrorlog.pb.v1: a second top-level mirrorlog would clash with the package. Only the lines that name Python
+# modules change; the descriptors and the services keep the name mirrorlog.v1.
+proto: venv ## generate mirrorlog/pb from proto/; the result is committed
+	@test -n "$(PROTOS)" || { echo "error: no proto/mirrorlog/*/*.proto" >&2; exit 1; }
+	@rm -rf $(GENERATED) && mkdir -p $(GENERATED)
+	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(GENERATED) --pyi_out=$(GENERATED) \
+	  --grpc_python_out=$(GENERATED) $(PROTOS)
+	@find $(GENERATED) -name '*_pb2*' -exec sed -i -E \
+	  -e 's/^(from|import) mirrorlog\.(v[0-9]+)/\1 mirrorlog.pb.\2/' \
+	  -e "s/, 'mirrorlog\.(v[0-9]+\.[a-z0-9_]+_pb2)', /, 'mirrorlog.pb.\1', /" {} +
+	@for package in $(GENERATED)/mirrorlog $(GENERATED)/mirrorlog/*/; do \
+	  echo '"""Generated from proto/ by `make proto`: not to be edited."""' > $$package/__init__.py; done
+	@rm -rf $(PB) && mv $(GENERATED)/mirrorlog $(PB)
+	@find $(PB) -name '*.py' | sort
+
+check: venv ## formatting, lint, types, direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_imports.py
+
+format: venv ## format the sources and repair what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: venv jars ## all tests
+	$(BIN)/pytest
+
+demo: venv jars ## the story from the first message to the Delta table
+	$(BIN)/python -m demo.main_job
+
+demo-keep: venv jars ## the same, and leave the nodes and the table for a look
+	$(BIN)/python -m demo.main_job --keep
+
+clean: ## remove .build and Python's caches; .venv stays
+	rm -rf .build
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -1,0 +1,326 @@
+"""Every outcome that is not success, as one tree.
+
+An expected outcome is a named class. Each carries what every surface needs to speak of it: a stable `code` that
+travels in ERROR frames, a gRPC status, an exit code for the command line, and whether trying again can help.
+Messages are one line and say what to do.
+
+Three branches matter to a producer (invariant 9): `Refused` (nothing was stored), `OutcomeUnknown` (stored
+perhaps; only an idempotent retry is safe) and `BadInput` (the same call can never succeed).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class MirrorlogError(Exception):
+    """Root of the tree. `details` is small, JSON-like, and survives the wire."""
+
+    code: ClassVar[str] = "INTERNAL"
+    grpc_status: ClassVar[str] = "INTERNAL"
+    exit_code: ClassVar[int] = 1
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Any] = details
+
+    def __str__(self) -> str:
+        return self.message
+
+
+# --- A publish was refused: nothing was stored, the same batch may be sent again. ---------------------------------
+
+
+class Refused(MirrorlogError):
+    """Nothing was stored. Trying the identical batch again is always safe."""
+
+    code = "REFUSED"
+    grpc_status = "UNAVAILABLE"
+    exit_code = 3
+    retriable = True
+
+
+class InSyncReplicasNotEnough(Refused):
+    """Fewer live, proven links than `min_in_sync` before the append."""
+
+    code = "IN_SYNC_REPLICAS_NOT_ENOUGH"
+
+
+class NotMaster(Refused):
+    """This node does not write the log; `details["master"]` is the client address of the node that does."""
+
+    code = "NOT_MASTER"
+
+
+class LogRecovering(Refused):
+    """The log is closed until an operator or a returning copy settles what was lost."""
+
+    code = "LOG_RECOVERING"
+
+
+class LogUnavailable(Refused):
+    """This node refuses to serve its copy (corruption, failed disk)."""
+
+    code = "LOG_UNAVAILABLE"
+
+
+class DiskFull(Refused):
+    """No space for another batch; what is there stays readable."""
+
+    code = "DISK_FULL"
+
+
+class Overloaded(Refused):
+    """A named limit was reached; `details["limit"]` names it."""
+
+    code = "OVERLOADED"
+
+
+class NodeStopping(Refused):
+    """The node is on its way down; another attempt reaches its successor or its next start."""
+
+    code = "NODE_STOPPING"
+
+
+# --- The batch may have been stored. ------------------------------------------------------------------------------
+
+
+class OutcomeUnknown(MirrorlogError):
+    """Stored perhaps: the batch reached a node, its confirm did not come in time.
+
+    Retriable only under the same producer id, producer epoch and sequence; the client does that by itself until
+    `delivery_timeout_ms`.
+    """
+
+    code = "OUTCOME_UNKNOWN"
+    grpc_status = "DEADLINE_EXCEEDED"
+    exit_code = 4
+    retriable = True
+
+
+class FlushSlaveTimeout(OutcomeUnknown):
+    """Enough links are up, but their acks did not come before the deadline (seed 002, line 211)."""
+
+    code = "FLUSH_SLAVE_TIMEOUT"
+
+
+class FlushDiskTimeout(OutcomeUnknown):
+    """The copies are in memory, but the disk did not answer before the deadline."""
+
+    code = "FLUSH_DISK_TIMEOUT"
+
+
+class SlaveNotAvailable(OutcomeUnknown):
+    """The deadline passed and too few links are up."""
+
+    code = "SLAVE_NOT_AVAILABLE"
+
+
+# --- The caller is wrong. -----------------------------------------------------------------------------------------
+
+
+class BadInput(MirrorlogError):
+    """The same call can never succeed; nothing was stored."""
+
+    code = "BAD_INPUT"
+    grpc_status = "INVALID_ARGUMENT"
+    exit_code = 2
+
+
+class BadBatch(BadInput):
+    """A batch that fails its checks (magic, CRC, counts, offsets). It is refused whole."""
+
+    code = "BAD_BATCH"
+
+
+class RecordTooLarge(BadInput):
+    code = "RECORD_TOO_LARGE"
+
+
+class BatchTooLarge(BadInput):
+    code = "BATCH_TOO_LARGE"
+
+
+class OutOfSequence(BadInput):
+    """A sequence that does not follow; `details["last"]` is the last one held, -1 when none is."""
+
+    code = "OUT_OF_SEQUENCE"
+
+
+class StaleProducerEpoch(BadInput):
+    """The producer id is in use under a newer producer epoch."""
+
+    code = "STALE_PRODUCER_EPOCH"
+
+
+class BadRequest(BadInput):
+    code = "BAD_REQUEST"
+
+
+class NoSuchQueue(MirrorlogError):
+    code = "NO_SUCH_QUEUE"
+    grpc_status = "NOT_FOUND"
+    exit_code = 5
+
+
+class NoSuchLog(MirrorlogError):
+    code = "NO_SUCH_LOG"
+    grpc_status = "NOT_FOUND"
+    exit_code = 5
+
+
+class QueueExists(MirrorlogError):
+    """Declared again with other arguments; the message names the difference."""
+
+    code = "QUEUE_EXISTS"
+    grpc_status = "ALREADY_EXISTS"
+    exit_code = 6
+
+
+class OffsetOutOfRange(MirrorlogError):
+    """A position below the begin or beyond the end; details carry `begin` and `next`."""
+
+    code = "OFFSET_OUT_OF_RANGE"
+    grpc_status = "OUT_OF_RANGE"
+    exit_code = 7
+
+
+# --- The two ends of a connection do not fit. ---------------------------------------------------------------------
+
+
+class ProtocolError(MirrorlogError):
+    """Bytes that are no frames, or frames out of order. The connection is answered and closed."""
+
+    code = "PROTOCOL_ERROR"
+    grpc_status = "INTERNAL"
+    exit_code = 8
+
+
+class FrameTooLarge(ProtocolError):
+    code = "FRAME_TOO_LARGE"
+
+
+class StalledFrame(ProtocolError):
+    code = "STALLED_FRAME"
+
+
+class UnsupportedVersion(ProtocolError):
+    code = "UNSUPPORTED_VERSION"
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class WrongCluster(ProtocolError):
+    code = "WRONG_CLUSTER"
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class NotAMember(ProtocolError):
+    """A mirror that the log's assignment does not name."""
+
+    code = "NOT_A_MEMBER"
+    grpc_status = "PERMISSION_DENIED"
+
+
+class MirrorAhead(ProtocolError):
+    """The mirror holds bytes that this master has lost: the master stays closed and truncates nobody."""
+
+    code = "MIRROR_AHEAD"
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class AckBeyondEnd(ProtocolError):
+    """An ack above what was sent on this link: never believed."""
+
+    code = "ACK_BEYOND_END"
+
+
+class ConnectionLost(MirrorlogError):
+    """The link broke or could not be made."""
+
+    code = "CONNECTION_LOST"
+    grpc_status = "UNAVAILABLE"
+    exit_code = 9
+    retriable = True
+
+
+class RequestTimeout(MirrorlogError):
+    """A request other than a publish had no answer in time; it changed nothing that a retry would double."""
+
+    code = "REQUEST_TIMEOUT"
+    grpc_status = "DEADLINE_EXCEEDED"
+    exit_code = 9
+    retriable = True
+
+
+# --- This machine, this node. -------------------------------------------------------------------------------------
+
+
+class ConfigError(MirrorlogError):
+    code = "CONFIG_ERROR"
+    grpc_status = "FAILED_PRECONDITION"
+    exit_code = 10
+
+
+class MissingDependency(MirrorlogError):
+    """Java, a jar or a package that a command needs; the message says what to install."""
+
+    code = "MISSING_DEPENDENCY"
+    grpc_status = "FAILED_PRECONDITION"
+    exit_code = 11
+
+
+class PortTaken(MirrorlogError):
+    code = "PORT_TAKEN"
+    grpc_status = "FAILED_PRECONDITION"
+    exit_code = 12
+
+
+class DirectoryInUse(MirrorlogError):
+    """Another process holds the data directory's lock."""
+
+    code = "DIRECTORY_IN_USE"
+    grpc_status = "FAILED_PRECONDITION"
+    exit_code = 13
+
+
+class ForeignDirectory(MirrorlogError):
+    """The data directory belongs to another node, cluster or log."""
+
+    code = "FOREIGN_DIRECTORY"
+    grpc_status = "FAILED_PRECONDITION"
+    exit_code = 14
+
+
+class LogCorrupt(LogUnavailable):
+    """Bad bytes below the flushed offset; details carry `first` and `last` log offset."""
+
+    code = "LOG_CORRUPT"
+    grpc_status = "DATA_LOSS"
+    exit_code = 15
+    retriable = False
+
+
+class DiskFailed(LogUnavailable):
+    """A write or an fsync failed: what the page cache holds can no longer be trusted to reach the disk."""
+
+    code = "DISK_FAILED"
+    grpc_status = "UNAVAILABLE"
+    exit_code = 16
+    retriable = False
+
+
+def _tree(root: type[MirrorlogError]) -> dict[str, type[MirrorlogError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+def from_code(code: str, message: str, details: dict[str, Any] | None = None) -> MirrorlogError:
+    """The error that an ERROR frame describes; an unknown code (a newer peer) becomes the root with its text."""
+    kind = _tree(MirrorlogError).get(code)
+    if kind is None:
+        return MirrorlogError(f"{code}: {message}", **(details or {}))
+    return kind(message, **(details or {}))

@@ -1,0 +1,180 @@
+"""Imports point down only, and what decides touches nothing outside.
+
+Method: every file of the package is parsed, never imported, and each import is compared with the table of
+what its layer may reach. The scanner is tried on fabricated sources too, so one that has gone blind fails.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "mirrorlog"
+
+BOTTOM = {"errors", "config", "pb"}
+BATCHES = {"commitlog.format", "commitlog.body"}
+SERVER = ["commitlog", "wire", "ha", "cluster", "queues", "broker"]
+"""From the bottom up: each may import those before it."""
+
+ALLOWED: dict[str, set[str]] = {
+    **{layer: {*SERVER[:height], *BOTTOM} for height, layer in enumerate(SERVER)},
+    **dict.fromkeys(BOTTOM, BOTTOM),
+    "client": {"wire", *BATCHES, *BOTTOM},
+    "doors": {"client", "wire", *BATCHES, *BOTTOM},
+    "tools": {"client", "wire", "commitlog", *BOTTOM},
+    "spark": {"client", "wire", "commitlog", *BOTTOM},
+    # Starts nodes as processes, so it needs nothing of their inside.
+    "testing": {"client", "wire", *BOTTOM},
+}
+"""For each layer, the modules (with all below them) that it may import besides itself."""
+
+PURE = [
+    "mirrorlog/commitlog/body.py",
+    "mirrorlog/commitlog/format.py",
+    "mirrorlog/ha/client.py",
+    "mirrorlog/ha/connection.py",
+    "mirrorlog/ha/group_transfer.py",
+    "mirrorlog/ha/progress.py",
+    "mirrorlog/queues/*.py",
+    "mirrorlog/wire/frames.py",
+]
+"""What decides: bytes or events and `now` in, actions out."""
+
+IMPURE = {"asyncio", "logging", "os", "random", "select", "socket", "ssl", "threading", "time"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported name: `module` is dotted and absolute, `line` counts from 1."""
+
+    file: str
+    line: int
+    module: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} imports {self.module}"
+
+
+def imports(file: str, source: str) -> Iterator[Import]:
+    """Every import in `source`, wherever it stands; `file` is the path below the root."""
+    for node in ast.walk(ast.parse(source, file)):
+        if isinstance(node, ast.Import):
+            yield from (Import(file, node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # `from a import b` may mean the module a.b: the longer name is the one to judge.
+            origin = _origin(file, node)
+            yield from (Import(file, node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+
+
+def _origin(file: str, node: ast.ImportFrom) -> str:
+    folders = Path(file).parts[: -node.level] if node.level else ()
+    return ".".join([*folders, *([node.module] if node.module else [])])
+
+
+def upward(file: str, source: str) -> list[Import]:
+    """The imports that leave the layer of `file` in a direction that is not allowed."""
+    layer = Path(file).with_suffix("").parts[1]
+    if layer == "__init__":
+        reach: set[str] = set()
+    else:
+        assert layer in ALLOWED, f"{file}: layer {layer} is not in the table of this test"
+        reach = {layer, *ALLOWED[layer]}
+    return [found for found in imports(file, source) if not _within(found.module, reach)]
+
+
+def _within(module: str, reach: set[str]) -> bool:
+    top, _, inner = module.partition(".")
+    return top != PACKAGE or any(f"{inner}.".startswith(f"{allowed}.") for allowed in {*reach, "__version__"})
+
+
+def impure(file: str, source: str) -> list[Import]:
+    """The imports that let `file` touch a clock, a disk, a socket, a thread or a log."""
+    return [found for found in imports(file, source) if found.module.partition(".")[0] in IMPURE]
+
+
+def sources(patterns: list[str]) -> list[str]:
+    found = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+
+
+def generated(file: str) -> bool:
+    return file.startswith(f"{PACKAGE}/pb/")
+
+
+def listing(found: list[Import]) -> str:
+    return "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("file", [file for file in sources([f"{PACKAGE}/**/*.py"]) if not generated(file)])
+def test_imports_point_down_only(file: str) -> None:
+    found = upward(file, (ROOT / file).read_text())
+    assert not found, listing(found)
+
+
+@pytest.mark.parametrize("file", sources(PURE))
+def test_what_decides_touches_nothing_outside(file: str) -> None:
+    found = impure(file, (ROOT / file).read_text())
+    assert not found, listing(found)
+
+
+def test_the_package_is_found() -> None:
+    assert f"{PACKAGE}/errors.py" in sources([f"{PACKAGE}/**/*.py"])
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("mirrorlog/commitlog/segment.py", "import mirrorlog.wire.frames"),
+        ("mirrorlog/wire/frames.py", "from mirrorlog.ha import client"),
+        ("mirrorlog/ha/service.py", "from mirrorlog import broker"),
+        ("mirrorlog/ha/service.py", "from .. import broker"),
+        ("mirrorlog/ha/service.py", "from ..broker.main import main"),
+        ("mirrorlog/ha/service.py", "from ..client import Producer"),
+        ("mirrorlog/queues/deliver.py", "def late():\n    import mirrorlog.broker"),
+        ("mirrorlog/cluster/view.py", "if TYPE_CHECKING:\n    from mirrorlog.queues.policy import Policy"),
+        ("mirrorlog/client/producer.py", "from mirrorlog.commitlog import segment"),
+        ("mirrorlog/client/producer.py", "from mirrorlog.commitlog.formatting import text"),
+        ("mirrorlog/doors/http.py", "from mirrorlog.ha.client import HAClient"),
+        ("mirrorlog/tools/dump.py", "from mirrorlog.broker.node import Node"),
+        ("mirrorlog/spark/source.py", "import pyspark, mirrorlog.queues"),
+        ("mirrorlog/testing/cluster.py", "from mirrorlog.broker.main import main"),
+        ("mirrorlog/errors.py", "from mirrorlog.wire.frames import Frame"),
+        ("mirrorlog/config.py", "import mirrorlog"),
+        ("mirrorlog/__init__.py", "from mirrorlog.client import Client"),
+    ],
+)
+def test_an_import_in_the_wrong_direction_is_caught(file: str, source: str) -> None:
+    found = upward(file, f"'''A docstring.'''\n{source}\n")
+    assert len(found) == 1
+    assert str(found[0]).startswith(f"{file}:{2 + source.count(chr(10))} imports mirrorlog")
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("mirrorlog/commitlog/segment.py", "from mirrorlog.commitlog.format import Header"),
+        ("mirrorlog/commitlog/segment.py", "from .format import Header"),
+        ("mirrorlog/commitlog/segment.py", "from ..errors import BadBatch"),
+        ("mirrorlog/broker/main.py", "from mirrorlog import config, ha, queues"),
+        ("mirrorlog/broker/main.py", "from mirrorlog import __version__"),
+        ("mirrorlog/client/producer.py", "from mirrorlog.commitlog import body, format"),
+        ("mirrorlog/client/producer.py", "from mirrorlog.commitlog.format import Header"),
+        ("mirrorlog/client/admin.py", "import mirrorlog_plugins"),
+        ("mirrorlog/tools/verify.py", "from mirrorlog.commitlog.recovery import recover"),
+        ("mirrorlog/config.py", "from mirrorlog.errors import ConfigError"),
+    ],
+)
+def test_an_import_downward_is_allowed(file: str, source: str) -> None:
+    assert upward(file, source) == []
+
+
+@pytest.mark.parametrize("source", ["import os.path", "from time import monotonic", "import json, asyncio"])
+def test_a_decider_that_reaches_outside_is_caught(source: str) -> None:
+    assert len(impure("mirrorlog/ha/progress.py", source)) == 1
+
+
+def test_a_decider_may_import_a_module_that_only_sounds_impure() -> None:
+    assert impure("mirrorlog/ha/progress.py", "from mirrorlog.wire.time import tick\nimport timeit") == []
