@@ -1,0 +1,356 @@
+"""Settings of a node: defaults < TOML file < environment (`MIRRORLOG__SECTION__KEY`) < flags. Unknown keys are errors.
+
+Names are ours in Python and RocketMQ's in files where they mean the same (`[ha] haSendHeartbeatInterval`), with
+RocketMQ's defaults; where a default differs, its description says why. Both spellings are accepted.
+
+The assignment of logs to nodes (`[[cluster.logs]]`) is static here; every node of a cluster reads the same
+`[cluster]` table and its own `[node]`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+from uuid import UUID, uuid5
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from mirrorlog.errors import ConfigError
+
+ENVIRONMENT_PREFIX: Final = "MIRRORLOG__"
+CLIENT_PORT: Final = 7401
+REPLICATION_PORT: Final = 7402
+GRPC_PORT: Final = 7403
+
+_NAMESPACE: Final = UUID("6d697272-6f72-6c6f-672e-636c75737465")  # "mirrorlog.cluste" in ASCII
+_KIB: Final = 1024
+_MIB: Final = 1024 * 1024
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Address = Annotated[str, StringConstraints(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):[0-9]{1,5}$")]
+Flush = Literal["memory", "disk"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Member(_Section):
+    """A node of the cluster with the addresses that others use to reach it (advertised)."""
+
+    id: Name
+    client: Address = f"127.0.0.1:{CLIENT_PORT}"
+    replication: Address = f"127.0.0.1:{REPLICATION_PORT}"
+    grpc: Address | None = None
+
+
+class LogAssignment(_Section):
+    """A log and the nodes that hold it. `min_in_sync` defaults to 1 with one or two copies, else to the majority."""
+
+    name: Name = "main"
+    master: Name
+    mirrors: tuple[Name, ...] = ()
+    flush: Flush = "memory"
+    min_in_sync: int | None = Field(None, ge=1)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return (self.master, *self.mirrors)
+
+    @property
+    def copies_wanted(self) -> int:
+        """`min_in_sync`, with its default filled in."""
+        if self.min_in_sync is not None:
+            return self.min_in_sync
+        copies = len(self.nodes)
+        return 1 if copies <= 2 else copies // 2 + 1
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.nodes)) != len(self.nodes):
+            raise ValueError(f"log {self.name!r} names a node twice: {', '.join(self.nodes)}")
+        if self.copies_wanted > len(self.nodes):
+            raise ValueError(f"log {self.name!r}: min_in_sync {self.min_in_sync} is above its {len(self.nodes)} copies")
+        return self
+
+
+class ClusterSettings(_Section):
+    """The same on every node. Without members a node is a cluster of one."""
+
+    name: Name = "mirrorlog"
+    id: UUID | None = Field(None, description="derived from the name when absent")
+    members: tuple[Member, ...] = ()
+    logs: tuple[LogAssignment, ...] = ()
+
+    @property
+    def cluster_id(self) -> UUID:
+        return self.id or uuid5(_NAMESPACE, self.name)
+
+    def log_id(self, log: LogAssignment) -> UUID:
+        return uuid5(self.cluster_id, log.name)
+
+    def member(self, node_id: str) -> Member:
+        """Raises ConfigError for a node that is not one."""
+        for member in self.members:
+            if member.id == node_id:
+                return member
+        raise ConfigError(f"node {node_id!r} is not in [[cluster.members]]; add it there or set node.id to one of them")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        ids = [member.id for member in self.members]
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"[[cluster.members]] names a node twice: {', '.join(ids)}")
+        names = [log.name for log in self.logs]
+        if len(set(names)) != len(names):
+            raise ValueError(f"[[cluster.logs]] names a log twice: {', '.join(names)}")
+        for log in self.logs:
+            if unknown := set(log.nodes) - set(ids):
+                raise ValueError(
+                    f"log {log.name!r} is assigned to {', '.join(sorted(unknown))}, not in [[cluster.members]]"
+                )
+        return self
+
+
+class NodeSettings(_Section):
+    """This node."""
+
+    id: Name = "n1"
+    data_dir: Path = Path("mirrorlog-data")
+
+
+class ListenSettings(_Section):
+    """Where a port is bound. Absent: the address advertised in [[cluster.members]]."""
+
+    bind: Address | None = None
+
+
+class GrpcSettings(ListenSettings):
+    enabled: bool = True
+
+
+class LimitSettings(_Section):
+    """Named limits; what is above one is answered with its name."""
+
+    max_record_bytes: int = Field(4 * _MIB, ge=1, le=64 * _MIB, alias="maxMessageSize")
+    max_batch_bytes: int = Field(8 * _MIB, ge=64 * _KIB, le=256 * _MIB)
+    max_connections: int = Field(4096, ge=1)
+    max_queues: int = Field(100_000, ge=1)
+    max_groups_per_queue: int = Field(10_000, ge=1)
+    max_waiting_fetches: int = Field(10_000, ge=1)
+    max_waiting_confirms: int = Field(100_000, ge=1)
+    hello_timeout_ms: int = Field(10_000, ge=1)
+    frame_timeout_ms: int = Field(30_000, ge=1, description="a frame once begun must be complete within this time")
+    idle_timeout_ms: int = Field(120_000, ge=1, description="a client that sends nothing, not even PING, is closed")
+    outgoing_bytes_max: int = Field(64 * _MIB, ge=_MIB, description="per connection, queued to a slow reader")
+
+
+class LogSettings(_Section):
+    """How logs lie on this node's disk."""
+
+    segment_bytes: int = Field(1024 * _MIB, ge=256 * _KIB, alias="mappedFileSizeCommitLog")
+    populate_bytes: int = Field(8 * _MIB, ge=0, description="window of warm pages ahead of the tail")
+    flush_interval_ms: int = Field(500, ge=1, alias="flushIntervalCommitLog")
+    send_at_once_bytes: int = Field(_MIB, ge=4 * _KIB, description="largest batch run read at once for a consumer")
+
+
+class HaSettings(_Section):
+    """Replication. Names and defaults are RocketMQ's where they mean the same."""
+
+    send_heartbeat_interval_ms: int = Field(5_000, ge=1, alias="haSendHeartbeatInterval")
+    housekeeping_interval_ms: int = Field(20_000, ge=1, alias="haHousekeepingInterval")
+    transfer_batch_bytes: int = Field(
+        _MIB,
+        ge=1024,
+        alias="haTransferBatchSize",
+        description="RocketMQ's 32 KiB would cut our batches of 256 KiB; a frame carries whole batches",
+    )
+    sync_flush_timeout_ms: int = Field(5_000, ge=1, alias="syncFlushTimeout")
+    reconnect_interval_ms: int = Field(
+        500,
+        ge=1,
+        description="RocketMQ waits 5 s between attempts; a mirror that may return at once shortens every outage",
+    )
+    in_flight_bytes_max: int = Field(32 * _MIB, ge=_KIB, description="sent to one mirror and not yet acked")
+    slave_fall_behind_bytes_max: int = Field(
+        256 * _MIB,
+        ge=1,
+        alias="haMaxGapNotInSync",
+        description="a mirror further behind is shown as not caught up; the static in-sync set never shrinks",
+    )
+
+
+class _TomlFile(PydanticBaseSettingsSource):
+    """The parsed configuration file as the lowest source above the defaults."""
+
+    def __init__(self, settings_cls: type[BaseSettings], values: Mapping[str, Any]) -> None:
+        super().__init__(settings_cls)
+        self.values = values
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return self.values.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return dict(self.values)
+
+
+class Settings(BaseSettings):
+    """All settings of one node."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", populate_by_name=True
+    )
+
+    cluster: ClusterSettings = ClusterSettings()
+    node: NodeSettings = NodeSettings()
+    client: ListenSettings = ListenSettings()
+    replication: ListenSettings = ListenSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    limits: LimitSettings = LimitSettings()
+    log: LogSettings = LogSettings()
+    ha: HaSettings = HaSettings()
+
+    @property
+    def member(self) -> Member:
+        return self.cluster.member(self.node.id)
+
+    @property
+    def own_logs(self) -> tuple[LogAssignment, ...]:
+        """The logs that this node holds, as master or mirror."""
+        return tuple(log for log in self.cluster.logs if self.node.id in log.nodes)
+
+    @property
+    def client_bind(self) -> str:
+        return self.client.bind or self.member.client
+
+    @property
+    def replication_bind(self) -> str:
+        return self.replication.bind or self.member.replication
+
+    @property
+    def grpc_bind(self) -> str | None:
+        """None when the node runs no gRPC door."""
+        if not self.grpc.enabled:
+            return None
+        return self.grpc.bind or self.member.grpc
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.log.segment_bytes < self.limits.max_batch_bytes:
+            raise ValueError("log.segment_bytes must hold at least one batch of limits.max_batch_bytes")
+        if self.limits.max_batch_bytes < self.limits.max_record_bytes:
+            raise ValueError("limits.max_batch_bytes must hold at least one record of limits.max_record_bytes")
+        return self
+
+
+def load_settings(
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Read the settings from `file` (TOML), the environment and `overrides` (`section.key=value`, TOML or text).
+
+    Raises ConfigError: one line that names the key, where it came from and what is wrong with it.
+    """
+    values = _read_file(file) if file is not None else {}
+    environment = os.environ if environment is None else environment
+    _refuse_unknown_variables(environment)
+    flags = _parse_overrides(overrides)
+
+    class Loaded(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, _TomlFile(settings_cls, values)
+
+    try:
+        loaded = Loaded(**flags)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from None
+    except ValueError as error:
+        raise ConfigError(f"the environment cannot be read: {error}") from None
+    return _with_defaults(Settings.model_construct(**{name: getattr(loaded, name) for name in Settings.model_fields}))
+
+
+def _with_defaults(settings: Settings) -> Settings:
+    """A node without members is a cluster of one, and a cluster without logs has one log on all its nodes."""
+    cluster = settings.cluster
+    if not cluster.members:
+        own = Member(
+            id=settings.node.id,
+            client=settings.client.bind or f"127.0.0.1:{CLIENT_PORT}",
+            replication=settings.replication.bind or f"127.0.0.1:{REPLICATION_PORT}",
+            grpc=settings.grpc.bind or f"127.0.0.1:{GRPC_PORT}",
+        )
+        cluster = cluster.model_copy(update={"members": (own,)})
+    if not cluster.logs:
+        first, *others = (member.id for member in cluster.members)
+        cluster = cluster.model_copy(update={"logs": (LogAssignment(master=first, mirrors=tuple(others)),)})
+    cluster.member(settings.node.id)
+    return settings.model_copy(update={"cluster": cluster})
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}; give an existing file to --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not TOML: {error}") from None
+
+
+def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    for variable in environment:
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            section = variable.removeprefix(ENVIRONMENT_PREFIX).split("__")[0].lower()
+            if section not in Settings.model_fields:
+                known = ", ".join(name.upper() for name in Settings.model_fields)
+                raise ConfigError(f"environment variable {variable}: no such section; there are {known}")
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """`a.b=value` → {"a": {"b": value}}; what is no TOML value is taken as text."""
+    nested: dict[str, Any] = {}
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        section, dot, key = path.partition(".")
+        if not (equals and dot and key):
+            raise ConfigError(f"--set {override!r}: write section.key=value, for example node.id=n1")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        nested.setdefault(section, {})[key] = value
+    return nested
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"]) or "settings"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    reason = "no such key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+    return f"{key}: {reason}{more}"
+
+
+def print_settings(settings: Settings) -> str:
+    """The effective settings as indented JSON, by the names that files use."""
+    return json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` → (host, port), brackets of an IPv6 address removed. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{address!r} is no host:port")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,1 @@
+"""Frames of the native protocol, shared by ha, broker and client."""

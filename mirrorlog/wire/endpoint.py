@@ -1,0 +1,154 @@
+"""One end of a framed connection: bytes of an asyncio transport to frames of a handler, and back. Thin.
+
+The handler decides; its MirrorlogError closes the connection after it was told to the other side. What is common to
+every port is here: a stranger that speaks HTTP is answered in HTTP, a frame that has begun must be completed in time,
+a reader that does not take what is sent to it is cut off, and writing pauses when the transport says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from mirrorlog.errors import MirrorlogError, Overloaded, ProtocolError, StalledFrame
+from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader
+from mirrorlog.wire.messages import error_frame
+
+logger = logging.getLogger(__name__)
+
+_HTTP_METHODS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"PRI ")
+
+
+class FrameHandler(Protocol):
+    """What an end does with its connection."""
+
+    def connected(self, endpoint: Endpoint) -> None: ...
+
+    def frame(self, frame: Frame) -> None:
+        """A frame came. Its payload is valid until this returns. A MirrorlogError closes the connection."""
+
+    def writable(self) -> None:
+        """The transport takes bytes again after `Endpoint.paused`."""
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        """The connection is gone; called once. `error` is why, None for an ordinary end."""
+
+
+class Endpoint(asyncio.BufferedProtocol):
+    """Frames over one transport. `frame_bytes_max` holds from `trust` on; before that, a greeting's limit."""
+
+    def __init__(self, handler: FrameHandler, *, frame_bytes_max: int, outgoing_bytes_max: int) -> None:
+        self.paused = False
+        self.peer = "?"
+        self._handler = handler
+        self._reader = FrameReader(frame_bytes_max=HELLO_BYTES_MAX)
+        self._frame_bytes_max = frame_bytes_max
+        self._outgoing_bytes_max = outgoing_bytes_max
+        self._transport: asyncio.Transport | None = None
+        self._error: MirrorlogError | None = None
+        self._partial_since: float | None = None
+
+    # --- the handler's side ---
+
+    def trust(self) -> None:
+        """The greeting was accepted: frames up to the full limit may come."""
+        self._reader.frame_bytes_max = self._frame_bytes_max
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, parts: Iterable[bytes | memoryview]) -> None:
+        """Write the parts in order; views are not copied and must not change until they are sent."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.writelines(parts)
+        if self.paused and transport.get_write_buffer_size() > self._outgoing_bytes_max:
+            self._error = Overloaded(f"{self.peer} does not read what it asked for", limit="outgoing_bytes_max")
+            transport.abort()
+
+    def close(self, error: MirrorlogError | None = None) -> None:
+        """Say why, if there is a reason, and close once everything written is sent."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if error is not None:
+            self._error = error
+            self._transport.write(error_frame(error))
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what was not sent is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def stalled(self, now: float, timeout_ms: int) -> bool:
+        """Whether a frame was begun longer ago than `timeout_ms` and is not complete; then the connection is closed."""
+        if self._partial_since is None or (now - self._partial_since) * 1000 < timeout_ms:
+            return False
+        self.close(StalledFrame(f"a frame was begun and not completed within {timeout_ms} ms"))
+        return True
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports do not derive from asyncio's
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if peer else "?"
+        self._handler.connected(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reader.received(nbytes)
+        try:
+            while self.open and (frame := self._reader.next_frame()) is not None:
+                self._partial_since = None
+                self._handler.frame(frame)
+        except MirrorlogError as error:
+            self._refuse(error)
+        except Exception as error:
+            logger.exception("connection_failed peer=%s", self.peer)
+            self._refuse(ProtocolError(f"internal error: {type(error).__name__}"))
+        self._note_partial()
+
+    def eof_received(self) -> bool | None:
+        return None
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self._handler.writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._handler.disconnected(self._error)
+
+    # --- inside ---
+
+    def _note_partial(self) -> None:
+        if not self._reader.partial:
+            self._partial_since = None
+        elif self._partial_since is None:
+            self._partial_since = asyncio.get_running_loop().time()
+
+    def _refuse(self, error: MirrorlogError) -> None:
+        first = self._reader.unread()[:4] if isinstance(error, ProtocolError) else b""
+        if first in _HTTP_METHODS and self._transport is not None:
+            self._error = error
+            self._transport.write(_http_answer())
+            self._transport.close()
+        else:
+            self.close(error)
+
+
+def _http_answer() -> bytes:
+    text = b"This is mirrorlog's native port. It speaks frames, not HTTP: use its client, mqtool or the gRPC door.\n"
+    head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    return head % len(text) + text
