@@ -1,0 +1,1 @@
+"""The node process: composition root, native door, maintenance."""

@@ -1,0 +1,194 @@
+"""The native door: one ClientSession per connection, frames to publishes, fetches and requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mirrorlog.broker.fetch import Fetcher
+from mirrorlog.broker.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.replica import Replica
+from mirrorlog.broker.requests import Requests
+from mirrorlog.commitlog.format import read_header
+from mirrorlog.config import Settings
+from mirrorlog.errors import (
+    MirrorlogError,
+    NoSuchQueue,
+    Overloaded,
+    ProtocolError,
+    StalledFrame,
+)
+from mirrorlog.ha.service import listen
+from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.frames import FRAME_HEADER_SIZE, PRODUCE, Frame, FrameType, frame, read_fetch
+from mirrorlog.wire.greeting import check_hello
+from mirrorlog.wire.messages import Hello, Message, Welcome, decode, encode, error_frame
+
+
+@dataclass(slots=True)
+class DoorLog:
+    """A log as clients reach it."""
+
+    replica: Replica
+    publisher: Publisher | ElsewhereLog
+    fetcher: Fetcher
+
+
+class NativeDoor:
+    """Accepts clients, doors and tools on the client port."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        welcome: Callable[[int], Welcome],
+        logs: Mapping[str, DoorLog],
+        refusals: Mapping[str, MirrorlogError],
+        requests: Requests,
+    ) -> None:
+        self.settings = settings
+        self.welcome = welcome
+        self.requests = requests
+        self.sessions: set[ClientSession] = set()
+        self._logs = list(logs.values())
+        self._refusals = refusals
+        self._server: asyncio.Server | None = None
+
+    async def start(self, address: str) -> None:
+        """Raises PortTaken."""
+        limits = self.settings.limits
+        self._server = await listen(address, lambda: Endpoint(
+            ClientSession(self),
+            frame_bytes_max=limits.max_batch_bytes + PRODUCE.size + FRAME_HEADER_SIZE,
+            outgoing_bytes_max=limits.outgoing_bytes_max,
+        ))  # fmt: skip
+
+    def log_of(self, queue_id: int) -> DoorLog:
+        """Raises NoSuchQueue, or LogUnavailable when the queue may be in a log that this node refuses to serve."""
+        for log in self._logs:
+            if log.replica.queues.has_id(queue_id):
+                return log
+        for error in self._refusals.values():
+            raise error
+        if len(self._logs) == 1:
+            return self._logs[0]
+        raise NoSuchQueue(f"no queue has the id {queue_id}; ask for the queue's metadata again")
+
+    def tick(self, now: float) -> None:
+        for session in list(self.sessions):
+            session.tick(now)
+        for log in self._logs:
+            log.fetcher.tick(now)
+
+    def close(self) -> None:
+        """No new connections; those that are there end when they have sent what they hold."""
+        if self._server is not None:
+            self._server.close()
+        for session in list(self.sessions):
+            session.endpoint.send([frame(FrameType.GOODBYE)])
+            session.endpoint.close()
+
+
+class ClientSession:
+    """One client's connection."""
+
+    def __init__(self, door: NativeDoor) -> None:
+        self._door = door
+        self._endpoint: Endpoint | None = None
+        self._greeted = False
+        self._last_read = 0.0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        assert self._endpoint is not None
+        return self._endpoint
+
+    # --- FrameHandler ---
+
+    def connected(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._last_read = asyncio.get_running_loop().time()
+        door = self._door
+        limit = door.settings.limits.max_connections
+        if len(door.sessions) >= limit:
+            endpoint.close(
+                Overloaded(f"{limit} connections are open (limits.max_connections)", limit="max_connections")
+            )
+        else:
+            door.sessions.add(self)
+
+    def frame(self, frame_: Frame) -> None:
+        self._last_read = asyncio.get_running_loop().time()
+        if not self._greeted:
+            self._greet(frame_)
+            return
+        try:
+            self._dispatch(frame_)
+        except ProtocolError:
+            raise
+        except MirrorlogError as error:
+            self.refuse(error, frame_.correlation_id)
+
+    def writable(self) -> None:
+        pass
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        self._door.sessions.discard(self)
+
+    # --- Reply ---
+
+    def answer(self, frame_: bytes) -> None:
+        self.endpoint.send((frame_,))
+
+    def refuse(self, error: MirrorlogError, correlation_id: int) -> None:
+        self.endpoint.send((error_frame(error, correlation_id),))
+
+    # --- inside ---
+
+    def tick(self, now: float) -> None:
+        """Close a connection that does not greet, leaves a frame unfinished or has fallen silent."""
+        limits = self._door.settings.limits
+        if self.endpoint.stalled(now, limits.frame_timeout_ms):
+            return
+        silent_ms = (now - self._last_read) * 1000
+        if not self._greeted and silent_ms >= limits.hello_timeout_ms:
+            self.endpoint.close(ProtocolError(f"no greeting within {limits.hello_timeout_ms} ms"))
+        elif silent_ms >= limits.idle_timeout_ms:
+            self.endpoint.close(StalledFrame(f"nothing was sent for {limits.idle_timeout_ms} ms, not even PING"))
+
+    def _greet(self, frame_: Frame) -> None:
+        hello = decode(frame_.payload) if frame_.type == FrameType.HELLO else None
+        if not isinstance(hello, Hello):
+            raise ProtocolError("a connection begins with HELLO; is this another protocol's client?")
+        welcome = self._door.welcome(check_hello(hello, cluster_id=str(self._door.settings.cluster.cluster_id)))
+        if hello.role == "mirror":
+            raise ProtocolError("a mirror on the client port; it belongs on the replication port")
+        self._greeted = True
+        self.endpoint.trust()
+        self.answer(frame(FrameType.WELCOME, encode(welcome), frame_.correlation_id))
+
+    def _dispatch(self, frame_: Frame) -> None:
+        if frame_.type == FrameType.PRODUCE:
+            queue_id = read_header(frame_.payload, PRODUCE.size).queue_id
+            self._door.log_of(queue_id).publisher.publish(frame_.payload, self, frame_.correlation_id)
+        elif frame_.type == FrameType.FETCH:
+            fetch = read_fetch(frame_.payload)
+            self._door.log_of(fetch.queue_id).fetcher.fetch(fetch, self.endpoint, frame_.correlation_id)
+        elif frame_.type == FrameType.REQUEST:
+            self._request(frame_)
+        elif frame_.type == FrameType.PING:
+            self.answer(frame(FrameType.PONG, b"", frame_.correlation_id))
+        else:
+            raise ProtocolError(f"frame type {frame_.type} from a client")
+
+    def _request(self, frame_: Frame) -> None:
+        correlation_id = frame_.correlation_id
+
+        def respond(answer: Message | MirrorlogError) -> None:
+            if isinstance(answer, MirrorlogError):
+                self.refuse(answer, correlation_id)
+            else:
+                self.answer(frame(FrameType.RESPONSE, encode(answer), correlation_id))
+
+        self._door.requests.handle(decode(frame_.payload), respond)

@@ -1,0 +1,80 @@
+"""`mqnode`: runs one node until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from mirrorlog import __version__
+from mirrorlog.broker.logs import configure_logs
+from mirrorlog.broker.node import Node
+from mirrorlog.config import Settings, load_settings, print_settings
+from mirrorlog.errors import MirrorlogError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+_EPILOG = "Example: mqnode --config node1.toml --set log.segment_bytes=67108864"
+
+
+@app.command(epilog=_EPILOG)
+def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by position)
+    config: Annotated[Path | None, typer.Option(help="TOML file with the node's settings.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable.")
+    ] = None,
+    node_id: Annotated[str | None, typer.Option(help="Short for --set node.id=…")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Short for --set node.data_dir=…")] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the effective settings and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option(help="Debug logs, and tracebacks for errors.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Run one mirrorlog node. Settings: defaults < file < environment (MIRRORLOG__SECTION__KEY) < flags."""
+    if version:
+        print(f"mqnode {__version__}")
+        return
+    flags = [*(overrides or ())]
+    flags += [f"node.id={node_id!r}"] if node_id else []
+    flags += [f"node.data_dir={str(data_dir)!r}"] if data_dir else []
+    try:
+        settings = load_settings(config, flags)
+        if print_config:
+            print(print_settings(settings))
+            return
+        code = run_node(settings, debug=debug)
+    except MirrorlogError as error:
+        if debug:
+            raise
+        print(f"mqnode: {error}", file=sys.stderr)
+        code = error.exit_code
+    raise typer.Exit(code)
+
+
+def run_node(settings: Settings, *, debug: bool = False) -> int:
+    """Run a node in this process; its exit code. Raises MirrorlogError when it cannot start."""
+    configure_logs(settings.node.id, debug=debug)
+
+    async def main() -> int:
+        node = Node(settings, debug=debug)
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, node.stop)
+        return await node.run()
+
+    return uvloop.run(main())
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="mqnode")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Flushing and warming one log, on helper threads, so that the loop never waits for a disk.
+
+One flush is under way at a time; all that is appended meanwhile shares the next one (group commit). A memory log is
+flushed every `flush_interval_ms`, a disk log as soon as it has grown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.warmer import WarmJob
+from mirrorlog.errors import DiskFailed
+
+logger = logging.getLogger(__name__)
+
+
+class Maintenance:
+    """The background work of one replica. `failed` is called once when the disk can no longer be trusted."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        flush_interval_ms: int,
+        flush_helper: Executor,
+        warm_helper: Executor,
+        flushed: Callable[[], None],
+        failed: Callable[[DiskFailed], None],
+    ) -> None:
+        self._replica = replica
+        self._interval_s = flush_interval_ms / 1000
+        self._eager = replica.assignment.flush == "disk"
+        self._flush_helper = flush_helper
+        self._warm_helper = warm_helper
+        self._flushed = flushed
+        self._failed = failed
+        self._grown = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._replica.on_appended.append(self._appended)
+        self._task = asyncio.ensure_future(self._flush_for_ever())
+        self._warm()
+
+    async def stop(self) -> None:
+        """Wait for what is under way; the log's close does the last flush."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._warming is not None:
+            await self._warming
+
+    def _appended(self) -> None:
+        if self._eager:
+            self._grown.set()
+        self._warm()
+
+    async def _flush_for_ever(self) -> None:
+        try:
+            while True:
+                if self._eager:
+                    await self._grown.wait()
+                    self._grown.clear()
+                else:
+                    await asyncio.sleep(self._interval_s)
+                await self._flush()
+        except DiskFailed as error:
+            logger.critical("disk_failed log=%s reason=%r", self._replica.assignment.name, str(error))
+            self._failed(error)
+
+    async def _flush(self) -> None:
+        job = self._replica.log.start_flush()
+        run = asyncio.get_running_loop().run_in_executor(self._flush_helper, job.run)
+        try:
+            # A stop must not leave a job half done behind: the helper finishes it first.
+            await asyncio.shield(run)
+        except asyncio.CancelledError:
+            await run
+            raise
+        before = self._replica.log.flushed
+        if self._replica.log.complete_flush(job) > before:
+            self._flushed()
+
+    def _warm(self) -> None:
+        if self._warming is None or self._warming.done():
+            job = self._replica.log.start_warm()
+            if job is not None:
+                self._warming = asyncio.ensure_future(self._run_warm(job))
+
+    async def _run_warm(self, job: WarmJob | None) -> None:
+        loop = asyncio.get_running_loop()
+        while job is not None:
+            await loop.run_in_executor(self._warm_helper, job.run)
+            self._replica.log.complete_warm(job)
+            job = self._replica.log.start_warm()

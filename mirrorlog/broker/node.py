@@ -1,0 +1,345 @@
+"""A node: the composition root. Opens the data directory and the logs, wires the pure parts to sockets and helpers.
+
+Order at start: lock the directory, recover the logs, open a new epoch for each log mastered here (on disk before the
+first byte), listen for mirrors, follow masters, and only then serve clients. Order at stop: the reverse, with the
+last confirmed offset told to the mirrors and written to the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from mirrorlog import __version__
+from mirrorlog.broker.door import DoorLog, NativeDoor
+from mirrorlog.broker.fetch import Fetcher
+from mirrorlog.broker.grpc_process import GrpcDoorProcess
+from mirrorlog.broker.maintenance import Maintenance
+from mirrorlog.broker.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.replica import Replica, UnavailableReplica
+from mirrorlog.broker.requests import Requests
+from mirrorlog.broker.status import master_status, mirror_status, unavailable_status
+from mirrorlog.commitlog.directory import DataDirectory
+from mirrorlog.config import LogAssignment, Settings
+from mirrorlog.errors import DiskFailed, LogUnavailable, MirrorlogError
+from mirrorlog.ha.client import HAClient
+from mirrorlog.ha.mastership import Mastership
+from mirrorlog.ha.service import TICK_S, MasteredLog, MasterService, MirrorService
+from mirrorlog.queues.changes import EpochStarted, encode_change
+from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Durability
+from mirrorlog.wire.messages import Hello, Limits, LogStatus, Status, Welcome
+
+logger = logging.getLogger(__name__)
+
+_STOP_WAIT_S: Final = 2.0
+_DURABILITY: Final = {"memory": Durability.MEMORY, "disk": Durability.DISK}
+
+
+def now_us() -> int:
+    """µs UTC."""
+    return time.time_ns() // 1000
+
+
+class Node:
+    """One running node. `run` returns its exit code."""
+
+    def __init__(self, settings: Settings, *, debug: bool = False) -> None:
+        self._settings = settings
+        self._debug = debug
+        self._start_id = str(uuid.uuid4())
+        self._stopping = asyncio.Event()
+        self._failure: MirrorlogError | None = None
+        # Each helper has one kind of work, so that a slow flush delays no read.
+        self._flush_helper = ThreadPoolExecutor(1, "flush")
+        self._warm_helper = ThreadPoolExecutor(1, "warm")
+        self._read_helper = ThreadPoolExecutor(2, "read")
+        self._directory: DataDirectory | None = None
+        self._replicas: dict[str, Replica] = {}
+        self._unavailable: dict[str, UnavailableReplica] = {}
+        self._mastered: dict[str, MasteredLog] = {}
+        self._mirrored: dict[str, MirrorService] = {}
+        self._publishers: list[Publisher] = []
+        self._door_logs: dict[str, DoorLog] = {}
+        self._maintenance: list[Maintenance] = []
+        self._master_service: MasterService | None = None
+        self._door: NativeDoor | None = None
+        self._grpc: GrpcDoorProcess | None = None
+
+    # --- life ---
+
+    def stop(self) -> None:
+        """Ask for a clean stop; `run` returns soon after."""
+        self._stopping.set()
+
+    def fail(self, error: MirrorlogError) -> None:
+        """Stop because this node can no longer be trusted with its copy."""
+        self._failure = self._failure or error
+        self._stopping.set()
+
+    async def run(self) -> int:
+        """Serve until stopped; the exit code. Raises MirrorlogError when the start fails."""
+        ticker: asyncio.Task[None] | None = None
+        try:
+            await self._start()
+            ticker = asyncio.ensure_future(self._tick_for_ever())
+            print(self._readiness(), flush=True)
+            await self._stopping.wait()
+        finally:
+            await self._shut_down()
+            if ticker is not None:
+                ticker.cancel()
+        return self._failure.exit_code if self._failure else 0
+
+    async def _start(self) -> None:
+        settings = self._settings
+        cluster_id = settings.cluster.cluster_id
+        self._directory = DataDirectory.open(settings.node.data_dir, cluster_id=cluster_id, node_id=settings.node.id)
+        for assignment in settings.own_logs:
+            await self._open_log(self._directory, assignment)
+        self._master_service = MasterService(
+            welcome=self._welcome(PROTOCOL_VERSION_MAX),
+            logs=list(self._mastered.values()),
+            limits=settings.limits,
+            helper=self._read_helper,
+            refusals=self._refusals(),
+        )
+        for replica in self._replicas.values():
+            if replica.is_master:
+                replica.on_appended.append(self._master_service.appended)
+        await self._master_service.start(settings.replication_bind)
+        self._door = NativeDoor(
+            settings,
+            welcome=self._welcome,
+            logs=self._door_logs,
+            refusals=self._refusals(),
+            requests=Requests(settings, self._door_logs, self._refusals(), self._status),
+        )
+        await self._door.start(settings.client_bind)
+        if settings.grpc_bind is not None:
+            self._grpc = GrpcDoorProcess(node=settings.client_bind, bind=settings.grpc_bind, debug=self._debug)
+            if not await self._grpc.start():
+                logger.warning("grpc_door_not_serving bind=%s", settings.grpc_bind)
+
+    async def _shut_down(self) -> None:
+        for publisher in self._publishers:
+            publisher.stopping = True
+        await self._drain()
+        if self._grpc is not None:
+            await self._grpc.stop()
+        if self._door is not None:
+            self._door.close()
+        if self._master_service is not None:
+            await self._master_service.stop()
+        for mirror in self._mirrored.values():
+            await mirror.stop()
+        await self._close_logs()
+        if self._directory is not None:
+            self._directory.close()
+        for helper in (self._flush_helper, self._warm_helper, self._read_helper):
+            helper.shutdown(wait=True, cancel_futures=True)
+        logger.info("node_stopped reason=%r", str(self._failure or "asked to"))
+
+    async def _close_logs(self) -> None:
+        for maintenance in self._maintenance:
+            await maintenance.stop()
+        loop = asyncio.get_running_loop()
+        for replica in self._replicas.values():
+            try:
+                await loop.run_in_executor(self._flush_helper, replica.close)
+            except DiskFailed as error:
+                self.fail(error)
+
+    async def _drain(self) -> None:
+        """Give publishes that wait for their copies a moment to be answered."""
+        deadline = asyncio.get_running_loop().time() + _STOP_WAIT_S
+        while any(log.mastership.waiting for log in self._mastered.values()):
+            if asyncio.get_running_loop().time() >= deadline or self._failure:
+                return
+            await asyncio.sleep(TICK_S)
+
+    async def _tick_for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            now = loop.time()
+            assert self._master_service is not None
+            assert self._door is not None
+            self._master_service.tick(now)
+            for mirror in self._mirrored.values():
+                mirror.tick(now)
+            self._door.tick(now)
+            await asyncio.sleep(TICK_S)
+
+    # --- logs ---
+
+    async def _open_log(self, directory: DataDirectory, assignment: LogAssignment) -> None:
+        log_id = self._settings.cluster.log_id(assignment)
+        replica = Replica(assignment, log_id, self._settings)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        try:
+            await loop.run_in_executor(self._flush_helper, replica.open, directory.log_directory(log_id))
+        except LogUnavailable as error:
+            # Other logs of this node go on; this one is refused by its reason until it is repaired.
+            logger.error("log_unavailable log=%s reason=%r", assignment.name, str(error))
+            self._unavailable[str(log_id)] = UnavailableReplica(assignment, log_id, error)
+            return
+        self._report_recovery(replica, loop.time() - started)
+        self._replicas[str(log_id)] = replica
+        if replica.is_master:
+            await self._master(replica)
+        else:
+            self._mirror(replica)
+
+    def _report_recovery(self, replica: Replica, seconds: float) -> None:
+        report = replica.log.recovery
+        name = replica.assignment.name
+        logger.info(
+            "log_opened log=%s epoch=%s begin=%s end=%s flushed=%s confirmed=%s batches=%s seconds=%.3f",
+            name, replica.epochs.current, replica.begin, replica.end, replica.flushed, replica.confirmed,
+            report.batches, seconds,
+        )  # fmt: skip
+        if report.torn is not None:
+            logger.warning("torn_tail_cut log=%s %s", name, report.torn)
+        if report.lossy:
+            logger.error("log_lossy log=%s cut=%s confirmed_was=%s", name, report.cut_valid, report.recorded.confirmed)
+        for warning in report.warnings:
+            logger.warning("log_warning log=%s reason=%r", name, warning)
+
+    async def _master(self, replica: Replica) -> None:
+        settings = self._settings
+        assignment = replica.assignment
+        epoch = replica.epochs.current + 1
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._flush_helper, replica.log.open_epoch, epoch)
+        mastership = Mastership(
+            name=assignment.name,
+            own=settings.node.id,
+            mirrors=assignment.mirrors,
+            durability=_DURABILITY[assignment.flush],
+            min_in_sync=assignment.copies_wanted,
+            confirmed=replica.confirmed,
+            waiting_max=settings.limits.max_waiting_confirms,
+        )
+        publisher = Publisher(replica, mastership, limits=settings.limits, ha=settings.ha, now=loop.time, now_us=now_us)
+        mastered = MasteredLog(
+            log_id=replica.log_id,
+            name=assignment.name,
+            own_id=settings.node.id,
+            log=replica,
+            mastership=mastership,
+            settings=settings.ha,
+            wrote=replica.queues.wrote,
+            answer=publisher.answer,
+        )
+        publisher.log = mastered
+        self._publishers.append(publisher)
+        self._mastered[str(replica.log_id)] = mastered
+        # The epoch's first batch: its confirm proves that every member follows this mastership (invariant 4).
+        started = EpochStarted(epoch=epoch, node_id=settings.node.id, start_id=self._start_id)
+        replica.append_change(encode_change(started), now_us())
+        mastership.progress.flushed(replica.flushed)
+        mastered.progressed(mastership.appended(replica.end))
+        logger.info("epoch_opened log=%s epoch=%s offset=%s", assignment.name, epoch, replica.end)
+        self._serve(replica, publisher, lambda: mastered.progressed(mastership.flushed(replica.flushed)))
+
+    def _mirror(self, replica: Replica) -> None:
+        settings = self._settings
+        master = settings.cluster.member(replica.assignment.master)
+        greeting = Hello(
+            version_min=PROTOCOL_VERSION_MIN,
+            version_max=PROTOCOL_VERSION_MAX,
+            role="mirror",
+            software=f"mirrorlog {__version__}",
+            cluster_id=str(settings.cluster.cluster_id),
+            node_id=settings.node.id,
+            start_id=self._start_id,
+        )
+        client = HAClient(
+            log_id=replica.log_id,
+            log=replica,
+            greeting=greeting,
+            master=master.replication,
+            settings=settings.ha,
+            now=asyncio.get_running_loop().time(),
+        )
+        service = MirrorService(
+            client=client,
+            log=replica,
+            helper=self._flush_helper,
+            name=replica.assignment.name,
+            frame_bytes_max=max(settings.limits.max_batch_bytes, settings.ha.transfer_batch_bytes),
+            limits=settings.limits,
+        )
+        self._mirrored[str(replica.log_id)] = service
+        elsewhere = ElsewhereLog(replica.assignment.name, master.id, master.client)
+        self._serve(replica, elsewhere, service.flushed)
+
+    def _serve(self, replica: Replica, publisher: Publisher | ElsewhereLog, flushed: Callable[[], None]) -> None:
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        fetcher = Fetcher(
+            replica, limits=settings.limits, settings=settings.log, helper=self._read_helper, now=loop.time
+        )
+        self._door_logs[str(replica.log_id)] = DoorLog(replica, publisher, fetcher)
+        maintenance = Maintenance(
+            replica,
+            flush_interval_ms=settings.log.flush_interval_ms,
+            flush_helper=self._flush_helper,
+            warm_helper=self._warm_helper,
+            flushed=flushed,
+            failed=self.fail,
+        )
+        maintenance.start()
+        self._maintenance.append(maintenance)
+
+    # --- facts ---
+
+    def _refusals(self) -> dict[str, MirrorlogError]:
+        return {log_id: replica.error for log_id, replica in self._unavailable.items()}
+
+    def _welcome(self, version: int) -> Welcome:
+        limits = self._settings.limits
+        return Welcome(
+            version=version,
+            cluster_id=str(self._settings.cluster.cluster_id),
+            cluster_name=self._settings.cluster.name,
+            node_id=self._settings.node.id,
+            start_id=self._start_id,
+            limits=Limits(max_record_bytes=limits.max_record_bytes, max_batch_bytes=limits.max_batch_bytes),
+            software=f"mirrorlog {__version__}",
+        )
+
+    def _status(self) -> Status:
+        now, wall = asyncio.get_running_loop().time(), now_us()
+        logs: list[LogStatus] = []
+        for log_id, replica in self._replicas.items():
+            if replica.is_master:
+                mastership = self._mastered[log_id].mastership
+                fall_behind = self._settings.ha.slave_fall_behind_bytes_max
+                logs.append(master_status(replica, mastership, fall_behind_bytes=fall_behind, now=now, now_us=wall))
+            else:
+                logs.append(mirror_status(replica, self._mirrored[log_id]))
+        for unavailable in self._unavailable.values():
+            role = "master" if unavailable.assignment.master == self._settings.node.id else "mirror"
+            logs.append(unavailable_status(unavailable, role=role))
+        cluster = self._settings.cluster
+        return Status(
+            cluster_id=str(cluster.cluster_id),
+            cluster_name=cluster.name,
+            node_id=self._settings.node.id,
+            start_id=self._start_id,
+            now_us=wall,
+            logs=logs,
+        )
+
+    def _readiness(self) -> str:
+        settings = self._settings
+        return (
+            f"mqnode {settings.node.id} serving client={settings.client_bind} "
+            f"replication={settings.replication_bind} grpc={settings.grpc_bind or '-'}"
+        )

@@ -1,0 +1,212 @@
+"""Publishing: a batch from a connection to the log, and its answer back. The hot path.
+
+Per batch, never per record: one CRC pass, one vectorised look at the offsets, a sequence check, one stamp, one copy.
+All that can be refused is refused before the append, so that a refusal means that nothing was stored (invariant 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.body import check_uncompressed
+from mirrorlog.commitlog.format import BatchHeader, Codec, Kind, check_producer_part
+from mirrorlog.config import HaSettings, LimitSettings
+from mirrorlog.errors import (
+    BadBatch,
+    FlushDiskTimeout,
+    FlushSlaveTimeout,
+    MirrorlogError,
+    NodeStopping,
+    NoSuchQueue,
+    NotMaster,
+    OutcomeUnknown,
+    SlaveNotAvailable,
+)
+from mirrorlog.ha.group_transfer import Answer, PutStatus
+from mirrorlog.ha.mastership import Mastership
+from mirrorlog.ha.service import MasteredLog
+from mirrorlog.queues.producers import Landed
+from mirrorlog.wire.frames import (
+    CONFIRM,
+    CONFIRM_DUPLICATE,
+    PRODUCE,
+    FrameType,
+    frame,
+    read_produce,
+)
+
+_TIMEOUTS: dict[PutStatus, type[OutcomeUnknown]] = {
+    PutStatus.FLUSH_SLAVE_TIMEOUT: FlushSlaveTimeout,
+    PutStatus.FLUSH_DISK_TIMEOUT: FlushDiskTimeout,
+    PutStatus.SLAVE_NOT_AVAILABLE: SlaveNotAvailable,
+}
+
+
+class Reply(Protocol):
+    """Where an answer goes; the connection may be gone by then."""
+
+    def answer(self, frame_: bytes) -> None: ...
+
+    def refuse(self, error: MirrorlogError, correlation_id: int) -> None: ...
+
+
+class Waiting(NamedTuple):
+    """A publish that waits for its copies: whom to answer, and with what."""
+
+    reply: Reply
+    correlation_id: int
+    log_offset: int
+    base_queue_offset: int
+    epoch: int
+    durability: int
+    flags: int
+
+
+class ChangeWaiting(NamedTuple):
+    """A change of the node's own (a declare, a position) that waits; `done` gets the error, or None for a confirm."""
+
+    done: Callable[[MirrorlogError | None], None]
+
+
+class Publisher:
+    """Takes the publishes of one log that this node masters."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        mastership: Mastership,
+        *,
+        limits: LimitSettings,
+        ha: HaSettings,
+        now: Callable[[], float],
+        now_us: Callable[[], int],
+    ) -> None:
+        self._replica = replica
+        self._mastership = mastership
+        self._limits = limits
+        self._ha = ha
+        self._now = now
+        self._now_us = now_us
+        self.log: MasteredLog | None = None
+        self.stopping = False
+
+    def publish(self, payload: memoryview, reply: Reply, correlation_id: int) -> None:
+        """One PRODUCE payload: append its batch and wait for its level. Raises MirrorlogError: nothing was stored."""
+        request = read_produce(payload)
+        batch = payload[PRODUCE.size :]
+        header = check_producer_part(batch, max_batch_bytes=self._limits.max_batch_bytes)
+        self._check(header, batch)
+        copies = self._mastership.progress.copies_for(request.level)
+        self._admit()
+        durability = max(request.durability, self._mastership.durability)
+        landed = self._replica.producers.check(header)
+        flags = 0
+        if landed is None:
+            landed = _landed(self._replica.append(batch, header, self._now_us()))
+        else:
+            flags = CONFIRM_DUPLICATE
+        token = Waiting(
+            reply, correlation_id, landed.log_offset, landed.base_queue_offset, landed.epoch, durability, flags
+        )
+        self._wait(token, landed.next_log_offset, copies, durability, request.deadline_ms)
+
+    def append_change(self, batch: bytearray, done: Callable[[MirrorlogError | None], None]) -> None:
+        """Append a control or queue-state batch; `done` is called at its confirm by all, or at the deadline.
+
+        Raises MirrorlogError: nothing was stored.
+        """
+        self._admit()
+        stamped = self._replica.append_change(batch, self._now_us())
+        progress = self._mastership.progress
+        self._wait(ChangeWaiting(done), stamped.next_log_offset, progress.copies, self._mastership.durability, 0)
+
+    def answer(self, answer: Answer) -> None:
+        """A wait has ended: tell its owner."""
+        token = answer.token
+        error = None
+        if answer.status is not PutStatus.PUT_OK:
+            error = _timeout(answer, self._mastership)
+        if isinstance(token, ChangeWaiting):
+            token.done(error)
+            return
+        assert isinstance(token, Waiting)
+        if error is not None:
+            token.reply.refuse(error, token.correlation_id)
+            return
+        facts = CONFIRM.pack(
+            token.log_offset,
+            token.base_queue_offset,
+            token.epoch,
+            answer.copies,
+            token.durability,
+            token.flags,
+        )
+        token.reply.answer(frame(FrameType.CONFIRM, facts, token.correlation_id))
+
+    def _check(self, header: BatchHeader, batch: memoryview) -> None:
+        if header.kind != Kind.DATA:
+            raise BadBatch(f"a producer sends kind {Kind.DATA}, not {header.kind}")
+        if not self._replica.queues.has_id(header.queue_id):
+            raise NoSuchQueue(f"no queue has the id {header.queue_id}; ask for the queue's metadata again")
+        if header.codec == Codec.NONE:
+            check_uncompressed(
+                batch,
+                record_count=header.record_count,
+                columns=header.columns,
+                max_record_bytes=self._limits.max_record_bytes,
+            )
+
+    def _admit(self) -> None:
+        if self.stopping:
+            raise NodeStopping("this node is stopping; nothing was stored")
+        self._mastership.admit()
+
+    def _wait(self, token: Waiting | ChangeWaiting, end: int, copies: int, durability: int, deadline_ms: int) -> None:
+        timeout_ms = self._ha.sync_flush_timeout_ms
+        if deadline_ms:
+            timeout_ms = min(timeout_ms, deadline_ms)
+        assert self.log is not None
+        answers = self._mastership.appended(self._replica.end)
+        self.log.progressed(answers)
+        deadline = self._now() + timeout_ms / 1000
+        self.log.progressed(
+            self._mastership.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
+        )
+
+
+class ElsewhereLog:
+    """Stands where a Publisher stands, on a node that does not master the log: it refuses and names who does."""
+
+    def __init__(self, name: str, master: str, master_address: str) -> None:
+        self._error = NotMaster(
+            f"log {name} is written by node {master} at {master_address}", master=master_address, node=master
+        )
+
+    def publish(self, payload: memoryview, reply: Reply, correlation_id: int) -> None:
+        raise self._error
+
+    def append_change(self, batch: bytearray, done: Callable[[MirrorlogError | None], None]) -> None:
+        raise self._error
+
+
+def _landed(stamped: BatchHeader) -> Landed:
+    return Landed(
+        stamped.crc,
+        stamped.record_count,
+        stamped.log_offset,
+        stamped.base_queue_offset,
+        stamped.next_log_offset,
+        stamped.epoch,
+    )
+
+
+def _timeout(answer: Answer, mastership: Mastership) -> OutcomeUnknown:
+    kind = _TIMEOUTS[answer.status]
+    return kind(
+        f"stored on the master, {answer.copies} of {mastership.progress.copies} copies have it, "
+        f"{mastership.copies_up} are up; send the identical batch again",
+        copies=answer.copies,
+        copies_up=mastership.copies_up,
+    )

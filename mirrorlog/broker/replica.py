@@ -1,0 +1,165 @@
+"""This node's copy of one log, with everything that is derived from it.
+
+Index, queues and producers are fed by each batch once, wherever it comes from: recovery, a producer, the master. The
+derived state can be thrown away; the log is the truth (invariant 10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from uuid import UUID
+
+from mirrorlog.commitlog.cold import ColdRead
+from mirrorlog.commitlog.epochs import Epoch, EpochList
+from mirrorlog.commitlog.flush import FlushJob
+from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, BatchHeader, Kind, read_header
+from mirrorlog.commitlog.index import QueueIndex
+from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.config import LogAssignment, Settings
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.queues.producers import ProducerTable
+from mirrorlog.queues.registry import QueueRegistry
+
+
+class Replica:
+    """One log on one node. Offsets are log offsets; `assignment` says who is its master."""
+
+    def __init__(self, assignment: LogAssignment, log_id: UUID, settings: Settings) -> None:
+        self.assignment = assignment
+        self.log_id = log_id
+        self.index = QueueIndex()
+        self.queues = QueueRegistry(
+            queues_max=settings.limits.max_queues, groups_max=settings.limits.max_groups_per_queue
+        )
+        self.producers = ProducerTable()
+        self.is_master = assignment.master == settings.node.id
+        self.on_appended: list[Callable[[], None]] = []
+        self.on_confirmed: list[Callable[[], None]] = []
+        self._settings = settings
+        self._log: CommitLog | None = None
+
+    def open(self, directory: Path) -> None:
+        """Recover the copy; blocking. Raises LogCorrupt, ForeignDirectory, DiskFull or DiskFailed."""
+        self._log = CommitLog.open(
+            directory,
+            log_id=self.log_id,
+            cluster_id=self._settings.cluster.cluster_id,
+            name=self.assignment.name,
+            settings=self._settings.log,
+            max_batch_bytes=self._settings.limits.max_batch_bytes,
+            on_batch=self._apply,
+        )
+        self._confirm_derived(self.log.confirmed)
+
+    @property
+    def log(self) -> CommitLog:
+        assert self._log is not None, "the replica is not open"
+        return self._log
+
+    # --- what ha and the doors read ---
+
+    @property
+    def begin(self) -> int:
+        return self.log.begin
+
+    @property
+    def end(self) -> int:
+        return self.log.end
+
+    @property
+    def flushed(self) -> int:
+        return self.log.flushed
+
+    @property
+    def confirmed(self) -> int:
+        return self.log.confirmed
+
+    @property
+    def epochs(self) -> EpochList:
+        return self.log.epochs
+
+    def read(self, log_offset: int, max_bytes: int, *, until: int) -> memoryview | None:
+        return self.log.read(log_offset, max_bytes, until=until)
+
+    def read_cold(self, log_offset: int, max_bytes: int, *, until: int) -> ColdRead:
+        return self.log.read_cold(log_offset, max_bytes, until=until)
+
+    # --- what changes it ---
+
+    def append(self, batch: memoryview, header: BatchHeader, now_us: int) -> BatchHeader:
+        """Master: append one checked batch; gives its header as stamped. Raises DiskFull or DiskFailed."""
+        numbered = header.kind in (Kind.DATA, Kind.TRANSACTION)
+        base = self.index.next_appended(header.queue_id) if numbered else 0
+        stamped = self.log.append(batch, base_queue_offset=base, append_time_us=now_us)
+        self._apply(stamped, batch)
+        self._wake(self.on_appended)
+        return stamped
+
+    def append_change(self, batch: bytearray, now_us: int) -> BatchHeader:
+        """Master: append a control or queue-state batch."""
+        return self.append(memoryview(batch), read_header(batch), now_us)
+
+    def append_run(self, run: memoryview, *, log_offset: int) -> None:
+        """Mirror: append whole batches as the master stamped them. Raises BadBatch, DiskFull or DiskFailed."""
+        at = 0
+        for header in self.log.append_run(run, log_offset=log_offset):
+            self._apply(header, run[at : at + header.length])
+            at += header.length
+        self._wake(self.on_appended)
+
+    def set_confirmed(self, log_offset: int) -> None:
+        """Everything below is confirmed; wakes who waits for records."""
+        before = self.log.confirmed
+        self.log.set_confirmed(log_offset)
+        if self.log.confirmed > before:
+            self._confirm_derived(self.log.confirmed)
+            self._wake(self.on_confirmed)
+
+    def align(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
+        """Mirror: cut at `log_offset` if the copy reaches beyond, take over `epochs`; blocking, on disk afterwards."""
+        if log_offset < self.log.end:
+            self.log.truncate(log_offset, epochs)
+        else:
+            self.log.adopt_epochs(epochs)
+
+    def aligned(self) -> None:
+        """After `align`, back on the loop: what was derived from cut bytes goes too."""
+        self.index.cut(self.log.end)
+        self.queues.cut(self.log.end)
+
+    def start_flush(self) -> FlushJob:
+        return self.log.start_flush()
+
+    def close(self) -> None:
+        """Flush and write the checkpoint; blocking."""
+        if self._log is not None:
+            self._log.close()
+
+    # --- inside ---
+
+    @staticmethod
+    def _wake(waiting: list[Callable[[], None]]) -> None:
+        for wake in waiting:
+            wake()
+
+    def _apply(self, header: BatchHeader, batch: memoryview) -> None:
+        if header.queue_id != CONTROL_QUEUE_ID:
+            self.index.add(header)
+        if header.kind in (Kind.CONTROL, Kind.QUEUE_STATE):
+            self.queues.apply(header, batch)
+        elif self.is_master:
+            self.producers.apply(header)
+
+    def _confirm_derived(self, log_offset: int) -> None:
+        self.index.confirm(log_offset)
+        self.queues.confirm(log_offset)
+
+
+class UnavailableReplica:
+    """A log that this node refuses to serve, and why; the node's other logs go on."""
+
+    def __init__(self, assignment: LogAssignment, log_id: UUID, error: MirrorlogError) -> None:
+        self.assignment = assignment
+        self.log_id = log_id
+        self.error = error

@@ -1,0 +1,178 @@
+"""Control requests of clients and tools: metadata, declare, offsets, positions, status. One method each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from mirrorlog.broker.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.replica import Replica
+from mirrorlog.config import Settings
+from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, NoSuchQueue
+from mirrorlog.queues.changes import PositionCommitted
+from mirrorlog.queues.registry import Queue
+from mirrorlog.wire.messages import (
+    CommitPosition,
+    DeclareQueue,
+    Done,
+    FetchPosition,
+    FindOffset,
+    FoundOffset,
+    FoundPosition,
+    GetMetadata,
+    GetStatus,
+    Message,
+    Metadata,
+    NodeInfo,
+    Position,
+    QueueInfo,
+    Status,
+)
+
+Respond = Callable[[Message | MirrorlogError], None]
+
+
+class ServedLog(Protocol):
+    """A log as the native door sees it."""
+
+    replica: Replica
+    publisher: Publisher | ElsewhereLog
+
+
+class Requests:
+    """Answers control messages from the state of this node's logs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        logs: Mapping[str, ServedLog],
+        refusals: Mapping[str, MirrorlogError],
+        status: Callable[[], Status],
+    ) -> None:
+        self._settings = settings
+        self._logs = logs
+        self._refusals = refusals
+        self._status = status
+        self._handlers: dict[type[Message], Callable[..., Message | None]] = {
+            GetMetadata: self._metadata,
+            DeclareQueue: self._declare,
+            FindOffset: self._find_offset,
+            CommitPosition: self._commit_position,
+            FetchPosition: self._fetch_position,
+            GetStatus: lambda message, respond: self._status(),
+        }
+
+    def handle(self, message: Message, respond: Respond) -> None:
+        """Answer through `respond`, now or when a change is confirmed. Raises MirrorlogError as the answer."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise BadRequest(f"{type(message).__name__} is no request")
+        answer = handler(message, respond)
+        if answer is not None:
+            respond(answer)
+
+    # --- one method per request: the answer, or None when it comes later ---
+
+    def _metadata(self, message: GetMetadata, respond: Respond) -> Message:
+        everything = {queue.name: (log, queue) for log in self._logs.values() for queue in log.replica.queues}
+        wanted = list(everything) if message.queues is None else message.queues
+        found = [self._queue_info(*everything[name]) for name in wanted if name in everything]
+        missing = [name for name in wanted if name not in everything]
+        if missing and self._refusals:
+            raise LogUnavailable("; ".join(str(error) for error in self._refusals.values()))
+        return self._as_metadata(found, missing)
+
+    def _declare(self, message: DeclareQueue, respond: Respond) -> Message | None:
+        log = self._home(message.name)
+        batch = log.replica.queues.declare(message.name, message.arguments)
+        if batch is None:
+            return self._as_metadata([self._queue_info(log, log.replica.queues.find(message.name))], [])
+
+        def done(error: MirrorlogError | None) -> None:
+            declared = error or self._as_metadata([self._queue_info(log, log.replica.queues.find(message.name))], [])
+            respond(declared)
+
+        log.publisher.append_change(batch, done)
+        return None
+
+    def _find_offset(self, message: FindOffset, respond: Respond) -> Message:
+        log, queue = self._find(message.queue)
+        return FoundOffset(queue_offset=log.replica.index.find_time(queue.queue_id, message.append_time_us))
+
+    def _commit_position(self, message: CommitPosition, respond: Respond) -> None:
+        log, queue = self._find(message.queue)
+        position = message.position
+        following = log.replica.index.next_confirmed(queue.queue_id)
+        if position.log_id != str(log.replica.log_id):
+            raise BadRequest(
+                f"a position of log {position.log_id}, but queue {queue.name!r} is in {log.replica.log_id}"
+            )
+        if not 0 <= position.queue_offset <= following:
+            raise BadRequest(f"position {position.queue_offset} is not within 0 and {following}, the confirmed records")
+        change = PositionCommitted(
+            group=message.group,
+            log_id=position.log_id,
+            epoch=position.epoch,
+            queue_offset=position.queue_offset,
+        )
+        batch = log.replica.queues.commit_position(message.queue, change)
+        log.publisher.append_change(batch, lambda error: respond(error or Done()))
+
+    def _fetch_position(self, message: FetchPosition, respond: Respond) -> Message:
+        _, queue = self._find(message.queue)
+        stored = queue.positions.get(message.group)
+        if stored is None:
+            return FoundPosition(position=None)
+        return FoundPosition(
+            position=Position(log_id=stored.log_id, epoch=stored.epoch, queue_offset=stored.queue_offset)
+        )
+
+    # --- inside ---
+
+    def _home(self, name: str) -> ServedLog:
+        """The log of a queue; a new queue goes to the first log that this node masters, else to its first log."""
+        for log in self._logs.values():
+            if any(queue.name == name for queue in log.replica.queues):
+                return log
+        logs = sorted(self._logs.values(), key=lambda log: not log.replica.is_master)
+        if not logs:
+            raise LogUnavailable("; ".join(map(str, self._refusals.values())) or "this node holds no log")
+        return logs[0]
+
+    def _find(self, name: str) -> tuple[ServedLog, Queue]:
+        error: NoSuchQueue | None = None
+        for log in self._logs.values():
+            try:
+                return log, log.replica.queues.find(name)
+            except NoSuchQueue as missing:
+                error = missing
+        raise error or LogUnavailable("; ".join(map(str, self._refusals.values())) or "this node holds no log")
+
+    def _queue_info(self, log: ServedLog, queue: Queue) -> QueueInfo:
+        replica = log.replica
+        return QueueInfo(
+            name=queue.name,
+            queue_id=queue.queue_id,
+            log_id=str(replica.log_id),
+            epoch=replica.epochs.current,
+            master=replica.assignment.master,
+            mirrors=list(replica.assignment.mirrors),
+            begin=replica.index.begin(queue.queue_id),
+            next=replica.index.next_confirmed(queue.queue_id),
+            arguments=queue.arguments,
+        )
+
+    def _as_metadata(self, queues: list[QueueInfo], missing: list[str]) -> Metadata:
+        cluster = self._settings.cluster
+        nodes = [
+            NodeInfo(node_id=member.id, client=member.client, replication=member.replication, grpc=member.grpc)
+            for member in cluster.members
+        ]
+        return Metadata(
+            cluster_id=str(cluster.cluster_id),
+            cluster_name=cluster.name,
+            node_id=self._settings.node.id,
+            nodes=nodes,
+            queues=queues,
+            missing=missing,
+        )

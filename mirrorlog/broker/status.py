@@ -1,0 +1,150 @@
+"""What a node knows about its logs, as `mqtool offsets` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mirrorlog.broker.replica import Replica, UnavailableReplica
+from mirrorlog.commitlog.format import read_header
+from mirrorlog.ha.client import ClientState
+from mirrorlog.ha.connection import HAConnection
+from mirrorlog.ha.mastership import Mastership
+from mirrorlog.wire.messages import GroupStatus, LogStatus, MirrorStatus, Position, QueueStatus
+
+if TYPE_CHECKING:
+    from mirrorlog.ha.service import MirrorService
+
+Clock = Callable[[], float]
+
+
+def master_status(
+    replica: Replica, mastership: Mastership, *, fall_behind_bytes: int, now: float, now_us: int
+) -> LogStatus:
+    """The log as its master sees it, mirrors included. `now`: the loop's clock in s; `now_us`: µs UTC."""
+    mirrors = [
+        _mirror(replica, mastership, node, fall_behind_bytes=fall_behind_bytes, now=now, now_us=now_us)
+        for node in mastership.mirrors
+    ]
+    return _log(replica, role="master", state=mastership.state.value, reason=mastership.reason, mirrors=mirrors)
+
+
+def mirror_status(replica: Replica, service: MirrorService) -> LogStatus:
+    """The log as one of its mirrors sees it."""
+    client = service.client
+    following = client.state is ClientState.TRANSFER
+    reason = "" if following else str(client.last_error or "")
+    return _log(replica, role="mirror", state="following" if following else "disconnected", reason=reason, mirrors=[])
+
+
+def unavailable_status(replica: UnavailableReplica, *, role: str) -> LogStatus:
+    """A log that this node refuses to serve."""
+    assignment = replica.assignment
+    return LogStatus(
+        log_id=str(replica.log_id),
+        name=assignment.name,
+        role=role,
+        state="corrupt",
+        reason=str(replica.error),
+        flush=assignment.flush,
+        min_in_sync=assignment.copies_wanted,
+        epoch=0,
+        begin=0,
+        end=0,
+        flushed=0,
+        confirmed=0,
+        mirrors=[],
+        queues=[],
+        groups=[],
+    )
+
+
+def _log(replica: Replica, *, role: str, state: str, reason: str, mirrors: list[MirrorStatus]) -> LogStatus:
+    assignment = replica.assignment
+    return LogStatus(
+        log_id=str(replica.log_id),
+        name=assignment.name,
+        role=role,
+        state=state,
+        reason=reason,
+        flush=assignment.flush,
+        min_in_sync=assignment.copies_wanted,
+        epoch=replica.epochs.current,
+        begin=replica.begin,
+        end=replica.end,
+        flushed=replica.flushed,
+        confirmed=replica.confirmed,
+        mirrors=mirrors,
+        queues=_queues(replica),
+        groups=_groups(replica),
+    )
+
+
+def _queues(replica: Replica) -> list[QueueStatus]:
+    index = replica.index
+    return [
+        QueueStatus(
+            name=queue.name,
+            queue_id=queue.queue_id,
+            begin=index.begin(queue.queue_id),
+            next=index.next_appended(queue.queue_id),
+            confirmed=index.next_confirmed(queue.queue_id),
+        )
+        for queue in replica.queues
+    ]
+
+
+def _groups(replica: Replica) -> list[GroupStatus]:
+    return [
+        GroupStatus(
+            group=group,
+            queue=queue.name,
+            position=Position(log_id=stored.log_id, epoch=stored.epoch, queue_offset=stored.queue_offset),
+            lag=max(0, replica.index.next_confirmed(queue.queue_id) - stored.queue_offset),
+        )
+        for queue in replica.queues
+        for group, stored in sorted(queue.positions.items())
+    ]
+
+
+def _mirror(
+    replica: Replica, mastership: Mastership, node: str, *, fall_behind_bytes: int, now: float, now_us: int
+) -> MirrorStatus:
+    link = mastership.links.get(node)
+    held = mastership.progress.held(node)
+    lag_bytes = replica.end - held.written
+    proven = link is not None and link.proven
+    return MirrorStatus(
+        node_id=node,
+        connected=link is not None,
+        proven=proven,
+        in_sync=proven and lag_bytes <= fall_behind_bytes,
+        requested=link.read_half.requested if link else -1,
+        sent=link.write_half.next_transfer if link else -1,
+        acked=held.written,
+        flushed=held.flushed,
+        lag_bytes=lag_bytes,
+        lag_records=replica.index.records_between(held.written, replica.end),
+        lag_records_estimated=False,
+        lag_seconds=_lag_seconds(replica, held.written, now_us),
+        bytes_per_second=link.write_half.rate.per_second(now) if link else 0.0,
+        last_read_us=_wall(link, now, now_us, read=True),
+        last_write_us=_wall(link, now, now_us, read=False),
+    )
+
+
+def _lag_seconds(replica: Replica, acked: int, now_us: int) -> float:
+    """Now less the append time of the oldest batch that the mirror has not acked; 0 when it has all."""
+    if acked >= replica.end:
+        return 0.0
+    batch = replica.read(acked, 1, until=replica.end)
+    if batch is None:
+        batch = memoryview(replica.read_cold(acked, 1, until=replica.end).run())
+    return max(0.0, (now_us - read_header(batch).append_time_us) / 1e6)
+
+
+def _wall(link: HAConnection | None, now: float, now_us: int, *, read: bool) -> int | None:
+    if link is None:
+        return None
+    last = link.read_half.last_read if read else link.write_half.last_write
+    return now_us - int((now - last) * 1e6)

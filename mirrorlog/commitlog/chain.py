@@ -1,0 +1,200 @@
+"""The segments of a log in order: where a batch goes, where a run is found, what a cut removes.
+
+Offset-dense: a segment ends where its last batch ends, and the next file is named by that log offset. When the next
+batch does not fit into what is left of the file, a new one begins. So log offsets do not depend on a node's segment
+size, and two copies with equal sizes have byte-equal files. For that to hold after cuts and restarts too, a file in
+which no batch stands is never kept behind another: it is removed, and the segment before it goes on.
+
+Rejected: borders at fixed log offsets with filler batches (RocketMQ). Every copy would need the same segment size for
+ever, and each reader would have to know about fillers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from mirrorlog.commitlog.files import File, Files, disk_error
+from mirrorlog.commitlog.scan import zero_out
+from mirrorlog.commitlog.segment import Segment, make_spare_file, segment_name
+from mirrorlog.commitlog.warmer import Warmer, spare_path
+from mirrorlog.errors import BatchTooLarge
+
+# Sealed segments stay mapped while they end within this distance of the log's end: that is where mirrors read.
+KEPT_MAPPED_BYTES: Final = 256 * 1024 * 1024
+
+
+class SegmentChain:
+    """At least one segment; the last one is active. `stalls`: rolls that found no spare file ready.
+
+    `directory_changes` counts made, renamed and removed names, so that a flush knows whether to sync the directory.
+    """
+
+    __slots__ = ("_files", "_retired", "_starts", "_warmer", "directory", "directory_changes", "segments", "stalls")
+
+    def __init__(self, files: Files, directory: Path, segments: Sequence[Segment], warmer: Warmer) -> None:
+        self._files = files
+        self._warmer = warmer
+        self._retired: list[object] = []
+        self.directory = directory
+        self.directory_changes = 0
+        self.stalls = 0
+        self.segments: list[Segment] = list(segments)
+        self._starts = [segment.start for segment in segments]
+
+    @property
+    def active(self) -> Segment:
+        return self.segments[-1]
+
+    @property
+    def end(self) -> int:
+        return self.segments[-1].end
+
+    # --- Writing ------------------------------------------------------------------------------------------------
+
+    def open_files(self, flushed: int) -> None:
+        """Open what a flush will have to sync, and map the last segment for writing. Raises OSError.
+
+        Its space is reserved again: a file restored by a tool that leaves holes would fault on a full disk.
+        """
+        for segment in self.segments:
+            if segment.file is None and segment.end > flushed:
+                segment.file = self._files.open(segment.path)
+        active = self.active
+        if active.file is None:
+            active.file = self._files.open(active.path)
+        if active.view is None:
+            active.file.allocate(active.capacity)
+            active.view = active.file.map()
+
+    def tail(self, length: int) -> memoryview:
+        """Writable memory for a batch of `length` bytes at the log's end; rolls when it does not fit.
+
+        Raises BatchTooLarge, DiskFull or DiskFailed; nothing has changed then.
+        """
+        if length > self.active.room:
+            self._roll(length)
+        active = self.active
+        assert active.view is not None
+        at = active.end - active.start
+        return active.view[at : at + length]
+
+    def place_run(self, run: memoryview, lengths: Sequence[int]) -> None:
+        """Copy whole batches of these lengths to the end, one copy per stretch that fits into a segment.
+
+        Raises BatchTooLarge, DiskFull or DiskFailed; batches before a roll may be in place then.
+        """
+        at = 0
+        index = 0
+        while index < len(lengths):
+            if lengths[index] > self.active.room:
+                self._roll(lengths[index])
+            room = self.active.room
+            first, size = index, 0
+            while index < len(lengths) and size + lengths[index] <= room:
+                size += lengths[index]
+                index += 1
+            self.tail(size)[:] = run[at : at + size]
+            at += size
+            for length in lengths[first:index]:
+                self.active.append_border(length)
+
+    def begin_first(self, start: int) -> None:
+        """Make the file of an empty log. Raises BatchTooLarge, DiskFull or DiskFailed."""
+        self._add(start)
+
+    def _roll(self, length: int) -> None:
+        if length > self._warmer.segment_bytes:
+            raise BatchTooLarge(f"a batch of {length} bytes is above log.segment_bytes ({self._warmer.segment_bytes})")
+        self._add(self.end)
+
+    def _add(self, start: int) -> None:
+        path = self.directory / segment_name(start)
+        try:
+            spare = self._warmer.take()
+            if spare is None:
+                self.stalls += bool(self.segments)
+                spare = make_spare_file(self._files, spare_path(self.directory), self._warmer.segment_bytes)
+            # Named before its first byte is stored: a crash of the process never leaves batches in a spare.
+            self._files.rename(spare.path, path)
+        except OSError as error:
+            raise disk_error(error, "make the next segment", path) from None
+        self.segments.append(spare.as_segment(start, path))
+        self._starts.append(start)
+        self.directory_changes += 1
+
+    # --- Reading ------------------------------------------------------------------------------------------------
+
+    def find(self, log_offset: int) -> Segment:
+        """The segment that holds `log_offset`, which is below the end and not below the first segment."""
+        return self.segments[bisect_right(self._starts, log_offset) - 1]
+
+    def find_run(self, log_offset: int, max_bytes: int, until: int) -> tuple[Segment, int] | None:
+        """(segment, end of the run of whole batches), see `Segment.run_end`; None when there is none below `until`."""
+        until = min(until, self.end)
+        if log_offset >= until:
+            return None
+        segment = self.find(log_offset)
+        end = segment.run_end(log_offset, max_bytes, until)
+        return (segment, end) if end > log_offset else None
+
+    def is_border(self, log_offset: int) -> bool:
+        """Whether a batch begins or the log ends there."""
+        if log_offset == self.end:
+            return True
+        if not self._starts[0] <= log_offset < self.end:
+            return False
+        segment = self.find(log_offset)
+        index = bisect_right(segment.borders, log_offset) - 1
+        return index >= 0 and segment.borders[index] == log_offset
+
+    # --- Letting go ---------------------------------------------------------------------------------------------
+
+    def unflushed(self, flushed: int) -> list[File]:
+        """The files that hold bytes at or above `flushed`."""
+        return [segment.file for segment in self.segments if segment.file is not None and segment.end > flushed]
+
+    def release(self, flushed: int) -> None:
+        """Drop the files of sealed segments that are on disk and the maps of those that are far behind."""
+        for segment in self.segments[:-1]:
+            if segment.file is not None and segment.end <= flushed:
+                self._retired.append(segment.file)
+                segment.file = None
+            if segment.view is not None and segment.end + KEPT_MAPPED_BYTES <= self.end:
+                self._retired.append(segment.view)
+                segment.view = None
+
+    def take_retired(self) -> list[object]:
+        """What was dropped: to be forgotten on a helper, since unmapping a large file takes its time."""
+        retired, self._retired = self._retired, []
+        return retired
+
+    def cut(self, log_offset: int) -> None:
+        """Remove every byte from `log_offset` (a border) on; on disk when this returns. Raises OSError.
+
+        From the back to the front, so that a crash in between leaves no batch standing behind a hole.
+        """
+        removed = False
+        while len(self.segments) > 1 and self.active.start >= log_offset:
+            segment = self.segments.pop()
+            self._starts.pop()
+            self._files.unlink(segment.path)
+            removed = True
+        if removed:
+            self.directory_changes += 1
+            self._files.fsync_directory(self.directory)
+        active = self.active
+        with closing(self._files.open(active.path)) as file:
+            zero_out(file, log_offset - active.start, active.end - active.start)
+            file.fdatasync()
+        active.cut(log_offset)
+        self.open_files(log_offset)
+
+    def close(self) -> None:
+        """Drop all files and maps. Views that were given out stay valid."""
+        for segment in self.segments:
+            segment.file = segment.view = None
+        self._retired.clear()

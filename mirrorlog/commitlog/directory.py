@@ -1,0 +1,84 @@
+"""The data directory of a node: whose it is, that one process holds it, and where its logs are.
+
+    node.json       cluster id, node id, format version
+    lock            held by flock while a process runs on the directory; its text is that process's id
+    logs/<log id>/  one self-contained directory per log
+
+The lock is the kernel's and goes with its process, however that ends: a file left behind after a crash locks
+nobody out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final, Self
+from uuid import UUID
+
+from mirrorlog.commitlog.files import OS_FILES, File, Files, disk_error, read_file
+from mirrorlog.commitlog.identity import FORMAT_VERSION, check_identity, write_identity
+from mirrorlog.errors import DirectoryInUse
+
+IDENTITY_NAME: Final = "node.json"
+LOCK_NAME: Final = "lock"
+LOGS_NAME: Final = "logs"
+
+
+class DataDirectory:
+    """An open, locked data directory."""
+
+    __slots__ = ("_lock", "path")
+
+    def __init__(self, path: Path, lock: File) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path, *, cluster_id: UUID, node_id: str, files: Files = OS_FILES) -> Self:
+        """Take the directory, made when absent.
+
+        Raises DirectoryInUse naming the process that holds it, ForeignDirectory, DiskFull or DiskFailed.
+        """
+        identity: dict[str, str | int] = {
+            "format_version": FORMAT_VERSION,
+            "cluster_id": str(cluster_id),
+            "node_id": node_id,
+        }
+        try:
+            files.make_directory(path / LOGS_NAME)
+            lock = _take_lock(files, path / LOCK_NAME)
+            with contextlib.ExitStack() as undo:
+                undo.callback(lock.close)
+                if files.exists(path / IDENTITY_NAME):
+                    check_identity(files, path / IDENTITY_NAME, identity)
+                else:
+                    write_identity(files, path / IDENTITY_NAME, identity)
+                undo.pop_all()
+        except OSError as error:
+            raise disk_error(error, "use the data directory", path) from None
+        return cls(path, lock)
+
+    def log_directory(self, log_id: UUID) -> Path:
+        return self.path / LOGS_NAME / str(log_id)
+
+    def close(self) -> None:
+        """Let the directory go. Idempotent."""
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _take_lock(files: Files, path: Path) -> File:
+    try:
+        return files.lock(path, f"{os.getpid()}\n".encode())
+    except BlockingIOError:
+        holder = read_file(files, path, max_bytes=32).decode(errors="replace").strip() or "unknown"
+        raise DirectoryInUse(
+            f"{path.parent} is in use by process {holder}; stop it or give this node a directory of its own",
+            pid=holder,
+        ) from None

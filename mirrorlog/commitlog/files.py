@@ -1,0 +1,222 @@
+"""The disk, as the log uses it: a `File` is one open file, `Files` is a file system.
+
+Everything in this package reaches the disk through these two, so that a simulated disk can stand in and a test can
+make the third `fdatasync` fail. `OsFiles` is the real one: thin, it decides nothing, OSError passes through it and
+becomes a named error at the border above (`disk_error`).
+
+What is relied on (Linux, a local file system):
+
+- `allocate` reserves the blocks, so a later store through the map cannot meet a full disk (that would be SIGBUS).
+- A map and pread/pwrite of the same file see the same bytes (one page cache).
+- `fdatasync` returns after the data, and the size needed to read it, are on the device; a made, renamed or removed
+  name is on the device after `fsync_directory`. After a failed sync nothing is known about the pages it covered.
+- `rename` replaces atomically: after a crash the old or the new file is there, never a mix.
+
+Rejected: `mmap.flush` and `mmap.madvise` for syncing and populating. Both hold the interpreter lock for as long as the
+disk takes; `os.fdatasync` and a call through ctypes do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from mirrorlog.errors import DiskFailed, DiskFull
+
+_MADV_POPULATE_WRITE: Final = 23  # linux/mman.h, since Linux 5.14; Python has no name for it
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class File(Protocol):
+    """One open file. Offsets and sizes are bytes. Every method but `close` raises OSError."""
+
+    def allocate(self, size: int) -> None:
+        """Reserve `size` bytes from the start; what was not there reads as zero."""
+
+    def map(self) -> memoryview:
+        """The whole file as writable memory. The view keeps the mapping alive, the file may be closed before it."""
+
+    def pread(self, into: memoryview, at: int) -> int:
+        """Read at `at` until `into` is full or the file ends; the number of bytes read."""
+
+    def pwrite(self, data: bytes | memoryview, at: int) -> None:
+        """Write all of `data` at `at`."""
+
+    def fdatasync(self) -> None: ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None:
+        """Idempotent. A file that nobody holds any more is closed too."""
+
+
+class Files(Protocol):
+    """A file system. Every method but `exists` raises OSError."""
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        """For reading and writing. `create`: empty, replacing what had the name."""
+
+    def lock(self, path: Path, note: bytes) -> File:
+        """Hold `path` against every other process for as long as the file is open, and write `note` into it.
+
+        Raises BlockingIOError when another process holds it.
+        """
+
+    def exists(self, path: Path) -> bool: ...
+
+    def make_directory(self, path: Path) -> None:
+        """With its parents; nothing happens when it exists."""
+
+    def listdir(self, path: Path) -> list[str]: ...
+
+    def rename(self, old: Path, new: Path) -> None: ...
+
+    def unlink(self, path: Path) -> None: ...
+
+    def fsync_directory(self, path: Path) -> None: ...
+
+    def populate(self, pages: memoryview) -> bool:
+        """Make the pages of a mapped range present and writable, contents unchanged; False where the kernel cannot.
+
+        The range begins at a page border.
+        """
+
+
+class OsFile:
+    """A file descriptor that is closed with its last user: a flush may still sync a file that the log has let go."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def allocate(self, size: int) -> None:
+        os.posix_fallocate(self._fd, 0, size)
+
+    def map(self) -> memoryview:
+        return memoryview(mmap.mmap(self._fd, 0, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
+
+    def pread(self, into: memoryview, at: int) -> int:
+        done = 0
+        while done < len(into):
+            got = os.preadv(self._fd, [into[done:]], at + done)
+            if got == 0:
+                break
+            done += got
+        return done
+
+    def pwrite(self, data: bytes | memoryview, at: int) -> None:
+        view = memoryview(data)
+        done = 0
+        while done < len(view):
+            done += os.pwrite(self._fd, view[done:], at + done)
+
+    def fdatasync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class OsFiles:
+    """The operating system's files."""
+
+    def open(self, path: Path, *, create: bool = False) -> OsFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
+        return OsFile(os.open(path, flags, 0o644))
+
+    def lock(self, path: Path, note: bytes) -> OsFile:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, note, 0)
+        except OSError:
+            os.close(fd)
+            raise
+        return OsFile(fd)
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def listdir(self, path: Path) -> list[str]:
+        return sorted(os.listdir(path))  # noqa: PTH208 - names are wanted, not paths
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.rename(new)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def fsync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def populate(self, pages: memoryview) -> bool:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        while _libc.madvise(address, len(pages), _MADV_POPULATE_WRITE) != 0:
+            code = ctypes.get_errno()
+            if code == errno.EINVAL:
+                return False
+            if code not in (errno.EINTR, errno.EAGAIN):
+                raise OSError(code, os.strerror(code))
+        return True
+
+
+OS_FILES: Final = OsFiles()
+
+
+def disk_error(error: OSError, what: str, path: Path) -> DiskFull | DiskFailed:
+    """The named error for a failed call on `path`. `what` completes "cannot …"."""
+    if error.errno in _FULL:
+        return DiskFull(f"cannot {what} {path}: {error.strerror}; free space on its disk", path=str(path))
+    return DiskFailed(f"cannot {what} {path}: {error.strerror}; check the disk", path=str(path))
+
+
+def read_file(files: Files, path: Path, *, max_bytes: int) -> bytes:
+    """All of a small file, at most `max_bytes` of it. Raises OSError."""
+    with closing(files.open(path)) as file:
+        content = bytearray(min(file.size(), max_bytes))
+        return bytes(content[: file.pread(memoryview(content), 0)])
+
+
+def replace_file(files: Files, path: Path, content: bytes) -> None:
+    """Make `content` the file at `path`, on disk when this returns; after a crash it is the old or the new one.
+
+    Raises OSError; the old file is then still there.
+    """
+    new = path.with_name(path.name + ".new")
+    with closing(files.open(new, create=True)) as file:
+        file.pwrite(content, 0)
+        file.fdatasync()
+    files.rename(new, path)
+    files.fsync_directory(path.parent)

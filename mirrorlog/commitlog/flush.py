@@ -1,0 +1,126 @@
+"""What of a log is on disk: group commit by fdatasync on a helper, then the checkpoint.
+
+The lock orders the disk work of helpers against cuts and epoch lists, which are written by whoever calls them. A cut
+makes the flushes that were asked for before it void: they would claim bytes that are gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mirrorlog.commitlog.chain import SegmentChain
+from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
+from mirrorlog.commitlog.files import File, Files, disk_error
+from mirrorlog.errors import DiskFailed
+
+
+class FlushJob:
+    """One group commit. `run` belongs on a helper thread; it raises DiskFailed, and so does completing it then."""
+
+    __slots__ = ("_directory", "_files", "_flusher", "_retired", "changes", "checkpoint", "error", "generation")
+
+    def __init__(self, flusher: Flusher, chain: SegmentChain, checkpoint: Checkpoint, directory: Path | None) -> None:
+        self._flusher = flusher
+        self._files = chain.unflushed(flusher.flushed)
+        self._directory = directory
+        self._retired = chain.take_retired()
+        self.checkpoint = checkpoint
+        self.changes = chain.directory_changes
+        self.generation = flusher.generation
+        self.error: DiskFailed | None = None
+
+    @property
+    def target(self) -> int:
+        """The flushed offset when this is done."""
+        return self.checkpoint.flushed
+
+    def run(self) -> None:
+        self._retired.clear()
+        with self._flusher.lock:
+            if self.generation == self._flusher.generation:
+                try:
+                    self._flusher.commit(self._files, self._directory, self.checkpoint)
+                except DiskFailed as error:
+                    self.error = error
+                    raise
+        self._files.clear()
+
+
+class Flusher:
+    """`flushed`: below it every byte is on disk, as far as the loop has been told. `failure` ends all writing."""
+
+    __slots__ = ("_checkpoints", "_directory", "_files", "_synced_changes", "failure", "flushed", "generation", "lock")
+
+    def __init__(self, files: Files, checkpoints: CheckpointFile, flushed: int) -> None:
+        self._files = files
+        self._checkpoints = checkpoints
+        self._directory = checkpoints.path.parent
+        self._synced_changes = 0
+        self.lock = threading.Lock()
+        self.flushed = flushed
+        self.generation = 0
+        self.failure: DiskFailed | None = None
+
+    def fail(self, error: DiskFailed) -> None:
+        """No write is believed any more. The first reason stays."""
+        self.failure = self.failure or error
+
+    @contextmanager
+    def disk(self, what: str) -> Iterator[None]:
+        """Turn OSError into DiskFull or DiskFailed; `what` completes "cannot … the log's directory". A failed disk ends
+        all writing."""
+        try:
+            yield
+        except OSError as error:
+            named = disk_error(error, what, self._directory)
+            if isinstance(named, DiskFailed):
+                self.fail(named)
+            raise named from None
+
+    def start(self, chain: SegmentChain, checkpoint: Checkpoint) -> FlushJob:
+        """A job after which `checkpoint` is true."""
+        changed = chain.directory_changes != self._synced_changes
+        return FlushJob(self, chain, checkpoint, chain.directory if changed else None)
+
+    def complete(self, job: FlushJob) -> int:
+        """The flushed offset now. Raises DiskFailed."""
+        if job.error is not None:
+            raise job.error
+        if job.generation == self.generation:
+            self.flushed = max(self.flushed, job.target)
+            self._synced_changes = max(self._synced_changes, job.changes)
+        return self.flushed
+
+    def commit(self, files: list[File], directory: Path | None, checkpoint: Checkpoint) -> None:
+        """Sync the files, then their names, then say so in the checkpoint. The lock is held. Raises DiskFailed."""
+        if self.failure is not None:
+            raise self.failure
+        try:
+            for file in files:
+                file.fdatasync()
+            if directory is not None:
+                self._files.fsync_directory(directory)
+            if checkpoint != self._checkpoints.stored:
+                self._checkpoints.write(checkpoint)
+        except OSError as error:
+            # A full disk is no excuse here: the space was allocated, so bytes that were taken are at stake.
+            failed = disk_error(error, "sync", self._directory)
+            self.fail(DiskFailed(failed.message, **failed.details))
+            assert self.failure is not None
+            raise self.failure from None
+
+    def lower(self, checkpoint: Checkpoint) -> None:
+        """Void the flushes that are under way and claim no more than `checkpoint`, in both slots: no older one may
+        claim bytes that are about to be cut. The lock is held. Raises OSError."""
+        self.generation += 1
+        self._checkpoints.write_both(checkpoint)
+        self.flushed = checkpoint.flushed
+
+    def close(self) -> None:
+        """Let the checkpoint go; jobs that are still out do nothing any more."""
+        with self.lock:
+            self.generation += 1
+            self._checkpoints.close()

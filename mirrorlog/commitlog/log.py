@@ -1,0 +1,362 @@
+"""The commit log of one placement on one node: append, read, flush, truncate.
+
+One thread, the node's loop, owns a `CommitLog`. What would wait for a disk is a job: made on the loop, run on a helper
+thread, completed on the loop (`start_flush`, `start_warm`, `read_cold`). The methods that say "blocking" are for
+start-up, and for the moments at which a copy changes hands: they belong on a helper while the loop leaves the log
+alone. Rejected: a lock around every method (it would be taken for each batch, to guard what happens twice a second).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from mirrorlog.commitlog.checkpoint import Checkpoint
+from mirrorlog.commitlog.cold import ColdRead
+from mirrorlog.commitlog.epochs import EpochLike, EpochList, store_epochs
+from mirrorlog.commitlog.files import OS_FILES, Files, disk_error
+from mirrorlog.commitlog.flush import FlushJob
+from mirrorlog.commitlog.format import BatchHeader, log_seed, read_header, stamp
+from mirrorlog.commitlog.identity import FORMAT_VERSION
+from mirrorlog.commitlog.ingest import check_run
+from mirrorlog.commitlog.opening import OpenedLog, open_directory
+from mirrorlog.commitlog.recovery import RecoveryReport
+from mirrorlog.commitlog.scan import OnBatch, Rules, scan_file
+from mirrorlog.commitlog.segment import Segment
+from mirrorlog.commitlog.warmer import WarmJob
+from mirrorlog.config import LogSettings
+from mirrorlog.errors import BadBatch, BadRequest, DiskFailed, LogUnavailable, MirrorlogError, OffsetOutOfRange
+
+_EMPTY: Final = memoryview(b"")
+
+
+class LogState(Enum):
+    """`FAILED`: a write or a sync failed; what is there stays readable, nothing is appended any more."""
+
+    OPEN = "open"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class CommitLog:
+    """All offsets are log offsets: byte positions, the same on every node that holds the log.
+
+    `begin` ≤ `confirmed` ≤ `end` and `flushed` ≤ `end`. Bytes below `flushed` are on this node's disk.
+    """
+
+    def __init__(self, opened: OpenedLog, *, log_id: UUID, name: str, max_batch_bytes: int, files: Files) -> None:
+        """Use `open`."""
+        self.log_id = log_id
+        self.name = name
+        self.seed = log_seed(log_id)
+        self.max_batch_bytes = max_batch_bytes
+        self.recovery: RecoveryReport = opened.report
+        self.begin = opened.report.begin
+        self.epochs = opened.epochs
+        self.last_append_time_us = opened.last_append_time_us
+        self._files = files
+        self._chain = opened.chain
+        self._flusher = opened.flusher
+        self._warmer = opened.warmer
+        self._confirmed = opened.confirmed
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        log_id: UUID,
+        cluster_id: UUID,
+        name: str,
+        settings: LogSettings,
+        max_batch_bytes: int,
+        on_batch: OnBatch,
+        files: Files = OS_FILES,
+    ) -> CommitLog:
+        """Open the log in `directory`, made when absent; blocking. Every batch that it holds is given to `on_batch`.
+
+        `max_batch_bytes` limits what a mirror takes in; what is stored already may be larger.
+        Raises ForeignDirectory, LogCorrupt (nothing was changed on disk), DiskFull or DiskFailed.
+        """
+        identity: dict[str, str | int] = {
+            "format_version": FORMAT_VERSION, "cluster_id": str(cluster_id), "log_id": str(log_id), "name": name,
+        }  # fmt: skip
+        try:
+            opened = open_directory(
+                files,
+                directory,
+                identity=identity,
+                log_id=log_id,
+                seed=log_seed(log_id),
+                settings=settings,
+                on_batch=on_batch,
+            )
+        except OSError as error:
+            raise disk_error(error, "open the log in", directory) from None
+        return cls(opened, log_id=log_id, name=name, max_batch_bytes=max_batch_bytes, files=files)
+
+    # --- What it holds ------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> LogState:
+        if self._closed:
+            return LogState.CLOSED
+        return LogState.OPEN if self._flusher.failure is None else LogState.FAILED
+
+    @property
+    def end(self) -> int:
+        """Where the next batch will stand."""
+        return self._chain.end
+
+    @property
+    def flushed(self) -> int:
+        return self._flusher.flushed
+
+    @property
+    def confirmed(self) -> int:
+        return self._confirmed
+
+    @property
+    def directory(self) -> Path:
+        return self._chain.directory
+
+    @property
+    def stalls(self) -> int:
+        """How often a new segment had to be made on the loop because no spare file was ready."""
+        return self._chain.stalls
+
+    def set_confirmed(self, log_offset: int) -> None:
+        """Raise the confirmed offset; it never goes back. Above the end it is the end: a mirror hears of more than it
+        holds."""
+        self._confirmed = max(self._confirmed, min(log_offset, self.end))
+
+    # --- Append -------------------------------------------------------------------------------------------------
+
+    def append(self, batch: memoryview, *, base_queue_offset: int, append_time_us: int, flags: int = 0) -> BatchHeader:
+        """Master: stamp one checked batch (`check_producer_part`) with the current epoch and store it.
+
+        The append time is raised to the last one where the clock went back. Raises BadBatch, BatchTooLarge, BadRequest
+        before an epoch was opened, DiskFull, DiskFailed, LogUnavailable; nothing has changed then.
+        """
+        self._require_writable()
+        length = len(batch)
+        if read_header(batch).length != length:
+            raise BadBatch(f"{length} bytes are not one batch: its header says {read_header(batch).length}")
+        self._check_epoch_open()
+        try:
+            tail = self._chain.tail(length)
+        except DiskFailed as error:
+            self._flusher.fail(error)
+            raise
+        append_time_us = max(append_time_us, self.last_append_time_us)
+        tail[:] = batch
+        try:
+            stamp(
+                tail,
+                log_offset=self.end,
+                base_queue_offset=base_queue_offset,
+                append_time_us=append_time_us,
+                epoch=self.epochs.current,
+                flags=flags,
+                seed=self.seed,
+            )
+        except BaseException:
+            tail[:] = bytes(length)
+            raise
+        self._chain.active.append_border(length)
+        self.last_append_time_us = append_time_us
+        return read_header(tail)
+
+    def append_run(self, run: memoryview, *, log_offset: int) -> list[BatchHeader]:
+        """Mirror: store 1..n whole batches as its master stamped them; `log_offset` is where they must stand, the end.
+
+        All of the run is checked before any of it is kept: a bad batch keeps nothing. Raises BadBatch, BatchTooLarge,
+        DiskFull, DiskFailed, LogUnavailable; nothing has changed then.
+        """
+        self._require_writable()
+        if log_offset != self.end:
+            raise BadBatch(f"a run from log offset {log_offset} does not follow the end, {self.end}")
+        headers = check_run(
+            run, log_offset=log_offset, seed=self.seed, epochs=self.epochs, max_batch_bytes=self.max_batch_bytes
+        )
+        try:
+            self._chain.place_run(run, [header.length for header in headers])
+        except MirrorlogError as error:
+            self._undo_run(log_offset, error)
+            raise
+        self.last_append_time_us = max(self.last_append_time_us, headers[-1].append_time_us)
+        return headers
+
+    def _undo_run(self, log_offset: int, error: MirrorlogError) -> None:
+        """A roll inside a run failed: what was placed before it goes, since nobody was told of its headers."""
+        if isinstance(error, DiskFailed):
+            self._flusher.fail(error)
+        if self.end != log_offset:
+            with self._flusher.disk("undo an append in"):
+                self._chain.cut(log_offset)
+
+    def _check_epoch_open(self) -> None:
+        if not self.epochs.current or self.epochs.at(self.end) != self.epochs.current:
+            raise BadRequest("no epoch is open at the log's end; open one before appending as its master")
+
+    # --- Read ---------------------------------------------------------------------------------------------------
+
+    def read(self, log_offset: int, max_bytes: int, *, until: int) -> memoryview | None:
+        """Whole batches from `log_offset` on, as a read-only view of mapped memory; None when they are not mapped
+        (then `read_cold`).
+
+        At least one batch, at most `max_bytes` unless the first alone is larger, all in one segment and none reaching
+        beyond `until`; empty when there is none. Raises OffsetOutOfRange below the begin, BadRequest where no batch
+        begins.
+        """
+        found = self._find_run(log_offset, max_bytes, until)
+        if found is None:
+            return _EMPTY
+        segment, end = found
+        if segment.view is None:
+            return None
+        return segment.view[log_offset - segment.start : end - segment.start].toreadonly()
+
+    def read_cold(self, log_offset: int, max_bytes: int, *, until: int) -> ColdRead:
+        """The job that reads the run that `read` has not mapped. Raises as `read`."""
+        segment, end = self._find_run(log_offset, max_bytes, until) or (self._chain.active, log_offset)
+        return ColdRead(self._files, segment.path, start=segment.start, log_offset=log_offset, end=end, seed=self.seed)
+
+    def read_batch_at(self, log_offset: int) -> tuple[BatchHeader, bytes]:
+        """One batch, by pread; blocking. For tests and tools."""
+        batch = self.read_cold(log_offset, 0, until=self.end).run()
+        return read_header(batch), batch
+
+    def scan(self, from_offset: int, on_batch: OnBatch, *, until: int | None = None) -> None:
+        """Give every batch in [from_offset, until) to `on_batch`, checked; blocking. `until` is the end by default.
+
+        Raises LogCorrupt, DiskFailed, and as `read`.
+        """
+        until = self.end if until is None else min(until, self.end)
+        rules = Rules(self.seed, self.epochs)
+        while (found := self._find_run(from_offset, self.end, until)) is not None:
+            segment, last = found
+            with self._flusher.disk("read"):
+                scan_file(
+                    self._files, segment.path, start=segment.start, first=from_offset, last=last, rules=rules,
+                    on_batch=on_batch,
+                )  # fmt: skip
+            from_offset = last
+
+    def _find_run(self, log_offset: int, max_bytes: int, until: int) -> tuple[Segment, int] | None:
+        """(segment, end of the run), or None when no whole batch is there."""
+        if self._closed:
+            raise LogUnavailable(f"log {self.name} is closed")
+        if log_offset < self.begin:
+            raise OffsetOutOfRange(
+                f"log offset {log_offset} is below the begin, {self.begin}", begin=self.begin, next=self.end
+            )
+        return self._chain.find_run(log_offset, max_bytes, until)
+
+    # --- Epochs and truncation ----------------------------------------------------------------------------------
+
+    def open_epoch(self, epoch: int) -> None:
+        """Master: `epoch` writes from the end on; on disk when this returns. Blocking.
+
+        Raises BadRequest for an epoch that is not new, DiskFull, DiskFailed; the list is then as before.
+        """
+        self._require_writable()
+        with self._flusher.disk("store the epochs of"):
+            self._store_epochs(self.epochs.opened(epoch, self.end))
+
+    def adopt_epochs(self, entries: Iterable[EpochLike]) -> None:
+        """Mirror: take over its master's whole list; on disk when this returns. Blocking.
+
+        Raises BadRequest when the list gives other epochs to bytes that are held (truncate first),
+        DiskFull, DiskFailed.
+        """
+        self._require_writable()
+        epochs = EpochList.of(entries)
+        if not epochs.agrees_below(self.end, self.epochs):
+            raise BadRequest(
+                f"the epoch list does not fit the bytes below {self.end}; truncate to the common point first"
+            )
+        if epochs != self.epochs:
+            with self._flusher.disk("store the epochs of"):
+                self._store_epochs(epochs)
+
+    def truncate(self, log_offset: int, entries: Iterable[EpochLike]) -> None:
+        """Mirror: cut everything from `log_offset` on and take over `entries`; on disk when this returns. Blocking.
+
+        Raises BadRequest below the confirmed offset, where no batch begins, and when `entries` do not fit what stays;
+        DiskFull and DiskFailed. Jobs that are out are void, views that are out may change under their reader.
+        """
+        self._require_writable()
+        epochs = EpochList.of(entries)
+        if log_offset < max(self.begin, self._confirmed):
+            raise BadRequest(f"log offset {log_offset} is confirmed (up to {self._confirmed}) and cannot be cut")
+        if not self._chain.is_border(log_offset):
+            raise BadRequest(f"log offset {log_offset} is not where a batch begins")
+        if not epochs.agrees_below(log_offset, self.epochs):
+            raise BadRequest(f"the epoch list does not fit the bytes below {log_offset}")
+        # Each step leaves a log that opens. 1: nothing below the flushed offset may be missing later, so it is lowered
+        # first. 2: under the new list the bytes to be cut count no more. 3: they go; what a crash leaves of them is
+        # a torn tail.
+        with self._flusher.disk("truncate"), self._flusher.lock:
+            self._flusher.lower(Checkpoint(self.begin, min(self.flushed, log_offset), self._confirmed))
+            self._store_epochs(epochs)
+            self._chain.cut(log_offset)
+            self._warmer.cooled()
+
+    def _store_epochs(self, epochs: EpochList) -> None:
+        store_epochs(self._files, self.directory, epochs)
+        self.epochs = epochs
+
+    # --- Disk work ----------------------------------------------------------------------------------------------
+
+    def start_flush(self) -> FlushJob:
+        """A job that brings everything below the present end to disk. More than one may be out. Costs nothing when all
+        is there already."""
+        checkpoint = Checkpoint(self.begin, self.end, self._confirmed)
+        return self._flusher.start(self._chain, checkpoint)
+
+    def complete_flush(self, job: FlushJob) -> int:
+        """The flushed offset now. Raises DiskFailed when the job failed: the log takes nothing more then."""
+        before = self.flushed
+        flushed = self._flusher.complete(job)
+        if flushed > before:
+            self._chain.release(flushed)
+            self._warmer.cooled()
+        return flushed
+
+    def start_warm(self) -> WarmJob | None:
+        """A job that prepares pages or a file ahead of the tail; None when nothing is due or one is out."""
+        return self._warmer.start(self._chain.active) if self.state is LogState.OPEN else None
+
+    def complete_warm(self, job: WarmJob) -> None:
+        self._warmer.complete(job)
+
+    def close(self) -> None:
+        """Flush, write the checkpoint and let everything go; blocking, idempotent. Raises DiskFailed.
+
+        Views that were given out stay readable. A failed log is closed without a flush.
+        """
+        if self._closed:
+            return
+        job = self.start_flush()
+        self._closed = True
+        try:
+            if self._flusher.failure is None:
+                job.run()
+                self._flusher.complete(job)
+        finally:
+            self._warmer.close()
+            self._chain.close()
+            self._flusher.close()
+
+    # --- Guards -------------------------------------------------------------------------------------------------
+
+    def _require_writable(self) -> None:
+        if self._flusher.failure is not None:
+            raise self._flusher.failure
+        if self._closed:
+            raise LogUnavailable(f"log {self.name} is closed")

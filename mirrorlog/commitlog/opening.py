@@ -1,0 +1,135 @@
+"""Opening a log's directory: whose it is, what its checkpoint and epoch list say, and recovery.
+
+log.json        log id, cluster id, name, format version; written last, so a directory with it is complete
+epochs          see `epochs`
+checkpoint      see `checkpoint`
+<20 digits>     segments, see `chain`
+spare-<n>       a file prepared for the next segment, see `warmer`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from mirrorlog.commitlog.chain import SegmentChain
+from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
+from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
+from mirrorlog.commitlog.epochs import FILE_NAME as EPOCHS_NAME
+from mirrorlog.commitlog.epochs import EpochList, load_epochs, store_epochs
+from mirrorlog.commitlog.files import Files
+from mirrorlog.commitlog.flush import Flusher
+from mirrorlog.commitlog.identity import check_identity, write_identity
+from mirrorlog.commitlog.recovery import Recovery, RecoveryReport
+from mirrorlog.commitlog.scan import OnBatch, Rules
+from mirrorlog.commitlog.segment import segment_start
+from mirrorlog.commitlog.warmer import Warmer
+from mirrorlog.config import LogSettings
+from mirrorlog.errors import ForeignDirectory, LogCorrupt
+
+IDENTITY_NAME: Final = "log.json"
+NO_CHECKPOINT: Final = (
+    "no valid checkpoint was found: every byte was treated as not yet flushed, so damage was cut instead of refused"
+)
+
+
+@dataclass(slots=True)
+class OpenedLog:
+    """The parts of a log that is ready to be used."""
+
+    chain: SegmentChain
+    flusher: Flusher
+    warmer: Warmer
+    epochs: EpochList
+    report: RecoveryReport
+    confirmed: int
+    last_append_time_us: int
+
+
+def open_directory(
+    files: Files,
+    directory: Path,
+    *,
+    identity: Mapping[str, str | int],
+    log_id: UUID,
+    seed: int,
+    settings: LogSettings,
+    on_batch: OnBatch,
+) -> OpenedLog:
+    """Make or recover the log in `directory`.
+
+    Raises ForeignDirectory, LogCorrupt (then nothing was changed), DiskFull and OSError.
+    """
+    _prepare(files, directory, identity, log_id)
+    epochs = _load_epochs(files, directory)
+    checkpoints = _open_checkpoints(files, directory, log_id)
+    recorded = checkpoints.stored if checkpoints is not None else None
+    warnings = (NO_CHECKPOINT,) if recorded is None and _segment_starts(files, directory) else ()
+
+    recovery = Recovery(
+        files, directory, Rules(seed, epochs), recorded or Checkpoint(_first_start(files, directory), 0, 0)
+    )
+    recovery.scan(on_batch)
+    recovery.repair()
+    begin, flushed, confirmed = recovery.recorded
+    checkpoint = Checkpoint(begin, min(flushed, recovery.end), min(confirmed, recovery.end))
+    if checkpoints is None:
+        CheckpointFile.create(files, directory, log_id)
+        checkpoints = CheckpointFile.open(files, directory, log_id)
+    if checkpoint != recorded:
+        checkpoints.write_both(checkpoint)
+
+    warmer = Warmer(files, directory, segment_bytes=settings.segment_bytes, populate_bytes=settings.populate_bytes)
+    chain = SegmentChain(files, directory, recovery.segments, warmer)
+    if not chain.segments:
+        chain.begin_first(begin)
+    chain.open_files(checkpoint.flushed)
+    return OpenedLog(
+        chain=chain,
+        flusher=Flusher(files, checkpoints, checkpoint.flushed),
+        warmer=warmer,
+        epochs=epochs,
+        report=recovery.report(warnings),
+        confirmed=checkpoint.confirmed,
+        last_append_time_us=recovery.last_append_time_us,
+    )
+
+
+def _prepare(files: Files, directory: Path, identity: Mapping[str, str | int], log_id: UUID) -> None:
+    """Check whose the directory is, or make it ours when nothing is there."""
+    files.make_directory(directory)
+    path = directory / IDENTITY_NAME
+    if not files.exists(path):
+        if _segment_starts(files, directory):
+            raise ForeignDirectory(
+                f"{directory} holds segments but no {IDENTITY_NAME}; restore that file or move them away"
+            )
+        CheckpointFile.create(files, directory, log_id)
+        store_epochs(files, directory, EpochList())
+        write_identity(files, path, identity)
+        files.fsync_directory(directory.parent)
+    check_identity(files, path, identity)
+
+
+def _load_epochs(files: Files, directory: Path) -> EpochList:
+    try:
+        return load_epochs(files, directory)
+    except FileNotFoundError:
+        raise LogCorrupt(f"{directory / EPOCHS_NAME} is missing; restore the log's directory from a copy") from None
+
+
+def _open_checkpoints(files: Files, directory: Path, log_id: UUID) -> CheckpointFile | None:
+    if not files.exists(directory / CHECKPOINT_NAME):
+        return None
+    return CheckpointFile.open(files, directory, log_id)
+
+
+def _segment_starts(files: Files, directory: Path) -> list[int]:
+    return [start for name in files.listdir(directory) if (start := segment_start(name)) is not None]
+
+
+def _first_start(files: Files, directory: Path) -> int:
+    return min(_segment_starts(files, directory), default=0)

@@ -1,0 +1,108 @@
+"""A segment: one file of a log, named by its first log offset in 20 digits, and where its batches begin.
+
+A file is allocated to its full size before it gets its name and before anything is stored in it. The batches stand
+one after another from its first byte; what is left at its end, because the next batch did not fit, stays zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from mirrorlog.commitlog.files import File, Files
+from mirrorlog.errors import BadRequest
+
+NAME_DIGITS: Final = 20
+
+
+def segment_name(start: int) -> str:
+    return f"{start:0{NAME_DIGITS}d}"
+
+
+def segment_start(name: str) -> int | None:
+    """The log offset that a file's name says, or None when it is no segment's name."""
+    return int(name) if len(name) == NAME_DIGITS and name.isascii() and name.isdigit() else None
+
+
+@dataclass(slots=True)
+class Segment:
+    """Log offsets: holds [start, end). `capacity`: bytes of the file. `borders`: where each batch begins.
+
+    `file` and `view` (writable memory) are there while the segment is the active one, not yet flushed, or kept for
+    readers; without them it is read by pread. A view that was given out keeps its mapping alive by itself, so
+    dropping one here never takes memory from under a reader.
+    """
+
+    start: int
+    path: Path
+    capacity: int
+    end: int
+    borders: array[int] = field(default_factory=lambda: array("Q"))
+    file: File | None = None
+    view: memoryview | None = None
+
+    @property
+    def room(self) -> int:
+        """Bytes left."""
+        return self.start + self.capacity - self.end
+
+    def append_border(self, length: int) -> None:
+        """A batch of `length` bytes now stands at the end."""
+        self.borders.append(self.end)
+        self.end += length
+
+    def batch_index(self, log_offset: int) -> int:
+        """Which batch begins at `log_offset`. Raises BadRequest when none does."""
+        index = bisect_left(self.borders, log_offset)
+        if index == len(self.borders) or self.borders[index] != log_offset:
+            raise BadRequest(f"log offset {log_offset} is not where a batch begins")
+        return index
+
+    def run_end(self, log_offset: int, max_bytes: int, until: int) -> int:
+        """Where a run of whole batches from `log_offset` ends: at least one batch, at most `max_bytes` unless the first
+        alone is larger, none beyond `until` (then the run is empty). Raises BadRequest."""
+        index = self.batch_index(log_offset)
+        limit = min(log_offset + max_bytes, until)
+        if self.end <= limit:
+            return self.end
+        last = bisect_right(self.borders, limit) - 1
+        if last > index:
+            return self.borders[last]
+        first_end = self.borders[index + 1] if index + 1 < len(self.borders) else self.end
+        return first_end if first_end <= until else log_offset
+
+    def cut(self, log_offset: int) -> None:
+        """Forget the batches from `log_offset` on."""
+        del self.borders[bisect_left(self.borders, log_offset) :]
+        self.end = log_offset
+
+
+@dataclass(slots=True)
+class SpareFile:
+    """An allocated, mapped, zero file that is no segment yet."""
+
+    path: Path
+    capacity: int
+    file: File
+    view: memoryview
+
+    def as_segment(self, start: int, path: Path) -> Segment:
+        return Segment(start, path, self.capacity, start, file=self.file, view=self.view)
+
+
+def make_spare_file(files: Files, path: Path, size: int) -> SpareFile:
+    """Raises OSError (ENOSPC on a full disk), and then leaves no file behind."""
+    file = files.open(path, create=True)
+    try:
+        file.allocate(size)
+        view = file.map()
+    except OSError:
+        file.close()
+        with contextlib.suppress(OSError):
+            files.unlink(path)
+        raise
+    return SpareFile(path, size, file, view)

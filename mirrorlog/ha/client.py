@@ -1,0 +1,226 @@
+"""HAClient: a mirror's side of its link to the master.
+
+    WAITING --due--> CONNECTING --connected--> GREETING --welcome--> ASKING --history--> ALIGNING --aligned--> TRANSFER
+       ^                                                                                                          |
+       +--------------------------------- disconnected, from any state ------------------------------------------+
+
+The mirror greets, says what it holds, and learns the master's history. It cuts its log at the common point (never
+below its own confirmed offset), takes over the epoch list, both on disk, and only then asks for bytes: so every ack
+of X means everything below X, of this history (invariant 1).
+
+Differences from the seed's HAClient, each a known flaw there (seed 002):
+- What it asks for is checked against the master's history first (lines 435-441: it reports its largest offset).
+- Bytes must continue its log even when the log is empty (lines 609-623: an empty slave takes any offset).
+- Housekeeping looks at what was read from the master (lines 359-375: it looks at the slave's own last write).
+- It reports at once after connecting and after each transfer (5 s after connecting in RocketMQ 4).
+
+Pure: frames, events and `now` in, actions out; the log is a small interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Protocol, TypeVar
+from uuid import UUID
+
+from mirrorlog.commitlog.epochs import EpochList, common_point
+from mirrorlog.config import HaSettings
+from mirrorlog.errors import LogRecovering, MirrorlogError, ProtocolError, StalledFrame, WrongCluster
+from mirrorlog.ha.actions import Action, Align, Close, Connect, Send
+from mirrorlog.wire.frames import ACK, TRANSFER, Frame, FrameType, frame, read_transfer
+from mirrorlog.wire.messages import (
+    EpochEntry,
+    Failure,
+    Follow,
+    Hello,
+    History,
+    Message,
+    Pull,
+    Welcome,
+    as_error,
+    decode,
+    encode,
+)
+
+_M = TypeVar("_M", bound=Message)
+
+
+class ReplicaLog(Protocol):
+    """The mirror's own copy. All offsets are log offsets."""
+
+    @property
+    def begin(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def flushed(self) -> int: ...
+    @property
+    def confirmed(self) -> int: ...
+    @property
+    def epochs(self) -> EpochList: ...
+    def append_run(self, run: memoryview, *, log_offset: int) -> object: ...
+    def set_confirmed(self, log_offset: int) -> None: ...
+
+
+class ClientState(Enum):
+    WAITING = "waiting"
+    CONNECTING = "connecting"
+    GREETING = "greeting"
+    ASKING = "asking"
+    ALIGNING = "aligning"
+    TRANSFER = "transfer"
+    STOPPED = "stopped"
+
+
+class HAClient:
+    """One log's link to its master. `greeting` is sent first on every connection."""
+
+    def __init__(
+        self, *, log_id: UUID, log: ReplicaLog, greeting: Hello, master: str, settings: HaSettings, now: float
+    ) -> None:
+        self.state = ClientState.WAITING
+        self.master = master
+        self.master_end = -1
+        self.requested = -1
+        self.last_read = now
+        self.last_write = now
+        self.last_error: MirrorlogError | None = None
+        self._log_id = log_id
+        self._log = log
+        self._greeting = greeting
+        self._settings = settings
+        self._retry_at = now
+        self._epoch = 0
+        self._handlers: dict[tuple[ClientState, int], Callable[[Frame, float], Sequence[Action]]] = {
+            (ClientState.GREETING, FrameType.WELCOME): self._welcome,
+            (ClientState.ASKING, FrameType.HISTORY): self._history,
+            (ClientState.TRANSFER, FrameType.TRANSFER): self._transfer,
+        }
+
+    # --- events ---
+
+    def tick(self, now: float) -> Sequence[Action]:
+        """Time passes: connect when due, heartbeat after our silence, housekeeping after the master's."""
+        if self.state is ClientState.WAITING and now >= self._retry_at:
+            self.state = ClientState.CONNECTING
+            return [Connect()]
+        if self.state in (ClientState.WAITING, ClientState.CONNECTING, ClientState.STOPPED):
+            return []
+        interval_ms = self._settings.housekeeping_interval_ms
+        if (now - self.last_read) * 1000 >= interval_ms:
+            return [Close(StalledFrame(f"master {self.master} said nothing for {interval_ms} ms"))]
+        silent_ms = (now - self.last_write) * 1000
+        if self.state is ClientState.TRANSFER and silent_ms >= self._settings.send_heartbeat_interval_ms:
+            return [self._ack(now)]
+        return []
+
+    def connected(self, now: float) -> Sequence[Action]:
+        """The connection is there: greet."""
+        self.state = ClientState.GREETING
+        self.last_read = now
+        return [self._say(FrameType.HELLO, self._greeting, now)]
+
+    def disconnected(self, now: float, error: MirrorlogError | None = None) -> None:
+        """The connection is gone or could not be made; the next attempt is due after the reconnect interval."""
+        if self.state is not ClientState.STOPPED:
+            self.state = ClientState.WAITING
+        self.last_error = error or self.last_error
+        self._retry_at = now + self._settings.reconnect_interval_ms / 1000
+
+    def received(self, frame_: Frame, now: float) -> Sequence[Action]:
+        """A frame from the master. Raises MirrorlogError when the link must be closed with that reason."""
+        self.last_read = now
+        if frame_.type == FrameType.ERROR:
+            message = decode(frame_.payload)
+            raise (
+                as_error(message) if isinstance(message, Failure) else ProtocolError("an ERROR frame without a failure")
+            )
+        if frame_.type == FrameType.GOODBYE:
+            return [Close()]
+        handler = self._handlers.get((self.state, frame_.type))
+        if handler is None:
+            raise ProtocolError(f"frame type {frame_.type} while {self.state.value}")
+        return handler(frame_, now)
+
+    def aligned(self, now: float) -> Sequence[Action]:
+        """The cut and the epoch list are on disk: ask for the rest, and say what is held."""
+        if self.state is not ClientState.ALIGNING:
+            return []
+        self.state = ClientState.TRANSFER
+        self.requested = self._log.end
+        self.last_error = None
+        return [self._say(FrameType.PULL, Pull(log_offset=self._log.end), now), self._ack(now)]
+
+    def flushed(self, now: float) -> Sequence[Action]:
+        """More of the log is on this disk."""
+        return [self._ack(now)] if self.state is ClientState.TRANSFER else []
+
+    def stop(self) -> None:
+        self.state = ClientState.STOPPED
+
+    # --- frames ---
+
+    def _welcome(self, frame_: Frame, now: float) -> Sequence[Action]:
+        welcome = _expect(frame_, Welcome)
+        if welcome.cluster_id != self._greeting.cluster_id:
+            raise WrongCluster(
+                f"the master at {self.master} is of cluster {welcome.cluster_name} ({welcome.cluster_id})"
+            )
+        follow = Follow(
+            log_id=str(self._log_id),
+            epochs=[EpochEntry(entry.epoch, entry.start) for entry in self._log.epochs.entries],
+            begin=self._log.begin,
+            end=self._log.end,
+            confirmed=self._log.confirmed,
+        )
+        self.state = ClientState.ASKING
+        return [self._say(FrameType.FOLLOW, follow, now)]
+
+    def _history(self, frame_: Frame, now: float) -> Sequence[Action]:
+        history = _expect(frame_, History)
+        theirs = EpochList.of(history.epochs)
+        if theirs.current != history.epoch or history.epoch < self._log.epochs.current:
+            raise ProtocolError(f"a history of epoch {history.epoch} that is not the newest one known here")
+        point = common_point(self._log.epochs, self._log.end, theirs, history.end)
+        if point is None or point < self._log.confirmed:
+            raise LogRecovering(
+                f"the master's history agrees with this copy up to {point or 0}, "
+                f"but log offset {self._log.confirmed} is confirmed here; nothing is cut",
+                first=point or 0,
+                last=self._log.end,
+            )
+        self._epoch = history.epoch
+        self.master_end = history.end
+        self.state = ClientState.ALIGNING
+        return [Align(point, theirs.entries)]
+
+    def _transfer(self, frame_: Frame, now: float) -> Sequence[Action]:
+        facts = read_transfer(frame_.payload)
+        if facts.epoch != self._epoch:
+            raise ProtocolError(f"bytes of epoch {facts.epoch} on a link of epoch {self._epoch}")
+        if facts.log_offset != self._log.end:
+            raise ProtocolError(f"the master pushes log offset {facts.log_offset}, this copy ends at {self._log.end}")
+        run = frame_.payload[TRANSFER.size :]
+        if len(run):
+            self._log.append_run(run, log_offset=facts.log_offset)
+        self.master_end = facts.end
+        self._log.set_confirmed(min(facts.confirmed, self._log.end))
+        return [self._ack(now)] if len(run) else []
+
+    # --- inside ---
+
+    def _ack(self, now: float) -> Send:
+        self.last_write = now
+        return Send((frame(FrameType.ACK, ACK.pack(self._log.end, self._log.flushed, self._epoch, 0)),))
+
+    def _say(self, kind: FrameType, message: Message, now: float) -> Send:
+        self.last_write = now
+        return Send((frame(kind, encode(message)),))
+
+
+def _expect(frame_: Frame, kind: type[_M]) -> _M:
+    message = decode(frame_.payload)
+    if not isinstance(message, kind):
+        raise ProtocolError(f"{type(message).__name__} where {kind.__name__} was expected")
+    return message

@@ -1,0 +1,261 @@
+"""HAConnection: one mirror's link as its master sees it. A read half takes acks, a write half pushes the log.
+
+    GREETED --follow--> FOLLOWED --pull--> TRANSFER          any --close--> CLOSED
+
+The mirror says what it holds (Follow), the master answers what the log is (History), the mirror cuts what is not of
+this history and asks for the rest (Pull). From then on the master pushes runs of whole batches and the mirror acks.
+The link is *proven* from Pull on: its acks count and it counts towards `min_in_sync`.
+
+Differences from the seed's HAConnection, each a known flaw there (seed 002):
+- An ack is believed only in the link's epoch, up to what was sent on this link, and never below an earlier one
+  (lines 829-853: the last eight bytes are taken as they come).
+- An empty mirror gets all history (lines 945-969: it gets the last file only).
+- A heartbeat depends on silence alone, in both directions, and housekeeping looks at what was *read* (the slave of
+  lines 359-375 looks at its own last write).
+
+Pure: frames and `now` in, actions out; the log is a small interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from mirrorlog.commitlog.cold import ColdRead
+from mirrorlog.commitlog.epochs import EpochList, common_point
+from mirrorlog.config import HaSettings
+from mirrorlog.errors import AckBeyondEnd, MirrorAhead, OffsetOutOfRange, ProtocolError, StalledFrame
+from mirrorlog.ha.actions import Action, Close, ReadCold, Send
+from mirrorlog.ha.rate import RateMeter
+from mirrorlog.wire.frames import TRANSFER, Ack, FrameType, frame, frame_header
+from mirrorlog.wire.messages import EpochEntry, Follow, History, Pull, encode
+
+
+class SourceLog(Protocol):
+    """The master's log, as the write half reads it. All offsets are log offsets."""
+
+    @property
+    def begin(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def confirmed(self) -> int: ...
+    @property
+    def epochs(self) -> EpochList: ...
+    def read(self, log_offset: int, max_bytes: int, *, until: int) -> memoryview | None: ...
+    def read_cold(self, log_offset: int, max_bytes: int, *, until: int) -> ColdRead: ...
+
+
+class LinkState(Enum):
+    GREETED = "greeted"
+    FOLLOWED = "followed"
+    TRANSFER = "transfer"
+    CLOSED = "closed"
+
+
+class ReadHalf:
+    """What came from the mirror: its request and its acks."""
+
+    def __init__(self, now: float) -> None:
+        self.requested = -1
+        self.acked = -1
+        self.flushed = -1
+        self.last_read = now
+
+    def take(self, ack: Ack, *, epoch: int, sent: int) -> None:
+        """Believe an ack, or raise AckBeyondEnd (above what was sent) or ProtocolError (another epoch, or back)."""
+        if ack.epoch != epoch:
+            raise ProtocolError(f"an ack of epoch {ack.epoch} on a link of epoch {epoch}")
+        if ack.written > sent:
+            raise AckBeyondEnd(f"an ack of {ack.written}, but only bytes below {sent} were sent on this link")
+        if ack.flushed > ack.written:
+            raise AckBeyondEnd(f"an ack of {ack.flushed} on disk, but of {ack.written} in memory")
+        if ack.written < self.acked:
+            raise ProtocolError(f"an ack of {ack.written} after one of {self.acked}; the mirror must ask again")
+        self.acked, self.flushed = ack.written, ack.flushed
+
+
+class WriteHalf:
+    """What goes to the mirror: runs of whole batches from `next_transfer` on, or a heartbeat when nothing follows."""
+
+    def __init__(self, now: float) -> None:
+        self.next_transfer = -1
+        self.confirmed_told = -1
+        self.last_write = now
+        self.rate = RateMeter(now)
+        self.reading_cold = False
+
+    def transfer(self, log: SourceLog, run: bytes | memoryview, epoch: int, now: float) -> Send:
+        """The frame that carries `run` (or nothing) and every fact a mirror needs to trust it."""
+        facts = TRANSFER.pack(self.next_transfer, log.confirmed, log.end, epoch, 0)
+        head = frame_header(FrameType.TRANSFER, len(facts) + len(run)) + facts
+        self.next_transfer += len(run)
+        self.confirmed_told = log.confirmed
+        self.last_write = now
+        self.rate.count(len(run), now)
+        return Send((head, run) if len(run) else (head,))
+
+
+class HAConnection:
+    """One mirror's link. `wrote(epoch)` tells which node wrote an epoch, as far as the log says."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        own_id: str,
+        log: SourceLog,
+        settings: HaSettings,
+        wrote: Callable[[int], str | None],
+        now: float,
+    ) -> None:
+        self.node_id = node_id
+        self.state = LinkState.GREETED
+        self.read_half = ReadHalf(now)
+        self.write_half = WriteHalf(now)
+        self._own_id = own_id
+        self._log = log
+        self._settings = settings
+        self._wrote = wrote
+        # A link lives in one epoch: a new mastership starts with new links.
+        self._epoch = log.epochs.current
+        self._from = 0
+
+    @property
+    def proven(self) -> bool:
+        return self.state is LinkState.TRANSFER
+
+    # --- read half ---
+
+    def follow(self, message: Follow, now: float) -> list[Action]:
+        """What the mirror holds. Raises MirrorAhead when it holds what this master has lost."""
+        self._expect(LinkState.GREETED, "Follow")
+        self.read_half.last_read = now
+        theirs = EpochList.of(message.epochs)
+        self._from = self._common_point(theirs, message)
+        self.state = LinkState.FOLLOWED
+        history = History(
+            epoch=self._epoch,
+            epochs=[EpochEntry(entry.epoch, entry.start) for entry in self._log.epochs.entries],
+            begin=self._log.begin,
+            end=self._log.end,
+            confirmed=self._log.confirmed,
+        )
+        self.write_half.last_write = now
+        return [Send((frame(FrameType.HISTORY, encode(history)),))]
+
+    def pull(self, message: Pull, now: float) -> list[Action]:
+        """Where the mirror wants to go on: exactly where its history and this one part."""
+        self._expect(LinkState.FOLLOWED, "Pull")
+        self.read_half.last_read = now
+        if message.log_offset != self._from:
+            raise OffsetOutOfRange(
+                f"the mirror asks for log offset {message.log_offset}, its history agrees up to {self._from}",
+                begin=self._log.begin,
+                next=self._log.end,
+            )
+        self.read_half.requested = message.log_offset
+        self.read_half.acked = message.log_offset
+        self.read_half.flushed = 0
+        self.write_half.next_transfer = message.log_offset
+        self.state = LinkState.TRANSFER
+        return self.pump(now, announce=True)
+
+    def ack(self, ack: Ack, now: float) -> None:
+        """Raises AckBeyondEnd or ProtocolError; then the link must be closed and the ack not be counted."""
+        self._expect(LinkState.TRANSFER, "an ack")
+        self.read_half.last_read = now
+        self.read_half.take(ack, epoch=self._epoch, sent=self.write_half.next_transfer)
+
+    def heard(self, now: float) -> None:
+        """Any other frame is a sign of life."""
+        self.read_half.last_read = now
+
+    # --- write half ---
+
+    def pump(self, now: float, *, announce: bool = False) -> list[Action]:
+        """As much of the log as the window allows; then, if the mirror does not know it yet, the confirmed offset."""
+        if self.state is not LinkState.TRANSFER:
+            return []
+        actions: list[Action] = []
+        while (room := self._room()) > 0 and self.write_half.next_transfer < self._log.end:
+            if self.write_half.reading_cold:
+                return actions
+            run = self._log.read(self.write_half.next_transfer, room, until=self._log.end)
+            if run is None:
+                self.write_half.reading_cold = True
+                job = self._log.read_cold(self.write_half.next_transfer, room, until=self._log.end)
+                return [*actions, ReadCold(job)]
+            actions.append(self.write_half.transfer(self._log, run, self._epoch, now))
+        if announce or self.write_half.confirmed_told < self._log.confirmed:
+            actions.append(self.write_half.transfer(self._log, b"", self._epoch, now))
+        return actions
+
+    def cold_read(self, run: bytes, now: float) -> list[Action]:
+        """The run that a ReadCold brought."""
+        self.write_half.reading_cold = False
+        if self.state is not LinkState.TRANSFER:
+            return []
+        return [self.write_half.transfer(self._log, run, self._epoch, now), *self.pump(now)]
+
+    def tick(self, now: float) -> list[Action]:
+        """Heartbeat after silence of ours, housekeeping after silence of theirs."""
+        if self.state is LinkState.CLOSED:
+            return []
+        interval_ms = self._settings.housekeeping_interval_ms
+        if (now - self.read_half.last_read) * 1000 >= interval_ms:
+            return [Close(StalledFrame(f"mirror {self.node_id} said nothing for {interval_ms} ms"))]
+        silent_ms = (now - self.write_half.last_write) * 1000
+        if self.state is LinkState.TRANSFER and silent_ms >= self._settings.send_heartbeat_interval_ms:
+            return [self.write_half.transfer(self._log, b"", self._epoch, now)]
+        return []
+
+    def closed(self) -> None:
+        self.state = LinkState.CLOSED
+
+    # --- inside ---
+
+    def _room(self) -> int:
+        in_flight = self.write_half.next_transfer - self.read_half.acked
+        if in_flight >= self._settings.in_flight_bytes_max:
+            return 0
+        return self._settings.transfer_batch_bytes
+
+    def _expect(self, state: LinkState, what: str) -> None:
+        if self.state is not state:
+            raise ProtocolError(f"{what} on a link that is {self.state.value}")
+
+    def _common_point(self, theirs: EpochList, message: Follow) -> int:
+        """Where the histories part. What the mirror holds beyond must be another master's, and unconfirmed."""
+        if theirs.current > self._epoch:
+            raise MirrorAhead(
+                f"mirror {self.node_id} knows epoch {theirs.current}, this master is in epoch {self._epoch}: "
+                f"its copy is older than the mirror's",
+                first=self._log.end,
+                last=message.end,
+            )
+        point = common_point(self._log.epochs, self._log.end, theirs, message.end)
+        if point is None or point < self._log.begin:
+            raise OffsetOutOfRange(
+                f"mirror {self.node_id} shares no history with this log; move its copy aside to let it start anew",
+                begin=self._log.begin,
+                next=self._log.end,
+            )
+        if point < message.end and not self._may_cut(theirs, point, message):
+            raise MirrorAhead(
+                f"mirror {self.node_id} holds log offsets {point} to {message.end} that this master has lost",
+                first=point,
+                last=message.end,
+            )
+        return point
+
+    def _may_cut(self, theirs: EpochList, point: int, message: Follow) -> bool:
+        """Only bytes that another master wrote and nobody confirmed may be cut from a mirror.
+
+        A master never sends what it has not appended. So bytes of its own epochs that a mirror has and it has not
+        are bytes that it lost, and with them, perhaps, what was confirmed.
+        """
+        epochs = {theirs.at(point), *(each.epoch for each in theirs.entries if point < each.start < message.end)}
+        writers = {self._wrote(epoch) for epoch in epochs}
+        return point >= message.confirmed and not writers & {self._own_id, None}

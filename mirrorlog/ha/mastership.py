@@ -1,0 +1,135 @@
+"""A master's decisions about one log: may a publish be appended, and when is it answered.
+
+It knows the links, the copies' progress and the waiting confirms. `min_in_sync` is checked before the append, on live
+proven links (too few is a refusal, nothing is stored); after the append a publish waits for its level until its
+deadline. A mirror that holds what this master lost closes the log: `recovering`, nothing is truncated.
+
+Pure: events and `now` in, answers out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import Enum
+
+from mirrorlog.errors import InSyncReplicasNotEnough, LogRecovering, MirrorAhead, NotAMember
+from mirrorlog.ha.connection import HAConnection
+from mirrorlog.ha.group_transfer import Answer, GroupTransferService, PutStatus
+from mirrorlog.ha.progress import Progress
+from mirrorlog.wire.frames import Ack, Durability
+
+
+class LogState(Enum):
+    SERVING = "serving"
+    RECOVERING = "recovering"
+
+
+class Mastership:
+    """One log, one epoch, one master."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        own: str,
+        mirrors: tuple[str, ...],
+        durability: Durability,
+        min_in_sync: int,
+        confirmed: int,
+        waiting_max: int,
+    ) -> None:
+        self.state = LogState.SERVING
+        self.reason = ""
+        self.links: dict[str, HAConnection] = {}
+        self.min_in_sync = min_in_sync
+        self.durability = durability
+        self.mirrors = mirrors
+        self.progress = Progress(own=own, mirrors=mirrors, durability=durability, confirmed=confirmed)
+        self._name = name
+        self._transfers = GroupTransferService(waiting_max=waiting_max)
+
+    @property
+    def copies_up(self) -> int:
+        """The master and its live, proven mirrors."""
+        return 1 + sum(link.proven for link in self.links.values())
+
+    @property
+    def waiting(self) -> int:
+        return len(self._transfers)
+
+    # --- publishes ---
+
+    def admit(self) -> None:
+        """Raises LogRecovering, InSyncReplicasNotEnough or Overloaded: then nothing may be appended."""
+        if self.state is LogState.RECOVERING:
+            raise LogRecovering(f"log {self._name} is recovering: {self.reason}")
+        if self.copies_up < self.min_in_sync:
+            missing = ", ".join(node for node in self.mirrors if not self._proven(node))
+            raise InSyncReplicasNotEnough(
+                f"log {self._name} has {self.copies_up} copies up, min_in_sync is {self.min_in_sync}; "
+                f"waiting for {missing}; nothing was stored",
+                copies_up=self.copies_up,
+                min_in_sync=self.min_in_sync,
+            )
+        self._transfers.check_room()
+
+    def wait(self, token: Hashable, *, end: int, copies: int, durability: int, deadline: float) -> list[Answer]:
+        """Answer now if the copies have it, else when they do or at the deadline."""
+        have = self.progress.copies_of(end, durability)
+        if have >= copies:
+            return [Answer(token, PutStatus.PUT_OK, have)]
+        self._transfers.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
+        return []
+
+    def appended(self, end: int) -> list[Answer]:
+        self.progress.appended(end)
+        return self._transfers.progressed(self.progress)
+
+    def flushed(self, end: int) -> list[Answer]:
+        self.progress.flushed(end)
+        return self._transfers.progressed(self.progress)
+
+    def expired(self, now: float) -> list[Answer]:
+        return self._transfers.expired(now, self.progress, links_up=self.copies_up)
+
+    def next_deadline(self) -> float | None:
+        return self._transfers.next_deadline()
+
+    # --- links ---
+
+    def check_member(self, node: str) -> None:
+        """Raises NotAMember for a node that this log is not assigned to."""
+        if node not in self.mirrors:
+            assigned = ", ".join(self.mirrors) or "nobody"
+            raise NotAMember(f"node {node!r} is no mirror of log {self._name}; its mirrors are {assigned}")
+
+    def join(self, link: HAConnection) -> HAConnection | None:
+        """A mirror's new link; the one it replaces, if any, is to be closed."""
+        replaced = self.links.get(link.node_id)
+        self.links[link.node_id] = link
+        return replaced
+
+    def leave(self, link: HAConnection) -> None:
+        link.closed()
+        if self.links.get(link.node_id) is link:
+            del self.links[link.node_id]
+
+    def proven(self, link: HAConnection) -> list[Answer]:
+        """The link's mirror asked for an offset that its history and this one share: it holds all below."""
+        self.progress.acked(link.node_id, written=link.read_half.acked, flushed=0)
+        return self._transfers.progressed(self.progress)
+
+    def acked(self, link: HAConnection, ack: Ack, now: float) -> list[Answer]:
+        """Raises AckBeyondEnd or ProtocolError when the ack cannot be true; it counts for nothing then."""
+        link.ack(ack, now)
+        self.progress.acked(link.node_id, written=ack.written, flushed=ack.flushed)
+        return self._transfers.progressed(self.progress)
+
+    def ahead(self, error: MirrorAhead) -> None:
+        """A mirror holds what this master lost: stay closed until an operator has settled it."""
+        self.state = LogState.RECOVERING
+        self.reason = f"{error.message}; nothing is truncated: make that node the master, or set its copy aside"
+
+    def _proven(self, node: str) -> bool:
+        link = self.links.get(node)
+        return link is not None and link.proven

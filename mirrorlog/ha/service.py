@@ -1,0 +1,445 @@
+"""HAService: the sockets and clocks around the pure machines of this package. Thin.
+
+It starts what the seed's HAService starts (seed 002, lines 31-45): AcceptSocketService listens for mirrors and makes an
+HAConnection for each, GroupTransferService answers waiting publishes (inside Mastership), HAClient follows a master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+import msgspec
+
+from mirrorlog.commitlog.epochs import Epoch
+from mirrorlog.config import HaSettings, LimitSettings, split_address
+from mirrorlog.errors import (
+    ConnectionLost,
+    MirrorAhead,
+    MirrorlogError,
+    NoSuchLog,
+    PortTaken,
+    ProtocolError,
+)
+from mirrorlog.ha.actions import Action, Align, Close, Connect, ReadCold, Send
+from mirrorlog.ha.client import ClientState, HAClient, ReplicaLog
+from mirrorlog.ha.connection import HAConnection, SourceLog
+from mirrorlog.ha.group_transfer import Answer
+from mirrorlog.ha.mastership import LogState, Mastership
+from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.frames import (
+    FRAME_HEADER_SIZE,
+    TRANSFER,
+    Frame,
+    FrameType,
+    frame,
+    read_ack,
+)
+from mirrorlog.wire.greeting import check_hello
+from mirrorlog.wire.messages import Follow, Hello, Message, Pull, Welcome, decode, encode
+
+logger = logging.getLogger(__name__)
+
+# How often the machines are told the time; deadlines and heartbeats are exact to this.
+TICK_S: Final = 0.05
+
+
+class MasterLog(SourceLog, Protocol):
+    """What a master's side needs of its log beyond reading."""
+
+    def set_confirmed(self, log_offset: int) -> None: ...
+
+
+class MirrorLog(ReplicaLog, Protocol):
+    """What a mirror's side needs of its copy beyond appending."""
+
+    def align(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
+        """Blocking: run on a helper."""
+
+    def aligned(self) -> None: ...
+
+
+class MasterLink:
+    """The master's end of one mirror's connection: frames to an HAConnection, its actions to the socket."""
+
+    def __init__(self, service: MasterService) -> None:
+        self._service = service
+        self._endpoint: Endpoint | None = None
+        self._greeted: Hello | None = None
+        self._log: MasteredLog | None = None
+        self.connection: HAConnection | None = None
+        self.opened_at = 0.0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        assert self._endpoint is not None
+        return self._endpoint
+
+    # --- FrameHandler ---
+
+    def connected(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.opened_at = self._service.now()
+        self._service.links.add(self)
+
+    def frame(self, frame_: Frame) -> None:
+        now = self._service.now()
+        if self._greeted is None:
+            self._greet(frame_)
+        elif self.connection is None:
+            self._follow(_message(frame_, FrameType.FOLLOW, Follow), now)
+        else:
+            self._transfer(frame_, now)
+
+    def writable(self) -> None:
+        self.pump()
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        self._service.links.discard(self)
+        if self.connection is not None and self._log is not None:
+            self._log.mastership.leave(self.connection)
+            logger.info(
+                "mirror_left node=%s log=%s acked=%s reason=%r",
+                self.connection.node_id, self._log.name, self.connection.read_half.acked, str(error or "closed"),
+            )  # fmt: skip
+
+    # --- driving ---
+
+    def pump(self) -> None:
+        """Push what the log has gained, unless the socket is full."""
+        if self.connection is not None and self.endpoint.open and not self.endpoint.paused:
+            self._do(self.connection.pump(self._service.now()))
+
+    def tick(self, now: float, limits: LimitSettings) -> None:
+        if self.connection is None:
+            if (now - self.opened_at) * 1000 >= limits.hello_timeout_ms:
+                self.endpoint.close(ProtocolError(f"no greeting within {limits.hello_timeout_ms} ms"))
+            return
+        if not self.endpoint.stalled(now, limits.frame_timeout_ms):
+            self._do(self.connection.tick(now))
+
+    def _greet(self, frame_: Frame) -> None:
+        hello = _message(frame_, FrameType.HELLO, Hello)
+        version = check_hello(hello, cluster_id=self._service.welcome.cluster_id)
+        if hello.role != "mirror" or hello.node_id is None:
+            raise ProtocolError(f"role {hello.role!r} on the replication port; clients use the client port")
+        self._greeted = hello
+        self.endpoint.trust()
+        self.endpoint.send([self._service.welcome_frame(version)])
+
+    def _follow(self, message: Follow, now: float) -> None:
+        assert self._greeted is not None
+        assert self._greeted.node_id is not None
+        log = self._service.log(message.log_id)
+        log.mastership.check_member(self._greeted.node_id)
+        connection = log.link(self._greeted.node_id, now)
+        try:
+            actions = connection.follow(message, now)
+        except MirrorAhead as error:
+            log.mastership.ahead(error)
+            logger.error("log_recovering log=%s reason=%r", log.name, log.mastership.reason)
+            raise
+        self._log, self.connection = log, connection
+        if (replaced := log.mastership.join(connection)) is not None:
+            self._service.close_link_of(replaced)
+        self._do(actions)
+
+    def _transfer(self, frame_: Frame, now: float) -> None:
+        assert self._log is not None
+        assert self.connection is not None
+        if frame_.type == FrameType.ACK:
+            ack = read_ack(frame_.payload)
+            self._log.progressed(self._log.mastership.acked(self.connection, ack, now))
+            self.pump()
+        elif frame_.type == FrameType.PULL:
+            self._do(self.connection.pull(_message(frame_, FrameType.PULL, Pull), now))
+            logger.info(
+                "mirror_joined node=%s log=%s epoch=%s from=%s end=%s",
+                self.connection.node_id, self._log.name, self._log.log.epochs.current,
+                self.connection.read_half.requested, self._log.log.end,
+            )  # fmt: skip
+            self._log.progressed(self._log.mastership.proven(self.connection))
+        else:
+            raise ProtocolError(f"frame type {frame_.type} from a mirror")
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self.endpoint.send(action.parts)
+            elif isinstance(action, Close):
+                self.endpoint.close(action.error)
+            elif isinstance(action, ReadCold):
+                self._service.spawn(self._read_cold(action))
+
+    async def _read_cold(self, action: ReadCold) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            run = await loop.run_in_executor(self._service.helper, action.job.run)
+        except MirrorlogError as error:
+            self.endpoint.close(error)
+            return
+        if self.connection is not None and self.endpoint.open:
+            self._do(self.connection.cold_read(run, self._service.now()))
+
+
+class MasteredLog:
+    """A log that this node masters: its decisions, its bytes, and who is told of confirms."""
+
+    def __init__(
+        self,
+        *,
+        log_id: UUID,
+        name: str,
+        own_id: str,
+        log: MasterLog,
+        mastership: Mastership,
+        settings: HaSettings,
+        wrote: Callable[[int], str | None],
+        answer: Callable[[Answer], None],
+    ) -> None:
+        self.log_id = log_id
+        self.name = name
+        self.log = log
+        self.mastership = mastership
+        self._own_id = own_id
+        self._settings = settings
+        self._wrote = wrote
+        self._answer = answer
+
+    def link(self, node_id: str, now: float) -> HAConnection:
+        return HAConnection(
+            node_id=node_id, own_id=self._own_id, log=self.log, settings=self._settings, wrote=self._wrote, now=now
+        )
+
+    def progressed(self, answers: Iterable[Answer]) -> None:
+        """Copies moved on: records become visible, then producers are answered."""
+        self.log.set_confirmed(self.mastership.progress.confirmed)
+        for each in answers:
+            self._answer(each)
+
+
+class MasterService:
+    """AcceptSocketService and the links it accepts; one per node, for all logs that the node masters."""
+
+    def __init__(
+        self,
+        *,
+        welcome: Welcome,
+        logs: Sequence[MasteredLog],
+        limits: LimitSettings,
+        helper: Executor,
+        refusals: dict[str, MirrorlogError] | None = None,
+    ) -> None:
+        self.welcome = welcome
+        self.links: set[MasterLink] = set()
+        self.helper = helper
+        self._logs = {str(log.log_id): log for log in logs}
+        self._refusals = refusals or {}
+        self._limits = limits
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pump_due = False
+
+    async def start(self, address: str) -> None:
+        """Listen for mirrors. Raises PortTaken."""
+        self._server = await listen(address, lambda: Endpoint(
+            MasterLink(self),
+            frame_bytes_max=1024 * 1024,  # a mirror sends greetings and acks; epoch lists are the largest
+            outgoing_bytes_max=2**62,  # bounded by in_flight_bytes_max
+        ))  # fmt: skip
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def log(self, log_id: str) -> MasteredLog:
+        """Raises NoSuchLog, or the reason why this node does not serve the log."""
+        if log_id in self._refusals:
+            raise self._refusals[log_id]
+        if log_id not in self._logs:
+            raise NoSuchLog(f"this node is not the master of log {log_id}; check [[cluster.logs]] on both nodes")
+        return self._logs[log_id]
+
+    def welcome_frame(self, version: int) -> bytes:
+        return frame(FrameType.WELCOME, encode(msgspec.structs.replace(self.welcome, version=version)))
+
+    def appended(self) -> None:
+        """A log has grown: push once in this turn of the loop, however many batches came in it."""
+        if not self._pump_due and self.links:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def tick(self, now: float) -> None:
+        for link in list(self.links):
+            link.tick(now, self._limits)
+        for log in self._logs.values():
+            log.progressed(log.mastership.expired(now))
+
+    def close_link_of(self, connection: HAConnection) -> None:
+        for link in list(self.links):
+            if link.connection is connection:
+                link.endpoint.close(ConnectionLost(f"mirror {connection.node_id} has opened a newer link"))
+
+    def spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Tell the mirrors the last confirmed offset and goodbye."""
+        if self._server is not None:
+            self._server.close()
+        for link in list(self.links):
+            link.pump()
+            link.endpoint.send([frame(FrameType.GOODBYE)])
+            link.endpoint.close()
+        for task in self._tasks:
+            task.cancel()
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        for link in list(self.links):
+            link.pump()
+
+
+class MirrorService:
+    """HAClient of one log: its connection to the master, and the helper that aligns the copy."""
+
+    def __init__(
+        self,
+        *,
+        client: HAClient,
+        log: MirrorLog,
+        helper: Executor,
+        name: str,
+        frame_bytes_max: int,
+        limits: LimitSettings,
+    ) -> None:
+        self.client = client
+        self._log = log
+        self._helper = helper
+        self._name = name
+        self._frame_bytes_max = frame_bytes_max + FRAME_HEADER_SIZE + TRANSFER.size
+        self._limits = limits
+        self._endpoint: Endpoint | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connected_now(self) -> bool:
+        return self.client.state is ClientState.TRANSFER
+
+    def tick(self, now: float) -> None:
+        if self._endpoint is not None and self._endpoint.stalled(now, self._limits.frame_timeout_ms):
+            return
+        self._do(self.client.tick(now))
+
+    def flushed(self) -> None:
+        self._do(self.client.flushed(self._now()))
+
+    async def stop(self) -> None:
+        self.client.stop()
+        if self._endpoint is not None:
+            self._endpoint.close()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- FrameHandler ---
+
+    def connected(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        endpoint.trust()
+        self._do(self.client.connected(self._now()))
+
+    def frame(self, frame_: Frame) -> None:
+        was = self.client.state
+        try:
+            self._do(self.client.received(frame_, self._now()))
+        finally:
+            if was is not self.client.state:
+                logger.debug("mirror_state log=%s state=%s", self._name, self.client.state.value)
+
+    def writable(self) -> None:
+        pass
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        self._endpoint = None
+        self._lost(error)
+
+    # --- inside ---
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Connect):
+                self._spawn(self._connect())
+            elif isinstance(action, Align):
+                self._spawn(self._align(action))
+            elif self._endpoint is None:
+                return
+            elif isinstance(action, Send):
+                self._endpoint.send(action.parts)
+            elif isinstance(action, Close):
+                self._endpoint.close(action.error)
+
+    def _spawn(self, work: Any) -> None:
+        # One at a time by construction: connecting and aligning are states of the client.
+        self._task = asyncio.ensure_future(work)
+
+    async def _connect(self) -> None:
+        host, port = split_address(self.client.master)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._limits.hello_timeout_ms / 1000):
+                await loop.create_connection(self._make_endpoint, host, port)
+        except (OSError, TimeoutError) as error:
+            self._lost(ConnectionLost(f"no connection to the master at {self.client.master}: {error}"))
+
+    def _make_endpoint(self) -> Endpoint:
+        return Endpoint(self, frame_bytes_max=self._frame_bytes_max, outgoing_bytes_max=2**62)
+
+    async def _align(self, action: Align) -> None:
+        before = self._log.end
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._helper, self._log.align, action.log_offset, action.epochs)
+        except MirrorlogError as error:
+            if self._endpoint is not None:
+                self._endpoint.close(error)
+            return
+        self._log.aligned()
+        if self._log.end < before:
+            logger.warning("log_truncated log=%s first=%s last=%s", self._name, self._log.end, before)
+        logger.info("mirror_follows log=%s master=%s from=%s", self._name, self.client.master, self._log.end)
+        self._do(self.client.aligned(self._now()))
+
+    def _lost(self, error: MirrorlogError | None) -> None:
+        known = str(self.client.last_error)
+        self.client.disconnected(self._now(), error)
+        if error is not None and str(error) != known:
+            logger.warning("mirror_disconnected log=%s master=%s reason=%r", self._name, self.client.master, str(error))
+
+
+async def listen(address: str, factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.Server:
+    """A server on `host:port`. Raises PortTaken naming the address and what to do."""
+    host, port = split_address(address)
+    try:
+        return await asyncio.get_running_loop().create_server(factory, host, port, backlog=1024)
+    except OSError as error:
+        raise PortTaken(f"cannot listen on {address}: {error.strerror or error}; free it or bind another one") from None
+
+
+def _message(frame_: Frame, kind: FrameType, expected: type[Any]) -> Any:
+    if frame_.type != kind:
+        raise ProtocolError(f"frame type {frame_.type} where {kind.name} was expected")
+    message: Message = decode(frame_.payload)
+    if not isinstance(message, expected):
+        raise ProtocolError(f"{type(message).__name__} where {expected.__name__} was expected")
+    return message
+
+
+__all__ = ["LogState", "MasterService", "MasteredLog", "MirrorService", "listen"]

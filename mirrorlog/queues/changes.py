@@ -1,0 +1,68 @@
+"""Changes to queues, as the log keeps them: msgpack values inside control and queue-state batches.
+
+    CONTROL      queue id 0   EpochStarted, QueueDeclared
+    QUEUE_STATE  the queue's  PositionCommitted
+
+They use the ordinary columnar body (one value per change), so every tool that reads batches reads them too, and they
+are replicated, confirmed, recovered and truncated like records. Unknown fields are ignored, so fields can be added.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, Buffer, Kind
+from mirrorlog.errors import BadBatch
+
+
+class _Change(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class EpochStarted(_Change, frozen=True):
+    """First batch of every epoch: who writes it. Its confirm proves that every member follows this mastership."""
+
+    epoch: int
+    node_id: str
+    start_id: str
+
+
+class QueueDeclared(_Change, frozen=True):
+    """`queue_id` is never used for another queue."""
+
+    name: str
+    queue_id: int
+    arguments: dict[str, Any] = {}
+
+
+class PositionCommitted(_Change, frozen=True):
+    """A group stands before `queue_offset`."""
+
+    group: str
+    log_id: str
+    epoch: int
+    queue_offset: int
+
+
+Change = EpochStarted | QueueDeclared | PositionCommitted
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(Change)
+
+
+def encode_change(change: Change, *, queue_id: int = CONTROL_QUEUE_ID) -> bytearray:
+    """A batch with one change, ready to be appended."""
+    kind = Kind.QUEUE_STATE if queue_id != CONTROL_QUEUE_ID else Kind.CONTROL
+    return encode_batch([Record(_ENCODER.encode(change))], queue_id=queue_id, kind=kind)
+
+
+def decode_changes(batch: Buffer) -> list[Change]:
+    """The changes in a control or queue-state batch. Raises BadBatch for one that is none of them."""
+    values = parse_batch_body(batch).values
+    try:
+        return [_DECODER.decode(values[index] or b"") for index in range(len(values))]
+    except msgspec.MsgspecError as error:
+        raise BadBatch(f"a change that this software does not know: {error}") from None
