@@ -291,26 +291,49 @@ def encode_batch(
     sequence: int = 0,
 ) -> bytearray:
     """A batch of 1..n records as a producer sends it: header with the broker's part still zero, and body."""
+    return encode_columns(
+        [record.value for record in records],
+        [record.key for record in records],
+        [record.headers for record in records],
+        [record.timestamp_us for record in records],
+        queue_id=queue_id,
+        kind=kind,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        sequence=sequence,
+    )
+
+
+def encode_columns(
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None],
+    headers: Sequence[Sequence[Header]],
+    timestamps_us: Sequence[int | None],
+    *,
+    queue_id: int,
+    kind: Kind = Kind.DATA,
+    producer_id: int = NO_PRODUCER,
+    producer_epoch: int = 0,
+    sequence: int = 0,
+) -> bytearray:
+    """The same from columns of equal length; a column in which every entry is absent takes no space."""
     builder = BodyBuilder()
-    builder.add_binary([record.value for record in records], Column.VALUES_VALIDITY)
-    keys = [record.key for record in records]
+    builder.add_binary(values, Column.VALUES_VALIDITY)
     if any(key is not None for key in keys):
         builder.columns |= Column.KEYS
         builder.add_binary(keys, Column.KEYS_VALIDITY)
-    headers = [record.headers for record in records]
     if any(headers):
         builder.add_headers(headers)
-    timestamps = [record.timestamp_us for record in records]
-    max_timestamp_us = max((stamp for stamp in timestamps if stamp is not None), default=NO_TIMESTAMP)
+    max_timestamp_us = max((stamp for stamp in timestamps_us if stamp is not None), default=NO_TIMESTAMP)
     if max_timestamp_us != NO_TIMESTAMP:
-        builder.add_timestamps(timestamps)
+        builder.add_timestamps(timestamps_us)
 
     batch = bytearray(b"".join((b"\0" * HEADER_SIZE, *builder.parts)))
     write_producer_part(
         batch,
         kind=kind,
         queue_id=queue_id,
-        record_count=len(records),
+        record_count=len(values),
         columns=builder.columns,
         producer_id=producer_id,
         producer_epoch=producer_epoch,

@@ -1,0 +1,87 @@
+"""Admin: queues, offsets, groups' positions and nodes' status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from mirrorlog.client.batching import as_timestamp_us
+from mirrorlog.errors import MirrorlogError, NotMaster
+from mirrorlog.wire.messages import (
+    CommitPosition,
+    DeclareQueue,
+    Done,
+    FetchPosition,
+    FindOffset,
+    FoundOffset,
+    FoundPosition,
+    GetStatus,
+    Metadata,
+    Position,
+    QueueInfo,
+    Status,
+)
+
+if TYPE_CHECKING:
+    from mirrorlog.client.client import Client
+
+
+class Admin:
+    """Made by `Client.admin`. Every method raises ConnectionLost, RequestTimeout, and what the node answers."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def declare(self, name: str, arguments: Mapping[str, Any] | None = None) -> QueueInfo:
+        """Make a queue, or find it with the same arguments. Raises QueueExists naming the difference, or Refused."""
+        message = DeclareQueue(name=name, arguments=dict(arguments or {}))
+        connection = await self._client.any_connection()
+        try:
+            answer = await connection.request(message, Metadata, timeout_ms=self._client.request_timeout_ms)
+        except NotMaster as error:
+            connection = await self._client.connection_to(_master_of(error))
+            answer = await connection.request(message, Metadata, timeout_ms=self._client.request_timeout_ms)
+        return answer.queues[0]
+
+    async def metadata(self, queues: list[str] | None = None) -> Metadata:
+        """Nodes, and all queues or those named."""
+        return await self._client.metadata(queues)
+
+    async def queues(self) -> list[QueueInfo]:
+        return (await self._client.metadata(None)).queues
+
+    async def status(self, node_id: str | None = None) -> Status:
+        """What a node knows of its logs; of any node when none is named."""
+        if node_id is None:
+            connection = await self._client.any_connection()
+        else:
+            connection = await self._client.connection_to(await self._client.node_address(node_id))
+        return await connection.request(GetStatus(), Status, timeout_ms=self._client.request_timeout_ms)
+
+    async def find_offset(self, queue: str, time: datetime | int) -> int:
+        """The first confirmed queue offset whose batch was appended at or after `time` (datetime or µs UTC)."""
+        connection, _ = await self._client.master_of(queue)
+        message = FindOffset(queue=queue, append_time_us=as_timestamp_us(time) or 0)
+        found = await connection.request(message, FoundOffset, timeout_ms=self._client.request_timeout_ms)
+        return found.queue_offset
+
+    async def position(self, queue: str, group: str) -> Position | None:
+        """Where a group stands; None when it has never committed."""
+        connection, _ = await self._client.master_of(queue)
+        message = FetchPosition(queue=queue, group=group)
+        found = await connection.request(message, FoundPosition, timeout_ms=self._client.request_timeout_ms)
+        return found.position
+
+    async def commit_position(self, queue: str, group: str, position: Position) -> None:
+        """Store where a group stands; returns when it is confirmed by all copies. Raises Refused or OutcomeUnknown."""
+        connection, _ = await self._client.master_of(queue)
+        message = CommitPosition(queue=queue, group=group, position=position)
+        await connection.request(message, Done, timeout_ms=self._client.request_timeout_ms)
+
+
+def _master_of(error: NotMaster) -> str:
+    master = error.details.get("master")
+    if not isinstance(master, str):
+        raise MirrorlogError(f"the node names no master: {error}")
+    return master

@@ -1,0 +1,229 @@
+"""Client: the way in. Knows some servers, finds the rest by metadata, keeps one connection per node.
+
+async with Client("127.0.0.1:7401") as client:
+    await client.admin.declare("flights")
+    async with client.producer("flights", confirm="all") as producer:
+        receipt = await producer.send(b"value", key=b"key")
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, Self
+
+from mirrorlog.client.admin import Admin
+from mirrorlog.client.connection import Connection
+from mirrorlog.client.consumer import Consumer
+from mirrorlog.client.producer import Producer, parse_durability, parse_level
+from mirrorlog.config import CLIENT_PORT
+from mirrorlog.errors import BadRequest, ConnectionLost, NoSuchQueue, RequestTimeout
+from mirrorlog.wire.messages import GetMetadata, Metadata, NodeInfo, Position, QueueInfo
+
+_KIB: Final = 1024
+_MIB: Final = 1024 * 1024
+
+
+class Client:
+    """A client of one cluster. `servers`: `host:port` of one or more nodes, tried in order."""
+
+    def __init__(
+        self,
+        *servers: str,
+        cluster_id: str | None = None,
+        role: str = "client",
+        connect_timeout_ms: int = 5_000,
+        request_timeout_ms: int = 10_000,
+    ) -> None:
+        self.servers = list(servers) or [f"127.0.0.1:{CLIENT_PORT}"]
+        self.request_timeout_ms = request_timeout_ms
+        self._cluster_id = cluster_id
+        self._role = role
+        self._connect_timeout_ms = connect_timeout_ms
+        self._connections: dict[str, Connection] = {}
+        self._opening: dict[str, asyncio.Task[Connection]] = {}
+        self._nodes: dict[str, NodeInfo] = {}
+        self._ends: list[Callable[[], Any]] = []
+
+    # --- life ---
+
+    async def connect(self) -> Self:
+        """Reach one of the servers. Raises ConnectionLost naming what each said."""
+        await self.any_connection()
+        return self
+
+    async def close(self) -> None:
+        """Close producers that are still open (they flush first), then all connections. Idempotent."""
+        for end in self._ends:
+            await end()
+        self._ends.clear()
+        for task in self._opening.values():
+            task.cancel()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        await asyncio.sleep(0)  # let the transports tell that they are closed
+
+    async def __aenter__(self) -> Self:
+        return await self.connect()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- what it is for ---
+
+    @property
+    def admin(self) -> Admin:
+        """Queues, offsets, positions, status."""
+        return Admin(self)
+
+    def producer(
+        self,
+        queue: str,
+        *,
+        confirm: str | int = "all",
+        durability: str = "memory",
+        batch_bytes: int = 256 * _KIB,
+        linger_ms: int = 5,
+        window_bytes: int = 32 * _MIB,
+        max_in_flight: int = 16,
+        delivery_timeout_ms: int = 30_000,
+        idempotent: bool = True,
+    ) -> Producer:
+        """A producer for `queue`; use it with `async with`.
+
+        `confirm`: none, master, one, majority, all, or a number of copies. `durability`: memory or disk, of each copy.
+        """
+        producer = Producer(
+            self,
+            queue,
+            level=parse_level(confirm),
+            durability=parse_durability(durability),
+            batch_bytes=batch_bytes,
+            linger_ms=linger_ms,
+            window_bytes=window_bytes,
+            max_in_flight=max_in_flight,
+            delivery_timeout_ms=delivery_timeout_ms,
+            idempotent=idempotent,
+        )
+        self._ends.append(producer.close)
+        return producer
+
+    def consumer(
+        self,
+        queue: str,
+        *,
+        start: str | int | Position | datetime | None = None,
+        until: int | str | None = None,
+        group: str | None = None,
+        read_from: str = "master",
+        max_bytes: int = _MIB,
+        max_wait_ms: int = 500,
+    ) -> Consumer:
+        """A reader of `queue`; use it with `async with`. Only confirmed records are seen.
+
+        `start`: earliest, latest, committed (the default with a group; earliest where it has committed nothing), a
+        queue offset, a Position, or a datetime (append time). `until`: a queue offset to stop before, or "confirmed",
+        what is confirmed at the start; by default it waits for new records for ever. `read_from`: master, mirror or a
+        node id.
+        """
+        return Consumer(
+            self,
+            queue,
+            start=start,
+            until=until,
+            group=group,
+            read_from=read_from,
+            max_bytes=max_bytes,
+            max_wait_ms=max_wait_ms,
+        )
+
+    # --- connections ---
+
+    async def connection_to(self, address: str) -> Connection:
+        """The connection to a node, made when there is none. Raises ConnectionLost."""
+        connection = self._connections.get(address)
+        if connection is not None and connection.usable:
+            return connection
+        task = self._opening.get(address)
+        if task is None:
+            task = asyncio.ensure_future(self._open(address))
+            self._opening[address] = task
+        return await asyncio.shield(task)
+
+    async def any_connection(self) -> Connection:
+        """A connection to some node. Raises ConnectionLost naming what each said."""
+        for connection in self._connections.values():
+            if connection.usable:
+                return connection
+        reasons: list[str] = []
+        for address in self._addresses():
+            try:
+                return await self.connection_to(address)
+            except ConnectionLost as error:
+                reasons.append(str(error))
+        raise ConnectionLost(f"no node answers: {'; '.join(reasons)}")
+
+    async def node_address(self, node_id: str) -> str:
+        """The client address of a node. Raises BadRequest for an unknown one."""
+        if node_id not in self._nodes:
+            await self.metadata([])
+        if node_id not in self._nodes:
+            known = ", ".join(self._nodes)
+            raise BadRequest(f"no node {node_id!r} in this cluster; there are {known}")
+        return self._nodes[node_id].client
+
+    async def metadata(self, queues: list[str] | None = None) -> Metadata:
+        """Nodes and queues, as the first node that answers knows them; a queue that it misses is asked of the others.
+
+        A mirror may not have heard yet of a queue that was just declared. Raises ConnectionLost.
+        """
+        answer: Metadata | None = None
+        reasons: list[str] = []
+        for address in self._addresses():
+            try:
+                connection = await self.connection_to(address)
+                asked = GetMetadata(queues=queues)
+                answer = await connection.request(asked, Metadata, timeout_ms=self.request_timeout_ms)
+            except (ConnectionLost, RequestTimeout) as error:
+                reasons.append(str(error))
+                continue
+            self._nodes = {node.node_id: node for node in answer.nodes}
+            if not answer.missing:
+                return answer
+        if answer is None:
+            raise ConnectionLost(f"no node answers: {'; '.join(reasons)}")
+        return answer
+
+    async def queue_info(self, queue: str) -> QueueInfo:
+        """Raises NoSuchQueue or ConnectionLost."""
+        answer = await self.metadata([queue])
+        if answer.missing:
+            raise NoSuchQueue(f"no queue {queue!r}; make it with: mqtool declare {queue}", queue=queue)
+        return answer.queues[0]
+
+    async def master_of(self, queue: str) -> tuple[Connection, QueueInfo]:
+        """The connection to the queue's master. Raises NoSuchQueue or ConnectionLost."""
+        info = await self.queue_info(queue)
+        return await self.connection_to(await self.node_address(info.master)), info
+
+    # --- inside ---
+
+    def _addresses(self) -> list[str]:
+        """Connected ones first, then those given, then those heard of; each once."""
+        usable = [address for address, connection in self._connections.items() if connection.usable]
+        return list(dict.fromkeys([*usable, *self.servers, *(node.client for node in self._nodes.values())]))
+
+    async def _open(self, address: str) -> Connection:
+        try:
+            connection = await Connection.open(
+                address, role=self._role, cluster_id=self._cluster_id, timeout_ms=self._connect_timeout_ms
+            )
+            self._connections[address] = connection
+            return connection
+        finally:
+            del self._opening[address]

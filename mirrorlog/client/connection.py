@@ -1,0 +1,254 @@
+"""One connection to one node: requests out, answers back by correlation id. Thin.
+
+The I/O runs on the event loop, off the user's slow callbacks only as far as those are awaited: a PING keeps an idle
+connection alive, every request has a deadline, and a lost connection fails everything that waits on it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Self, TypeVar
+
+from mirrorlog import __version__
+from mirrorlog.config import split_address
+from mirrorlog.errors import ConnectionLost, MirrorlogError, ProtocolError, RequestTimeout
+from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.frames import (
+    BATCHES,
+    FETCH,
+    PRODUCE,
+    PROTOCOL_VERSION_MAX,
+    PROTOCOL_VERSION_MIN,
+    Batches,
+    Confirm,
+    Frame,
+    FrameType,
+    frame,
+    frame_header,
+    read_batches,
+    read_confirm,
+)
+from mirrorlog.wire.messages import Failure, Hello, Message, Welcome, as_error, decode, encode
+
+_PING_INTERVAL_S: Final = 15.0
+_SILENCE_S_MAX: Final = 60.0
+# A consumer may ask for more than a batch, and a single batch may be as large as the node allows.
+_FRAME_BYTES_MAX: Final = 512 * 1024 * 1024
+_UNSENT_BYTES_MAX: Final = 1024 * 1024 * 1024
+
+ProduceDone = Callable[[Confirm | MirrorlogError], None]
+
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound=Message)
+_Answered = Callable[[Frame | MirrorlogError], None]
+
+
+class Connection:
+    """Made by `open`. Its methods raise what the node answered, ConnectionLost or RequestTimeout."""
+
+    def __init__(self, address: str, *, role: str, cluster_id: str | None) -> None:
+        """Use `open`."""
+        self.address = address
+        self._hello = Hello(
+            version_min=PROTOCOL_VERSION_MIN,
+            version_max=PROTOCOL_VERSION_MAX,
+            role=role,
+            software=f"mirrorlog-python {__version__}",
+            cluster_id=cluster_id,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._endpoint: Endpoint | None = None
+        self._greeting: asyncio.Future[Welcome] = self._loop.create_future()
+        self._waiting: dict[int, _Answered] = {}
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._last_id = 0
+        self._last_read = self._loop.time()
+        self._pinger: asyncio.TimerHandle | None = None
+        self._lost: MirrorlogError | None = None
+
+    @classmethod
+    async def open(
+        cls, address: str, *, role: str = "client", cluster_id: str | None = None, timeout_ms: int = 5_000
+    ) -> Self:
+        """Connect and greet. Raises ConnectionLost, WrongCluster, UnsupportedVersion or ConfigError."""
+        connection = cls(address, role=role, cluster_id=cluster_id)
+        host, port = split_address(address)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await connection._loop.create_connection(connection._make_endpoint, host, port)
+                await connection._greeting
+        except TimeoutError:
+            connection.close()
+            raise ConnectionLost(f"no answer from {address} within {timeout_ms} ms") from None
+        except OSError as error:
+            raise ConnectionLost(f"no connection to {address}: {error.strerror or error}") from None
+        except BaseException:
+            connection.close()
+            raise
+        connection._pinger = connection._loop.call_later(_PING_INTERVAL_S, connection._ping)
+        return connection
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the node said of itself: ids and limits."""
+        return self._greeting.result()
+
+    @property
+    def usable(self) -> bool:
+        return self._lost is None and self._endpoint is not None and self._endpoint.open
+
+    def close(self) -> None:
+        """Idempotent. What still waits ends with ConnectionLost."""
+        if self._pinger is not None:
+            self._pinger.cancel()
+        if self._endpoint is not None:
+            self._endpoint.abort()
+
+    # --- requests ---
+
+    async def request(self, message: Message, expect: type[_M], *, timeout_ms: int) -> _M:
+        """Send a control message and await its answer."""
+        answer = await self._ask([frame(FrameType.REQUEST, encode(message), self._next_id())], timeout_ms)
+        decoded = decode(answer)
+        if not isinstance(decoded, expect):
+            raise ProtocolError(f"{type(decoded).__name__} where {expect.__name__} was expected")
+        return decoded
+
+    def produce(
+        self, batch: bytes | bytearray | memoryview, *, level: int, durability: int, deadline_ms: int, done: ProduceDone
+    ) -> None:
+        """Send one ready batch; `done` is called once, with its confirm or with the error, on the loop.
+
+        The bytes must stay as they are until then. Raises ConnectionLost when the connection is gone already.
+        """
+        endpoint = self._usable_endpoint()
+        correlation_id = self._next_id()
+
+        def answered(answer: Frame | MirrorlogError) -> None:
+            done(answer if isinstance(answer, MirrorlogError) else read_confirm(answer.payload))
+
+        self._waiting[correlation_id] = answered
+        head = frame_header(FrameType.PRODUCE, PRODUCE.size + len(batch), correlation_id)
+        endpoint.send((head + PRODUCE.pack(level, durability, 0, deadline_ms), memoryview(batch)))
+
+    async def produce_and_wait(
+        self, batch: bytes | bytearray | memoryview, *, level: int, durability: int, deadline_ms: int
+    ) -> Confirm:
+        """One ready batch, awaited. Raises what the node answered, ConnectionLost, or RequestTimeout well after the
+        deadline."""
+        outcome: asyncio.Future[Confirm] = self._loop.create_future()
+
+        def done(result: Confirm | MirrorlogError) -> None:
+            if outcome.done():
+                return
+            if isinstance(result, MirrorlogError):
+                outcome.set_exception(result)
+            else:
+                outcome.set_result(result)
+
+        self.produce(batch, level=level, durability=durability, deadline_ms=deadline_ms, done=done)
+        return await self._within(outcome, deadline_ms + 5_000)
+
+    async def fetch(
+        self, *, queue_id: int, epoch: int, queue_offset: int, max_bytes: int, wait_ms: int, timeout_ms: int
+    ) -> tuple[Batches, bytes]:
+        """Whole batches from the one that holds `queue_offset` on; none when `wait_ms` passed without a record."""
+        request = FETCH.pack(queue_id, epoch, queue_offset, max_bytes, wait_ms)
+        payload = await self._ask([frame(FrameType.FETCH, request, self._next_id())], wait_ms + timeout_ms)
+        return read_batches(memoryview(payload)), payload[BATCHES.size :]
+
+    async def drained(self) -> None:
+        """Wait until the socket takes more."""
+        await self._writable.wait()
+
+    # --- FrameHandler ---
+
+    def connected(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        endpoint.trust()
+        endpoint.send([frame(FrameType.HELLO, encode(self._hello))])
+
+    def frame(self, frame_: Frame) -> None:
+        self._last_read = self._loop.time()
+        if frame_.type == FrameType.WELCOME:
+            welcome = decode(frame_.payload)
+            if isinstance(welcome, Welcome) and not self._greeting.done():
+                self._greeting.set_result(welcome)
+        elif frame_.type == FrameType.GOODBYE:
+            self._lost = ConnectionLost(f"{self.address} is going down")
+        elif frame_.correlation_id == 0 and frame_.type == FrameType.ERROR:
+            self._lost = _failure(frame_)
+        elif (answered := self._waiting.pop(frame_.correlation_id, None)) is not None:
+            answered(_failure(frame_) if frame_.type == FrameType.ERROR else frame_)
+
+    def writable(self) -> None:
+        self._writable.set()
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        self._lost = self._lost or error or ConnectionLost(f"{self.address} closed the connection")
+        lost = self._lost
+        if not self._greeting.done():
+            self._greeting.set_exception(lost)
+        waiting, self._waiting = self._waiting, {}
+        # Whoever waits cannot know whether the node still got the request: that is ConnectionLost, whatever the reason.
+        failure = lost if isinstance(lost, ConnectionLost) else ConnectionLost(f"{self.address}: {lost}")
+        for answered in waiting.values():
+            answered(failure)
+        self._writable.set()
+
+    # --- inside ---
+
+    def _make_endpoint(self) -> Endpoint:
+        return Endpoint(self, frame_bytes_max=_FRAME_BYTES_MAX, outgoing_bytes_max=_UNSENT_BYTES_MAX)
+
+    def _next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def _usable_endpoint(self) -> Endpoint:
+        if self._endpoint is None or not self._endpoint.open or self._lost is not None:
+            raise ConnectionLost(f"the connection to {self.address} is gone: {self._lost or 'closed'}")
+        return self._endpoint
+
+    async def _ask(self, parts: list[bytes], timeout_ms: int) -> bytes:
+        """Send a frame made with the last id and await its answer's payload."""
+        endpoint = self._usable_endpoint()
+        outcome: asyncio.Future[bytes] = self._loop.create_future()
+
+        def answered(answer: Frame | MirrorlogError) -> None:
+            if outcome.done():
+                return
+            if isinstance(answer, MirrorlogError):
+                outcome.set_exception(answer)
+            else:
+                outcome.set_result(bytes(answer.payload))
+
+        self._waiting[self._last_id] = answered
+        endpoint.send(parts)
+        return await self._within(outcome, timeout_ms)
+
+    async def _within(self, outcome: asyncio.Future[_T], timeout_ms: int) -> _T:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await outcome
+        except TimeoutError:
+            raise RequestTimeout(f"{self.address} did not answer within {timeout_ms} ms") from None
+
+    def _ping(self) -> None:
+        if not self.usable:
+            return
+        silent_s = self._loop.time() - self._last_read
+        if silent_s >= _SILENCE_S_MAX:
+            self._lost = ConnectionLost(f"{self.address} said nothing for {silent_s:.0f} s")
+            self.close()
+            return
+        assert self._endpoint is not None
+        self._endpoint.send([frame(FrameType.PING, b"", 0)])
+        self._pinger = self._loop.call_later(_PING_INTERVAL_S, self._ping)
+
+
+def _failure(frame_: Frame) -> MirrorlogError:
+    message = decode(frame_.payload)
+    return as_error(message) if isinstance(message, Failure) else ProtocolError("an ERROR frame without a failure")

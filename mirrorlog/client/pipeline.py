@@ -1,0 +1,251 @@
+"""The order of an idempotent producer's batches for one queue: what may be sent, and what an answer means.
+
+Invariant 9 from the client's side. Batches go out in order, several in flight; each keeps its bytes and its sequence
+until it ends. When one fails in a way that may pass, the later ones in flight will be refused as out of sequence: the
+pipeline waits for all answers and sends again from the first that is not resolved.
+
+A batch ends with a confirm, with an error that trying again cannot mend, or at its deadline: with the last refusal if
+no attempt can have been stored, else as OutcomeUnknown. A sequence that was given up leaves a gap that the broker
+would refuse for ever, so what follows goes on under a new producer epoch, numbered from 0.
+
+Pure: answers and `now` (s, one monotonic clock) in; it resolves batches and says what to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from mirrorlog.client.batching import PendingBatch
+from mirrorlog.errors import (
+    ConnectionLost,
+    MirrorlogError,
+    NoSuchQueue,
+    OutcomeUnknown,
+    OutOfSequence,
+    Refused,
+    RequestTimeout,
+    StaleProducerEpoch,
+)
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
+
+BACKOFF_S_MIN: Final = 0.05
+BACKOFF_S_MAX: Final = 1.0
+_PRODUCER_EPOCH_MAX: Final = 2**32 - 1
+
+
+@dataclass(slots=True)
+class ProducerStats:
+    """Counts since the producer was made. Attempts are batches, the rest records."""
+
+    sent: int = 0
+    sent_bytes: int = 0
+    confirmed: int = 0
+    failed: int = 0
+    duplicates: int = 0
+    batches: int = 0
+    refused_attempts: int = 0
+    unknown_attempts: int = 0
+    lost_attempts: int = 0
+    retries: int = 0
+
+
+class Pipeline:
+    """The unresolved batches of one producer and queue, oldest first. `jitter()` gives 0..1."""
+
+    def __init__(
+        self, *, idempotent: bool, max_in_flight: int, stats: ProducerStats, jitter: Callable[[], float]
+    ) -> None:
+        self.producer_epoch = 0
+        self._idempotent = idempotent
+        self._max_in_flight = max_in_flight
+        self._stats = stats
+        self._jitter = jitter
+        self._batches: list[PendingBatch] = []
+        self._cursor = 0
+        self._in_flight = 0
+        self._next_sequence = 0
+        self._broken = False
+        self._renumber = False
+        self._backoff_s = BACKOFF_S_MIN
+        self._resume_at = 0.0
+        self._last_error: MirrorlogError | None = None
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @property
+    def last_error(self) -> MirrorlogError | None:
+        """Why the pipeline is being retried; None while all goes well."""
+        return self._last_error
+
+    def newest(self) -> PendingBatch:
+        """The batch that was added last; there must be one."""
+        return self._batches[-1]
+
+    def add(self, batch: PendingBatch) -> None:
+        """A closed batch joins the end."""
+        self._give_number(batch)
+        self._batches.append(batch)
+
+    def next_to_send(self, now: float) -> PendingBatch | None:
+        """The next batch to send now, marked as in flight; None when none may go."""
+        if self._broken or now < self._resume_at or self._in_flight >= self._max_in_flight:
+            return None
+        if self._cursor >= len(self._batches):
+            return None
+        batch = self._batches[self._cursor]
+        self._cursor += 1
+        self._in_flight += 1
+        batch.in_flight = True
+        self._stats.retries += batch.attempts > 0
+        batch.attempts += 1
+        return batch
+
+    def resume_at(self) -> float | None:
+        """When a retry is due; None while none is waited for."""
+        return self._resume_at if self._batches and not self._broken and self._cursor < len(self._batches) else None
+
+    def next_deadline(self) -> float | None:
+        """When the oldest batch must have ended."""
+        return min((batch.deadline for batch in self._batches), default=None)
+
+    # --- answers ---
+
+    def confirmed(self, batch: PendingBatch, confirm: Confirm, now: float) -> None:
+        """The node has it, at the level asked."""
+        if not self._landed(batch):
+            return
+        self._stats.confirmed += len(batch)
+        self._stats.duplicates += len(batch) if confirm.flags & CONFIRM_DUPLICATE else 0
+        self._end(batch, confirm)
+        if not self._broken:
+            self._backoff_s = BACKOFF_S_MIN
+            self._last_error = None
+        self._settle(now)
+
+    def failed(self, batch: PendingBatch, error: MirrorlogError, now: float) -> None:
+        """An attempt ended with `error`."""
+        if not self._landed(batch):
+            return
+        if isinstance(error, OutOfSequence):
+            self._out_of_sequence(batch, error)
+        elif isinstance(error, OutcomeUnknown | ConnectionLost | RequestTimeout):
+            self._maybe_stored(batch, error)
+        elif isinstance(error, Refused) and error.retriable:
+            self._stats.refused_attempts += 1
+            self._break(error)
+        else:
+            self._hopeless(batch, error)
+        self._settle(now)
+
+    def expire(self, now: float) -> None:
+        """End the batches whose deadline has come."""
+        expired = [batch for batch in self._batches if batch.deadline <= now]
+        if not expired:
+            return
+        for batch in expired:
+            self._end(batch, self._given_up(batch))
+        self._renumber = True
+        # In flight under a number that will not be used again: it cannot be known whether they land.
+        for batch in [batch for batch in self._batches if batch.in_flight or batch.unknown]:
+            self._end(batch, self._given_up(batch))
+        self._in_flight = 0
+        self._broken = True
+        self._settle(now)
+
+    def fail_all(self, error: MirrorlogError) -> None:
+        """The producer ends: so does everything in it."""
+        for batch in list(self._batches):
+            self._end(batch, self._given_up(batch) if batch.in_flight or batch.unknown else error)
+        self._in_flight = self._cursor = 0
+
+    # --- inside ---
+
+    def _landed(self, batch: PendingBatch) -> bool:
+        """An answer came for an attempt that is still counted."""
+        if batch.outcome is not None or not batch.in_flight:
+            return False
+        batch.in_flight = False
+        self._in_flight -= 1
+        return True
+
+    def _out_of_sequence(self, batch: PendingBatch, error: OutOfSequence) -> None:
+        if int(error.details.get("last", -1)) < batch.sequence:
+            batch.unknown = False  # the node says that it does not have it
+        if self._broken:
+            return  # expected: an earlier one failed and this one was behind it
+        self._hopeless(batch, error)
+
+    def _maybe_stored(self, batch: PendingBatch, error: MirrorlogError) -> None:
+        if isinstance(error, OutcomeUnknown):
+            self._stats.unknown_attempts += 1
+        else:
+            self._stats.lost_attempts += 1
+        batch.unknown = True
+        self._break(error)
+        if not self._idempotent:
+            self._end(batch, OutcomeUnknown(f"{error}; without a producer id it is not sent again"))
+
+    def _hopeless(self, batch: PendingBatch, error: MirrorlogError) -> None:
+        """Trying again cannot mend it. Its number was not used, so what follows is numbered anew."""
+        self._end(batch, error)
+        self._renumber = True
+        self._broken = True
+        if isinstance(error, StaleProducerEpoch):
+            self.producer_epoch = max(self.producer_epoch, int(error.details.get("producer_epoch", 0)))
+        if isinstance(error, NoSuchQueue):
+            for other in [other for other in self._batches if not other.in_flight]:
+                self._end(other, error)
+
+    def _break(self, error: MirrorlogError) -> None:
+        self._broken = True
+        self._last_error = error
+
+    def _settle(self, now: float) -> None:
+        """Once every answer is in after a failure: start again from the first that is not resolved."""
+        if not self._broken or self._in_flight:
+            return
+        self._broken = False
+        self._cursor = 0
+        if self._renumber:
+            self._new_epoch()
+        if self._last_error is not None:
+            self._resume_at = now + self._backoff_s * (0.5 + self._jitter() / 2)
+            self._backoff_s = min(2 * self._backoff_s, BACKOFF_S_MAX)
+
+    def _new_epoch(self) -> None:
+        self._renumber = False
+        for batch in [batch for batch in self._batches if batch.unknown]:
+            self._end(batch, self._given_up(batch))
+        self.producer_epoch = min(self.producer_epoch + 1, _PRODUCER_EPOCH_MAX)
+        self._next_sequence = 0
+        for batch in self._batches:
+            self._give_number(batch)
+
+    def _give_number(self, batch: PendingBatch) -> None:
+        if self._idempotent:
+            batch.number(producer_epoch=self.producer_epoch, sequence=self._next_sequence)
+            self._next_sequence += len(batch)
+
+    def _end(self, batch: PendingBatch, outcome: Confirm | MirrorlogError) -> None:
+        index = self._batches.index(batch)
+        del self._batches[index]
+        if index < self._cursor:
+            self._cursor -= 1
+        batch.in_flight = False
+        self._stats.failed += len(batch) if isinstance(outcome, MirrorlogError) else 0
+        batch.resolve(outcome)
+
+    def _given_up(self, batch: PendingBatch) -> MirrorlogError:
+        reason = self._last_error or ConnectionLost("no answer came")
+        if batch.in_flight or batch.unknown:
+            return OutcomeUnknown(f"no confirm before the deadline, stored perhaps; last: {reason}")
+        if isinstance(reason, OutcomeUnknown):
+            return Refused(f"not sent before the deadline: {reason}")
+        return reason
