@@ -70,7 +70,7 @@ class NativeDoor:
             if log.replica.queues.has_id(queue_id):
                 return log
         for error in self._refusals.values():
-            raise error
+            raise error.with_traceback(None)  # shared: it must not collect the frames of all who raise it
         if len(self._logs) == 1:
             return self._logs[0]
         raise NoSuchQueue(f"no queue has the id {queue_id}; ask for the queue's metadata again")

@@ -11,10 +11,11 @@ from typing import NamedTuple, Protocol
 
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.body import check_uncompressed
-from mirrorlog.commitlog.format import BatchHeader, Codec, Kind, check_producer_part
+from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Codec, Kind, check_producer_part
 from mirrorlog.config import HaSettings, LimitSettings
 from mirrorlog.errors import (
     BadBatch,
+    BadRequest,
     FlushDiskTimeout,
     FlushSlaveTimeout,
     MirrorlogError,
@@ -32,11 +33,13 @@ from mirrorlog.wire.frames import (
     CONFIRM,
     CONFIRM_DUPLICATE,
     PRODUCE,
+    Durability,
     FrameType,
     frame,
     read_produce,
 )
 
+_DURABILITIES = frozenset(Durability)
 _TIMEOUTS: dict[PutStatus, type[OutcomeUnknown]] = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: FlushSlaveTimeout,
     PutStatus.FLUSH_DISK_TIMEOUT: FlushDiskTimeout,
@@ -98,6 +101,8 @@ class Publisher:
         batch = payload[PRODUCE.size :]
         header = check_producer_part(batch, max_batch_bytes=self._limits.max_batch_bytes)
         self._check(header, batch)
+        if request.durability not in _DURABILITIES:
+            raise BadRequest(f"durability {request.durability} is none of 0 (memory) and 1 (disk)")
         copies = self._mastership.progress.copies_for(request.level)
         self._admit()
         durability = max(request.durability, self._mastership.durability)
@@ -150,13 +155,17 @@ class Publisher:
             raise BadBatch(f"a producer sends kind {Kind.DATA}, not {header.kind}")
         if not self._replica.queues.has_id(header.queue_id):
             raise NoSuchQueue(f"no queue has the id {header.queue_id}; ask for the queue's metadata again")
-        if header.codec == Codec.NONE:
-            check_uncompressed(
-                batch,
-                record_count=header.record_count,
-                columns=header.columns,
-                max_record_bytes=self._limits.max_record_bytes,
-            )
+        if header.codec != Codec.NONE:
+            # What nobody checked would reach every reader, and none of them can open it yet.
+            raise BadBatch(f"codec {header.codec} is not supported yet; send the body uncompressed")
+        if header.body_length != header.length - HEADER_SIZE - header.padding:
+            raise BadBatch(f"a body of {header.body_length} bytes does not fit a batch of {header.length}")
+        check_uncompressed(
+            batch,
+            record_count=header.record_count,
+            columns=header.columns,
+            max_record_bytes=self._limits.max_record_bytes,
+        )
 
     def _admit(self) -> None:
         if self.stopping:
@@ -180,15 +189,23 @@ class ElsewhereLog:
     """Stands where a Publisher stands, on a node that does not master the log: it refuses and names who does."""
 
     def __init__(self, name: str, master: str, master_address: str) -> None:
-        self._error = NotMaster(
-            f"log {name} is written by node {master} at {master_address}", master=master_address, node=master
-        )
+        self._name = name
+        self._master = master
+        self._address = master_address
 
     def publish(self, payload: memoryview, reply: Reply, correlation_id: int) -> None:
-        raise self._error
+        raise self._refusal()
 
     def append_change(self, batch: bytearray, done: Callable[[MirrorlogError | None], None]) -> None:
-        raise self._error
+        raise self._refusal()
+
+    def _refusal(self) -> NotMaster:
+        # A new one each time: an exception keeps the frames of everybody who ever raised it, and what they hold.
+        return NotMaster(
+            f"log {self._name} is written by node {self._master} at {self._address}",
+            master=self._address,
+            node=self._master,
+        )
 
 
 def _landed(stamped: BatchHeader) -> Landed:

@@ -37,6 +37,7 @@ class Mastership:
         min_in_sync: int,
         confirmed: int,
         waiting_max: int,
+        lossy: bool = False,
     ) -> None:
         self.state = LogState.SERVING
         self.reason = ""
@@ -46,6 +47,8 @@ class Mastership:
         self.mirrors = mirrors
         self.progress = Progress(own=own, mirrors=mirrors, durability=durability, confirmed=confirmed)
         self._name = name
+        # A master whose own copy lost bytes takes nothing until every mirror has shown that it does not hold more.
+        self._unheard = set(mirrors) if lossy else set()
         self._transfers = GroupTransferService(waiting_max=waiting_max)
 
     @property
@@ -63,6 +66,9 @@ class Mastership:
         """Raises LogRecovering, InSyncReplicasNotEnough or Overloaded: then nothing may be appended."""
         if self.state is LogState.RECOVERING:
             raise LogRecovering(f"log {self._name} is recovering: {self.reason}")
+        if self._unheard:
+            waited = ", ".join(sorted(self._unheard))
+            raise LogRecovering(f"log {self._name} lost bytes on its master and waits to hear what {waited} holds")
         if self.copies_up < self.min_in_sync:
             missing = ", ".join(node for node in self.mirrors if not self._proven(node))
             raise InSyncReplicasNotEnough(
@@ -116,6 +122,7 @@ class Mastership:
 
     def proven(self, link: HAConnection) -> list[Answer]:
         """The link's mirror asked for an offset that its history and this one share: it holds all below."""
+        self._unheard.discard(link.node_id)
         self.progress.acked(link.node_id, written=link.read_half.acked, flushed=0)
         return self._transfers.progressed(self.progress)
 

@@ -258,7 +258,7 @@ class MasterService:
     def log(self, log_id: str) -> MasteredLog:
         """Raises NoSuchLog, or the reason why this node does not serve the log."""
         if log_id in self._refusals:
-            raise self._refusals[log_id]
+            raise self._refusals[log_id].with_traceback(None)  # shared: it must not collect its raisers' frames
         if log_id not in self._logs:
             raise NoSuchLog(f"this node is not the master of log {log_id}; check [[cluster.logs]] on both nodes")
         return self._logs[log_id]
