@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from uuid import UUID, uuid5
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic.fields import FieldInfo
 
 from mirrorlog.errors import ConfigError
 
@@ -185,26 +185,8 @@ class HaSettings(_Section):
     )
 
 
-class _TomlFile(PydanticBaseSettingsSource):
-    """The parsed configuration file as the lowest source above the defaults."""
-
-    def __init__(self, settings_cls: type[BaseSettings], values: Mapping[str, Any]) -> None:
-        super().__init__(settings_cls)
-        self.values = values
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        return self.values.get(field_name), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        return dict(self.values)
-
-
-class Settings(BaseSettings):
+class Settings(_Section):
     """All settings of one node."""
-
-    model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", populate_by_name=True
-    )
 
     cluster: ClusterSettings = ClusterSettings()
     node: NodeSettings = NodeSettings()
@@ -255,32 +237,22 @@ def load_settings(
 ) -> Settings:
     """Read the settings from `file` (TOML), the environment and `overrides` (`section.key=value`, TOML or text).
 
-    Raises ConfigError: one line that names the key, where it came from and what is wrong with it.
+    `environment` is the process's own by default. Raises ConfigError: one line that names the key and what is wrong.
     """
-    values = _read_file(file) if file is not None else {}
-    environment = os.environ if environment is None else environment
-    _refuse_unknown_variables(environment)
-    flags = _parse_overrides(overrides)
-
-    class Loaded(Settings):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, env_settings, _TomlFile(settings_cls, values)
-
+    layers = (
+        _read_file(file) if file is not None else {},
+        _parse_environment(os.environ if environment is None else environment),
+        _parse_overrides(overrides),
+    )
+    merged: dict[str, dict[str, Any]] = {}
+    for layer in layers:
+        for section, values in layer.items():
+            merged.setdefault(section, {}).update(_by_field_name(section, values))
     try:
-        loaded = Loaded(**flags)
+        settings = Settings.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
-    except ValueError as error:
-        raise ConfigError(f"the environment cannot be read: {error}") from None
-    return _with_defaults(Settings.model_construct(**{name: getattr(loaded, name) for name in Settings.model_fields}))
+    return _with_defaults(settings)
 
 
 def _with_defaults(settings: Settings) -> Settings:
@@ -310,29 +282,48 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: not TOML: {error}") from None
 
 
-def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
-    for variable in environment:
+def _parse_environment(environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """`MIRRORLOG__LOG__SEGMENT_BYTES=…` → {"log": {"SEGMENT_BYTES": …}}."""
+    nested: dict[str, dict[str, Any]] = {}
+    for variable, text in environment.items():
         if variable.startswith(ENVIRONMENT_PREFIX):
-            section = variable.removeprefix(ENVIRONMENT_PREFIX).split("__")[0].lower()
-            if section not in Settings.model_fields:
+            section, separator, key = variable.removeprefix(ENVIRONMENT_PREFIX).partition("__")
+            if not separator or section.lower() not in Settings.model_fields:
                 known = ", ".join(name.upper() for name in Settings.model_fields)
                 raise ConfigError(f"environment variable {variable}: no such section; there are {known}")
+            nested.setdefault(section.lower(), {})[key] = _toml_value(text)
+    return nested
 
 
-def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`a.b=value` → {"a": {"b": value}}; what is no TOML value is taken as text."""
-    nested: dict[str, Any] = {}
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`a.b=value` → {"a": {"b": value}}."""
+    nested: dict[str, dict[str, Any]] = {}
     for override in overrides:
         path, equals, text = override.partition("=")
         section, dot, key = path.partition(".")
         if not (equals and dot and key):
             raise ConfigError(f"--set {override!r}: write section.key=value, for example node.id=n1")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        nested.setdefault(section, {})[key] = value
+        nested.setdefault(section, {})[key] = _toml_value(text)
     return nested
+
+
+def _toml_value(text: str) -> Any:
+    """What is no TOML value is taken as text, so that nobody has to quote a name."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _by_field_name(section: str, values: Any) -> dict[str, Any]:
+    """Either spelling of a key, in any case, under the one that Python uses: a later layer replaces an earlier one."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{section}: a table of keys is expected, not {values!r}")
+    field = Settings.model_fields.get(section)
+    fields: dict[str, FieldInfo] = getattr(field.annotation, "model_fields", {}) if field is not None else {}
+    names: dict[str, str] = {name.lower(): name for name in fields}
+    names |= {each.alias.lower(): name for name, each in fields.items() if each.alias}
+    return {names.get(key.lower(), key): value for key, value in values.items()}
 
 
 def _one_line(error: ValidationError) -> str:

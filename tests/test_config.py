@@ -1,0 +1,141 @@
+"""Settings: the order of their sources, the names that files use, and one-line errors for everything wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mirrorlog.config import load_settings, print_settings, split_address
+from mirrorlog.errors import ConfigError
+
+THREE_NODES = """
+[cluster]
+name = "production"
+members = [{ id = "n1", client = "10.0.0.1:7401" }, { id = "n2" }, { id = "n3" }]
+logs = [{ name = "main", master = "n1", mirrors = ["n2", "n3"] }]
+[node]
+id = "n2"
+[ha]
+haSendHeartbeatInterval = 700
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "node.toml"
+    file.write_text(text)
+    return file
+
+
+def test_later_sources_win_over_earlier_ones(tmp_path: Path) -> None:
+    """Defaults < file < environment < flags: one setting given in each, taken away from the top."""
+    file = write(tmp_path, "[log]\nflush_interval_ms = 1\npopulate_bytes = 1\nsegment_bytes = 16777216\n")
+    environment = {"MIRRORLOG__LOG__POPULATE_BYTES": "2", "MIRRORLOG__LOG__SEGMENT_BYTES": "33554432"}
+    settings = load_settings(file, ["log.segment_bytes=67108864"], environment)
+    assert settings.log.segment_bytes == 67108864
+    assert settings.log.populate_bytes == 2
+    assert settings.log.flush_interval_ms == 1
+    assert settings.ha.housekeeping_interval_ms == 20_000
+
+
+def test_rocketmqs_names_and_ours_mean_the_same(tmp_path: Path) -> None:
+    """The same setting by either spelling, in a file and as a flag."""
+    assert load_settings(write(tmp_path, THREE_NODES), environment={}).ha.send_heartbeat_interval_ms == 700
+    by_flag = load_settings(None, ["ha.send_heartbeat_interval_ms=800"], {})
+    assert by_flag.ha.send_heartbeat_interval_ms == 800
+    by_variable = load_settings(None, [], {"MIRRORLOG__HA__HASENDHEARTBEATINTERVAL": "900"})
+    assert by_variable.ha.send_heartbeat_interval_ms == 900
+    both = load_settings(write(tmp_path, THREE_NODES), ["ha.send_heartbeat_interval_ms=800"], {})
+    assert both.ha.send_heartbeat_interval_ms == 800
+
+
+def test_the_environment_of_the_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an environment given, the process's own counts."""
+    monkeypatch.setenv("MIRRORLOG__NODE__ID", "n9")
+    assert load_settings().node.id == "n9"
+
+
+def test_a_node_alone_is_a_cluster_of_one() -> None:
+    """Without members the node is its own master, on the default ports."""
+    settings = load_settings(None, ["node.id=solo"], {})
+    (log,) = settings.own_logs
+    assert (log.master, log.mirrors, log.copies_wanted) == ("solo", (), 1)
+    assert settings.client_bind == "127.0.0.1:7401"
+
+
+def test_min_in_sync_defaults_to_the_majority_of_three(tmp_path: Path) -> None:
+    """Three copies: two; two copies: one."""
+    settings = load_settings(write(tmp_path, THREE_NODES), environment={})
+    assert settings.cluster.logs[0].copies_wanted == 2
+    two = load_settings(write(tmp_path, THREE_NODES.replace(', "n3"]', "]")), environment={})
+    assert two.cluster.logs[0].copies_wanted == 1
+
+
+def test_bound_and_advertised_addresses_are_apart(tmp_path: Path) -> None:
+    """What others use is in the members, where the node listens may be somewhere else."""
+    text = THREE_NODES.replace('id = "n2"\n[ha]', 'id = "n1"\n[client]\nbind = "0.0.0.0:9000"\n[ha]')
+    settings = load_settings(write(tmp_path, text), environment={})
+    assert settings.client_bind == "0.0.0.0:9000"
+    assert settings.member.client == "10.0.0.1:7401"
+
+
+def test_the_cluster_id_follows_from_the_name_and_the_log_id_from_both(tmp_path: Path) -> None:
+    """All nodes of a cluster come to the same ids by themselves, other clusters to others."""
+    file = write(tmp_path, THREE_NODES)
+    first = load_settings(file, ["node.id=n1"], {}).cluster
+    second = load_settings(file, ["node.id=n3"], {}).cluster
+    assert (first.cluster_id, first.log_id(first.logs[0])) == (second.cluster_id, second.log_id(second.logs[0]))
+    other = load_settings(write(tmp_path, THREE_NODES.replace("production", "staging")), environment={}).cluster
+    assert other.cluster_id != first.cluster_id
+
+
+def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
+    """--print-config names settings as files do."""
+    printed = json.loads(print_settings(load_settings(write(tmp_path, THREE_NODES), environment={})))
+    assert printed["ha"]["haSendHeartbeatInterval"] == 700
+    assert printed["log"]["mappedFileSizeCommitLog"] == 1024**3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[node]\nname = 'x'", "node.name: no such key"),
+        ("[nodes]\nid = 'x'", "nodes: no such key"),
+        ("[log]\nsegment_bytes = 1", "log.segment_bytes"),
+        ("[log]\nsegment_bytes = 1048576", "must hold at least one batch"),
+        ("[limits]\nmax_record_bytes = 'many'", "limits.max_record_bytes"),
+        ("[node]\nid = 'not a name'", "node.id"),
+        ("[client]\nbind = 'nowhere'", "client.bind"),
+        ("[cluster]\nmembers = [{ id = 'n1' }, { id = 'n1' }]", "names a node twice"),
+        ("[cluster]\nmembers = [{ id = 'n1' }]\nlogs = [{ master = 'n9' }]", "assigned to n9"),
+        ("[cluster]\nmembers = [{ id = 'n1' }]\nlogs = [{ master = 'n1', min_in_sync = 2 }]", "above its 1 copies"),
+        ("[cluster]\nmembers = [{ id = 'n2' }]", "not in [[cluster.members]]"),
+        ("[node", "not TOML"),
+        ("node = 3", "a table of keys"),
+    ],
+)
+def test_a_wrong_file_is_named_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    """Each mistake gives ConfigError, one line, with the key or the reason."""
+    with pytest.raises(ConfigError) as caught:
+        load_settings(write(tmp_path, text), environment={})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_sources_are_named(tmp_path: Path) -> None:
+    """A file that is not there, a flag that is none, a variable of no section."""
+    with pytest.raises(ConfigError, match="give an existing file"):
+        load_settings(tmp_path / "absent.toml", environment={})
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
+        load_settings(None, ["node.id"], {})
+    with pytest.raises(ConfigError, match="no such section"):
+        load_settings(None, [], {"MIRRORLOG__NOED__ID": "x"})
+
+
+@pytest.mark.parametrize("address", ["", "host", ":80", "host:", "host:x", "host:65536"])
+def test_an_address_has_host_and_port(address: str) -> None:
+    """Anything else is refused; IPv6 addresses lose their brackets."""
+    with pytest.raises(ConfigError):
+        split_address(address)
+    assert split_address("[::1]:80") == ("::1", 80)
