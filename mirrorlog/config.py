@@ -321,8 +321,9 @@ def _by_field_name(section: str, values: Any) -> dict[str, Any]:
         raise ConfigError(f"{section}: a table of keys is expected, not {values!r}")
     field = Settings.model_fields.get(section)
     fields: dict[str, FieldInfo] = getattr(field.annotation, "model_fields", {}) if field is not None else {}
-    names: dict[str, str] = {name.lower(): name for name in fields}
-    names |= {each.alias.lower(): name for name, each in fields.items() if each.alias}
+    names: dict[str, str] = {}
+    for name, each in fields.items():
+        names[name.lower()] = names[(each.alias or name).lower()] = name
     return {names.get(key.lower(), key): value for key, value in values.items()}
 
 

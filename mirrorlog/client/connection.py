@@ -7,6 +7,7 @@ connection alive, every request has a deadline, and a lost connection fails ever
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Final, Self, TypeVar
 
@@ -83,7 +84,8 @@ class Connection:
             connection.close()
             raise ConnectionLost(f"no answer from {address} within {timeout_ms} ms") from None
         except OSError as error:
-            raise ConnectionLost(f"no connection to {address}: {error.strerror or error}") from None
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise ConnectionLost(f"no connection to {address}: {reason}") from None
         except BaseException:
             connection.close()
             raise

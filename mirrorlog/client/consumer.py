@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -147,7 +147,7 @@ class Consumer:
                 self._next = record.queue_offset + 1
                 yield record
 
-    async def batches(self) -> AsyncIterator[ConsumedBatch]:
+    async def batches(self) -> AsyncGenerator[ConsumedBatch]:
         """Batches in queue order. Ends at `until`; otherwise it waits for new records.
 
         Raises OffsetOutOfRange when the position is gone, BadBatch naming queue and log offset, ConnectionLost after

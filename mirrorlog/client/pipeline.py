@@ -5,8 +5,10 @@ until it ends. When one fails in a way that may pass, the later ones in flight w
 pipeline waits for all answers and sends again from the first that is not resolved.
 
 A batch ends with a confirm, with an error that trying again cannot mend, or at its deadline: with the last refusal if
-no attempt can have been stored, else as OutcomeUnknown. A sequence that was given up leaves a gap that the broker
-would refuse for ever, so what follows goes on under a new producer epoch, numbered from 0.
+no attempt can have been stored, else as OutcomeUnknown. A refusal speaks for its own attempt only: one before it that
+got no clear answer may have been stored, or may still arrive from a connection that was lost. A sequence that was given
+up leaves a gap that the broker would refuse for ever, so what follows goes on under a new producer epoch, numbered from
+0.
 
 Pure: answers and `now` (s, one monotonic clock) in; it resolves batches and says what to send.
 """
@@ -19,8 +21,10 @@ from typing import Final
 
 from mirrorlog.client.batching import PendingBatch
 from mirrorlog.errors import (
+    BadInput,
     ConnectionLost,
     MirrorlogError,
+    NoSuchLog,
     NoSuchQueue,
     OutcomeUnknown,
     OutOfSequence,
@@ -33,6 +37,8 @@ from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 BACKOFF_S_MIN: Final = 0.05
 BACKOFF_S_MAX: Final = 1.0
 _PRODUCER_EPOCH_MAX: Final = 2**32 - 1
+# Answers that prove that their attempt stored nothing and that another one will not either.
+_HOPELESS: Final = (Refused, BadInput, NoSuchQueue, NoSuchLog)
 
 
 @dataclass(slots=True)
@@ -89,7 +95,7 @@ class Pipeline:
         return self._batches[-1]
 
     def add(self, batch: PendingBatch) -> None:
-        """A closed batch joins the end."""
+        """A closed batch joins the end; its deadline is not before that of the one before it."""
         self._give_number(batch)
         self._batches.append(batch)
 
@@ -115,7 +121,7 @@ class Pipeline:
 
     def next_deadline(self) -> float | None:
         """When the oldest batch must have ended."""
-        return min((batch.deadline for batch in self._batches), default=None)
+        return self._batches[0].deadline if self._batches else None
 
     # --- answers ---
 
@@ -135,16 +141,21 @@ class Pipeline:
         """An attempt ended with `error`."""
         if not self._landed(batch):
             return
-        if isinstance(error, OutOfSequence):
-            self._out_of_sequence(batch, error)
-        elif isinstance(error, OutcomeUnknown | ConnectionLost | RequestTimeout):
-            self._maybe_stored(batch, error)
-        elif isinstance(error, Refused) and error.retriable:
+        if isinstance(error, Refused) and error.retriable:
             self._stats.refused_attempts += 1
             self._break(error)
-        else:
+        elif isinstance(error, OutOfSequence) and self._broken:
+            pass  # expected: an earlier one failed and this one was behind it
+        elif isinstance(error, _HOPELESS):
             self._hopeless(batch, error)
+        else:
+            # OutcomeUnknown, a lost connection, and whatever a newer node may answer.
+            self._maybe_stored(batch, error)
         self._settle(now)
+
+    def not_connected(self, error: MirrorlogError) -> None:
+        """No node could be reached that takes the batches: the reason that those which expire will name."""
+        self._last_error = error
 
     def expire(self, now: float) -> None:
         """End the batches whose deadline has come."""
@@ -164,7 +175,7 @@ class Pipeline:
     def fail_all(self, error: MirrorlogError) -> None:
         """The producer ends: so does everything in it."""
         for batch in list(self._batches):
-            self._end(batch, self._given_up(batch) if batch.in_flight or batch.unknown else error)
+            self._end(batch, _without_confirm(batch, error))
         self._in_flight = self._cursor = 0
 
     # --- inside ---
@@ -177,18 +188,11 @@ class Pipeline:
         self._in_flight -= 1
         return True
 
-    def _out_of_sequence(self, batch: PendingBatch, error: OutOfSequence) -> None:
-        if int(error.details.get("last", -1)) < batch.sequence:
-            batch.unknown = False  # the node says that it does not have it
-        if self._broken:
-            return  # expected: an earlier one failed and this one was behind it
-        self._hopeless(batch, error)
-
     def _maybe_stored(self, batch: PendingBatch, error: MirrorlogError) -> None:
-        if isinstance(error, OutcomeUnknown):
-            self._stats.unknown_attempts += 1
-        else:
+        if isinstance(error, ConnectionLost | RequestTimeout):
             self._stats.lost_attempts += 1
+        else:
+            self._stats.unknown_attempts += 1
         batch.unknown = True
         self._break(error)
         if not self._idempotent:
@@ -196,14 +200,14 @@ class Pipeline:
 
     def _hopeless(self, batch: PendingBatch, error: MirrorlogError) -> None:
         """Trying again cannot mend it. Its number was not used, so what follows is numbered anew."""
-        self._end(batch, error)
+        self._end(batch, _without_confirm(batch, error))
         self._renumber = True
         self._broken = True
         if isinstance(error, StaleProducerEpoch):
             self.producer_epoch = max(self.producer_epoch, int(error.details.get("producer_epoch", 0)))
         if isinstance(error, NoSuchQueue):
             for other in [other for other in self._batches if not other.in_flight]:
-                self._end(other, error)
+                self._end(other, _without_confirm(other, error))
 
     def _break(self, error: MirrorlogError) -> None:
         self._broken = True
@@ -246,8 +250,13 @@ class Pipeline:
 
     def _given_up(self, batch: PendingBatch) -> MirrorlogError:
         reason = self._last_error or ConnectionLost("no answer came")
-        if batch.in_flight or batch.unknown:
-            return OutcomeUnknown(f"no confirm before the deadline, stored perhaps; last: {reason}")
-        if isinstance(reason, OutcomeUnknown):
-            return Refused(f"not sent before the deadline: {reason}")
-        return reason
+        if not isinstance(reason, Refused) and not batch.in_flight and not batch.unknown:
+            return Refused(f"not sent before the deadline, nothing was stored; last: {reason}")
+        return _without_confirm(batch, reason)
+
+
+def _without_confirm(batch: PendingBatch, reason: MirrorlogError) -> MirrorlogError:
+    """What a batch ends with that was not confirmed: `reason`, if no attempt can have been stored."""
+    if batch.in_flight or batch.unknown:
+        return OutcomeUnknown(f"no confirm, stored perhaps; last: {reason}")
+    return reason

@@ -11,6 +11,7 @@ import asyncio
 import random
 import secrets
 from collections import deque
+from collections.abc import Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -26,9 +27,12 @@ from mirrorlog.client.batching import (
 )
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.pipeline import BACKOFF_S_MAX, BACKOFF_S_MIN, Pipeline, ProducerStats
+from mirrorlog.commitlog.body import Record
 from mirrorlog.commitlog.format import HEADER_SIZE, NO_PRODUCER
 from mirrorlog.errors import (
+    BadBatch,
     BadRequest,
+    BatchTooLarge,
     ConnectionLost,
     MirrorlogError,
     NoSuchQueue,
@@ -178,6 +182,36 @@ class Producer:
         self.stats.sent += 1
         self.stats.sent_bytes += size
         return batch.add(value, key, pairs, as_timestamp_us(timestamp), size)
+
+    def send_batch_nowait(self, records: Sequence[Record]) -> Delivery:
+        """Hand over records that are stored as one batch, with nothing else in it; the Delivery is the first one's.
+
+        Raises as `send_nowait`, and BatchTooLarge, BadBatch for none.
+        """
+        if not records:
+            raise BadBatch("a batch has at least one record")
+        if self._closed:
+            raise ConnectionLost("the producer is closed")
+        batch = PendingBatch(self._loop.time() + self._delivery_s)
+        for value, key, headers, timestamp_us in records:
+            if value is not None and len(value) > self._limits.max_record_bytes:
+                raise RecordTooLarge(
+                    f"a value of {len(value)} bytes is above the node's max_record_bytes "
+                    f"({self._limits.max_record_bytes})"
+                )
+            batch.add(value, key, headers, timestamp_us, record_size(value, key, headers))
+        size = batch.size_bytes
+        if HEADER_SIZE + size > self._limits.max_batch_bytes:
+            raise BatchTooLarge(f"a batch of {size} bytes is above max_batch_bytes ({self._limits.max_batch_bytes})")
+        if self._pending_bytes + size > self._window_bytes and self._pending_bytes:
+            raise Overloaded(f"{self._window_bytes} bytes wait for their confirm (window_bytes)", limit="window_bytes")
+        self._close_batch()
+        self._pending_bytes += size
+        self.stats.sent += len(batch)
+        self.stats.sent_bytes += size
+        self._open = batch
+        self._close_batch()
+        return Delivery(batch, 0)
 
     async def room(self) -> None:
         """Wait until the window has room again."""

@@ -1,0 +1,268 @@
+"""A cluster of real node processes on loopback, with one log: `n1` is its master, the others are mirrors."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from mirrorlog.errors import BadInput, ConnectionLost, NodeStopping, PortTaken, RequestTimeout
+from mirrorlog.testing.asking import wait_for
+from mirrorlog.testing.guard import Guard
+from mirrorlog.testing.node import START_SECONDS, Node
+from mirrorlog.testing.ports import HOST, free_ports
+from mirrorlog.testing.toml import dump_toml
+from mirrorlog.wire.messages import LogStatus, Status
+
+COPIES_MAX: Final = 16
+LOG_NAME: Final = "main"
+
+_MIB: Final = 1024 * 1024
+_START_ATTEMPTS: Final = 5
+
+
+_Condition = Callable[[LogStatus, Mapping[str, LogStatus]], bool]
+"""Given the log on its master, and on every node that answers."""
+
+
+class Cluster:
+    """`copies` nodes named n1, n2, …, started by `with` (or `async with`, or `start`) and ended by its end.
+
+    - `min_in_sync`: by default the majority, with one or two copies 1.
+    - `flush`: "memory" or "disk".
+    - `data_dir`: where data, configuration and log of every node lie. By default a temporary directory that is removed
+      at the end; one that is given stays, and a later cluster on it goes on with its data.
+    - `settings`: of all nodes, `{"section.key": value}`, above everything else given here.
+    - `grpc`: start the gRPC doors too.
+    - `segment_bytes`: of a segment file.
+
+    The nodes never outlive the process that started them, unless `close(keep_running=True)` lets them go.
+    """
+
+    def __init__(
+        self,
+        copies: int = 3,
+        *,
+        min_in_sync: int | None = None,
+        flush: str = "memory",
+        data_dir: Path | str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        grpc: bool = False,
+        segment_bytes: int = 64 * _MIB,
+        name: str = "testing",
+    ) -> None:
+        if not 1 <= copies <= COPIES_MAX:
+            raise BadInput(f"a test cluster has 1 to {COPIES_MAX} copies, not {copies}")
+        self.name = name
+        self.nodes: dict[str, Node] = {}
+        self._node_ids = [f"n{number}" for number in range(1, copies + 1)]
+        self._log = {"min_in_sync": min_in_sync, "flush": flush}
+        self._settings = {"log.segment_bytes": segment_bytes, "grpc.enabled": grpc, **(settings or {})}
+        self._grpc = grpc
+        self._data_dir = None if data_dir is None else Path(data_dir)
+        self._temporary: Path | None = None
+        self._guard = Guard()
+
+    # --- Its life -------------------------------------------------------------------------------------------------
+
+    def start(self, timeout: float = START_SECONDS) -> Self:
+        """Start all nodes and wait until each serves. Raises as `Node.start`; nothing runs then."""
+        atexit.register(self.close)
+        try:
+            for _ in range(_START_ATTEMPTS - 1):
+                with contextlib.suppress(PortTaken):
+                    return self._start_once(timeout)
+            return self._start_once(timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self, *, keep_running: bool = False) -> None:
+        """End every node. Idempotent. `keep_running` leaves the nodes running and their directory in place.
+
+        Nodes on a given `data_dir` are stopped cleanly, those on a temporary one are killed: nobody needs their data.
+        """
+        atexit.unregister(self.close)
+        if keep_running:
+            self._guard.release()
+            self._data_dir, self._temporary = self.directory, None
+            return
+        try:
+            if self._data_dir is not None:
+                self._stop_all()
+        finally:
+            self._kill_all()
+            self._guard.close()
+            if self._temporary is not None:
+                shutil.rmtree(self._temporary, ignore_errors=True)
+                self._temporary = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    # --- Its nodes ------------------------------------------------------------------------------------------------
+
+    @property
+    def servers(self) -> list[str]:
+        """The client addresses of all nodes, `host:port`, the master first."""
+        return [node.client for node in self.nodes.values()]
+
+    @property
+    def master(self) -> Node:
+        return self.nodes[self._node_ids[0]]
+
+    @property
+    def mirrors(self) -> list[Node]:
+        return [self.nodes[node_id] for node_id in self._node_ids[1:]]
+
+    @property
+    def directory(self) -> Path:
+        """Where data, configuration and log of every node lie. Raises BadInput before the start."""
+        directory = self._data_dir or self._temporary
+        if directory is None:
+            raise BadInput("the cluster is not started: its temporary directory does not exist")
+        return directory
+
+    def statuses(self) -> dict[str, Status]:
+        """By node id, of the running nodes that answer."""
+        found: dict[str, Status] = {}
+        for node in self.nodes.values():
+            with contextlib.suppress(ConnectionLost, NodeStopping, RequestTimeout):
+                if node.running:
+                    found[node.id] = node.status()
+        return found
+
+    # --- Waiting --------------------------------------------------------------------------------------------------
+
+    def wait_in_sync(self, timeout: float = 30.0) -> LogStatus:
+        """Until every mirror is connected, proven and in sync; the log's status on its master.
+
+        Blocks: from a coroutine, `await asyncio.to_thread(cluster.wait_in_sync)`. Raises RequestTimeout.
+        """
+        return self._wait(_in_sync, timeout, "every mirror is in sync")
+
+    def wait_confirmed(self, timeout: float = 30.0) -> LogStatus:
+        """Until everything in the log is confirmed and every running node knows it; the log's status on its master.
+
+        Blocks and raises as `wait_in_sync`. Meaningful once nobody publishes.
+        """
+        return self._wait(_confirmed, timeout, "all is confirmed on all nodes")
+
+    def _wait(self, condition: _Condition, timeout: float, what: str) -> LogStatus:
+        seen: dict[str, Status] = {}
+
+        def met() -> LogStatus | None:
+            seen.clear()
+            seen.update(self.statuses())
+            copies = {node_id: log for node_id, status in seen.items() if (log := _main_log(status)) is not None}
+            master = copies.get(self.master.id)
+            running = {node.id for node in self.nodes.values() if node.running}
+            complete = master is not None and copies.keys() == running
+            return master if complete and master is not None and condition(master, copies) else None
+
+        return wait_for(met, timeout=timeout, what=lambda: f"{what}; the nodes say {_summary(seen)}")
+
+    # --- Starting and ending --------------------------------------------------------------------------------------
+
+    def _start_once(self, timeout: float) -> Self:
+        if self._data_dir is None and self._temporary is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="mirrorlog-"))
+            self._guard.remove(self._temporary)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._place_nodes()
+        try:
+            for node in self.nodes.values():
+                node.launch()
+            for node in self.nodes.values():
+                node.wait_serving(timeout)
+        except BaseException:
+            self._kill_all()
+            raise
+        return self
+
+    def _place_nodes(self) -> None:
+        """New ports for all, and everybody's configuration, since each names the addresses of the others."""
+        ports = iter(free_ports(3 * len(self._node_ids)))
+        self.nodes = {
+            node_id: Node(
+                node_id,
+                client=f"{HOST}:{next(ports)}",
+                replication=f"{HOST}:{next(ports)}",
+                grpc=f"{HOST}:{next(ports)}" if self._grpc else None,
+                directory=self.directory,
+                on_start=self._guard.watch,
+            )
+            for node_id in self._node_ids
+        }
+        for node in self.nodes.values():
+            node.config_file.write_text(dump_toml(self._configuration(node)))
+
+    def _configuration(self, node: Node) -> dict[str, dict[str, Any]]:
+        first, *others = self._node_ids
+        members = [
+            {"id": each.id, "client": each.client, "replication": each.replication, "grpc": each.grpc}
+            for each in self.nodes.values()
+        ]
+        logs = [{"name": LOG_NAME, "master": first, "mirrors": others, **self._log}]
+        tables: dict[str, dict[str, Any]] = {
+            "cluster": {"name": self.name, "members": members, "logs": logs},
+            "node": {"id": node.id, "data_dir": node.data_dir.absolute()},
+        }
+        for key, value in self._settings.items():
+            section, _, name = key.partition(".")
+            tables.setdefault(section, {})[name] = value
+        return tables
+
+    def _stop_all(self) -> None:
+        # The mirrors first: a master that is left alone has nobody to wait for.
+        for node in reversed(self.nodes.values()):
+            if node.running:
+                with contextlib.suppress(RequestTimeout):
+                    node.stop()
+
+    def _kill_all(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
+
+
+def _main_log(status: Status) -> LogStatus | None:
+    return next(iter(status.logs), None)
+
+
+def _in_sync(master: LogStatus, copies: Mapping[str, LogStatus]) -> bool:
+    return master.state == "serving" and all(
+        mirror.connected and mirror.proven and mirror.in_sync for mirror in master.mirrors
+    )
+
+
+def _confirmed(master: LogStatus, copies: Mapping[str, LogStatus]) -> bool:
+    return all(copy.confirmed == copy.end == master.end for copy in copies.values())
+
+
+def _summary(statuses: Mapping[str, Status]) -> str:
+    """A line per node for the message of a wait that failed."""
+    lines = [
+        f"{node_id}: {log.role} {log.state} {log.reason} epoch={log.epoch} end={log.end} confirmed={log.confirmed} "
+        + " ".join(
+            f"{mirror.node_id}(connected={mirror.connected} proven={mirror.proven} in_sync={mirror.in_sync} "
+            f"acked={mirror.acked})"
+            for mirror in log.mirrors
+        )
+        for node_id, status in statuses.items()
+        for log in status.logs
+    ]
+    return "\n".join(["", *lines]) if lines else "nothing"

@@ -1,0 +1,170 @@
+"""The status of all nodes of a cluster, asked at once, and who does not answer.
+
+Every node speaks for its own copy. Of mirrors and lags only a log's master knows, and of queues and groups its copy is
+the newest: `authority` picks it, and the furthest of the others when the master does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from mirrorlog.errors import BadInput, MirrorlogError, NoSuchLog, NoSuchQueue, RequestTimeout
+from mirrorlog.wire.messages import LogStatus, Metadata, NodeInfo, QueueInfo, Status
+
+if TYPE_CHECKING:
+    from mirrorlog.client import Client
+
+NODE_SECONDS: Final = 4.0
+"""How long one node may take to answer; they are asked side by side."""
+
+
+class Unreachable(msgspec.Struct, frozen=True, kw_only=True):
+    """A member that gave no status. `error`: the code of the error (see mirrorlog.errors)."""
+
+    node_id: str
+    client: str
+    error: str
+    message: str
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What `mqtool offsets --json` prints; fields may be added, none changes its meaning.
+
+    `nodes`: each answering node's Status as in `mirrorlog.wire.messages`, in the order of the assignment; its logs hold
+    `mirrors` only where its role is master. Log offsets are bytes, queue offsets records, -1 is "none yet", times are
+    µs UTC, `lag_seconds` seconds.
+    """
+
+    cluster_id: str
+    cluster_name: str
+    nodes: list[Status]
+    unreachable: list[Unreachable]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One log on one node."""
+
+    node_id: str
+    now_us: int
+    log: LogStatus
+
+
+async def gather(client: Client, metadata: Metadata | None = None) -> ClusterStatus:
+    """Ask every member. Raises only when no server gives the metadata."""
+    metadata = metadata or await client.admin.metadata()
+    answers = await asyncio.gather(*(_ask(client, node) for node in metadata.nodes))
+    return ClusterStatus(
+        cluster_id=metadata.cluster_id,
+        cluster_name=metadata.cluster_name,
+        nodes=[answer for answer in answers if isinstance(answer, Status)],
+        unreachable=[answer for answer in answers if isinstance(answer, Unreachable)],
+    )
+
+
+async def _ask(client: Client, node: NodeInfo) -> Status | Unreachable:
+    try:
+        async with asyncio.timeout(NODE_SECONDS):
+            return await client.admin.status(node.node_id)
+    except TimeoutError:
+        error: MirrorlogError = RequestTimeout(f"no answer within {NODE_SECONDS:g} s")
+    except MirrorlogError as answered:
+        error = answered
+    return Unreachable(node_id=node.node_id, client=node.client, error=error.code, message=error.message)
+
+
+# --- Views ----------------------------------------------------------------------------------------------------------
+
+
+def copies(status: ClusterStatus) -> Iterator[Copy]:
+    """Every log on every answering node."""
+    for node in status.nodes:
+        for log in node.logs:
+            yield Copy(node.node_id, node.now_us, log)
+
+
+def authorities(status: ClusterStatus) -> list[Copy]:
+    """Per log the copy that knows most, in the order in which the logs appear."""
+    best: dict[str, Copy] = {}
+    for copy in copies(status):
+        there = best.get(copy.log.log_id)
+        if there is None or _rank(copy.log) > _rank(there.log):
+            best[copy.log.log_id] = copy
+    return list(best.values())
+
+
+def _rank(log: LogStatus) -> tuple[bool, bool, int, int]:
+    return log.state != "corrupt", log.role == "master", log.epoch, log.confirmed
+
+
+def select(
+    status: ClusterStatus, *, node: str | None = None, log: str | None = None, queue: str | None = None
+) -> ClusterStatus:
+    """Only what concerns that node (as holder or as mirror), that log (name or id) and that queue.
+
+    Raises NoSuchLog, NoSuchQueue or BadInput when nothing has that name and every node answered.
+    """
+    _refuse_unknown(status, node, log, queue)
+    nodes = [msgspec.structs.replace(each, logs=_logs(each, node, log, queue)) for each in status.nodes]
+    return msgspec.structs.replace(
+        status,
+        nodes=[each for each in nodes if each.logs or not (node or log or queue)],
+        unreachable=[each for each in status.unreachable if node in (None, each.node_id)],
+    )
+
+
+def _logs(status: Status, node: str | None, log: str | None, queue: str | None) -> list[LogStatus]:
+    found = []
+    for each in status.logs:
+        if log is not None and log not in (each.name, each.log_id):
+            continue
+        if queue is not None and queue not in {one.name for one in each.queues}:
+            continue
+        mirrors = [mirror for mirror in each.mirrors if node in (None, status.node_id, mirror.node_id)]
+        if node not in (None, status.node_id) and not mirrors:
+            continue
+        queues = [one for one in each.queues if queue in (None, one.name)]
+        groups = [one for one in each.groups if queue in (None, one.queue)]
+        found.append(msgspec.structs.replace(each, mirrors=mirrors, queues=queues, groups=groups))
+    return found
+
+
+def _refuse_unknown(status: ClusterStatus, node: str | None, log: str | None, queue: str | None) -> None:
+    logs = [copy.log for copy in copies(status)]
+    members = [each.node_id for each in status.nodes] + [each.node_id for each in status.unreachable]
+    if node is not None and node not in members:
+        raise BadInput(f"no node {node!r}; the cluster has {', '.join(members)}")
+    if log is not None and not any(log in (each.name, each.log_id) for each in logs):
+        raise NoSuchLog(f"no log {log!r} on the nodes that answer; they have {_names(each.name for each in logs)}")
+    if queue is not None and not any(queue == one.name for each in logs for one in each.queues):
+        raise NoSuchQueue(f"no queue {queue!r} on the nodes that answer; `mqtool queues` lists them")
+
+
+def _names(names: Iterator[str]) -> str:
+    return ", ".join(sorted(set(names))) or "none"
+
+
+# --- Roles ----------------------------------------------------------------------------------------------------------
+
+
+def assigned_roles(status: ClusterStatus, queues: list[QueueInfo], node_id: str) -> dict[str, str]:
+    """Log name → "master" or "mirror" of a node, told by the others when it does not answer itself."""
+    own = {copy.log.name: copy.log.role for copy in copies(status) if copy.node_id == node_id}
+    if own:
+        return own
+    names = {copy.log.log_id: copy.log.name for copy in copies(status)}
+    roles = {
+        copy.log.name: "mirror" for copy in copies(status) if node_id in {each.node_id for each in copy.log.mirrors}
+    }
+    for queue in queues:
+        name = names.get(queue.log_id, queue.log_id)
+        if queue.master == node_id:
+            roles[name] = "master"
+        elif node_id in queue.mirrors:
+            roles.setdefault(name, "mirror")
+    return roles

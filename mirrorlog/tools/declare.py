@@ -1,0 +1,34 @@
+"""`mqtool declare`: make a queue."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mirrorlog.tools.arguments import parse_arguments
+from mirrorlog.tools.output import print_json
+from mirrorlog.tools.session import AsJson, session_of
+
+
+def declare(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The queue's name.")],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the queue; JSON or text. Repeatable."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a queue, and wait until that is confirmed.
+
+    Nothing happens when it exists with the same arguments; with others it is an error (exit code 6).
+
+    Example: mqtool declare flights --arg x-max-age=7D
+    """
+    arguments = parse_arguments(arg or [])
+    queue = session_of(context).run(lambda client: client.admin.declare(name, arguments))
+    if as_json:
+        print_json(queue)
+    else:
+        typer.echo(f"queue {queue.name} is there: id {queue.queue_id}, master {queue.master}, next {queue.next}")

@@ -1,0 +1,89 @@
+"""The command line `mqtool`: its commands, its global options, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from mirrorlog import __version__
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.tools.consume import consume
+from mirrorlog.tools.declare import declare
+from mirrorlog.tools.dump import dump
+from mirrorlog.tools.find_offset import find_offset
+from mirrorlog.tools.groups import groups
+from mirrorlog.tools.nodes import nodes
+from mirrorlog.tools.offsets import offsets
+from mirrorlog.tools.publish import publish
+from mirrorlog.tools.queues import queues
+from mirrorlog.tools.session import DEFAULT_SERVERS, SERVERS_VARIABLE, Session, parse_servers, session_of
+from mirrorlog.tools.verify import verify
+
+app = typer.Typer(
+    name="mqtool",
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mqtool {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    servers: Annotated[
+        str,
+        typer.Option("--servers", "-s", envvar=SERVERS_VARIABLE, help="Client addresses host:port, commas between."),
+    ] = DEFAULT_SERVERS,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Look at a mirrorlog cluster and its queues, publish and consume by hand, check log directories offline.
+
+    Example: mqtool --servers 127.0.0.1:7401 offsets
+    """
+    session = session_of(context)
+    session.debug = debug
+    session.servers = parse_servers(servers)
+
+
+for command in (offsets, nodes, queues, groups, declare, publish, consume, dump, verify):
+    app.command()(command)
+app.command("find-offset")(find_offset)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0, or the exit code of the error, whose message is one line on stderr."""
+    session = Session()
+    try:
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        code = app(given or ["--help"], prog_name="mqtool", standalone_mode=False, obj=session)
+        sys.stdout.flush()
+    except (MirrorlogError, typer.TyperException) as error:
+        if session.debug:
+            traceback.print_exc()
+        message = error.format_message() if isinstance(error, typer.TyperException) else error.message
+        sys.stderr.write(f"mqtool: {' '.join(message.split())}\n")
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # `mqtool … | head`: the reader has what it wanted. Python would complain when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(code or 0)
+
+
+if __name__ == "__main__":
+    main()

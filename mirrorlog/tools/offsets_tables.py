@@ -1,0 +1,136 @@
+"""The tables of `mqtool offsets`: one per kind, each within 100 columns. Pure: a status in, something to print out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from mirrorlog.tools.cluster_status import ClusterStatus, Copy, Unreachable, authorities, copies
+from mirrorlog.tools.groups import groups_view
+from mirrorlog.tools.output import ago_text, bytes_text, offset_text, table, yes_no
+from mirrorlog.wire.messages import MirrorStatus
+
+
+def offsets_view(status: ClusterStatus) -> RenderableType:
+    """All tables that have rows, with a blank line between, and what is wrong in plain words below the first."""
+    best = authorities(status)
+    parts = [
+        _logs(status),
+        *_notes(status, best),
+        *_mirrors(best),
+        *_queues(best),
+        *_groups(best),
+    ]
+    return Group(*_spaced(parts))
+
+
+def unreachable_text(node: Unreachable) -> str:
+    return f"{node.node_id} does not answer: {node.message}"
+
+
+def _spaced(parts: list[RenderableType]) -> Iterator[RenderableType]:
+    for index, part in enumerate(parts):
+        if index and not isinstance(part, Text):
+            yield Text()
+        yield part
+
+
+def _logs(status: ClusterStatus) -> RenderableType:
+    rows = [
+        (
+            log.name,
+            copy.node_id,
+            log.role,
+            log.state,
+            str(log.epoch),
+            str(log.begin),
+            str(log.end),
+            str(log.flushed),
+            str(log.confirmed),
+        )
+        for copy in copies(status)
+        for log in [copy.log]
+    ]
+    numbers = ("epoch", "begin", "end", "flushed", "confirmed")
+    return table(f"LOGS of {status.cluster_name}", ("log", "node", "role", "state", *numbers), rows, numbers=numbers)
+
+
+def _notes(status: ClusterStatus, best: list[Copy]) -> Iterator[Text]:
+    """What a reader of the table must know."""
+    for node in status.unreachable:
+        yield Text(unreachable_text(node), style="red")
+    for copy in copies(status):
+        if copy.log.reason:
+            yield Text(f"{copy.log.name} on {copy.node_id} is {copy.log.state}: {copy.log.reason}", style="yellow")
+    for copy in best:
+        if copy.log.role != "master":
+            yield Text(
+                f"{copy.log.name}: its master does not answer; mirrors' lags are not known, the rest is as "
+                f"{copy.node_id} has it",
+                style="yellow",
+            )
+
+
+def _mirrors(best: list[Copy]) -> list[RenderableType]:
+    rows = [(copy, mirror) for copy in best for mirror in copy.log.mirrors]
+    if not rows:
+        return []
+    offsets = ("requested", "sent", "acked", "flushed")
+    lags = ("bytes", "records", "seconds", "bytes/s", "last read", "last write")
+    return [
+        table(
+            "MIRRORS, as their master sees them",
+            ("log", "mirror", "link", "in sync", *offsets),
+            [_offsets_row(copy, mirror) for copy, mirror in rows],
+            numbers=offsets,
+        ),
+        table(
+            "LAG of mirrors behind their master",
+            ("log", "mirror", *lags),
+            [_lag_row(copy, mirror) for copy, mirror in rows],
+            numbers=lags,
+        ),
+    ]
+
+
+def _offsets_row(copy: Copy, mirror: MirrorStatus) -> tuple[str, ...]:
+    offsets = (mirror.requested, mirror.sent, mirror.acked, mirror.flushed)
+    return (copy.log.name, mirror.node_id, _link(mirror), yes_no(mirror.in_sync), *map(offset_text, offsets))
+
+
+def _link(mirror: MirrorStatus) -> str:
+    """A link is proven once the mirror's history was found to be its master's."""
+    if mirror.connected:
+        return "up" if mirror.proven else "unproven"
+    return "down"
+
+
+def _lag_row(copy: Copy, mirror: MirrorStatus) -> tuple[str, ...]:
+    estimated = "~" if mirror.lag_records_estimated else ""
+    return (
+        copy.log.name,
+        mirror.node_id,
+        bytes_text(mirror.lag_bytes),
+        f"{estimated}{mirror.lag_records}",
+        f"{mirror.lag_seconds:.3f}",
+        bytes_text(mirror.bytes_per_second),
+        ago_text(mirror.last_read_us, copy.now_us),
+        ago_text(mirror.last_write_us, copy.now_us),
+    )
+
+
+def _queues(best: list[Copy]) -> list[RenderableType]:
+    rows = [
+        (queue.name, str(queue.queue_id), copy.log.name, str(queue.begin), str(queue.next), str(queue.confirmed))
+        for copy in best
+        for queue in copy.log.queues
+    ]
+    numbers = ("first", "next", "confirmed")
+    return [table("QUEUES", ("queue", "id", "log", *numbers), rows, numbers=numbers)] if rows else []
+
+
+def _groups(best: list[Copy]) -> list[RenderableType]:
+    groups = [group for copy in best for group in copy.log.groups]
+    return [groups_view(groups, title="CONSUMER GROUPS")] if groups else []

@@ -1,0 +1,109 @@
+"""How results are written: tables for people, JSON for programs, both to stdout.
+
+A table has no frame and no colour that carries meaning, so it can be cut and searched; where the output is no
+terminal it is 100 columns wide.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+PAGE_COLUMNS: Final = 100
+NOTHING: Final = "-"
+
+_UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB")
+_JSON: Final = msgspec.json.Encoder(enc_hook=str)
+
+
+def show(view: RenderableType) -> None:
+    """Print `view` to stdout. A terminal narrower than 100 columns wraps lines itself: no number is ever cut."""
+    if sys.stdout.isatty():
+        terminal_console(PAGE_COLUMNS).print(view)
+    else:
+        sys.stdout.write(page(view))
+
+
+def page(view: RenderableType, columns: int = PAGE_COLUMNS) -> str:
+    """`view` as plain text, without the blanks at the ends of lines."""
+    text = io.StringIO()
+    Console(file=text, width=columns, highlight=False, color_system=None).print(view)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def terminal_console(columns_min: int = 0) -> Console:
+    """For stdout as it is now, as wide as its terminal."""
+    columns = shutil.get_terminal_size((PAGE_COLUMNS, 24)).columns
+    return Console(file=sys.stdout, width=max(columns, columns_min), highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """`value` (structs, lists, mappings) as indented JSON."""
+    sys.stdout.write(msgspec.json.format(_JSON.encode(value), indent=2).decode() + "\n")
+
+
+def print_json_line(value: Any) -> None:
+    """`value` as one line of JSON, at once: for streams."""
+    sys.stdout.write(_JSON.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[str] = ()) -> Table:
+    """A table without a frame; the columns in `numbers` stand right and are never wrapped."""
+    right = set(numbers)
+    made = Table(
+        title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for column in columns:
+        number = column in right
+        made.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    for row in rows:
+        # As text, never as markup: a queue's name may hold brackets.
+        made.add_row(*(Text(cell) for cell in row))
+    return made
+
+
+# --- Cells ----------------------------------------------------------------------------------------------------------
+
+
+def offset_text(offset: int) -> str:
+    """A log or queue offset; none yet is -1 in messages."""
+    return NOTHING if offset < 0 else str(offset)
+
+
+def bytes_text(size: float) -> str:
+    """A size for people: `512 B`, `1.5 KiB`."""
+    if size < 1024:
+        return f"{size:.0f} B"
+    power = 0
+    while size >= 1024 and power < len(_UNITS):
+        size /= 1024
+        power += 1
+    return f"{size:.1f} {_UNITS[power - 1]}"
+
+
+def ago_text(time_us: int | None, now_us: int) -> str:
+    """How long ago, in seconds; clocks of two nodes may differ, so never negative."""
+    return NOTHING if time_us is None else f"{max(0, now_us - time_us) / 1e6:.1f} s ago"
+
+
+def time_text(time_us: int) -> str:
+    """µs UTC as ISO 8601 with milliseconds; beyond what a calendar has, the number."""
+    try:
+        moment = datetime.fromtimestamp(time_us / 1e6, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{time_us} µs"
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def yes_no(answer: bool) -> str:
+    return "yes" if answer else "NO"

@@ -1,0 +1,71 @@
+"""What every command that talks to nodes shares: which servers, how long to wait, and one way to run a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from mirrorlog.config import CLIENT_PORT, split_address
+from mirrorlog.errors import BadInput, ConfigError
+
+if TYPE_CHECKING:
+    from mirrorlog.client import Client
+
+SERVERS_VARIABLE: Final = "MIRRORLOG_SERVERS"
+DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
+
+CONNECT_TIMEOUT_MS: Final = 3_000
+"""A node that is reachable greets within milliseconds; a hanging one shall not hold up a refreshed display."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Session:
+    """The global options. `servers`: client addresses, any of which may answer."""
+
+    servers: tuple[str, ...] = (DEFAULT_SERVERS,)
+    debug: bool = False
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """A connected client, closed at the end. Raises ConnectionLost when no server answers."""
+        # Late: commands that read files alone, and --help, need no client.
+        from mirrorlog.client import Client
+
+        async with Client(*self.servers, role="tool", connect_timeout_ms=CONNECT_TIMEOUT_MS) as client:
+            yield client
+
+    def run(self, command: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
+        """Connect, run `command`, disconnect."""
+
+        async def connected() -> _T:
+            async with self.client() as client:
+                return await command(client)
+
+        return asyncio.run(connected())
+
+
+def session_of(context: typer.Context) -> Session:
+    """The session of this call, made on first use."""
+    return context.ensure_object(Session)
+
+
+def parse_servers(text: str) -> tuple[str, ...]:
+    """`host:port,host:port` as addresses. Raises BadInput."""
+    servers = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not servers:
+        raise BadInput("--servers is empty; give host:port, or several with commas between")
+    for server in servers:
+        try:
+            split_address(server)
+        except ConfigError as error:
+            raise BadInput(f"--servers: {error}") from None
+    return servers

@@ -1,0 +1,186 @@
+"""A cluster is real processes that start, fail and end as they were told, and leave nothing behind."""
+
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mirrorlog.errors import BadInput, ConfigError, DirectoryInUse, MirrorlogError, RequestTimeout
+from mirrorlog.testing import Cluster, Node, cluster
+from mirrorlog.testing.ports import HOST, free_ports
+
+pytestmark = pytest.mark.process
+
+SMALL = {"segment_bytes": 8 * 1024 * 1024}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    """One cluster for the tests that leave it as they found it."""
+    with Cluster(3, min_in_sync=3, **SMALL) as started:
+        yield started
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_master_comes_first_and_mirrors_get_in_sync(shared: Cluster) -> None:
+    """Goal: what the address list promises. Method: compare it with what the nodes say of themselves."""
+    log = shared.wait_in_sync()
+    assert [mirror.node_id for mirror in log.mirrors] == ["n2", "n3"]
+    assert log.min_in_sync == 3
+    assert shared.servers == [shared.nodes[node_id].client for node_id in ("n1", "n2", "n3")]
+    assert {node_id: status.logs[0].role for node_id, status in shared.statuses().items()} == {
+        "n1": "master",
+        "n2": "mirror",
+        "n3": "mirror",
+    }
+
+
+def test_all_copies_hear_of_what_is_confirmed(shared: Cluster) -> None:
+    """Goal: `wait_confirmed` means every node. Method: after it every status shows one confirmed offset."""
+    end = shared.wait_confirmed().end
+    assert end > 0
+    assert {status.logs[0].confirmed for status in shared.statuses().values()} == {end}
+
+
+def test_a_killed_node_returns_at_its_own_addresses(shared: Cluster) -> None:
+    """Goal: kill and start are those of one node. Method: SIGKILL a mirror and wait until it is in sync again."""
+    node = shared.nodes["n2"]
+    before = node.pid
+    node.kill()
+    assert not node.running
+    assert node.exit_code == -signal.SIGKILL
+    assert shared.statuses().keys() == {"n1", "n3"}
+    node.start()
+    assert node.pid != before
+    shared.wait_in_sync()
+
+
+def test_a_paused_node_is_silent_until_it_is_resumed(shared: Cluster) -> None:
+    """Goal: SIGSTOP is a hang, not a death. Method: its status times out while it runs, and comes afterwards."""
+    node = shared.nodes["n3"]
+    node.pause()
+    try:
+        assert node.running
+        with pytest.raises(RequestTimeout):
+            node.status(timeout=0.1)
+    finally:
+        node.resume()
+    assert node.status().node_id == "n3"
+
+
+def test_a_wait_that_fails_says_what_every_node_says(shared: Cluster) -> None:
+    """Goal: a failed wait needs no second look. Method: wait for a mirror that is down."""
+    node = shared.nodes["n3"]
+    node.kill()
+    with pytest.raises(RequestTimeout, match=r"(?s)every mirror is in sync.*n1: master.*n3\(connected=False"):
+        shared.wait_in_sync(timeout=0.2)
+    node.start()
+    shared.wait_in_sync()
+
+
+def test_a_running_node_is_not_started_twice(shared: Cluster) -> None:
+    """Goal: no second process on one directory by mistake. Method: start what runs."""
+    with pytest.raises(MirrorlogError, match="runs already"):
+        shared.master.start()
+
+
+def test_stop_is_clean_even_from_a_pause(tmp_path: Path) -> None:
+    """Goal: SIGTERM reaches a paused node too, and its exit code is told. Method: pause, stop, stop again."""
+    with Cluster(1, data_dir=tmp_path, **SMALL) as one:
+        one.master.pause()
+        assert one.master.stop() == 0
+        assert one.master.stop() == 0
+        assert not one.master.running
+
+
+def test_a_node_that_cannot_start_says_why_and_nothing_stays() -> None:
+    """Goal: a start error is the node's own, with its log. Method: a setting that no node knows."""
+    failing = Cluster(2, settings={"log.no_such_key": 1})
+    with pytest.raises(ConfigError, match=r"(?s)exit code 10.*no_such_key"):
+        failing.start()
+    assert not any(node.running for node in failing.nodes.values())
+    with pytest.raises(BadInput, match="not started"):
+        _ = failing.directory
+
+
+def test_a_directory_in_use_is_that_error(shared: Cluster, tmp_path: Path) -> None:
+    """Goal: the node's exit code becomes its class. Method: a second process on the directory of a running one."""
+    second = Node("n2", client=shared.nodes["n2"].client, replication="", grpc=None, directory=tmp_path)
+    second.config_file.write_bytes(shared.nodes["n2"].config_file.read_bytes())
+    ports = free_ports(2)
+    with pytest.raises(DirectoryInUse):
+        second.start(
+            *("--set", f"client.bind='{HOST}:{ports[0]}'"), *("--set", f"replication.bind='{HOST}:{ports[1]}'")
+        )
+
+
+def test_a_port_taken_in_between_costs_another_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: the gap between finding a port and using it is harmless. Method: hold one of the first ports found."""
+    with socket.create_server((HOST, 0)) as holder:
+        taken = holder.getsockname()[1]
+        offers = iter([[taken, *free_ports(2)], free_ports(3)])
+        monkeypatch.setattr(cluster, "free_ports", lambda count: next(offers))
+        with Cluster(1, **SMALL) as one:
+            assert not one.master.client.endswith(f":{taken}")
+            assert one.master.running
+
+
+def test_a_given_directory_stays_and_is_gone_on_with(tmp_path: Path) -> None:
+    """Goal: data survives its cluster. Method: a second one on the directory: the next epoch of the same log."""
+    with Cluster(1, data_dir=tmp_path, **SMALL) as first:
+        before = first.wait_confirmed()
+    with Cluster(1, data_dir=tmp_path, **SMALL) as second:
+        after = second.wait_confirmed()
+    assert (after.log_id, after.epoch) == (before.log_id, before.epoch + 1)
+    assert after.end > before.end
+
+
+def test_a_temporary_directory_goes_with_its_cluster() -> None:
+    """Goal: nothing is left on disk. Method: look for the directory afterwards."""
+    with Cluster(1, **SMALL) as one:
+        directory = one.directory
+        assert directory.is_dir()
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("temporary", [False, True])
+def test_a_kept_cluster_lives_on_until_it_is_closed(tmp_path: Path, temporary: bool) -> None:
+    """Goal: nodes can be left to the user. Method: close it so, see the process answer on its files, close it."""
+    kept = Cluster(1, data_dir=None if temporary else tmp_path, **SMALL).start()
+    try:
+        kept.close(keep_running=True)
+        assert alive(kept.master.pid)
+        assert kept.master.status().node_id == "n1"
+        assert kept.master.data_dir.is_dir()
+    finally:
+        kept.close()
+    assert not kept.master.running
+    assert kept.directory.is_dir()
+    if temporary:
+        shutil.rmtree(kept.directory)
+
+
+async def test_it_is_an_asynchronous_context_manager_too() -> None:
+    """Goal: usable from a coroutine, whose loop goes on meanwhile. Method: `async with`."""
+    async with Cluster(1, **SMALL) as one:
+        assert one.master.running
+        pid = one.master.pid
+    assert not alive(pid)
+
+
+@pytest.mark.parametrize("copies", [0, 17])
+def test_a_number_of_copies_has_limits(copies: int) -> None:
+    """Goal: a slip of the hand starts no hundred processes. Method: just outside both limits."""
+    with pytest.raises(BadInput, match=f"not {copies}"):
+        Cluster(copies)

@@ -1,0 +1,85 @@
+"""Who speaks for a log, what the filters leave, and what a node does that does not answer."""
+
+import pytest
+
+from mirrorlog.errors import BadInput, NoSuchLog, NoSuchQueue
+from mirrorlog.tools.cluster_status import ClusterStatus, assigned_roles, authorities, select
+from mirrorlog.wire.messages import QueueInfo
+from tests.tools.statuses import LOG_ID, MASTER_DOWN, N3_DOWN, OUTAGE, cluster_status, log_status, node_status
+
+OTHER = log_status(log_id="other", name="second", role="master", mirrors=[], queues=[], groups=[])
+
+
+def names(status: ClusterStatus) -> dict[str, list[str]]:
+    return {node.node_id: [log.name for log in node.logs] for node in status.nodes}
+
+
+def test_the_master_speaks_for_its_log() -> None:
+    """Goal: lags and queues come from who knows. Method: a mirror's copy stands beside its master's."""
+    assert [(copy.node_id, copy.log.role) for copy in authorities(OUTAGE)] == [("n1", "master")]
+
+
+def test_without_the_master_the_furthest_copy_speaks() -> None:
+    """Goal: the newest knowledge wins. Method: two mirrors of one epoch, the second with more confirmed."""
+    assert [copy.node_id for copy in authorities(MASTER_DOWN)] == ["n3"]
+
+
+def test_a_corrupt_master_does_not_speak() -> None:
+    """Goal: zeros of a refused copy are never shown as the log's. Method: a corrupt master beside a mirror."""
+    corrupt = node_status("n1", log_status(state="corrupt", epoch=0, end=0, confirmed=0))
+    status = cluster_status(corrupt, MASTER_DOWN.nodes[0])
+    assert [copy.node_id for copy in authorities(status)] == ["n2"]
+
+
+def test_a_node_is_shown_as_holder_and_as_mirror() -> None:
+    """Goal: --node n2 shows its own copy and what its master says of it. Method: filter a cluster of two."""
+    found = select(OUTAGE, node="n2")
+    assert names(found) == {"n1": ["main"], "n2": ["main"]}
+    assert [mirror.node_id for mirror in found.nodes[0].logs[0].mirrors] == ["n2"]
+    assert found.unreachable == []
+
+
+def test_a_silent_node_can_be_asked_for() -> None:
+    """Goal: --node of a dead node says that it is dead. Method: filter by it."""
+    found = select(OUTAGE, node="n3")
+    assert found.unreachable == [N3_DOWN]
+    assert names(found) == {"n1": ["main"]}
+
+
+@pytest.mark.parametrize("log", ["main", LOG_ID])
+def test_a_log_is_known_by_name_and_id(log: str) -> None:
+    """Goal: both are accepted. Method: two logs on a node, one is left."""
+    assert names(select(cluster_status(node_status("n1", log_status(), OTHER)), log=log)) == {"n1": ["main"]}
+
+
+def test_a_queue_leaves_its_log_and_its_groups() -> None:
+    """Goal: --queue shows nothing of others. Method: a log of two queues, another log of none."""
+    found = select(cluster_status(node_status("n1", log_status(), OTHER)), queue="flights")
+    assert names(found) == {"n1": ["main"]}
+    assert [queue.name for queue in found.nodes[0].logs[0].queues] == ["flights"]
+    assert [group.queue for group in found.nodes[0].logs[0].groups] == ["flights"]
+
+
+@pytest.mark.parametrize(
+    ("filters", "error", "text"),
+    [
+        ({"node": "n9"}, BadInput, "the cluster has n1, n2, n3"),
+        ({"log": "x"}, NoSuchLog, "they have main"),
+        ({"queue": "x"}, NoSuchQueue, "no queue 'x'"),
+    ],
+)
+def test_a_name_that_nobody_knows_is_an_error(filters: dict[str, str], error: type[Exception], text: str) -> None:
+    """Goal: a slip of the pen is no empty table. Method: each filter with a wrong name."""
+    with pytest.raises(error, match=text):
+        select(OUTAGE, **filters)
+
+
+def test_roles_of_a_silent_node_are_told_by_the_others() -> None:
+    """Goal: the assignment is shown whole. Method: a dead mirror, known by its master; a dead master, by a queue."""
+    queue = QueueInfo(
+        name="flights", queue_id=1, log_id=LOG_ID, epoch=3, master="n1", mirrors=["n2", "n3"], begin=0, next=0
+    )
+    assert assigned_roles(OUTAGE, [], "n3") == {"main": "mirror"}
+    assert assigned_roles(MASTER_DOWN, [queue], "n1") == {"main": "master"}
+    assert assigned_roles(MASTER_DOWN, [], "n1") == {}
+    assert assigned_roles(OUTAGE, [], "n1") == {"main": "master"}

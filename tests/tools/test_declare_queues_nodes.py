@@ -1,0 +1,77 @@
+"""Queues are made and listed, nodes are listed: on real nodes."""
+
+import pytest
+
+from mirrorlog.testing import Cluster
+from tests.tools.conftest import Tool
+
+pytestmark = pytest.mark.process
+
+
+def test_a_queue_is_made_once(mqtool: Tool) -> None:
+    """Goal: declaring is idempotent, and a difference is an error. Method: the same twice, then other arguments."""
+    arguments = ("--arg", "x-max-age=7D", "--arg", "x-priority=3")
+    made = mqtool("declare", "made", *arguments, "--json")
+    assert made.code == 0
+    assert made.json["arguments"] == {"x-max-age": "7D", "x-priority": 3}
+    again = mqtool("declare", "made", *arguments)
+    assert again.code == 0
+    assert again.out.startswith(f"queue made is there: id {made.json['queue_id']}, master n1")
+    different = mqtool("declare", "made", "--arg", "x-max-age=7D", "--arg", "x-priority=4")
+    assert different.code == 6
+    assert "x-priority=3" in different.err
+
+
+def test_a_mirror_passes_a_declaration_on(mqtool: Tool, cluster: Cluster) -> None:
+    """Goal: any server will do. Method: declare through a mirror."""
+    assert mqtool("declare", "through-a-mirror", servers=[cluster.nodes["n2"].client]).code == 0
+
+
+def test_a_name_that_cannot_be_is_refused(mqtool: Tool) -> None:
+    """Goal: the node's rule reaches the user. Method: a control character."""
+    outcome = mqtool("declare", "a\nb")
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+
+
+def test_queues_are_listed_by_name(mqtool: Tool) -> None:
+    """Goal: all, or those asked for. Method: two queues, as a table and as JSON."""
+    for name in ("listed-1", "listed-2"):
+        mqtool("declare", name)
+    table = mqtool("queues").out
+    assert "listed-1" in table
+    assert "n1 > n2, n3" in table
+    assert [queue["name"] for queue in mqtool("queues", "listed-2", "--json").json] == ["listed-2"]
+
+
+def test_an_unknown_queue_is_an_error(mqtool: Tool) -> None:
+    """Goal: an empty list means no queues, never a typo. Method: a name that is none."""
+    outcome = mqtool("queues", "no-such-queue")
+    assert outcome.code == 5
+    assert "mqtool declare no-such-queue" in outcome.err
+
+
+def test_nodes_tell_role_and_addresses(mqtool: Tool, cluster: Cluster) -> None:
+    """Goal: the assignment is shown as it is. Method: compare with the cluster's configuration."""
+    found = mqtool("nodes", "--json").json
+    assert [(node["node_id"], node["roles"], node["answers"]) for node in found] == [
+        ("n1", {"main": "master"}, True),
+        ("n2", {"main": "mirror"}, True),
+        ("n3", {"main": "mirror"}, True),
+    ]
+    assert [node["client"] for node in found] == cluster.servers
+    assert "master of main" in mqtool("nodes").out
+
+
+def test_a_dead_node_is_listed_with_its_role(mqtool: Tool, cluster: Cluster) -> None:
+    """Goal: who is down is said plainly. Method: kill a mirror, list, start it again."""
+    node = cluster.nodes["n3"]
+    node.kill()
+    try:
+        dead = mqtool("nodes", "--json").json[2]
+        assert (dead["answers"], dead["roles"], dead["start_id"]) == (False, {"main": "mirror"}, None)
+        assert node.client in dead["error"]
+        assert "NO: " in mqtool("nodes").out
+    finally:
+        node.start()
+        cluster.wait_in_sync()

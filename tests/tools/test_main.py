@@ -1,0 +1,107 @@
+"""The command line as a whole: help, exit codes, and errors that are one line."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mirrorlog import __version__
+from mirrorlog.testing.ports import HOST, free_ports
+from mirrorlog.tools.main import app, main
+
+RUNNER = CliRunner()
+COMMANDS = [
+    *("offsets", "nodes", "queues", "groups", "declare", "publish", "consume", "find-offset"),
+    *("dump", "verify"),
+]
+
+
+def run(*arguments: str) -> int:
+    """The exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def nobody() -> str:
+    """An address where nothing listens."""
+    return f"{HOST}:{free_ports(1)[0]}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example_that_parses(command: str) -> None:
+    """Goal: help is worth reading. Method: find the example and ask the same command line for its help."""
+    text = RUNNER.invoke(app, [command, "--help"]).stdout
+    example = re.search(rf"Example:\s+mqtool ({command}[^\n]*)", text)
+    assert example is not None, text
+    assert RUNNER.invoke(app, [*example.group(1).split(), "--help"]).exit_code == 0
+
+
+def test_the_list_of_commands_is_complete() -> None:
+    """Goal: the test above misses none. Method: compare with what the app has registered."""
+    registered = [each.name or each.callback.__name__ for each in app.registered_commands if each.callback]
+    assert sorted(registered) == sorted(COMMANDS)
+
+
+def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: a first call helps. Method: no arguments at all."""
+    assert run() == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: a report can name the version. Method: --version."""
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"mqtool {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["offsets", "--no-such-option"], 2, "No such option"),
+        (["no-such-command"], 2, "No such command"),
+        (["declare"], 2, "Missing argument"),
+        (["-s", "localhost", "offsets"], 2, "--servers"),
+        (["verify", "/no/such/directory"], 2, "does not exist"),
+    ],
+)
+def test_a_usage_error_is_one_line(
+    arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: errors can be read and searched. Method: wrong command lines of every kind."""
+    assert run(*arguments) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("mqtool: ")
+    assert printed.err.count("\n") == 1
+    assert text in printed.err
+
+
+@pytest.mark.parametrize("command", [["offsets"], ["nodes"], ["queues"], ["groups"], ["declare", "q"]])
+def test_no_server_is_one_line_with_its_exit_code(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: a cluster that is down is said to be so. Method: an address where nobody listens."""
+    server = nobody()
+    assert run("--servers", server, *command) == 9
+    error = capsys.readouterr().err
+    assert error.startswith("mqtool: ")
+    assert error.count("\n") == 1
+    assert server in error
+
+
+def test_servers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: the variable of the help works. Method: it names an address where nobody listens."""
+    server = nobody()
+    monkeypatch.setenv("MIRRORLOG_SERVERS", server)
+    assert run("offsets") == 9
+    assert server in capsys.readouterr().err
+
+
+def test_a_traceback_comes_only_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: --debug helps whoever repairs. Method: the same error with and without."""
+    assert run("verify", str(tmp_path)) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert run("--debug", "verify", str(tmp_path)) == 2
+    assert "Traceback" in capsys.readouterr().err

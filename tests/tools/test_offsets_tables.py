@@ -1,0 +1,88 @@
+"""The tables of `mqtool offsets`, from fixed statuses, as they stand on a page of 100 columns."""
+
+import pytest
+from rich.console import RenderableType
+
+from mirrorlog.tools.nodes import NodeLine, nodes_view
+from mirrorlog.tools.offsets_tables import offsets_view
+from mirrorlog.tools.output import PAGE_COLUMNS, page
+from mirrorlog.tools.queues import queues_view
+from mirrorlog.wire.messages import QueueInfo
+from tests.tools.goldens import golden
+from tests.tools.statuses import LOG_ID, MASTER_DOWN, OUTAGE, cluster_status
+
+NODES = [
+    NodeLine(
+        node_id="n1",
+        client="127.0.0.1:7401",
+        replication="127.0.0.1:7402",
+        grpc="127.0.0.1:7403",
+        roles={"main": "master"},
+        answers=True,
+        start_id="s",
+        error=None,
+    ),
+    NodeLine(
+        node_id="n2",
+        client="127.0.0.1:7411",
+        replication="127.0.0.1:7412",
+        grpc=None,
+        roles={},
+        answers=False,
+        start_id=None,
+        error="connection refused",
+    ),
+]
+QUEUES = [
+    QueueInfo(
+        name="flights",
+        queue_id=1,
+        log_id=LOG_ID,
+        epoch=3,
+        master="n1",
+        mirrors=["n2", "n3"],
+        begin=0,
+        next=336_776,
+        arguments={"x-max-age": "7D", "x-priority": 3},
+    ),
+    QueueInfo(name="[bold]x", queue_id=2, log_id=LOG_ID, epoch=1, master="n1", mirrors=[], begin=0, next=0),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "view"),
+    [
+        ("offsets_outage.txt", offsets_view(OUTAGE)),
+        ("offsets_master_down.txt", offsets_view(MASTER_DOWN)),
+        ("offsets_nobody.txt", offsets_view(cluster_status())),
+        ("nodes.txt", nodes_view(NODES)),
+        ("queues.txt", queues_view(QUEUES)),
+    ],
+)
+def test_a_view_is_printed_as_recorded(name: str, view: RenderableType) -> None:
+    """Goal: the layout changes on purpose only. Method: compare with the golden text."""
+    text = page(view)
+    assert text == golden(name, text)
+
+
+def test_no_number_is_cut_or_wrapped_at_100_columns() -> None:
+    """Goal: offsets of terabyte logs stay whole. Method: every offset of the status stands in the text."""
+    text = page(offsets_view(OUTAGE))
+    assert max(map(len, text.splitlines())) <= PAGE_COLUMNS
+    for offset in ("12345678912", "12345416768", "12340000000", "9000000120", "~96450616", "86400.500"):
+        assert offset in text.split()
+
+
+def test_the_furthest_mirror_speaks_when_the_master_is_silent() -> None:
+    """Goal: the best answer there is, named as such. Method: n3 knows more confirmed bytes than n2."""
+    text = page(offsets_view(MASTER_DOWN))
+    assert "n1 does not answer: no answer from 127.0.0.1:7401 within 3000 ms" in text
+    assert "main: its master does not answer; mirrors' lags are not known, the rest is as n3 has it" in text
+    assert "MIRRORS" not in text
+
+
+def test_a_page_of_80_columns_still_holds_every_number() -> None:
+    """Goal: a usual terminal is enough for the display in place. Method: the same offsets, whole, on 80 columns."""
+    text = page(offsets_view(OUTAGE), 80)
+    for offset in ("12345678912", "12345416768", "12340000000", "9000000120", "~96450616", "86400.500"):
+        assert offset in text.split()
