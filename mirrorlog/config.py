@@ -324,7 +324,7 @@ def _by_field_name(section: str, values: Any) -> dict[str, Any]:
     names: dict[str, str] = {}
     for name, each in fields.items():
         names[name.lower()] = names[(each.alias or name).lower()] = name
-    return {names.get(key.lower(), key): value for key, value in values.items()}
+    return {names.get(str(key).lower(), str(key)): value for key, value in values.items()}
 
 
 def _one_line(error: ValidationError) -> str:

@@ -180,7 +180,7 @@ def parse_body(body: memoryview, *, record_count: int, columns: int) -> Body:
 
 
 def check_uncompressed(batch: memoryview, *, record_count: int, columns: int, max_record_bytes: int) -> None:
-    """The broker's check of a producer's body: its columns are sound and no value is above the limit.
+    """The broker's check of a producer's body: its columns are sound, its names are text, no value is above the limit.
 
     Raises BadBatch or RecordTooLarge. `batch` is header and body.
     """
@@ -188,6 +188,22 @@ def check_uncompressed(batch: memoryview, *, record_count: int, columns: int, ma
     # A value can be above the limit only if all values together are.
     if len(body.values.data) > max_record_bytes and (largest := body.values.size_max()) > max_record_bytes:
         raise RecordTooLarge(f"a value of {largest} bytes is above max_record_bytes ({max_record_bytes})")
+    if body.headers is not None:
+        _check_text(body.headers.names)
+
+
+def _check_text(names: BinaryColumn) -> None:
+    """Every name is UTF-8, so that no stored record fails its readers. One pass over all of them at once."""
+    try:
+        characters = len(str(names.data, "utf-8"))
+    except UnicodeDecodeError as error:
+        raise BadBatch(f"a header's name is not UTF-8: {error}") from None
+    if characters == len(names.data):
+        return
+    data = np.frombuffer(names.data, dtype=np.uint8)
+    begins = names.offsets[names.offsets < len(data)]
+    if (data[begins] & 0xC0 == 0x80).any():  # a continuation byte: the offset is inside a character
+        raise BadBatch("a header's name is not UTF-8: it begins within a character")
 
 
 class _Cursor:
@@ -206,6 +222,9 @@ class _Cursor:
         part = self.body[self.at : end]
         # The last column of a compressed body may stand without its padding.
         self.at = min(aligned(end), len(self.body))
+        # Bytes between columns belong to no record: something there is a count or an offset that is too small.
+        if bytes(self.body[end : self.at]).strip(b"\0"):
+            raise BadBatch(f"the {what} column is followed by bytes that are no padding")
         return part
 
     def validity(self, count: int, present: bool, what: str) -> memoryview | None:

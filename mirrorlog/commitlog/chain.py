@@ -118,10 +118,14 @@ class SegmentChain:
             if spare is None:
                 self.stalls += bool(self.segments)
                 spare = make_spare_file(self._files, spare_path(self.directory), self._warmer.segment_bytes)
+        except OSError as error:
+            raise disk_error(error, "make the next segment", path) from None
+        try:
             # Named before its first byte is stored: a crash of the process never leaves batches in a spare.
             self._files.rename(spare.path, path)
         except OSError as error:
-            raise disk_error(error, "make the next segment", path) from None
+            self._warmer.discard(spare)
+            raise disk_error(error, "name the next segment", path) from None
         self.segments.append(spare.as_segment(start, path))
         self._starts.append(start)
         self.directory_changes += 1

@@ -48,6 +48,9 @@ class File(Protocol):
     def pread(self, into: memoryview, at: int) -> int:
         """Read at `at` until `into` is full or the file ends; the number of bytes read."""
 
+    def data_end(self) -> int:
+        """Everything from here on was allocated and never written: it reads as zero, without being read."""
+
     def pwrite(self, data: bytes | memoryview, at: int) -> None:
         """Write all of `data` at `at`."""
 
@@ -113,6 +116,17 @@ class OsFile:
                 break
             done += got
         return done
+
+    def data_end(self) -> int:
+        end = 0
+        try:
+            while True:
+                end = os.lseek(self._fd, os.lseek(self._fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+        except OSError as error:
+            # ENXIO: no data behind `end`. EINVAL: a file system that does not know.
+            if error.errno not in (errno.ENXIO, errno.EINVAL):
+                raise
+            return end if error.errno == errno.ENXIO else self.size()
 
     def pwrite(self, data: bytes | memoryview, at: int) -> None:
         view = memoryview(data)

@@ -103,14 +103,20 @@ class Flusher:
                 file.fdatasync()
             if directory is not None:
                 self._files.fsync_directory(directory)
-            if checkpoint != self._checkpoints.stored:
-                self._checkpoints.write(checkpoint)
+            self._store(checkpoint)
         except OSError as error:
             # A full disk is no excuse here: the space was allocated, so bytes that were taken are at stake.
             failed = disk_error(error, "sync", self._directory)
             self.fail(DiskFailed(failed.message, **failed.details))
             assert self.failure is not None
             raise self.failure from None
+
+    def _store(self, checkpoint: Checkpoint) -> None:
+        """Flushes may be run in another order than they were asked for: what is stored never goes back."""
+        stored = self._checkpoints.stored
+        highest = Checkpoint._make(map(max, checkpoint, stored)) if stored is not None else checkpoint
+        if highest != stored:
+            self._checkpoints.write(highest)
 
     def lower(self, checkpoint: Checkpoint) -> None:
         """Void the flushes that are under way and claim no more than `checkpoint`, in both slots: no older one may

@@ -35,11 +35,13 @@ def ignore_batch(header: BatchHeader, batch: memoryview) -> None:
 class BlockReader:
     """Sequential reads of one file through one reused buffer. Raises OSError."""
 
-    __slots__ = ("_at", "_buffer", "_file", "_held", "size")
+    __slots__ = ("_at", "_buffer", "_data_end", "_file", "_held", "size")
 
     def __init__(self, file: File) -> None:
         self._file = file
         self.size = file.size()
+        # Asked for before anything is read: the kernel's read-ahead counts as data from then on.
+        self._data_end = file.data_end()
         self._buffer = memoryview(bytearray(min(BLOCK_BYTES, self.size)))
         self._at = 0
         self._held = 0
@@ -51,8 +53,8 @@ class BlockReader:
         return self._buffer[at - self._at : min(at - self._at + size, self._held)]
 
     def blocks(self, at: int) -> Iterator[tuple[int, memoryview]]:
-        """(place, bytes) of what is left of the file from `at` on."""
-        while at < self.size:
+        """(place, bytes) from `at` on, without the zeros at the file's end that were never written."""
+        while at < self._data_end:
             block = self.view(at, min(BLOCK_BYTES, self.size - at))
             if not block:
                 return
@@ -165,6 +167,7 @@ def _is_zero(block: memoryview) -> bool:
 
 def zero_out(file: File, at: int, end: int) -> None:
     """Write zeros over [at, end) where something else stands. Raises OSError."""
+    end = min(end, file.data_end())
     buffer = memoryview(bytearray(min(BLOCK_BYTES, max(0, end - at))))
     while at < end:
         got = file.pread(buffer[: end - at], at)

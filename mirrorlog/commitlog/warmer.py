@@ -95,7 +95,7 @@ class Warmer:
     def complete(self, job: WarmJob) -> None:
         """Take over what `job` prepared."""
         if job is not self._pending:
-            self._discard(job.spare)
+            self.discard(job.spare)
             return
         self._pending = None
         if not job.populated:
@@ -118,7 +118,7 @@ class Warmer:
     def close(self) -> None:
         """Remove the spare. A job that is still out removes its own when it is completed."""
         self._pending = None
-        self._discard(self.take())
+        self.discard(self.take())
 
     def _next_window(self, active: Segment) -> tuple[int, int]:
         """File positions to populate, [first, to): more only once half of the window is used up."""
@@ -131,7 +131,8 @@ class Warmer:
         to = min(tail + self.populate_bytes, active.capacity)
         return (first, to) if to > self._warm_to else (0, 0)
 
-    def _discard(self, spare: SpareFile | None) -> None:
+    def discard(self, spare: SpareFile | None) -> None:
+        """Remove a spare that will not be used."""
         if spare is not None:
             spare.file.close()
             with contextlib.suppress(OSError):  # recovery removes it

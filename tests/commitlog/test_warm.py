@@ -1,0 +1,130 @@
+"""Preparing pages and files ahead of the tail."""
+
+from pathlib import Path
+
+import pytest
+
+from mirrorlog.commitlog.log import CommitLog
+from tests.commitlog.faulty import FaultyFiles
+from tests.commitlog.logs import KIB, abandon, append, append_sizes, flush, open_log, sized_batch, stored, warm
+
+
+def warm_all(log: CommitLog) -> int:
+    """Run warm jobs until none is due; how many."""
+    jobs = 0
+    while warm(log):
+        jobs += 1
+    return jobs
+
+
+def test_rolls_use_the_spare_that_was_prepared(tmp_path: Path) -> None:
+    """Goal: no file is made on the loop when a helper keeps up. Roll ten times with and without warm jobs."""
+    log = open_log(tmp_path / "warm", segment_bytes=1000, epoch=1)
+    for _ in range(20):
+        append(log, sized_batch(400))
+        warm_all(log)
+    assert log.stalls == 0
+    cold = open_log(tmp_path / "cold", segment_bytes=1000, epoch=1)
+    append_sizes(cold, [400] * 20)
+    assert cold.stalls == 9
+    assert len(stored(log)) == len(stored(cold)) == 8000
+
+
+def test_the_window_is_populated_in_pieces_and_only_when_half_is_used(tmp_path: Path) -> None:
+    """Goal: bounded calls, no busy work. Count populate calls of a 4 MiB window while the tail moves through it."""
+    files = FaultyFiles()
+    mib = 1024 * KIB
+    log = open_log(tmp_path, segment_bytes=32 * mib, populate_bytes=4 * mib, epoch=1, files=files)
+    assert warm_all(log) == 1
+    assert files.disk.calls["populate"] == 4
+    append(log, sized_batch(256 * KIB))
+    assert log.start_warm() is None
+    append_sizes(log, [256 * KIB] * 8)
+    assert warm_all(log) == 1
+    assert files.disk.calls["populate"] == 7
+    flush(log)
+    assert warm_all(log) == 1, "a flush makes pages read-only again: the window is walked once more"
+
+
+def test_one_warm_job_is_out_at_a_time(tmp_path: Path) -> None:
+    """Goal: no two helpers make the same spare. Ask twice before completing."""
+    log = open_log(tmp_path, segment_bytes=1000, epoch=1)
+    job = log.start_warm()
+    assert job is not None
+    assert log.start_warm() is None
+    job.run()
+    log.complete_warm(job)
+    append(log, sized_batch(600))
+    assert log.start_warm() is not None
+
+
+def test_a_kernel_that_cannot_populate_is_left_in_peace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: the window is an optimisation. Answer "not known" once: never asked again, appends go on."""
+    files = FaultyFiles()
+    monkeypatch.setattr(files, "populate", lambda pages: False)
+    log = open_log(tmp_path, epoch=1, files=files)
+    assert warm_all(log) == 1
+    append_sizes(log, [64 * KIB] * 3)
+    flush(log)
+    while (job := log.start_warm()) is not None:
+        assert len(job.window) == 0
+        job.run()
+        log.complete_warm(job)
+
+
+def test_populating_changes_no_byte(tmp_path: Path) -> None:
+    """Goal: MADV_POPULATE_WRITE only touches. Populate around stored batches and compare the file."""
+    log = open_log(tmp_path, epoch=1)
+    append_sizes(log, [400] * 10)
+    before = next(path for path in tmp_path.iterdir() if path.name.isdigit()).read_bytes()
+    assert warm_all(log) > 0
+    assert next(path for path in tmp_path.iterdir() if path.name.isdigit()).read_bytes() == before
+
+
+def test_a_spare_is_removed_at_close_and_by_a_job_that_ends_after_it(tmp_path: Path) -> None:
+    """Goal: a closed directory holds the log and nothing else. Close with a spare ready, and with its job still out."""
+    for late in (False, True):
+        directory = tmp_path / str(late)
+        log = open_log(directory, segment_bytes=1000, epoch=1)
+        append(log, sized_batch(600))
+        job = log.start_warm()
+        assert job is not None
+        job.run()
+        if not late:
+            log.complete_warm(job)
+        log.close()
+        if late:
+            log.complete_warm(job)
+        assert [path.name for path in directory.iterdir() if path.name.startswith("spare")] == []
+
+
+def test_a_flush_syncs_only_what_it_must(tmp_path: Path) -> None:
+    """Goal: an idle log costs no disk work. Flush twice without and with an append between."""
+    files = FaultyFiles()
+    log = open_log(tmp_path, segment_bytes=1000, epoch=1, files=files)
+    append_sizes(log, [400] * 5)
+    before = files.disk.calls["fdatasync"]
+    assert flush(log) == 2000
+    assert files.disk.calls["fdatasync"] - before == 4, "three files and the checkpoint"
+    before, directory_before = files.disk.calls["fdatasync"], files.disk.calls["fsync_directory"]
+    assert flush(log) == 2000
+    assert files.disk.calls["fdatasync"] == before
+    append(log, sized_batch(200))
+    assert flush(log) == 2200
+    assert files.disk.calls["fdatasync"] - before == 2
+    assert files.disk.calls["fsync_directory"] == directory_before
+
+
+def test_two_flushes_may_be_out_and_end_in_any_order(tmp_path: Path) -> None:
+    """Goal: group commits overlap. Start two, complete the later first: the flushed offset never goes back."""
+    log = open_log(tmp_path, epoch=1)
+    append_sizes(log, [400])
+    first = log.start_flush()
+    append_sizes(log, [400])
+    second = log.start_flush()
+    second.run()
+    assert log.complete_flush(second) == 800
+    first.run()
+    assert log.complete_flush(first) == 800
+    abandon(log)
+    assert open_log(tmp_path).flushed == 800
