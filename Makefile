@@ -13,7 +13,7 @@ export MIRRORLOG_JARS ?= $(CURDIR)/.build/jars
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help venv jars proto check format test demo demo-keep clean
+.PHONY: help venv jars proto check format test demo demo-keep bench clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,9 @@ demo: venv jars ## the story from the first message to the Delta table
 
 demo-keep: venv jars ## the same, and leave the nodes and the table for a look
 	$(BIN)/python -m demo.main_job --keep
+
+bench: venv ## measure W1 and W2, three rounds interleaved; writes bench/results/latest.json
+	$(BIN)/python -m bench
 
 clean: ## remove .build and Python's caches; .venv stays
 	rm -rf .build
