@@ -180,9 +180,7 @@ def _run_ivy(java: Path, artifact: str, folder: str) -> str:
     # Relative to the working directory, so a bracket in a folder's name is not read as a pattern.
     command += ["-cache", str(Path(folder, "cache")), "-retrieve", "[artifact]-[revision].[ext]"]
     try:
-        run = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=False, timeout=_FETCH_TIMEOUT_S
-        )
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=_FETCH_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return f"no answer in {_FETCH_TIMEOUT_S} s"
     return run.stdout + run.stderr

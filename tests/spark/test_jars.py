@@ -8,10 +8,7 @@ import pytest
 from mirrorlog.errors import MissingDependency
 from mirrorlog.spark import jars
 
-ADVICE = (
-    "Java 17 is needed: install a JDK 17 "
-    "(for Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
-)
+ADVICE = "Java 17 is needed: install a JDK 17 (for Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
 
 
 def fill(directory: Path) -> list[Path]:
@@ -60,9 +57,7 @@ def test_a_java_home_without_java_is_named(home: Path) -> None:
 
 
 @pytest.mark.parametrize(("specification", "major"), [("1.8", 8), ("11", 11)])
-def test_a_java_that_is_too_old_is_refused_with_its_version(
-    home: Path, specification: str, major: int
-) -> None:
+def test_a_java_that_is_too_old_is_refused_with_its_version(home: Path, specification: str, major: int) -> None:
     fake_java(home, specification=specification)
     with pytest.raises(MissingDependency) as raised:
         jars.java_home_or_raise()
@@ -107,9 +102,7 @@ def test_a_missing_jar_is_named_with_the_command_that_fetches_it(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("no_java")
-def test_the_command_checks_java_before_anything_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_checks_java_before_anything_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "jars"
     assert jars.main(["--dir", str(directory)]) == MissingDependency.exit_code
     assert capsys.readouterr().err == f"error: {ADVICE}\n"

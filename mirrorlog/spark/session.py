@@ -1,0 +1,67 @@
+"""A Spark session that can read queues and write Delta tables, on this machine or under spark-submit."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from mirrorlog.spark.jars import default_directory, delta_jars, java_home_or_raise
+from mirrorlog.spark.source import register
+
+_DELTA: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+_SMALL: Final = {
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+_LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
+# Set by spark-submit for the Python program that it runs: the JVM is there already, with the settings given to it.
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+
+
+def local_session(app_name: str, jars_dir: Path | None = None, **conf: str) -> SparkSession:
+    """The session of this process, made when there is none: local, small, quiet, with Delta and the mirrorlog format.
+
+    `jars_dir` holds Delta's jars (by default `jars.default_directory()`). `conf` goes above all settings made here;
+    names with dots are given as `**{"spark.driver.memory": "2g"}`. Raises MissingDependency without Java or a jar.
+    """
+    # Comes from an import inside PySpark; nothing here uses pandas.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
+    settings = {**_DELTA, **_SMALL, **_java_settings(jars_dir or default_directory()), **conf}
+    return _build(app_name, settings)
+
+
+def any_session(app_name: str, jars_dir: Path | None = None) -> SparkSession:
+    """Under spark-submit its session, with Delta switched on; else a local one. Raises as `local_session`."""
+    return _build(app_name, _DELTA) if _SUBMITTED in os.environ else local_session(app_name, jars_dir)
+
+
+def _build(app_name: str, settings: dict[str, str]) -> SparkSession:
+    builder = SparkSession.Builder().appName(app_name)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def _java_settings(jars_dir: Path) -> dict[str, str]:
+    """Settings that only count before the JVM starts; its environment is prepared too."""
+    os.environ["JAVA_HOME"] = str(java_home_or_raise())
+    # Otherwise workers of a virtual environment that is not activated run the system's Python.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return {
+        "spark.jars": ",".join(map(str, delta_jars(jars_dir))),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
+    }

@@ -1,0 +1,127 @@
+"""A read is planned as ranges of queue offsets: each offset of the queue in exactly one, nothing else. No JVM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mirrorlog.spark.errors import BadOption, RangeNotDense, RecordsMissing
+from mirrorlog.spark.options import Offsets, SourceOptions
+from mirrorlog.spark.plan import QueueFacts, QueueRange, dense, plan
+
+
+def facts(name: str = "q", begin: int = 100, end: int = 200) -> QueueFacts:
+    return QueueFacts(cluster_id="c", name=name, log_id="l", queue_id=7, begin=begin, next=end)
+
+
+def options(
+    starting: Offsets = "earliest", ending: Offsets = "latest", *, parts: int = 1, fail_on_data_loss: bool = True
+) -> SourceOptions:
+    return SourceOptions(
+        servers=("a:1",),
+        queues=("q",),
+        starting=starting,
+        ending=ending,
+        min_partitions=parts,
+        fail_on_data_loss=fail_on_data_loss,
+    )
+
+
+def bounds(ranges: list[QueueRange]) -> list[tuple[int, int]]:
+    return [(each.first, each.next) for each in ranges]
+
+
+@pytest.mark.parametrize(
+    ("starting", "ending", "expected"),
+    [
+        ("earliest", "latest", [(100, 200)]),
+        ({"q": -2}, {"q": -1}, [(100, 200)]),
+        ({"q": 150}, "latest", [(150, 200)]),
+        ("earliest", {"q": 150}, [(100, 150)]),
+        ({"q": 150}, {"q": 150}, []),
+        ({"q": 200}, "latest", []),
+    ],
+)
+def test_the_range_is_the_one_asked_for(starting: Offsets, ending: Offsets, expected: list[tuple[int, int]]) -> None:
+    """Goal: offsets mean what the Kafka source means by them; an empty range costs no task."""
+    planned = plan(options(starting, ending), [facts()])
+    assert bounds(planned) == expected
+    assert all((each.cluster_id, each.log_id, each.queue_id) == ("c", "l", 7) for each in planned)
+
+
+@pytest.mark.parametrize(
+    ("starting", "ending", "kept"),
+    [
+        ({"q": 99}, "latest", [(100, 200)]),
+        ({"q": 201}, "latest", []),
+        ("earliest", {"q": 201}, [(100, 200)]),
+        ({"q": 10}, {"q": 20}, []),
+        ({"q": 300}, {"q": 400}, []),
+    ],
+)
+def test_offsets_that_the_queue_does_not_have(starting: Offsets, ending: Offsets, kept: list[tuple[int, int]]) -> None:
+    """Goal: missing records are an error unless the user says otherwise; then the read goes on with what is there."""
+    with pytest.raises(RecordsMissing, match=r"'q'.*failOnDataLoss"):
+        plan(options(starting, ending), [facts()])
+    assert bounds(plan(options(starting, ending, fail_on_data_loss=False), [facts()])) == kept
+
+
+def test_a_range_that_runs_backwards_is_refused() -> None:
+    """Goal: swapped offsets are a mistake, not an empty read."""
+    with pytest.raises(BadOption, match="startingOffsets 150 is above endingOffsets 120"):
+        plan(options({"q": 150}, {"q": 120}), [facts()])
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(1, 20))
+def test_parts_cover_every_offset_once(sizes: list[int], parts: int) -> None:
+    """Goal: no record twice, none left out, at least `minPartitions` tasks if there are records for them.
+
+    Queues of random sizes; their parts are laid end to end.
+    """
+    queues = [facts(f"q{number}", begin=10 * number, end=10 * number + size) for number, size in enumerate(sizes)]
+    planned = plan(options(parts=parts), queues)
+    for queue in queues:
+        mine = [each for each in planned if each.queue == queue.name]
+        assert [offset for each in mine for offset in range(each.first, each.next)] == [*range(queue.begin, queue.next)]
+        assert max(map(len, mine), default=0) - min(map(len, mine), default=0) <= 1
+    assert all(map(len, planned))
+    assert min(parts, sum(sizes)) <= len(planned) <= parts + len(queues)
+
+
+@dataclass(frozen=True)
+class Piece:
+    first: int
+    next: int
+
+
+@given(st.sets(st.integers(11, 29)))
+def test_pieces_that_follow_each_other_are_dense(cuts: set[int]) -> None:
+    """Goal: a complete read is let through unchanged, however it was cut into batches."""
+    marks = [10, *sorted(cuts), 30]
+    pieces = [Piece(first, end) for first, end in pairwise(marks)]
+    assert list(dense(QueueRange("c", "q", "l", 7, 10, 30), pieces)) == pieces
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param([Piece(10, 20)], id="the end is missing"),
+        pytest.param([Piece(11, 30)], id="the first is missing"),
+        pytest.param([Piece(10, 15), Piece(16, 30)], id="one in between is missing"),
+        pytest.param([Piece(10, 15), Piece(14, 30)], id="one twice"),
+        pytest.param([Piece(10, 15), Piece(10, 15), Piece(15, 30)], id="a batch twice"),
+        pytest.param([Piece(10, 31)], id="one too many"),
+        pytest.param([Piece(10, 30), Piece(30, 31)], id="a batch too many"),
+        pytest.param([Piece(10, 10), Piece(10, 30)], id="an empty one"),
+        pytest.param([Piece(10, 5), Piece(5, 30)], id="backwards"),
+    ],
+)
+def test_anything_but_each_offset_once_is_an_error(pieces: list[Piece]) -> None:
+    """Goal: a gap or a repetition never reaches a table. Each kind by itself."""
+    with pytest.raises(RangeNotDense, match="queue 'q' from 10 up to 30"):
+        list(dense(QueueRange("c", "q", "l", 7, 10, 30), pieces))
