@@ -31,10 +31,15 @@ class EpochStarted(_Change, frozen=True):
 
 
 class QueueDeclared(_Change, frozen=True):
-    """`queue_id` is never used for another queue."""
+    """`queue_id` is never used for another queue of this log.
+
+    `incarnation`: random, made at the declaration. It tells the queue from one of the same name in a cluster that was
+    made anew under the same name, whose ids would be the same: readers' memories (a Delta table's) must not fit it.
+    """
 
     name: str
     queue_id: int
+    incarnation: str = ""
     arguments: dict[str, Any] = {}
 
 

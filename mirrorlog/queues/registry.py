@@ -29,6 +29,7 @@ class Queue:
 
     name: str
     queue_id: int
+    incarnation: str
     arguments: dict[str, Any]
     declared_at: int
     positions: dict[str, PositionCommitted] = field(default_factory=dict)
@@ -77,9 +78,10 @@ class QueueRegistry:
 
     # --- deciding ---
 
-    def declare(self, name: str, arguments: Mapping[str, Any]) -> bytearray | None:
+    def declare(self, name: str, arguments: Mapping[str, Any], *, incarnation: str = "") -> bytearray | None:
         """The batch that declares a queue, or None when it is there already with the same arguments.
 
+        `incarnation`: a random text for the queue if it is new (see QueueDeclared).
         Raises BadRequest, QueueExists (naming the difference) or Overloaded.
         """
         if not _NAME.fullmatch(name):
@@ -92,7 +94,10 @@ class QueueRegistry:
             return None
         if len(self._by_id) >= self._queues_max:
             raise Overloaded(f"this log has {self._queues_max} queues (limits.max_queues)", limit="max_queues")
-        return encode_change(QueueDeclared(name=name, queue_id=self._id_max + 1, arguments=dict(arguments)))
+        queue_id = self._id_max + 1
+        return encode_change(
+            QueueDeclared(name=name, queue_id=queue_id, incarnation=incarnation, arguments=dict(arguments))
+        )
 
     def commit_position(self, name: str, change: PositionCommitted) -> bytearray:
         """The batch that stores a group's position. Raises NoSuchQueue, BadRequest or Overloaded."""
@@ -137,7 +142,7 @@ class QueueRegistry:
         self._id_max = max(self._by_id, default=0)
 
     def _declared(self, change: QueueDeclared, log_offset: int) -> None:
-        queue = Queue(change.name, change.queue_id, change.arguments, log_offset)
+        queue = Queue(change.name, change.queue_id, change.incarnation, change.arguments, log_offset)
         self._by_name[queue.name] = self._by_id[queue.queue_id] = queue
         self._id_max = max(self._id_max, queue.queue_id)
 

@@ -7,9 +7,10 @@ queue and the version the next queue offset. Records and position are one commit
 has added nothing, and one that dies after it has nothing left to do. Each run reads the position from the table, plans
 from there to the confirmed end, and writes; what is there already is not written again, nor is an empty commit made.
 
-The application id holds the cluster's id, the queue's id and its name. A queue that is deleted and made again has
-another id, so it is landed from its begin; the rows of the old one stay in the table beside it, with the same topic
-and offsets. Land it into another table where that matters.
+The application id holds the cluster's id and the queue's incarnation, random at its declaration. A queue that is
+deleted and made again, or a cluster made anew under the same name, is another queue: it is landed from its begin, and
+the rows of the old one stay in the table beside it, with the same topic and offsets. Land it into another table where
+that matters.
 
 Two landings of one queue at once: when the other's commit falls into this one's write, Delta refuses this one
 (LandingConflict) and nothing is added. Between reading the position for the last time and Delta's beginning its
@@ -95,8 +96,8 @@ def land(
 
 
 def application_id(facts: QueueFacts) -> str:
-    """The queue's name in Delta's transaction ids. The id alone will not do: each log numbers its own queues."""
-    return f"mirrorlog:{facts.cluster_id}:{facts.queue_id}:{facts.name}"
+    """The queue's name in Delta's transaction ids: the same wherever it moves, another for a queue made anew."""
+    return f"mirrorlog:{facts.cluster_id}:{facts.incarnation}"
 
 
 def starting_offset(facts: QueueFacts, state: TableState, table: str) -> int:

@@ -45,6 +45,7 @@ def _merged(queue: str, views: list[Metadata]) -> QueueFacts:
     return QueueFacts(
         cluster_id=views[0].cluster_id,
         name=queue,
+        incarnation=found[0].incarnation,
         log_id=found[0].log_id,
         queue_id=found[0].queue_id,
         begin=max(info.begin for info in found),

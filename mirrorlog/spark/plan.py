@@ -21,6 +21,7 @@ class QueueFacts:
 
     cluster_id: str
     name: str
+    incarnation: str
     log_id: str
     queue_id: int
     begin: int

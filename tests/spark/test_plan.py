@@ -15,7 +15,7 @@ from mirrorlog.spark.plan import QueueFacts, QueueRange, dense, plan
 
 
 def facts(name: str = "q", begin: int = 100, end: int = 200) -> QueueFacts:
-    return QueueFacts(cluster_id="c", name=name, log_id="l", queue_id=7, begin=begin, next=end)
+    return QueueFacts(cluster_id="c", name=name, incarnation="i", log_id="l", queue_id=7, begin=begin, next=end)
 
 
 def options(
