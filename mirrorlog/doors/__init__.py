@@ -1,0 +1,1 @@
+"""Services for other languages: processes that are clients of a node's native door."""

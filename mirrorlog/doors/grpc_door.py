@@ -1,0 +1,181 @@
+"""The gRPC door of a node: `python -m mirrorlog.doors.grpc_door --node HOST:PORT --bind HOST:PORT`.
+
+A process of its own: one busy Python thread inside the node would cost its loop 10 ms. It is a client of the native
+door; when the node goes it says so (UNAVAILABLE, health NOT_SERVING) and goes on when the node is back. It ends at
+SIGTERM, SIGINT, or when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Awaitable
+from typing import Final, TypeVar
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+from mirrorlog.client import Client
+from mirrorlog.config import split_address
+from mirrorlog.doors.admin_service import AdminService
+from mirrorlog.doors.node_watch import NodeWatch
+from mirrorlog.doors.parent import watch_parent
+from mirrorlog.doors.producer_service import ProducerService, StreamLimits
+from mirrorlog.errors import MirrorlogError, PortTaken
+from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, producer_pb2, producer_pb2_grpc
+from mirrorlog.wire.messages import Limits
+
+logger = logging.getLogger(__name__)
+
+CALLS_MAX: Final = 4096
+CALLS_PER_CONNECTION_MAX: Final = 1024
+# Around a batch of the largest size: the request's own fields, and records whose batch would be a little too large,
+# which are better answered with the limit's name than with gRPC's RESOURCE_EXHAUSTED.
+MESSAGE_SLACK_BYTES: Final = 1024 * 1024
+KEEPALIVE_MS: Final = 30_000
+KEEPALIVE_TIMEOUT_MS: Final = 10_000
+PING_INTERVAL_MS_MIN: Final = 10_000
+STOP_GRACE_S: Final = 3.0
+
+_T = TypeVar("_T")
+
+_SERVICES: Final = (
+    health.OVERALL_HEALTH,
+    admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
+    producer_pb2.DESCRIPTOR.services_by_name["Producer"].full_name,
+)
+
+
+def server_options(limits: Limits) -> list[tuple[str, int]]:
+    """Limits and keepalive of the server. `limits`: of the node."""
+    return [
+        ("grpc.max_receive_message_length", limits.max_batch_bytes + MESSAGE_SLACK_BYTES),
+        ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION_MAX),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
+        # Two doors on one port would share its connections without a word.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+class GrpcDoor:
+    """One door. `run` returns when it was stopped."""
+
+    def __init__(self, *, node: str, bind: str) -> None:
+        self._bind = bind
+        self._client = Client(node, role="door")
+        self._health = health.aio.HealthServicer()
+        self._watch = NodeWatch(self._client, node, self._node_changed)
+        self._admin = AdminService(self._client, node)
+        self._producer = ProducerService(self._client, StreamLimits())
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ask for a clean end; `run` returns soon after. Idempotent."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Wait for the node, serve until stopped. Raises PortTaken or ConfigError."""
+        split_address(self._bind)
+        try:
+            limits = await self._unless_stopping(self._watch.limits())
+            if limits is not None:
+                await self._serve(limits)
+        finally:
+            await self._client.close()
+
+    async def _serve(self, limits: Limits) -> None:
+        server = grpc.aio.server(options=server_options(limits), maximum_concurrent_rpcs=CALLS_MAX)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        admin_pb2_grpc.add_AdminServicer_to_server(self._admin, server)
+        producer_pb2_grpc.add_ProducerServicer_to_server(self._producer, server)
+        try:
+            bound = _listen(server, self._bind)
+            await self._node_changed(True)
+            await server.start()
+            print(f"grpc door serving {bound}", flush=True)
+            await self._unless_stopping(self._watch.run())
+        finally:
+            # A server that was made and not stopped can keep its process from ending.
+            await self._health.enter_graceful_shutdown()
+            self._producer.stop()
+            await server.stop(STOP_GRACE_S)
+
+    async def _node_changed(self, answers: bool) -> None:
+        statuses = health_pb2.HealthCheckResponse
+        for service in _SERVICES:
+            await self._health.set(service, statuses.SERVING if answers else statuses.NOT_SERVING)
+
+    async def _unless_stopping(self, work: Awaitable[_T]) -> _T | None:
+        """The result of `work`, or None when the stop came first; raises what it raises."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for each in (task, stop):
+                each.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await each
+
+
+def _listen(server: grpc.aio.Server, bind: str) -> str:
+    """Bind and give the address, with the port that the kernel chose for 0. Raises PortTaken."""
+    try:
+        port = server.add_insecure_port(bind)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise PortTaken(f"{bind} cannot be bound; choose another address with --bind, or end what listens there")
+    return f"{bind.rpartition(':')[0]}:{port}"
+
+
+async def _main(node: str, bind: str) -> None:
+    door = GrpcDoor(node=node, bind=bind)
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, door.stop)
+    await watch_parent(door.stop)
+    await door.run()
+
+
+def _configure_logs(bind: str, *, debug: bool) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.DEBUG if debug else logging.INFO,
+        format=f"%(asctime)s.%(msecs)03dZ %(levelname)s door={bind} %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )
+    logging.Formatter.converter = time.gmtime
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def main() -> int:
+    """Entry point; the exit code."""
+    parser = argparse.ArgumentParser(prog="mirrorlog.doors.grpc_door", description="The gRPC door of a node.")
+    parser.add_argument("--node", required=True, metavar="HOST:PORT", help="the node's client port")
+    parser.add_argument("--bind", required=True, metavar="HOST:PORT", help="where to serve; port 0: any free one")
+    parser.add_argument("--debug", action="store_true", help="debug logs, and tracebacks for errors")
+    arguments = parser.parse_args()
+    _configure_logs(arguments.bind, debug=arguments.debug)
+    try:
+        uvloop.run(_main(arguments.node, arguments.bind))
+    except MirrorlogError as error:
+        if arguments.debug:
+            raise
+        print(f"grpc door: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+from mirrorlog.pb.v1 import common_pb2 as _common_pb2
+from mirrorlog.pb.v1 import status_pb2 as _status_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class QueueInfo(_message.Message):
+    __slots__ = ("name", "queue_id", "log_id", "epoch", "master", "mirrors", "begin", "next", "arguments", "incarnation")
+    class ArgumentsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Argument
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Argument, _Mapping]] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MASTER_FIELD_NUMBER: _ClassVar[int]
+    MIRRORS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    queue_id: int
+    log_id: str
+    epoch: int
+    master: str
+    mirrors: _containers.RepeatedScalarFieldContainer[str]
+    begin: int
+    next: int
+    arguments: _containers.MessageMap[str, Argument]
+    incarnation: str
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., log_id: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class Argument(_message.Message):
+    __slots__ = ("boolean", "integer", "number", "text", "binary", "list", "table")
+    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    BINARY_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    boolean: bool
+    integer: int
+    number: float
+    text: str
+    binary: bytes
+    list: ArgumentList
+    table: ArgumentTable
+    def __init__(self, boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., binary: _Optional[bytes] = ..., list: _Optional[_Union[ArgumentList, _Mapping]] = ..., table: _Optional[_Union[ArgumentTable, _Mapping]] = ...) -> None: ...
+
+class ArgumentList(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Argument]
+    def __init__(self, items: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ...) -> None: ...
+
+class ArgumentTable(_message.Message):
+    __slots__ = ("entries",)
+    class EntriesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Argument
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Argument, _Mapping]] = ...) -> None: ...
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.MessageMap[str, Argument]
+    def __init__(self, entries: _Optional[_Mapping[str, Argument]] = ...) -> None: ...
+
+class NodeInfo(_message.Message):
+    __slots__ = ("node_id", "client_address", "replication_address", "grpc_address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    client_address: str
+    replication_address: str
+    grpc_address: str
+    def __init__(self, node_id: _Optional[str] = ..., client_address: _Optional[str] = ..., replication_address: _Optional[str] = ..., grpc_address: _Optional[str] = ...) -> None: ...
+
+class DeclareQueueRequest(_message.Message):
+    __slots__ = ("name", "arguments")
+    class ArgumentsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Argument
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Argument, _Mapping]] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    arguments: _containers.MessageMap[str, Argument]
+    def __init__(self, name: _Optional[str] = ..., arguments: _Optional[_Mapping[str, Argument]] = ...) -> None: ...
+
+class DeclareQueueResponse(_message.Message):
+    __slots__ = ("queue",)
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    queue: QueueInfo
+    def __init__(self, queue: _Optional[_Union[QueueInfo, _Mapping]] = ...) -> None: ...
+
+class ListQueuesRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListQueuesResponse(_message.Message):
+    __slots__ = ("queues", "next_page_token")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[QueueInfo]
+    next_page_token: str
+    def __init__(self, queues: _Optional[_Iterable[_Union[QueueInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class DescribeQueuesRequest(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DescribeQueuesResponse(_message.Message):
+    __slots__ = ("queues", "missing", "cluster_id", "cluster_name", "node_id", "nodes")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[QueueInfo]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    cluster_id: str
+    cluster_name: str
+    node_id: str
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
+    def __init__(self, queues: _Optional[_Iterable[_Union[QueueInfo, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., cluster_id: _Optional[str] = ..., cluster_name: _Optional[str] = ..., node_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: _status_pb2.NodeStatus
+    def __init__(self, status: _Optional[_Union[_status_pb2.NodeStatus, _Mapping]] = ...) -> None: ...
+
+class FindOffsetRequest(_message.Message):
+    __slots__ = ("queue", "append_time_us")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    APPEND_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    append_time_us: int
+    def __init__(self, queue: _Optional[str] = ..., append_time_us: _Optional[int] = ...) -> None: ...
+
+class FindOffsetResponse(_message.Message):
+    __slots__ = ("queue_offset",)
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    queue_offset: int
+    def __init__(self, queue_offset: _Optional[int] = ...) -> None: ...
+
+class CommitPositionRequest(_message.Message):
+    __slots__ = ("queue", "group", "position")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    position: _common_pb2.Position
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ..., position: _Optional[_Union[_common_pb2.Position, _Mapping]] = ...) -> None: ...
+
+class CommitPositionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FetchPositionRequest(_message.Message):
+    __slots__ = ("queue", "group")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
+class FetchPositionResponse(_message.Message):
+    __slots__ = ("position",)
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    position: _common_pb2.Position
+    def __init__(self, position: _Optional[_Union[_common_pb2.Position, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,118 @@
+from mirrorlog.pb.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class NodeStatus(_message.Message):
+    __slots__ = ("cluster_id", "cluster_name", "node_id", "start_id", "now_us", "logs")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    START_ID_FIELD_NUMBER: _ClassVar[int]
+    NOW_US_FIELD_NUMBER: _ClassVar[int]
+    LOGS_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    cluster_name: str
+    node_id: str
+    start_id: str
+    now_us: int
+    logs: _containers.RepeatedCompositeFieldContainer[LogStatus]
+    def __init__(self, cluster_id: _Optional[str] = ..., cluster_name: _Optional[str] = ..., node_id: _Optional[str] = ..., start_id: _Optional[str] = ..., now_us: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[LogStatus, _Mapping]]] = ...) -> None: ...
+
+class LogStatus(_message.Message):
+    __slots__ = ("log_id", "name", "role", "state", "reason", "flush", "min_in_sync", "epoch", "begin", "end", "flushed", "confirmed", "mirrors", "queues", "groups")
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_FIELD_NUMBER: _ClassVar[int]
+    MIN_IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    FLUSHED_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    MIRRORS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    log_id: str
+    name: str
+    role: str
+    state: str
+    reason: str
+    flush: _common_pb2.Durability
+    min_in_sync: int
+    epoch: int
+    begin: int
+    end: int
+    flushed: int
+    confirmed: int
+    mirrors: _containers.RepeatedCompositeFieldContainer[MirrorStatus]
+    queues: _containers.RepeatedCompositeFieldContainer[QueueStatus]
+    groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
+    def __init__(self, log_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., flush: _Optional[_Union[_common_pb2.Durability, str]] = ..., min_in_sync: _Optional[int] = ..., epoch: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., flushed: _Optional[int] = ..., confirmed: _Optional[int] = ..., mirrors: _Optional[_Iterable[_Union[MirrorStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ...) -> None: ...
+
+class MirrorStatus(_message.Message):
+    __slots__ = ("node_id", "connected", "proven", "in_sync", "requested", "sent", "acked", "flushed", "lag_bytes", "lag_records", "lag_records_estimated", "lag_seconds", "bytes_per_second", "last_read_us", "last_write_us")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    PROVEN_FIELD_NUMBER: _ClassVar[int]
+    IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    ACKED_FIELD_NUMBER: _ClassVar[int]
+    FLUSHED_FIELD_NUMBER: _ClassVar[int]
+    LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAG_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    LAG_RECORDS_ESTIMATED_FIELD_NUMBER: _ClassVar[int]
+    LAG_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    LAST_READ_US_FIELD_NUMBER: _ClassVar[int]
+    LAST_WRITE_US_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    connected: bool
+    proven: bool
+    in_sync: bool
+    requested: int
+    sent: int
+    acked: int
+    flushed: int
+    lag_bytes: int
+    lag_records: int
+    lag_records_estimated: bool
+    lag_seconds: float
+    bytes_per_second: float
+    last_read_us: int
+    last_write_us: int
+    def __init__(self, node_id: _Optional[str] = ..., connected: _Optional[bool] = ..., proven: _Optional[bool] = ..., in_sync: _Optional[bool] = ..., requested: _Optional[int] = ..., sent: _Optional[int] = ..., acked: _Optional[int] = ..., flushed: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_records: _Optional[int] = ..., lag_records_estimated: _Optional[bool] = ..., lag_seconds: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., last_read_us: _Optional[int] = ..., last_write_us: _Optional[int] = ...) -> None: ...
+
+class QueueStatus(_message.Message):
+    __slots__ = ("name", "queue_id", "begin", "next", "confirmed")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    queue_id: int
+    begin: int
+    next: int
+    confirmed: int
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., confirmed: _Optional[int] = ...) -> None: ...
+
+class GroupStatus(_message.Message):
+    __slots__ = ("group", "queue", "position", "lag")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    queue: str
+    position: _common_pb2.Position
+    lag: int
+    def __init__(self, group: _Optional[str] = ..., queue: _Optional[str] = ..., position: _Optional[_Union[_common_pb2.Position, _Mapping]] = ..., lag: _Optional[int] = ...) -> None: ...
