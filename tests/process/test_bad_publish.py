@@ -1,0 +1,239 @@
+"""A publish that cannot be right is refused whole, by name, on a connection that goes on; the log is not touched."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.checksum import crc32c
+from mirrorlog.commitlog.format import HEADER_SIZE, Codec, Column, Kind, write_producer_part
+from mirrorlog.errors import (
+    BadBatch,
+    BadInput,
+    BadRequest,
+    MirrorlogError,
+    NoSuchQueue,
+    OutOfSequence,
+    ProtocolError,
+    RecordTooLarge,
+    StaleProducerEpoch,
+)
+from mirrorlog.testing import Cluster
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, PRODUCE, FrameType, frame
+from mirrorlog.wire.messages import QueueInfo
+from tests.process.clusters import declare, error_of, fast_cluster, log_of
+from tests.process.raw import Raw, batch_of
+
+RECORD_MAX = 64 * 1024
+BATCH_MAX = 256 * 1024
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with fast_cluster(1, settings={"limits.max_record_bytes": RECORD_MAX, "limits.max_batch_bytes": BATCH_MAX}) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def queue(cluster: Cluster) -> QueueInfo:
+    return declare(cluster.servers[0], "q")
+
+
+@pytest.fixture
+def raw(cluster: Cluster, queue: QueueInfo) -> Iterator[Raw]:
+    """A connection on which the test is refused: afterwards the log is as before and the connection still good."""
+    with Raw(cluster.servers[0]) as connection:
+        connection.produce(batch_of([b"before"], queue))
+        end = log_of(cluster.master).end
+        yield connection
+        assert log_of(cluster.master).end == end
+        confirm = connection.produce(batch_of([b"after"], queue))
+        assert connection.values(queue.queue_id, confirm.base_queue_offset) == [b"after"]
+
+
+def refused(raw: Raw, batch: bytes | bytearray, kind: type[MirrorlogError], match: str) -> MirrorlogError:
+    """The node refuses `batch` with exactly this class and a line that says why."""
+    error = error_of(lambda: raw.produce(batch))
+    assert type(error) is kind, repr(error)
+    assert match in error.message
+    assert "\n" not in error.message
+    return error
+
+
+def resealed(batch: bytearray) -> bytearray:
+    """With a CRC that is right again."""
+    struct.pack_into("<I", batch, 36, crc32c(memoryview(batch)[40:]))
+    return batch
+
+
+def with_field(queue: QueueInfo, layout: str, at: int, value: int) -> bytearray:
+    """A good batch of three records with one field of its header changed, and its CRC right."""
+    batch = batch_of([b"a", b"bb", b"ccc"], queue)
+    struct.pack_into(layout, batch, at, value)
+    return resealed(batch)
+
+
+def test_a_queue_that_nobody_declared(raw: Raw) -> None:
+    """Goal: NO_SUCH_QUEUE for ids that are free, zero or the largest. Method: publish to each."""
+    for queue_id in (0, 99, 2**32 - 1):
+        refused(raw, batch_of([b"x"], queue_id), NoSuchQueue, "no queue has the id")
+
+
+def test_a_record_above_the_limit(raw: Raw, queue: QueueInfo) -> None:
+    """Goal: max_record_bytes is exact. Method: one byte above is refused."""
+    refused(raw, batch_of([b"x" * (RECORD_MAX + 1)], queue), RecordTooLarge, "max_record_bytes")
+
+
+def test_a_batch_above_the_limit(raw: Raw, queue: QueueInfo) -> None:
+    """Goal: max_batch_bytes is exact on a connection that goes on. Method: eight bytes above it."""
+    sizes = [32 * 1024] * 7
+    rest = BATCH_MAX + 8 - len(batch_of([bytes(size) for size in (*sizes, 0)], queue))
+    batch = batch_of([bytes(size) for size in (*sizes, rest)], queue)
+    assert len(batch) == BATCH_MAX + 8
+    refused(raw, batch, BadBatch, str(BATCH_MAX))
+
+
+def test_a_wrong_checksum(raw: Raw, queue: QueueInfo) -> None:
+    """Goal: damage on the way is seen. Method: flip one bit of the last byte."""
+    batch = batch_of([b"abcdefgh"], queue)
+    batch[-1] ^= 1
+    refused(raw, batch, BadBatch, "CRC-32C")
+
+
+@pytest.mark.parametrize("count", [0, 2, 4, 2**32 - 1])
+def test_a_wrong_record_count(raw: Raw, queue: QueueInfo, count: int) -> None:
+    """Goal: the count in the header is that of the body. Method: three records that say they are others."""
+    error = error_of(lambda: raw.produce(with_field(queue, "<I", 48, count)))
+    assert type(error) is BadBatch, repr(error)
+
+
+@pytest.mark.parametrize("offsets", [(0, 2, 1, 6), (1, 2, 3, 6), (0, -1, 3, 6), (0, 1, 3, 9), (0, 1, 3, 2**31 - 1)])
+def test_value_offsets_that_overlap_or_leave_the_body(raw: Raw, queue: QueueInfo, offsets: tuple[int, ...]) -> None:
+    """Goal: no record can reach into another or outside. Method: offset arrays that decrease or reach too far."""
+    batch = batch_of([b"a", b"bb", b"ccc"], queue)
+    struct.pack_into("<4i", batch, HEADER_SIZE, *offsets)
+    error = error_of(lambda: raw.produce(resealed(batch)))
+    assert type(error) is BadBatch, repr(error)
+
+
+@pytest.mark.parametrize(
+    ("field", "match"),
+    [
+        pytest.param(("<I", 40, 0x31424C4E), "magic", id="magic"),
+        pytest.param(("<B", 56, 2), "batch format 2", id="version"),
+        pytest.param(("<B", 57, 9), "kind 9", id="kind"),
+        pytest.param(("<B", 58, 7), "codec 7", id="codec"),
+        pytest.param(("<B", 58, Codec.LZ4), "codec", id="compressed"),
+        pytest.param(("<B", 59, 8), "padding 8", id="padding"),
+        pytest.param(("<H", 60, 0x8000), "columns", id="columns"),
+        pytest.param(("<H", 62, 1), "reserved", id="reserved"),
+        pytest.param(("<I", 44, 96), "bytes", id="length"),
+        pytest.param(("<I", 44, 104), "bytes", id="shorter"),
+        pytest.param(("<I", 44, 13), "multiple of 8", id="odd-length"),
+        pytest.param(("<I", 76, 8), "body", id="body-length"),
+    ],
+)
+def test_a_header_that_is_none(raw: Raw, queue: QueueInfo, field: tuple[str, int, int], match: str) -> None:
+    """Goal: each field of the header is checked. Method: change one, with the CRC right."""
+    refused(raw, with_field(queue, *field), BadBatch, match)
+
+
+@pytest.mark.parametrize("kind", [Kind.TRANSACTION, Kind.QUEUE_STATE, Kind.CHECKPOINT, Kind.CONTROL])
+@pytest.mark.parametrize("queue_id", [0, 1])
+def test_a_kind_that_is_not_a_clients(raw: Raw, kind: Kind, queue_id: int) -> None:
+    """Goal: nobody writes control batches but the node. Method: send each other kind, to the log and to a queue."""
+    refused(raw, encode_batch([Record(b"x")], queue_id=queue_id, kind=kind), BadBatch, f"not {int(kind)}")
+
+
+def test_header_names_that_are_not_text(raw: Raw, queue: QueueInfo) -> None:
+    """Goal: what is stored can be read by every consumer. Method: names whose bytes are not UTF-8, in whole and cut
+    in the middle of a character."""
+    for names, cut in ((b"\xff\xfe", 1), ("ä".encode(), 1)):
+        body = struct.pack("<2i", 0, 1) + b"v" + bytes(7)  # one value
+        body += struct.pack("<2i", 0, 2)  # two headers
+        body += struct.pack("<3i", 0, cut, len(names)) + bytes(4) + names + bytes(8 - len(names))
+        body += struct.pack("<3i", 0, 0, 0) + bytes(4)
+        batch = bytearray(HEADER_SIZE) + body
+        write_producer_part(batch, kind=Kind.DATA, queue_id=queue.queue_id, record_count=1, columns=int(Column.HEADERS))
+        refused(raw, batch, BadBatch, "UTF-8")
+
+
+def test_no_batch_at_all(raw: Raw, queue: QueueInfo) -> None:
+    """Goal: short and empty payloads are no crash. Method: a header cut off at every interesting place."""
+    whole = batch_of([b"x"], queue)
+    for size in (0, 1, 95, 96, len(whole) - 8):
+        refused(raw, whole[:size], BadBatch, "bytes")
+
+
+def test_two_batches_in_one_frame(raw: Raw, queue: QueueInfo) -> None:
+    """Goal: a publish is exactly one batch. Method: two of them."""
+    refused(raw, batch_of([b"x"], queue) * 2, BadBatch, "the frame carries")
+
+
+@pytest.mark.parametrize("level", [2, 3, 253])
+def test_a_level_that_the_log_cannot_reach(raw: Raw, queue: QueueInfo, level: int) -> None:
+    """Goal: more copies than there are is a refusal, not a wait. Method: ask one copy for more."""
+    error = error_of(lambda: raw.produce(batch_of([b"x"], queue), level=level))
+    assert type(error) is BadRequest, repr(error)
+
+
+def test_a_durability_that_nobody_knows(raw: Raw, queue: QueueInfo) -> None:
+    """Goal: a receipt never repeats a made-up durability. Method: ask for number 7."""
+    error = error_of(lambda: raw.produce(batch_of([b"x"], queue), durability=7))
+    assert type(error) is BadRequest, repr(error)
+
+
+def test_a_gap_in_the_sequence(cluster: Cluster, queue: QueueInfo) -> None:
+    """Goal: nothing is skipped, and the error names the last one held. Method: begin not at 0, then leave one out."""
+    with Raw(cluster.servers[0]) as raw:
+        error = error_of(lambda: raw.produce(batch_of([b"x"], queue, producer_id=11, sequence=5)))
+        assert type(error) is OutOfSequence
+        assert error.details["last"] == -1
+        raw.produce(batch_of([b"0", b"1"], queue, producer_id=11))
+        end = log_of(cluster.master).end
+        for sequence in (1, 3, 2**63, 2**64 - 1):
+            wrong = batch_of([b"x"], queue, producer_id=11, sequence=sequence)
+            error = error_of(lambda wrong=wrong: raw.produce(wrong))  # type: ignore[misc]
+            assert type(error) is OutOfSequence
+            assert error.details["last"] == 1
+        assert log_of(cluster.master).end == end
+        raw.produce(batch_of([b"2"], queue, producer_id=11, sequence=2))
+
+
+def test_the_same_sequence_with_other_content(cluster: Cluster, queue: QueueInfo) -> None:
+    """Goal: a retry is identical or refused. Method: the same batch (answered as a duplicate), then another one."""
+    with Raw(cluster.servers[0]) as raw:
+        batch = batch_of([b"one"], queue, producer_id=12)
+        first = raw.produce(batch)
+        again = raw.produce(batch)
+        assert again == first._replace(flags=CONFIRM_DUPLICATE)
+        end = log_of(cluster.master).end
+        refused(raw, batch_of([b"two"], queue, producer_id=12), BadBatch, "identical bytes")
+        assert log_of(cluster.master).end == end
+
+
+def test_a_producer_that_was_succeeded(cluster: Cluster, queue: QueueInfo) -> None:
+    """Goal: an old instance cannot write on. Method: epoch 1 after epoch 2 of one producer."""
+    with Raw(cluster.servers[0]) as raw:
+        raw.produce(batch_of([b"new"], queue, producer_id=13, producer_epoch=2))
+        refused(raw, batch_of([b"old"], queue, producer_id=13, producer_epoch=1), StaleProducerEpoch, "2 is in use")
+
+
+def test_a_publish_shorter_than_its_own_fields(cluster: Cluster) -> None:
+    """Goal: no payload is too short to be answered. Method: each length below that of the fixed part."""
+    for size in range(PRODUCE.size):
+        with Raw(cluster.servers[0]) as raw:
+            raw.send(frame(FrameType.PRODUCE, bytes(size), 5))
+            error = error_of(lambda raw=raw: raw.answer(5))  # type: ignore[misc]
+            assert isinstance(error, BadInput | ProtocolError), repr(error)
+            assert "bytes" in error.message
+
+
+def test_nothing_is_lost_by_all_this(cluster: Cluster, queue: QueueInfo) -> None:
+    """Goal: what every record of this file left is whole. Method: read the queue, verify it against its own log."""
+    with Raw(cluster.servers[0]) as raw:
+        everything = raw.values(queue.queue_id)
+    assert set(everything) <= {b"before", b"after", b"0", b"1", b"2", b"one", b"new"}
