@@ -75,6 +75,13 @@ class NativeDoor:
             return self._logs[0]
         raise NoSuchQueue(f"no queue has the id {queue_id}; ask for the queue's metadata again")
 
+    def forget(self, session: ClientSession) -> None:
+        """Its connection is gone."""
+        if session in self.sessions:
+            self.sessions.remove(session)
+            for log in self._logs:
+                log.fetcher.forget(session.endpoint)
+
     def tick(self, now: float) -> None:
         for session in list(self.sessions):
             session.tick(now)
@@ -134,7 +141,7 @@ class ClientSession:
         pass
 
     def disconnected(self, error: MirrorlogError | None) -> None:
-        self._door.sessions.discard(self)
+        self._door.forget(self)
 
     # --- Reply ---
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from mirrorlog.broker.replica import Replica
@@ -21,6 +21,7 @@ from mirrorlog.wire.frames import BATCHES, Fetch, FrameType, frame_header
 from mirrorlog.wire.messages import error_frame
 
 WAIT_MS_MAX = 60_000
+_STALE_DEADLINES_MAX = 1024
 
 
 class _Reader(NamedTuple):
@@ -65,8 +66,19 @@ class Fetcher:
         else:
             self._wait(fetch, endpoint, correlation_id)
 
+    def forget(self, endpoint: Endpoint) -> None:
+        """Its connection is gone: its readers give up their places."""
+        for readers in self._waiting.values() if self._count else ():
+            for serial in [serial for serial, reader in readers.items() if reader.endpoint is endpoint]:
+                del readers[serial]
+                self._count -= 1
+
     def tick(self, now: float) -> None:
         """Answer, with nothing, the readers whose deadline has come."""
+        if len(self._deadlines) > 2 * self._count + _STALE_DEADLINES_MAX:
+            # Those who were answered leave their deadline behind; a busy reader would leave thousands a second.
+            self._deadlines = [each for each in self._deadlines if each[1] in self._waiting.get(each[2], ())]
+            heapify(self._deadlines)
         while self._deadlines and self._deadlines[0][0] <= now:
             _, serial, queue_id = heappop(self._deadlines)
             reader = self._waiting.get(queue_id, {}).pop(serial, None)

@@ -15,7 +15,7 @@ from mirrorlog import __version__
 from mirrorlog.broker.logs import configure_logs
 from mirrorlog.broker.node import Node
 from mirrorlog.config import Settings, load_settings, print_settings
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.errors import ConfigError, MirrorlogError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -72,8 +72,14 @@ def run_node(settings: Settings, *, debug: bool = False) -> int:
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    app(prog_name="mqnode")
+    """Entry point of the console script: exits with 0, or with the exit code of the error on its one line."""
+    try:
+        code = app(prog_name="mqnode", standalone_mode=False)
+    except typer.TyperException as error:
+        # A flag that nobody knows is a setting that nobody knows.
+        print(f"mqnode: {' '.join(error.format_message().split())}; see mqnode --help", file=sys.stderr)
+        code = ConfigError.exit_code
+    sys.exit(code or 0)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ from concurrent.futures import Executor
 
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.warmer import WarmJob
-from mirrorlog.errors import DiskFailed
+from mirrorlog.errors import DiskFailed, MirrorlogError
 
 logger = logging.getLogger(__name__)
 
 
 class Maintenance:
-    """The background work of one replica. `failed` is called once when the disk can no longer be trusted."""
+    """The background work of one replica. `failed` is called once when the disk can no longer be trusted, or
+    when nothing flushes any more."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class Maintenance:
         flush_helper: Executor,
         warm_helper: Executor,
         flushed: Callable[[], None],
-        failed: Callable[[DiskFailed], None],
+        failed: Callable[[MirrorlogError], None],
     ) -> None:
         self._replica = replica
         self._interval_s = flush_interval_ms / 1000
@@ -45,6 +46,8 @@ class Maintenance:
 
     def start(self) -> None:
         self._replica.on_appended.append(self._appended)
+        # What stands in the log already, from recovery or as the epoch's first batch, waits for no further append.
+        self._grown.set()
         self._task = asyncio.ensure_future(self._flush_for_ever())
         self._warm()
 
@@ -74,6 +77,10 @@ class Maintenance:
         except DiskFailed as error:
             logger.critical("disk_failed log=%s reason=%r", self._replica.assignment.name, str(error))
             self._failed(error)
+        except Exception as error:
+            # A node that flushes no more must not live on: under flush=disk every publish would end as unknown.
+            logger.critical("flush_loop_failed log=%s", self._replica.assignment.name, exc_info=error)
+            self._failed(MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
 
     async def _flush(self) -> None:
         job = self._replica.log.start_flush()

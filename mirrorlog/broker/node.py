@@ -87,6 +87,7 @@ class Node:
         try:
             await self._start()
             ticker = asyncio.ensure_future(self._tick_for_ever())
+            ticker.add_done_callback(self._ticker_ended)
             print(self._readiness(), flush=True)
             await self._stopping.wait()
         finally:
@@ -94,6 +95,12 @@ class Node:
             if ticker is not None:
                 ticker.cancel()
         return self._failure.exit_code if self._failure else 0
+
+    def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:
+        """Without its clock a node answers no deadline: it must not live on and hang."""
+        if not ticker.cancelled() and (error := ticker.exception()) is not None:
+            logger.critical("ticker_failed", exc_info=error)
+            self.fail(MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
 
     async def _start(self) -> None:
         settings = self._settings
@@ -110,7 +117,8 @@ class Node:
         )
         for replica in self._replicas.values():
             if replica.is_master:
-                replica.on_appended.append(self._master_service.appended)
+                replica.on_appended.append(self._master_service.wake)
+                replica.on_confirmed.append(self._master_service.wake)
         await self._master_service.start(settings.replication_bind)
         self._door = NativeDoor(
             settings,

@@ -124,8 +124,18 @@ class Publisher:
         """
         self._admit()
         stamped = self._replica.append_change(batch, self._now_us())
-        progress = self._mastership.progress
-        self._wait(ChangeWaiting(done), stamped.next_log_offset, progress.copies, self._mastership.durability, 0)
+        self._wait_for_all(stamped.next_log_offset, done)
+
+    def when_confirmed(self, done: Callable[[MirrorlogError | None], None]) -> None:
+        """Call `done`, as `append_change` does, when everything that is in the log now is confirmed by all.
+
+        Raises MirrorlogError when nothing can be confirmed.
+        """
+        self._admit()
+        self._wait_for_all(self._replica.end, done)
+
+    def _wait_for_all(self, end: int, done: Callable[[MirrorlogError | None], None]) -> None:
+        self._wait(ChangeWaiting(done), end, self._mastership.progress.copies, self._mastership.durability, 0)
 
     def answer(self, answer: Answer) -> None:
         """A wait has ended: tell its owner."""
@@ -197,6 +207,9 @@ class ElsewhereLog:
         raise self._refusal()
 
     def append_change(self, batch: bytearray, done: Callable[[MirrorlogError | None], None]) -> None:
+        raise self._refusal()
+
+    def when_confirmed(self, done: Callable[[MirrorlogError | None], None]) -> None:
         raise self._refusal()
 
     def _refusal(self) -> NotMaster:

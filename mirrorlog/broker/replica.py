@@ -79,6 +79,10 @@ class Replica:
     def epochs(self) -> EpochList:
         return self.log.epochs
 
+    def is_border(self, log_offset: int) -> bool:
+        """Whether a batch begins or the log ends there."""
+        return self.log.is_border(log_offset)
+
     def read(self, log_offset: int, max_bytes: int, *, until: int) -> memoryview | None:
         return self.log.read(log_offset, max_bytes, until=until)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
+from uuid import uuid4
 
 from mirrorlog.broker.publish import ElsewhereLog, Publisher
 from mirrorlog.broker.replica import Replica
@@ -28,6 +29,9 @@ from mirrorlog.wire.messages import (
     QueueInfo,
     Status,
 )
+
+DECLARATION_BYTES_MAX: Final = 32 * 1024
+"""A queue with its arguments, as a batch. Far below any `max_batch_bytes`, above which no mirror takes a batch."""
 
 Respond = Callable[[Message | MirrorlogError], None]
 
@@ -78,21 +82,29 @@ class Requests:
         wanted = list(everything) if message.queues is None else message.queues
         found = [self._queue_info(*everything[name]) for name in wanted if name in everything]
         missing = [name for name in wanted if name not in everything]
-        if missing and self._refusals:
-            raise LogUnavailable("; ".join(str(error) for error in self._refusals.values()))
+        if self._refusals and (missing or not self._logs):
+            raise self._unavailable()
         return self._as_metadata(found, missing)
 
     def _declare(self, message: DeclareQueue, respond: Respond) -> Message | None:
         log = self._home(message.name)
-        batch = log.replica.queues.declare(message.name, message.arguments)
-        if batch is None:
+        batch = log.replica.queues.declare(message.name, message.arguments, incarnation=uuid4().hex)
+        if batch is not None and len(batch) > DECLARATION_BYTES_MAX:
+            raise BadRequest(f"a declaration of {len(batch)} bytes is above the limit of {DECLARATION_BYTES_MAX}")
+
+        def answer() -> Message:
             return self._as_metadata([self._queue_info(log, log.replica.queues.find(message.name))], [])
 
         def done(error: MirrorlogError | None) -> None:
-            declared = error or self._as_metadata([self._queue_info(log, log.replica.queues.find(message.name))], [])
-            respond(declared)
+            respond(error or answer())
 
-        log.publisher.append_change(batch, done)
+        if batch is not None:
+            log.publisher.append_change(batch, done)
+        elif log.replica.queues.find(message.name).declared_at >= log.replica.confirmed:
+            # Declared a moment ago: its repetition, too, is answered only when all copies have it.
+            log.publisher.when_confirmed(done)
+        else:
+            return answer()
         return None
 
     def _find_offset(self, message: FindOffset, respond: Respond) -> Message:
@@ -136,7 +148,7 @@ class Requests:
                 return log
         logs = sorted(self._logs.values(), key=lambda log: not log.replica.is_master)
         if not logs:
-            raise LogUnavailable("; ".join(map(str, self._refusals.values())) or "this node holds no log")
+            raise self._unavailable()
         return logs[0]
 
     def _find(self, name: str) -> tuple[ServedLog, Queue]:
@@ -146,13 +158,21 @@ class Requests:
                 return log, log.replica.queues.find(name)
             except NoSuchQueue as missing:
                 error = missing
-        raise error or LogUnavailable("; ".join(map(str, self._refusals.values())) or "this node holds no log")
+        # The queue may be in a log that this node refuses to serve.
+        raise error if error is not None and not self._refusals else self._unavailable()
+
+    def _unavailable(self) -> MirrorlogError:
+        """Why there is a log less than assigned, as its own error with its details."""
+        for error in self._refusals.values():
+            return error.with_traceback(None)  # shared: it must not collect the frames of all who raise it
+        return LogUnavailable("this node holds no log")
 
     def _queue_info(self, log: ServedLog, queue: Queue) -> QueueInfo:
         replica = log.replica
         return QueueInfo(
             name=queue.name,
             queue_id=queue.queue_id,
+            incarnation=queue.incarnation,
             log_id=str(replica.log_id),
             epoch=replica.epochs.current,
             master=replica.assignment.master,

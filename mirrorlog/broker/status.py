@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mirrorlog.broker.replica import Replica, UnavailableReplica
-from mirrorlog.commitlog.format import read_header
 from mirrorlog.ha.client import ClientState
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.mastership import Mastership
@@ -137,10 +136,9 @@ def _lag_seconds(replica: Replica, acked: int, now_us: int) -> float:
     """Now less the append time of the oldest batch that the mirror has not acked; 0 when it has all."""
     if acked >= replica.end:
         return 0.0
-    batch = replica.read(acked, 1, until=replica.end)
-    if batch is None:
-        batch = memoryview(replica.read_cold(acked, 1, until=replica.end).run())
-    return max(0.0, (now_us - read_header(batch).append_time_us) / 1e6)
+    # From the index and not from the log, which may have to be read from disk.
+    appended_us = replica.index.append_time_from(acked)
+    return 0.0 if appended_us is None else max(0.0, (now_us - appended_us) / 1e6)
 
 
 def _wall(link: HAConnection | None, now: float, now_us: int, *, read: bool) -> int | None:

@@ -113,13 +113,17 @@ class QueueIndex:
         if header.log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
-    def confirm(self, log_offset: int) -> None:
-        """Everything below `log_offset` is confirmed: it becomes visible. Never back."""
+    def confirm(self, log_offset: int) -> set[int]:
+        """Everything below `log_offset` is confirmed and becomes visible, never back. Gives the queues that gained."""
         self._confirmed = max(self._confirmed, log_offset)
         offsets, queue_ids = self._log_offsets, self._queue_ids
+        gained: set[int] = set()
         while self._visible < len(offsets) and offsets[self._visible] < self._confirmed:
-            self._queues[queue_ids[self._visible]].visible += 1
+            queue_id = queue_ids[self._visible]
+            self._queues[queue_id].visible += 1
+            gained.add(queue_id)
             self._visible += 1
+        return gained
 
     def cut(self, log_offset: int) -> None:
         """The log was truncated: forget the pending batches at and after `log_offset`."""
@@ -186,6 +190,14 @@ class QueueIndex:
         first = bisect_left(self._log_offsets, first_log_offset)
         last = bisect_left(self._log_offsets, last_log_offset)
         return self._records[max(first, last)] - self._records[first]
+
+    def append_time_from(self, log_offset: int) -> int | None:
+        """When the first indexed batch at or after `log_offset` was appended (µs UTC), pending ones included."""
+        index = bisect_left(self._log_offsets, log_offset)
+        if index == len(self._log_offsets):
+            return None
+        queue = self._queues[self._queue_ids[index]]
+        return queue.append_times[bisect_left(queue.log_offsets, log_offset)]
 
     def _locate(self, queue_id: int, queue_offset: int) -> tuple[_Queue, int]:
         queue = self._queues.get(queue_id)

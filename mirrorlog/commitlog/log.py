@@ -120,6 +120,10 @@ class CommitLog:
     def confirmed(self) -> int:
         return self._confirmed
 
+    def is_border(self, log_offset: int) -> bool:
+        """Whether a batch begins or the log ends there."""
+        return self._chain.is_border(log_offset)
+
     @property
     def directory(self) -> Path:
         return self._chain.directory

@@ -91,6 +91,7 @@ class HAClient:
         self._greeting = greeting
         self._settings = settings
         self._retry_at = now
+        self._align_out = False
         self._epoch = 0
         self._handlers: dict[tuple[ClientState, int], Callable[[Frame, float], Sequence[Action]]] = {
             (ClientState.GREETING, FrameType.WELCOME): self._welcome,
@@ -101,8 +102,12 @@ class HAClient:
     # --- events ---
 
     def tick(self, now: float) -> Sequence[Action]:
-        """Time passes: connect when due, heartbeat after our silence, housekeeping after the master's."""
-        if self.state is ClientState.WAITING and now >= self._retry_at:
+        """Time passes: connect when due, heartbeat after our silence, housekeeping after the master's.
+
+        While a cut is still with the helper no new link is opened: what the mirror says it holds must be what it holds,
+        and a cut that comes late must not remove what was acked on another link meanwhile.
+        """
+        if self.state is ClientState.WAITING and now >= self._retry_at and not self._align_out:
             self.state = ClientState.CONNECTING
             return [Connect()]
         if self.state in (ClientState.WAITING, ClientState.CONNECTING, ClientState.STOPPED):
@@ -117,6 +122,8 @@ class HAClient:
 
     def connected(self, now: float) -> Sequence[Action]:
         """The connection is there: greet."""
+        if self.state is ClientState.STOPPED:
+            return [Close()]
         self.state = ClientState.GREETING
         self.last_read = now
         return [self._say(FrameType.HELLO, self._greeting, now)]
@@ -145,12 +152,17 @@ class HAClient:
 
     def aligned(self, now: float) -> Sequence[Action]:
         """The cut and the epoch list are on disk: ask for the rest, and say what is held."""
+        self._align_out = False
         if self.state is not ClientState.ALIGNING:
             return []
         self.state = ClientState.TRANSFER
         self.requested = self._log.end
         self.last_error = None
         return [self._say(FrameType.PULL, Pull(log_offset=self._log.end), now), self._ack(now)]
+
+    def align_failed(self) -> None:
+        """The helper could not align; the link is to be closed with its error."""
+        self._align_out = False
 
     def flushed(self, now: float) -> Sequence[Action]:
         """More of the log is on this disk."""
@@ -193,6 +205,7 @@ class HAClient:
         self._epoch = history.epoch
         self.master_end = history.end
         self.state = ClientState.ALIGNING
+        self._align_out = True
         return [Align(point, theirs.entries)]
 
     def _transfer(self, frame_: Frame, now: float) -> Sequence[Action]:

@@ -159,8 +159,10 @@ class HAConnection:
         self.read_half.acked = message.log_offset
         self.read_half.flushed = 0
         self.write_half.next_transfer = message.log_offset
+        # Proven only after the first run was found: an offset at which no batch begins is refused there.
+        actions = self._push(now, announce=True)
         self.state = LinkState.TRANSFER
-        return self.pump(now, announce=True)
+        return actions
 
     def ack(self, ack: Ack, now: float) -> None:
         """Raises AckBeyondEnd or ProtocolError; then the link must be closed and the ack not be counted."""
@@ -168,29 +170,11 @@ class HAConnection:
         self.read_half.last_read = now
         self.read_half.take(ack, epoch=self._epoch, sent=self.write_half.next_transfer)
 
-    def heard(self, now: float) -> None:
-        """Any other frame is a sign of life."""
-        self.read_half.last_read = now
-
     # --- write half ---
 
-    def pump(self, now: float, *, announce: bool = False) -> list[Action]:
+    def pump(self, now: float) -> list[Action]:
         """As much of the log as the window allows; then, if the mirror does not know it yet, the confirmed offset."""
-        if self.state is not LinkState.TRANSFER:
-            return []
-        actions: list[Action] = []
-        while (room := self._room()) > 0 and self.write_half.next_transfer < self._log.end:
-            if self.write_half.reading_cold:
-                return actions
-            run = self._log.read(self.write_half.next_transfer, room, until=self._log.end)
-            if run is None:
-                self.write_half.reading_cold = True
-                job = self._log.read_cold(self.write_half.next_transfer, room, until=self._log.end)
-                return [*actions, ReadCold(job)]
-            actions.append(self.write_half.transfer(self._log, run, self._epoch, now))
-        if announce or self.write_half.confirmed_told < self._log.confirmed:
-            actions.append(self.write_half.transfer(self._log, b"", self._epoch, now))
-        return actions
+        return self._push(now, announce=False) if self.state is LinkState.TRANSFER else []
 
     def cold_read(self, run: bytes, now: float) -> list[Action]:
         """The run that a ReadCold brought."""
@@ -215,6 +199,21 @@ class HAConnection:
         self.state = LinkState.CLOSED
 
     # --- inside ---
+
+    def _push(self, now: float, *, announce: bool) -> list[Action]:
+        actions: list[Action] = []
+        while (room := self._room()) > 0 and self.write_half.next_transfer < self._log.end:
+            if self.write_half.reading_cold:
+                return actions
+            run = self._log.read(self.write_half.next_transfer, room, until=self._log.end)
+            if run is None:
+                self.write_half.reading_cold = True
+                job = self._log.read_cold(self.write_half.next_transfer, room, until=self._log.end)
+                return [*actions, ReadCold(job)]
+            actions.append(self.write_half.transfer(self._log, run, self._epoch, now))
+        if announce or self.write_half.confirmed_told < self._log.confirmed:
+            actions.append(self.write_half.transfer(self._log, b"", self._epoch, now))
+        return actions
 
     def _room(self) -> int:
         in_flight = self.write_half.next_transfer - self.read_half.acked

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from enum import Enum
-from heapq import heappop, heappush
-from typing import NamedTuple
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
 
 from mirrorlog.errors import Overloaded
 from mirrorlog.ha.progress import Progress
 from mirrorlog.wire.frames import Durability
+
+# A heap may hold this many answered waits, beside as many as there are open ones, before it is built anew.
+_STALE_MAX: Final = 256
 
 
 class PutStatus(Enum):
@@ -86,6 +89,9 @@ class GroupTransferService:
                 waiter = heappop(heap)
                 if self._open.pop(waiter.serial, None) is not None:
                     answers.append(Answer(waiter.token, PutStatus.PUT_OK, progress.copies_of(waiter.end, durability)))
+        if len(self._by_deadline) > 2 * len(self._open) + _STALE_MAX:
+            self._by_deadline = [entry for entry in self._by_deadline if entry[1] in self._open]
+            heapify(self._by_deadline)
         return answers
 
     def expired(self, now: float, progress: Progress, *, links_up: int) -> list[Answer]:
@@ -96,6 +102,8 @@ class GroupTransferService:
             if self._open.pop(waiter.serial, None) is None:
                 continue
             answers.append(self._timed_out(waiter, progress, links_up))
+        if answers:
+            self._forget_expired()
         return answers
 
     def next_deadline(self) -> float | None:
@@ -103,6 +111,16 @@ class GroupTransferService:
         while self._by_deadline and self._by_deadline[0][1] not in self._open:
             heappop(self._by_deadline)
         return self._by_deadline[0][0] if self._by_deadline else None
+
+    def _forget_expired(self) -> None:
+        """A mirror that stays away must not make the waits that ended by their deadline pile up behind it.
+
+        Each pass removes more than half of a heap, so it costs a constant share of what has put them there.
+        """
+        for need, heap in self._by_need.items():
+            if len(heap) > 2 * len(self._open) + _STALE_MAX:
+                self._by_need[need] = [waiter for waiter in heap if waiter.serial in self._open]
+                heapify(self._by_need[need])
 
     def _timed_out(self, waiter: _Waiter, progress: Progress, links_up: int) -> Answer:
         copies = progress.copies_of(waiter.end, waiter.durability)

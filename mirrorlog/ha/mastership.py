@@ -65,7 +65,7 @@ class Mastership:
     def admit(self) -> None:
         """Raises LogRecovering, InSyncReplicasNotEnough or Overloaded: then nothing may be appended."""
         if self.state is LogState.RECOVERING:
-            raise LogRecovering(f"log {self._name} is recovering: {self.reason}")
+            raise self._recovering()
         if self._unheard:
             waited = ", ".join(sorted(self._unheard))
             raise LogRecovering(f"log {self._name} lost bytes on its master and waits to hear what {waited} holds")
@@ -110,7 +110,12 @@ class Mastership:
             raise NotAMember(f"node {node!r} is no mirror of log {self._name}; its mirrors are {assigned}")
 
     def join(self, link: HAConnection) -> HAConnection | None:
-        """A mirror's new link; the one it replaces, if any, is to be closed."""
+        """A mirror's new link; the one it replaces, if any, is to be closed.
+
+        Raises LogRecovering: a master that has lost something cuts nobody, and feeds nobody what may not stay.
+        """
+        if self.state is LogState.RECOVERING:
+            raise self._recovering()
         replaced = self.links.get(link.node_id)
         self.links[link.node_id] = link
         return replaced
@@ -136,6 +141,9 @@ class Mastership:
         """A mirror holds what this master lost: stay closed until an operator has settled it."""
         self.state = LogState.RECOVERING
         self.reason = f"{error.message}; nothing is truncated: make that node the master, or set its copy aside"
+
+    def _recovering(self) -> LogRecovering:
+        return LogRecovering(f"log {self._name} is recovering: {self.reason}")
 
     def _proven(self, node: str) -> bool:
         link = self.links.get(node)

@@ -18,6 +18,7 @@ import msgspec
 from mirrorlog.commitlog.epochs import Epoch
 from mirrorlog.config import HaSettings, LimitSettings, split_address
 from mirrorlog.errors import (
+    BadRequest,
     ConnectionLost,
     MirrorAhead,
     MirrorlogError,
@@ -34,13 +35,14 @@ from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import (
     FRAME_HEADER_SIZE,
     TRANSFER,
+    Ack,
     Frame,
     FrameType,
     frame,
     read_ack,
 )
 from mirrorlog.wire.greeting import check_hello
-from mirrorlog.wire.messages import Follow, Hello, Message, Pull, Welcome, decode, encode
+from mirrorlog.wire.messages import Failure, Follow, Hello, Message, Pull, Welcome, as_error, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,9 @@ class MasterLog(SourceLog, Protocol):
     """What a master's side needs of its log beyond reading."""
 
     def set_confirmed(self, log_offset: int) -> None: ...
+
+    def is_border(self, log_offset: int) -> bool:
+        """Whether a batch begins or the log ends there."""
 
 
 class MirrorLog(ReplicaLog, Protocol):
@@ -88,6 +93,9 @@ class MasterLink:
 
     def frame(self, frame_: Frame) -> None:
         now = self._service.now()
+        if frame_.type == FrameType.ERROR and self._greeted is not None:
+            reason = as_error(_message(frame_, FrameType.ERROR, Failure))
+            raise ConnectionLost(f"mirror {self._greeted.node_id} gave up: {reason}")
         if self._greeted is None:
             self._greet(frame_)
         elif self.connection is None:
@@ -136,12 +144,18 @@ class MasterLink:
         assert self._greeted.node_id is not None
         log = self._service.log(message.log_id)
         log.mastership.check_member(self._greeted.node_id)
+        if not (0 <= message.begin <= message.end and 0 <= message.confirmed <= message.end):
+            raise BadRequest(
+                f"a copy from {message.begin} to {message.end}, confirmed up to {message.confirmed}, cannot be"
+            )
         connection = log.link(self._greeted.node_id, now)
         try:
             actions = connection.follow(message, now)
         except MirrorAhead as error:
+            known = log.mastership.reason
             log.mastership.ahead(error)
-            logger.error("log_recovering log=%s reason=%r", log.name, log.mastership.reason)
+            if log.mastership.reason != known:  # the mirror comes back every half second
+                logger.error("log_recovering log=%s reason=%r", log.name, log.mastership.reason)
             raise
         self._log, self.connection = log, connection
         if (replaced := log.mastership.join(connection)) is not None:
@@ -153,6 +167,7 @@ class MasterLink:
         assert self.connection is not None
         if frame_.type == FrameType.ACK:
             ack = read_ack(frame_.payload)
+            self._check_borders(ack)
             self._log.progressed(self._log.mastership.acked(self.connection, ack, now))
             self.pump()
         elif frame_.type == FrameType.PULL:
@@ -165,6 +180,13 @@ class MasterLink:
             self._log.progressed(self._log.mastership.proven(self.connection))
         else:
             raise ProtocolError(f"frame type {frame_.type} from a mirror")
+
+    def _check_borders(self, ack: Ack) -> None:
+        """A copy holds whole batches. An ack within one would make it visible, to readers, before it is there."""
+        assert self._log is not None
+        for log_offset in (ack.written, ack.flushed):
+            if log_offset <= self._log.log.end and not self._log.log.is_border(log_offset):
+                raise ProtocolError(f"an ack of {log_offset}, where no batch ends")
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -266,8 +288,11 @@ class MasterService:
     def welcome_frame(self, version: int) -> bytes:
         return frame(FrameType.WELCOME, encode(msgspec.structs.replace(self.welcome, version=version)))
 
-    def appended(self) -> None:
-        """A log has grown: push once in this turn of the loop, however many batches came in it."""
+    def wake(self) -> None:
+        """A log has grown, or more of it is confirmed: push once in this turn of the loop, whatever came in it.
+
+        Every link is served: a confirm that one mirror's ack or a flush has brought is news to the other mirrors too.
+        """
         if not self._pump_due and self.links:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -391,12 +416,12 @@ class MirrorService:
         self._task = asyncio.ensure_future(work)
 
     async def _connect(self) -> None:
-        host, port = split_address(self.client.master)
         loop = asyncio.get_running_loop()
         try:
+            host, port = split_address(self.client.master)
             async with asyncio.timeout(self._limits.hello_timeout_ms / 1000):
                 await loop.create_connection(self._make_endpoint, host, port)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, UnicodeError, MirrorlogError) as error:  # a host that is no name: UnicodeError
             self._lost(ConnectionLost(f"no connection to the master at {self.client.master}: {error}"))
 
     def _make_endpoint(self) -> Endpoint:
@@ -408,6 +433,7 @@ class MirrorService:
         try:
             await loop.run_in_executor(self._helper, self._log.align, action.log_offset, action.epochs)
         except MirrorlogError as error:
+            self.client.align_failed()
             if self._endpoint is not None:
                 self._endpoint.close(error)
             return

@@ -69,5 +69,5 @@ def decode_changes(batch: Buffer) -> list[Change]:
     values = parse_batch_body(batch).values
     try:
         return [_DECODER.decode(values[index] or b"") for index in range(len(values))]
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadBatch(f"a change that this software does not know: {error}") from None

@@ -83,7 +83,7 @@ class ProducerTable:
         held = self._sequences.get(key)
         if held is None or header.producer_epoch > held.producer_epoch:
             held = self._sequences[key] = _Sequence(header.producer_epoch)
-        if header.producer_epoch < held.producer_epoch or header.sequence in held.landed:
+        if header.producer_epoch < held.producer_epoch or header.sequence < held.next_sequence:
             return
         held.next_sequence = header.next_sequence
         held.landed[header.sequence] = Landed(

@@ -142,6 +142,8 @@ class QueueRegistry:
         self._id_max = max(self._by_id, default=0)
 
     def _declared(self, change: QueueDeclared, log_offset: int) -> None:
+        if change.queue_id in self._by_id:
+            return
         queue = Queue(change.name, change.queue_id, change.incarnation, change.arguments, log_offset)
         self._by_name[queue.name] = self._by_id[queue.queue_id] = queue
         self._id_max = max(self._id_max, queue.queue_id)

@@ -2,7 +2,12 @@
 
 The handler decides; its MirrorlogError closes the connection after it was told to the other side. What is common to
 every port is here: a stranger that speaks HTTP is answered in HTTP, a frame that has begun must be completed in time,
-a reader that does not take what is sent to it is cut off, and writing pauses when the transport says so.
+a peer that does not take its answers is asked nothing more until it does and cut off at a limit, and writing pauses
+when the transport says so.
+
+A close is in two steps. For the handler the connection is gone at once: nothing that it counts (links, sessions) may
+hang on a peer that does not read. The socket stays for a moment, its input thrown away: closing it with bytes unread
+would be a reset, and a reset takes away the answer that says what was wrong.
 """
 
 from __future__ import annotations
@@ -17,6 +22,9 @@ from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader
 from mirrorlog.wire.messages import error_frame
 
 logger = logging.getLogger(__name__)
+
+LINGER_S: Final = 2.0
+"""How long a closed connection may still take what was written to it."""
 
 _HTTP_METHODS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"PRI ")
 
@@ -33,7 +41,12 @@ class FrameHandler(Protocol):
         """The transport takes bytes again after `Endpoint.paused`."""
 
     def disconnected(self, error: MirrorlogError | None) -> None:
-        """The connection is gone; called once. `error` is why, None for an ordinary end."""
+        """The connection is gone, or is being closed; called once and nothing after it. `error` is why, None for an
+        ordinary end."""
+
+
+# Where the input of closed connections goes; nobody reads it.
+_WASTE: Final = memoryview(bytearray(64 * 1024))
 
 
 class Endpoint(asyncio.BufferedProtocol):
@@ -48,6 +61,10 @@ class Endpoint(asyncio.BufferedProtocol):
         self._outgoing_bytes_max = outgoing_bytes_max
         self._transport: asyncio.Transport | None = None
         self._error: MirrorlogError | None = None
+        self._ended = False
+        self._told_gone = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._reading_paused = False
         self._partial_since: float | None = None
 
     # --- the handler's side ---
@@ -58,12 +75,12 @@ class Endpoint(asyncio.BufferedProtocol):
 
     @property
     def open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        return self._transport is not None and not self._ended and not self._transport.is_closing()
 
     def send(self, parts: Iterable[bytes | memoryview]) -> None:
         """Write the parts in order; views are not copied and must not change until they are sent."""
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if transport is None or not self.open:
             return
         transport.writelines(parts)
         if self.paused and transport.get_write_buffer_size() > self._outgoing_bytes_max:
@@ -71,13 +88,8 @@ class Endpoint(asyncio.BufferedProtocol):
             transport.abort()
 
     def close(self, error: MirrorlogError | None = None) -> None:
-        """Say why, if there is a reason, and close once everything written is sent."""
-        if self._transport is None or self._transport.is_closing():
-            return
-        if error is not None:
-            self._error = error
-            self._transport.write(error_frame(error))
-        self._transport.close()
+        """Say why, if there is a reason, and close; what was written before has a moment to get through."""
+        self._end(b"" if error is None else error_frame(error), error)
 
     def abort(self) -> None:
         """Close at once; what was not sent is lost."""
@@ -101,20 +113,12 @@ class Endpoint(asyncio.BufferedProtocol):
         self._handler.connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.room()
+        return _WASTE if self._ended else self._reader.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._reader.received(nbytes)
-        try:
-            while self.open and (frame := self._reader.next_frame()) is not None:
-                self._partial_since = None
-                self._handler.frame(frame)
-        except MirrorlogError as error:
-            self._refuse(error)
-        except Exception as error:
-            logger.exception("connection_failed peer=%s", self.peer)
-            self._refuse(ProtocolError(f"internal error: {type(error).__name__}"))
-        self._note_partial()
+        if not self._ended:
+            self._reader.received(nbytes)
+            self._take_frames()
 
     def eof_received(self) -> bool | None:
         return None
@@ -124,28 +128,79 @@ class Endpoint(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.paused = False
-        self._handler.writable()
+        if self.open:
+            self._handler.writable()
+            self._resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._handler.disconnected(self._error)
+        if self._linger is not None:
+            self._linger.cancel()
+        self._gone()
 
     # --- inside ---
 
+    def _take_frames(self) -> None:
+        try:
+            while self.open and not self._congested() and (frame := self._reader.next_frame()) is not None:
+                self._partial_since = None
+                self._handler.frame(frame)
+        except MirrorlogError as error:
+            self._refuse(error)
+        except Exception as error:
+            logger.exception("connection_failed peer=%s", self.peer)
+            self._refuse(ProtocolError(f"internal error: {type(error).__name__}"))
+        self._note_partial()
+
+    def _congested(self) -> bool:
+        """Whether the peer must take answers before it is asked anything more; then reading stands still."""
+        transport = self._transport
+        if not self.paused or transport is None or 2 * transport.get_write_buffer_size() <= self._outgoing_bytes_max:
+            return False
+        self._reading_paused = True
+        transport.pause_reading()
+        return True
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused and self._transport is not None:
+            self._reading_paused = False
+            self._transport.resume_reading()
+            self._take_frames()
+
     def _note_partial(self) -> None:
-        if not self._reader.partial:
+        if not self._reader.partial or self._reading_paused:
             self._partial_since = None
         elif self._partial_since is None:
             self._partial_since = asyncio.get_running_loop().time()
 
     def _refuse(self, error: MirrorlogError) -> None:
         first = self._reader.unread()[:4] if isinstance(error, ProtocolError) else b""
-        if first in _HTTP_METHODS and self._transport is not None:
-            self._error = error
-            self._transport.write(_http_answer())
-            self._transport.close()
+        self._end(_http_answer() if first in _HTTP_METHODS else error_frame(error), error)
+
+    def _end(self, last_words: bytes, error: MirrorlogError | None) -> None:
+        transport = self._transport
+        if transport is None or not self.open:
+            return
+        self._error = error
+        self._ended = True
+        self._partial_since = None
+        if last_words:
+            transport.write(last_words)
+        if transport.is_closing():  # the write met a peer that is gone; connection_lost comes by itself
+            pass
+        elif transport.can_write_eof():
+            transport.write_eof()
+            if self._reading_paused:
+                transport.resume_reading()
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
         else:
-            self.close(error)
+            transport.close()
+        self._gone()
+
+    def _gone(self) -> None:
+        if not self._told_gone:
+            self._told_gone = True
+            self._handler.disconnected(self._error)
 
 
 def _http_answer() -> bytes:

@@ -177,10 +177,15 @@ class Level:
     @staticmethod
     def parse(level: str | int) -> int:
         """`none`, `master`, `one`, `majority`, `all`, or a number of copies from 1 to 253. Raises BadRequest."""
-        number = Level.NAMES.get(level, -1) if isinstance(level, str) and not level.isdigit() else int(level)
+        if isinstance(level, int):
+            number = level
+        elif level.isascii() and level.isdecimal() and len(level) <= 3 and int(level) < Level.MAJORITY:
+            number = int(level)
+        else:
+            number = Level.NAMES.get(level, -1)
         if not 0 <= number <= Level.ALL:
             names = ", ".join(Level.NAMES)
-            raise BadRequest(f"confirm level {level!r} is none of {names}, nor a number of copies from 1 to 253")
+            raise BadRequest(f"confirm level {level!r:.32} is none of {names}, nor a number of copies from 1 to 253")
         return number
 
 

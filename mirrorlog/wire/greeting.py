@@ -15,7 +15,7 @@ def check_hello(hello: Hello, *, cluster_id: str) -> int:
     Raises UnsupportedVersion, WrongCluster or ProtocolError. A client may leave the cluster open, a mirror may not.
     """
     if hello.role not in ROLES:
-        raise ProtocolError(f"role {hello.role!r} is none of {', '.join(sorted(ROLES))}")
+        raise ProtocolError(f"role {hello.role[:32]!r} is none of {', '.join(sorted(ROLES))}")
     version = min(hello.version_max, PROTOCOL_VERSION_MAX)
     if version < max(hello.version_min, PROTOCOL_VERSION_MIN):
         raise UnsupportedVersion(

@@ -112,10 +112,14 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue as this node knows it. Queue offsets are those of confirmed records: `begin` up to `next`."""
+    """A queue as this node knows it. Queue offsets are those of confirmed records: `begin` up to `next`.
+
+    `incarnation` tells it from another queue that has or had the same name and ids.
+    """
 
     name: str
     queue_id: int
+    incarnation: str = ""
     log_id: str
     epoch: int
     master: str
@@ -283,7 +287,7 @@ def decode(payload: memoryview | bytes) -> AnyMessage:
     """The message in a frame's payload. Raises ProtocolError naming what does not fit."""
     try:
         message: AnyMessage = _DECODER.decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a control message does not fit: {error}") from None
     return message
 

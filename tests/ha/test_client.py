@@ -1,0 +1,371 @@
+"""A mirror's end of its link to the master."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from mirrorlog.errors import BadBatch, ConnectionLost, LogRecovering, ProtocolError, StalledFrame, WrongCluster
+from mirrorlog.ha.actions import Align, Close, Connect
+from mirrorlog.ha.client import ClientState, HAClient
+from mirrorlog.wire.frames import Frame, FrameType
+from mirrorlog.wire.messages import Failure, Follow, Pull, decode
+from tests.ha.links import (
+    Pair,
+    client_of,
+    closes,
+    history,
+    lead_to_asking,
+    lead_to_transfer,
+    message_frame,
+    only,
+    refusal,
+    sends,
+    transfer,
+    welcome,
+)
+from tests.ha.replicas import acks_in, append, content, flush, frames_in, settings_of, start_epoch
+
+Make = Callable[..., HAClient]
+EMPTY = memoryview(b"")
+
+
+def joined(pair: Pair, make: Make = HAClient, now: float = 0.0) -> HAClient:
+    client = client_of(pair.mirror, pair.mirror_settings, make=make, now=now)
+    lead_to_transfer(client, pair, now)
+    assert client.state is ClientState.TRANSFER
+    return client
+
+
+# --- Connecting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.story("002:381-389")
+def test_a_mirror_tries_again_after_the_reconnect_interval(pair: Pair) -> None:
+    """Fail to connect, three times: each next attempt is due after the interval and not before, for ever."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    now = 0.0
+    for _ in range(3):
+        assert isinstance(only(Connect, client.tick(now)), Connect)
+        assert client.tick(now + 0.05) == []
+        client.disconnected(now, ConnectionLost("refused"))
+        assert client.tick(now + 0.099) == []
+        now += 0.1
+
+
+@pytest.mark.story("002:405-433")
+def test_one_link_at_a_time(pair: Pair) -> None:
+    """Let time pass while the link is being opened and while it is open: no second one is asked for."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    only(Connect, client.tick(0.0))
+    assert client.tick(1.0) == []
+    client.connected(1.0)
+    assert not any(isinstance(action, Connect) for action in client.tick(2.0))
+
+
+@pytest.mark.story("002:329-357")
+def test_a_lost_link_is_used_no_more_and_opened_anew(pair: Pair) -> None:
+    """Lose the link in each state: nothing is sent on it any more, and the next thing is a new connection."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    for lead in (
+        lambda: client.tick(0.0),
+        lambda: client.connected(0.0),
+        lambda: lead_to_asking(client, pair.mirror_settings),
+        lambda: lead_to_transfer(client, pair),
+    ):
+        lead()
+        client.disconnected(0.0)
+        assert client.state is ClientState.WAITING
+        assert client.flushed(0.05) == []
+        assert client.tick(0.05) == []
+        assert client.tick(0.1) == [Connect()]
+        client.disconnected(-1.0)
+
+
+def test_no_new_link_is_opened_while_the_log_is_being_cut(pair: Pair) -> None:
+    """Lose the link while the helper still aligns: the mirror connects again only when that is done, so that what it
+    says it holds is what it holds, and no late cut removes what was acked meanwhile."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    lead_to_asking(client, pair.mirror_settings)
+    only(Align, client.received(history(pair.master), 0.0))
+    client.disconnected(1.0)
+    assert client.tick(5.0) == []
+    assert client.aligned(5.0) == []
+    assert client.tick(5.0) == [Connect()]
+
+
+def test_a_cut_that_failed_does_not_keep_the_mirror_away(pair: Pair) -> None:
+    """Let the helper fail: the link is lost with that reason, and the mirror tries again."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    lead_to_asking(client, pair.mirror_settings)
+    only(Align, client.received(history(pair.master), 0.0))
+    client.align_failed()
+    client.disconnected(1.0, ConnectionLost("disk"))
+    assert client.tick(5.0) == [Connect()]
+
+
+def test_a_stopped_mirror_stays_stopped(pair: Pair) -> None:
+    """Stop while a connection is being made, and while the log is being cut: what completes later starts nothing."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    client.tick(0.0)
+    client.stop()
+    only(Close, client.connected(0.1))
+    client.disconnected(0.2)
+    assert client.state is ClientState.STOPPED
+    assert client.tick(100.0) == []
+    assert client.aligned(100.0) == []
+
+
+# --- Greeting and history ---------------------------------------------------------------------------------------------
+
+
+def test_a_mirror_greets_first_and_then_says_what_it_holds(pair: Pair) -> None:
+    """Connect and be welcomed: HELLO, then what is on this disk."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    client.tick(0.0)
+    (hello,) = frames_in(sends(client.connected(0.0)))
+    assert hello.type == FrameType.HELLO
+    (follow,) = frames_in(sends(client.received(welcome(pair.mirror_settings), 0.0)))
+    told = decode(follow.payload)
+    assert isinstance(told, Follow)
+    assert (told.begin, told.end, told.confirmed, told.epochs) == (0, 0, 0, [])
+
+
+def test_a_master_of_another_cluster_is_left_at_once(pair: Pair) -> None:
+    """Be welcomed by another cluster: nothing of the copy is told."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    client.tick(0.0)
+    client.connected(0.0)
+    other = settings_of("n0", ["n0", "n1"])
+    other = other.model_copy(update={"cluster": other.cluster.model_copy(update={"name": "elsewhere"})})
+    assert isinstance(refusal(lambda: client.received(welcome(other), 0.0)), WrongCluster)
+
+
+@pytest.mark.story("002:435-449")
+def test_what_a_mirror_asks_for_is_checked_against_the_masters_history(pair: Pair) -> None:
+    """Let the mirror hold a tail that is not the master's: it is cut first, and the request is the common point."""
+    client = joined(pair)
+    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
+    common = pair.mirror.end
+    client.disconnected(0.0)
+    pair.mirror.log.open_epoch(2)
+    append(pair.mirror, 500)
+    start_epoch(pair.master, "n0", 3)
+    lead_to_asking(client, pair.mirror_settings, 1.0)
+    align = only(Align, client.received(history(pair.master), 1.0))
+    assert align.log_offset == common
+    pair.mirror.align(align.log_offset, align.epochs)
+    pair.mirror.aligned()
+    pull, ack = frames_in(sends(client.aligned(1.0)))
+    assert decode(pull.payload) == Pull(log_offset=common)
+    assert ack.type == FrameType.ACK
+
+
+def test_what_is_confirmed_here_is_never_cut(pair: Pair) -> None:
+    """Meet a master whose history parts below what is confirmed here: the mirror keeps all and names the range."""
+    client = joined(pair)
+    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
+    common = pair.mirror.end
+    pair.mirror.log.open_epoch(2)
+    append(pair.mirror, 500)
+    pair.mirror.set_confirmed(pair.mirror.end)
+    kept = content(pair.mirror)
+    start_epoch(pair.master, "n0", 3)
+    client.disconnected(0.0)
+    lead_to_asking(client, pair.mirror_settings, 1.0)
+    error = refusal(lambda: client.received(history(pair.master), 1.0))
+    assert isinstance(error, LogRecovering)
+    assert error.details == {"first": common, "last": len(kept)}
+    assert content(pair.mirror) == kept
+
+
+def test_an_older_history_than_the_one_known_here_is_refused(pair: Pair) -> None:
+    """Hear an old master's history after a newer one: nothing is cut for it."""
+    client = joined(pair)
+    old = history(pair.master)
+    start_epoch(pair.master, "n0")
+    client.disconnected(0.0)
+    lead_to_transfer(client, pair, 1.0)
+    client.disconnected(1.0)
+    lead_to_asking(client, pair.mirror_settings, 2.0)
+    assert isinstance(refusal(lambda: client.received(old, 2.0)), ProtocolError)
+
+
+# --- Reports ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.story("002:441")
+def test_the_first_report_comes_at_once(pair: Pair) -> None:
+    """Join: the request and a first ack leave in the same turn, with no interval before them."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    pull, ack = frames_in(sends(lead_to_transfer(client, pair)))
+    assert (pull.type, ack.type) == (FrameType.PULL, FrameType.ACK)
+
+
+@pytest.mark.story("002:457-469")
+def test_a_silent_mirror_reports_again(pair: Pair) -> None:
+    """Say nothing for the heartbeat interval: the same ack goes out, and the clock starts anew with each."""
+    client = joined(pair)
+    assert client.tick(0.49) == []
+    (first,) = acks_in(sends(client.tick(0.5)))
+    assert client.tick(0.99) == []
+    (second,) = acks_in(sends(client.tick(1.0)))
+    assert first == second == (pair.mirror.end, pair.mirror.flushed, 1, 0)
+
+
+@pytest.mark.story("002:475-513")
+def test_an_ack_says_what_is_held_and_of_which_history(pair: Pair) -> None:
+    """Receive, then flush: the acks say how far in memory, how far on disk, and the epoch; nothing more is claimed."""
+    client = joined(pair)
+    end = pair.master.end
+    (written,) = acks_in(sends(client.received(transfer(pair.master, 0, end), 0.0)))
+    assert written == (end, 0, 1, 0)
+    flush(pair.mirror)
+    (flushed,) = acks_in(sends(client.flushed(0.1)))
+    assert flushed == (end, end, 1, 0)
+
+
+# --- Bytes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.story("002:625-651")
+def test_each_transfer_is_stored_and_acked(pair: Pair) -> None:
+    """Receive three runs: each is in the log and acked before the next one comes."""
+    client = joined(pair)
+    borders = [0, pair.master.end, append(pair.master).next_log_offset, append(pair.master).next_log_offset]
+    for first, last in pairwise(borders):
+        (ack,) = acks_in(sends(client.received(transfer(pair.master, first, last), 0.0)))
+        assert ack.written == pair.mirror.end == last
+    assert content(pair.mirror) == content(pair.master)
+
+
+@pytest.mark.story("002:613-621")
+@pytest.mark.parametrize("heartbeat", [False, True])
+def test_bytes_that_do_not_follow_close_the_link(pair: Pair, heartbeat: bool) -> None:
+    """Push from another offset than the end, with bytes and without: the link ends and the copy is as before."""
+    client = joined(pair)
+    first = pair.master.end
+    client.received(transfer(pair.master, 0, first), 0.0)
+    kept = content(pair.mirror)
+    second = append(pair.master).next_log_offset
+    append(pair.master)
+    last = second if heartbeat else pair.master.end
+    error = refusal(lambda: client.received(transfer(pair.master, second, last), 0.0))
+    assert isinstance(error, ProtocolError)
+    assert content(pair.mirror) == kept
+
+
+def check_an_empty_mirror_takes_only_the_beginning(pair: Pair, make: Make = HAClient) -> None:
+    first = pair.master.end
+    append(pair.master)
+    for last in (first, pair.master.end):
+        client = joined(pair, make)
+        error = refusal(lambda client=client, last=last: client.received(transfer(pair.master, first, last), 0.0))
+        assert isinstance(error, ProtocolError), f"an empty copy took a push from {first}"
+        assert pair.mirror.end == 0
+
+
+@pytest.mark.story("002:609-623")
+def test_an_empty_mirror_takes_only_the_beginning(pair: Pair) -> None:
+    """Push from the middle of the log to a mirror that has nothing, a run and a heartbeat: the link ends, nothing is
+    stored."""
+    check_an_empty_mirror_takes_only_the_beginning(pair)
+
+
+@pytest.mark.story("002:639")
+@pytest.mark.parametrize("damage", [0, 60, -1])
+def test_a_damaged_batch_is_neither_stored_nor_acked(pair: Pair, damage: int) -> None:
+    """Flip a byte in the header, in the producer's part and at the end of a run: none of the run is kept."""
+    client = joined(pair)
+    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
+    first = pair.master.end
+    append(pair.master)
+    append(pair.master)
+    bad = transfer(pair.master, first, pair.master.end, damage=damage)
+    assert isinstance(refusal(lambda: client.received(bad, 0.0)), BadBatch)
+    assert pair.mirror.end == first
+
+
+def test_bytes_of_another_epoch_are_refused(pair: Pair) -> None:
+    """Push under another epoch than the history's: not taken."""
+    client = joined(pair)
+    other = transfer(pair.master, 0, pair.master.end, epoch=2)
+    assert isinstance(refusal(lambda: client.received(other, 0.0)), ProtocolError)
+    assert pair.mirror.end == 0
+
+
+def test_only_what_is_held_becomes_confirmed(pair: Pair) -> None:
+    """Hear of a confirmed offset beyond the copy's end: the copy's own end is all that is confirmed here."""
+    end = pair.master.end
+    append(pair.master)
+    pair.master.set_confirmed(pair.master.end)
+    client = joined(pair)
+    client.received(transfer(pair.master, 0, end), 0.0)
+    assert pair.mirror.confirmed == pair.mirror.end == end
+    client.received(transfer(pair.master, end, pair.master.end), 0.0)
+    assert pair.mirror.confirmed == pair.master.end
+
+
+def test_a_heartbeat_is_not_answered(pair: Pair) -> None:
+    """Receive an empty transfer at the end: it is a sign of life and asks for nothing."""
+    client = joined(pair)
+    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
+    assert client.received(transfer(pair.master, pair.master.end, pair.master.end), 0.3) == []
+    assert client.last_read == 0.3
+
+
+@pytest.mark.parametrize("kind", [FrameType.WELCOME, FrameType.HISTORY, FrameType.ACK, FrameType.PING])
+def test_a_frame_out_of_order_ends_the_link(pair: Pair, kind: FrameType) -> None:
+    """Receive, while bytes flow, what belongs elsewhere."""
+    client = joined(pair)
+    assert isinstance(refusal(lambda: client.received(Frame(kind, 0, EMPTY), 0.0)), ProtocolError)
+
+
+def test_the_masters_reason_is_kept(pair: Pair) -> None:
+    """Be refused by an ERROR frame: the reason is the one that the master gave, of its own class."""
+    client = joined(pair)
+    said = message_frame(FrameType.ERROR, Failure(code="WRONG_CLUSTER", message="go away"))
+    error = refusal(lambda: client.received(said, 0.0))
+    assert isinstance(error, WrongCluster)
+    client.disconnected(0.0, error)
+    assert client.last_error is error
+
+
+def test_goodbye_closes_without_an_error(pair: Pair) -> None:
+    """Receive GOODBYE: the link closes as an ordinary end."""
+    client = joined(pair)
+    assert only(Close, client.received(Frame(FrameType.GOODBYE, 0, EMPTY), 0.0)).error is None
+
+
+# --- Silence ----------------------------------------------------------------------------------------------------------
+
+
+def check_housekeeping_looks_at_what_was_read(pair: Pair, make: Make = HAClient) -> None:
+    client = joined(pair, make)
+    now = 0.0
+    while now < 1.9:
+        client.flushed(now)
+        assert not closes(client.tick(now))
+        now += 0.1
+    assert closes(client.tick(2.0)), "a master that says nothing was not left"
+    client = joined(pair, make, now=10.0)
+    for step in range(1, 10):
+        client.received(transfer(pair.master, 0, 0), 10.0 + step * 1.9)
+        assert not closes(client.tick(10.0 + step * 1.9 + 1.8)), "a master that speaks was left"
+
+
+@pytest.mark.story("002:359-375")
+def test_housekeeping_looks_at_what_was_read(pair: Pair) -> None:
+    """Keep writing to a master that says nothing: it is left after the interval; one that speaks is not."""
+    check_housekeeping_looks_at_what_was_read(pair)
+
+
+def test_a_master_that_never_answers_the_greeting_is_left(pair: Pair) -> None:
+    """Connect and hear nothing: the link ends after the housekeeping interval."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    client.tick(0.0)
+    client.connected(1.0)
+    assert client.tick(2.9) == []
+    assert isinstance(only(Close, client.tick(3.0)).error, StalledFrame)

@@ -1,0 +1,117 @@
+"""The thin part: sockets, clocks and helpers around the machines, in whole nodes on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from mirrorlog.config import ClusterSettings, Flush, HaSettings, LogAssignment, Member, split_address
+from mirrorlog.errors import ConnectionLost
+from mirrorlog.ha.client import ClientState
+from mirrorlog.ha.connection import HAConnection
+from tests.ha.nodes import cluster_settings, mastered_by, mirrored_by, replica_of, running, until
+from tests.ha.replicas import content
+
+QUICK = HaSettings(reconnect_interval_ms=20)
+# No heartbeat comes to the rescue while a test runs.
+QUIET = HaSettings(reconnect_interval_ms=20, send_heartbeat_interval_ms=60_000, housekeeping_interval_ms=120_000)
+
+
+@pytest.mark.story("002:31-45")
+async def test_a_master_listens_and_a_mirror_follows_it_by_itself(tmp_path: Path) -> None:
+    """Start the mirror before its master: it keeps trying, and follows as soon as there is somebody to follow."""
+    master, mirror = cluster_settings(tmp_path, copies=2, ha=QUICK)
+    async with running(mirror) as second:
+        await until(lambda: isinstance(mirrored_by(second).client.last_error, ConnectionLost))
+        async with running(master) as first:
+            await until(lambda: mirrored_by(second).connected_now)
+            await until(lambda: replica_of(second).end == replica_of(first).end > 0)
+            assert content(replica_of(second)) == content(replica_of(first))
+
+
+@pytest.mark.story("002:91-117")
+async def test_every_mirror_gets_a_connection_of_its_own(tmp_path: Path) -> None:
+    """Let two mirrors join: two links, each with its own place in the log."""
+    settings = cluster_settings(tmp_path, copies=3, ha=QUICK)
+    async with running(settings[0]) as master, running(settings[1]), running(settings[2]):
+        links = mastered_by(master).mastership.links
+        await until(lambda: sum(link.proven for link in links.values()) == 2)
+        assert set(links) == {"n1", "n2"}
+        assert all(isinstance(link, HAConnection) for link in links.values())
+        assert links["n1"] is not links["n2"]
+
+
+@pytest.mark.story("002:133-159")
+@pytest.mark.story("002:783-787")
+async def test_a_bad_connection_is_closed_and_others_are_still_accepted(tmp_path: Path) -> None:
+    """Send garbage to the replication port: that connection is closed, and a mirror that comes after it is served."""
+    master, mirror = cluster_settings(tmp_path, copies=2, ha=QUICK)
+    async with running(master) as first:
+        for garbage in (b"\xff" * 64, b"GET / HTTP/1.1\r\n\r\n", b"\0" * 8):
+            reader, writer = await asyncio.open_connection(*split_address(master.member.replication))
+            writer.write(garbage)
+            if len(garbage) < 16:
+                writer.write_eof()
+            async with asyncio.timeout(5):
+                await reader.read()
+            writer.close()
+        async with running(mirror) as second:
+            await until(lambda: mirrored_by(second).connected_now)
+            assert mastered_by(first).mastership.state.value == "serving"
+
+
+@pytest.mark.story("002:65-89")
+async def test_a_master_returns_to_its_port_at_once(tmp_path: Path) -> None:
+    """Stop and start the master three times while a mirror is connected: the port is free again and the mirror is
+    back, in a new epoch each time."""
+    master, mirror = cluster_settings(tmp_path, copies=2, ha=QUICK)
+    async with running(mirror) as second:
+        for epoch in (1, 2, 3):
+            async with running(master):
+                await until(lambda epoch=epoch: replica_of(second).epochs.current == epoch)
+                await until(lambda: mirrored_by(second).connected_now)
+
+
+@pytest.mark.parametrize("flush", ["memory", "disk"])
+async def test_every_mirror_hears_at_once_what_is_confirmed(tmp_path: Path, flush: Flush) -> None:
+    """Let two mirrors join one after the other, with heartbeats far away: both come to know the confirmed offset,
+    also the one whose own ack did not move it."""
+    settings = cluster_settings(tmp_path, copies=3, ha=QUIET, flush=flush)
+    async with running(settings[0]) as master, running(settings[1]) as one:
+        await until(lambda: replica_of(one).end == replica_of(master).end > 0)
+        assert replica_of(one).confirmed == 0
+        async with running(settings[2]) as two:
+            for node in (master, two, one):
+                await until(lambda node=node: replica_of(node).confirmed == replica_of(master).end)
+
+
+async def test_a_master_tells_the_confirmed_offset_before_it_goes(tmp_path: Path) -> None:
+    """Stop the master right after the mirror has joined: the mirror knows everything as confirmed."""
+    master, mirror = cluster_settings(tmp_path, copies=2, ha=QUIET)
+    async with running(mirror) as second:
+        async with running(master):
+            await until(lambda: replica_of(second).end > 0)
+        await until(lambda: replica_of(second).confirmed == replica_of(second).end)
+
+
+@pytest.mark.parametrize("address", ["a..b:7402", "127.0.0.1:70000"])
+async def test_an_address_that_cannot_be_is_said_and_tried_again(tmp_path: Path, address: str) -> None:
+    """Give the mirror an address that no socket takes: it says so and tries again, instead of standing still."""
+    _, mirror = cluster_settings(tmp_path, copies=2, ha=QUICK, replication=address)
+    async with running(mirror) as second:
+        client = mirrored_by(second).client
+        for _ in range(2):
+            await until(lambda: client.state is ClientState.WAITING and client.last_error is not None)
+            assert address in str(client.last_error)
+            client.last_error = None
+
+
+@pytest.mark.story("002:271")
+def test_a_log_without_a_known_master_is_a_configuration_error() -> None:
+    """Assign a log to a node that is no member, and ask for an unknown member: said at start, not waited for."""
+    members = (Member(id="n0"),)
+    with pytest.raises(ValidationError, match="assigned to n9"):
+        ClusterSettings(members=members, logs=(LogAssignment(master="n9", mirrors=("n0",)),))

@@ -1,0 +1,236 @@
+"""Idempotent producers: what may come next, and what was there before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.format import BatchHeader, Flag, Kind, read_header, stamp, write_producer_part
+from mirrorlog.errors import BadBatch, MirrorlogError, OutOfSequence, StaleProducerEpoch
+from mirrorlog.queues.producers import REMEMBERED_BATCHES, Landed, ProducerTable
+
+PRODUCER = 7
+
+
+def make_header(
+    sequence: int,
+    *,
+    count: int = 1,
+    producer_id: int = PRODUCER,
+    producer_epoch: int = 0,
+    queue_id: int = 1,
+    value: bytes = b"v",
+    at: int = 0,
+    kind: Kind = Kind.DATA,
+    flags: int = 0,
+) -> BatchHeader:
+    """The header of a real batch, stamped as appended at log offset `at`."""
+    batch = encode_batch([Record(value)] * count, queue_id=queue_id)
+    old = read_header(batch)
+    write_producer_part(
+        batch,
+        kind=kind,
+        queue_id=queue_id,
+        record_count=count,
+        columns=old.columns,
+        padding=old.padding,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        sequence=sequence,
+    )
+    stamp(batch, log_offset=at, base_queue_offset=at // 8, append_time_us=1, epoch=3, flags=flags, seed=0)
+    return read_header(batch)
+
+
+def append(table: ProducerTable, header: BatchHeader) -> BatchHeader:
+    assert table.check(header) is None
+    table.apply(header)
+    return header
+
+
+def test_sequences_follow_one_another() -> None:
+    """Send batches of several records: each begins where the one before it ended."""
+    table = ProducerTable()
+    append(table, make_header(0, count=3))
+    append(table, make_header(3, count=2))
+    append(table, make_header(5))
+
+
+def test_a_retry_gets_the_place_of_the_first_copy() -> None:
+    """Send the same batch again, at once and after others: told where it is, and nothing changes."""
+    table = ProducerTable()
+    first = append(table, make_header(0, count=3, at=800))
+    for sequence in (3, 4, 5):
+        append(table, make_header(sequence))
+    expected = Landed(first.crc, 3, 800, 100, first.next_log_offset, 3)
+    assert table.check(make_header(0, count=3)) == expected
+    assert table.check(make_header(0, count=3)) == expected
+    append(table, make_header(6))
+
+
+def test_another_batch_under_a_used_sequence_is_refused() -> None:
+    """Send other bytes, and another count, under a sequence that is taken."""
+    table = ProducerTable()
+    append(table, make_header(0))
+    for other in (make_header(0, value=b"w"), make_header(0, count=2)):
+        with pytest.raises(BadBatch, match="sequence 0 was used for another batch"):
+            table.check(other)
+
+
+@pytest.mark.parametrize("sequence", [1, 3, 6, 2**63])
+def test_what_does_not_follow_is_refused_naming_the_last_one_held(sequence: int) -> None:
+    """Skip a record, and step into the middle of a batch that is held."""
+    table = ProducerTable()
+    append(table, make_header(0, count=5))
+    with pytest.raises(OutOfSequence, match="does not follow 4") as caught:
+        table.check(make_header(sequence))
+    assert caught.value.details == {"last": 4}
+
+
+def test_an_unknown_producer_begins_at_nought() -> None:
+    """Come with a later sequence and no history: refused, nothing is held."""
+    with pytest.raises(OutOfSequence) as caught:
+        ProducerTable().check(make_header(5))
+    assert caught.value.details == {"last": -1}
+
+
+def test_a_new_producer_epoch_begins_anew_and_ends_the_old_one() -> None:
+    """Raise the producer epoch: it starts at 0, and the old epoch is refused from then on, retries included."""
+    table = ProducerTable()
+    append(table, make_header(0))
+    with pytest.raises(OutOfSequence):
+        table.check(make_header(1, producer_epoch=1))
+    append(table, make_header(0, producer_epoch=1))
+    for old in (make_header(0), make_header(1)):
+        with pytest.raises(StaleProducerEpoch) as caught:
+            table.check(old)
+        assert caught.value.details == {"producer_epoch": 1}
+
+
+def test_queues_and_producers_count_apart() -> None:
+    """Send to two queues and as two producers: each pair has its own sequence."""
+    table = ProducerTable()
+    for producer_id in (1, 2):
+        for queue_id in (1, 2):
+            append(table, make_header(0, producer_id=producer_id, queue_id=queue_id))
+    assert len(table) == 4
+
+
+def test_batches_without_a_producer_are_never_held_up() -> None:
+    """Send the same batch without a producer id, twice."""
+    table = ProducerTable()
+    for _ in range(2):
+        append(table, make_header(0, producer_id=0))
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize("header", [make_header(9, flags=Flag.COPIED), make_header(9, kind=Kind.CONTROL)])
+def test_copies_and_changes_do_not_count_as_sequences(header: BatchHeader) -> None:
+    """Apply a copied batch and a control batch: the producer's own numbers are not touched."""
+    table = ProducerTable()
+    append(table, make_header(0))
+    table.apply(header)
+    append(table, make_header(1))
+
+
+def test_a_retry_that_was_forgotten_is_refused_and_not_doubled() -> None:
+    """Retry a batch that is further back than what is remembered: refused, since its place is not known any more."""
+    table = ProducerTable()
+    for sequence in range(REMEMBERED_BATCHES + 1):
+        append(table, make_header(sequence))
+    with pytest.raises(OutOfSequence):
+        table.check(make_header(0))
+    assert table.check(make_header(1)) is not None
+
+
+def test_applying_again_changes_nothing() -> None:
+    """Apply each batch of a long history a second time, by itself: the next sequence is still the next, and what is
+    remembered is still remembered."""
+    table = ProducerTable()
+    headers = [append(table, make_header(sequence)) for sequence in range(2 * REMEMBERED_BATCHES)]
+    for header in headers:
+        table.apply(header)
+        assert table.check(make_header(2 * REMEMBERED_BATCHES)) is None
+        assert table.check(headers[-REMEMBERED_BATCHES]) is not None
+
+
+class Sent(NamedTuple):
+    sequence: int
+    records: int
+    value: bytes
+    place: int
+
+
+class PlainTable:
+    """What the table must say, from plain lists of all that was appended per (producer, queue)."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[tuple[int, int], int] = {}
+        self.sent: dict[tuple[int, int, int], list[Sent]] = {}
+
+    def verdict(self, key: tuple[int, int], epoch: int, sequence: int, count: int, value: bytes) -> object:
+        """The place of the first copy, the class of the refusal, or None: append."""
+        if epoch < self.epochs.get(key, 0):
+            return StaleProducerEpoch
+        sent = self.sent.get((*key, epoch), [])
+        for each in sent[-REMEMBERED_BATCHES:]:
+            if each.sequence == sequence:
+                return each.place if (each.records, each.value) == (count, value) else BadBatch
+        return None if sequence == self.following(key, epoch) else OutOfSequence
+
+    def following(self, key: tuple[int, int], epoch: int) -> int:
+        sent = self.sent.get((*key, epoch))
+        return sent[-1].sequence + sent[-1].records if sent else 0
+
+    def append(self, key: tuple[int, int], epoch: int, sent: Sent) -> None:
+        self.epochs[key] = epoch
+        self.sent.setdefault((*key, epoch), []).append(sent)
+
+
+def outcome(step: Callable[[], Landed | None]) -> object:
+    try:
+        landed = step()
+    except MirrorlogError as error:
+        return type(error)
+    return None if landed is None else landed.log_offset
+
+
+attempts = st.tuples(
+    st.sampled_from([(1, 1), (1, 2), (2, 1)]),
+    st.integers(0, 2),
+    st.one_of(st.just(None), st.integers(0, 12)),
+    st.integers(1, 3),
+    st.sampled_from([b"a", b"b"]),
+    st.booleans(),
+)
+
+
+@given(st.lists(attempts, max_size=60))
+def test_the_table_is_the_plain_list(
+    steps: list[tuple[tuple[int, int], int, int | None, int, bytes, bool]],
+) -> None:
+    """Random sends of a few producers, in and out of order and epoch: the verdict is that of plain lists, also when
+    every append is applied twice."""
+    table, plain = ProducerTable(), PlainTable()
+    for place, (key, epoch, asked, count, value, twice) in enumerate(steps):
+        sequence = plain.following(key, epoch) if asked is None else asked
+        header = make_header(
+            sequence,
+            count=count,
+            producer_id=key[0],
+            queue_id=key[1],
+            producer_epoch=epoch,
+            value=value,
+            at=place * 8,
+        )
+        expected = plain.verdict(key, epoch, sequence, count, value)
+        assert outcome(lambda header=header: table.check(header)) == expected
+        if expected is None:
+            for _ in range(1 + twice):
+                table.apply(header)
+            plain.append(key, epoch, Sent(sequence, count, value, place * 8))

@@ -1,0 +1,188 @@
+"""Queues and positions as a log tells them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.format import BatchHeader, Kind, read_header, stamp
+from mirrorlog.errors import BadBatch, BadRequest, NoSuchQueue, Overloaded, QueueExists
+from mirrorlog.queues.changes import EpochStarted, PositionCommitted, QueueDeclared, decode_changes, encode_change
+from mirrorlog.queues.registry import QueueRegistry
+
+
+class Book:
+    """A registry fed as by a log: each batch stands after the one before it."""
+
+    def __init__(self, *, queues_max: int = 100, groups_max: int = 100) -> None:
+        self.registry = QueueRegistry(queues_max=queues_max, groups_max=groups_max)
+        self.batches: list[tuple[BatchHeader, bytes]] = []
+        self.end = 0
+
+    def append(self, batch: bytearray) -> BatchHeader:
+        stamp(batch, log_offset=self.end, base_queue_offset=0, append_time_us=1, epoch=1, flags=0, seed=0)
+        header = read_header(batch)
+        self.registry.apply(header, batch)
+        self.batches.append((header, bytes(batch)))
+        self.end = header.next_log_offset
+        return header
+
+    def declare(self, name: str, **arguments: object) -> BatchHeader:
+        batch = self.registry.declare(name, arguments)
+        assert batch is not None
+        return self.append(batch)
+
+    def commit(self, name: str, group: str, queue_offset: int) -> BatchHeader:
+        change = PositionCommitted(group=group, log_id="l", epoch=1, queue_offset=queue_offset)
+        return self.append(self.registry.commit_position(name, change))
+
+    def facts(self) -> object:
+        """All that the registry says, as plain values."""
+        queues = [(each.name, each.queue_id, each.arguments, each.positions) for each in self.registry]
+        return queues, [self.registry.wrote(epoch) for epoch in range(5)]
+
+
+def test_a_queue_counts_from_its_append() -> None:
+    """Declare two queues: found by name and by id, with ids of their own that begin at 1."""
+    book = Book()
+    book.declare("a")
+    book.declare("b", color="red")
+    assert [(each.name, each.queue_id) for each in book.registry] == [("a", 1), ("b", 2)]
+    assert book.registry.find("b").arguments == {"color": "red"}
+    assert book.registry.find_id(1).name == "a"
+    assert book.registry.has_id(2)
+    assert not book.registry.has_id(3)
+    assert len(book.registry) == 2
+
+
+def test_an_unknown_queue_is_named_with_what_to_do() -> None:
+    """Ask for a queue that is not there, by name and by id."""
+    registry = Book().registry
+    with pytest.raises(NoSuchQueue, match="mqtool declare orders"):
+        registry.find("orders")
+    with pytest.raises(NoSuchQueue, match="id 9"):
+        registry.find_id(9)
+
+
+def test_declaring_again_is_nothing_or_names_the_difference() -> None:
+    """Declare again with the same arguments, with another value, with one more and with one less."""
+    book = Book()
+    book.declare("q", color="red", size=3)
+    assert book.registry.declare("q", {"size": 3, "color": "red"}) is None
+    for arguments, difference in (
+        ({"color": "blue", "size": 3}, "color='red', asked for color='blue'"),
+        ({"color": "red", "size": 3, "taste": 1}, "taste=None, asked for taste=1"),
+        ({"color": "red"}, "size=3, asked for size=None"),
+    ):
+        with pytest.raises(QueueExists, match=difference):
+            book.registry.declare("q", arguments)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", "\0", "tab\t", "del\x7f"])
+def test_a_name_that_cannot_be_is_refused(name: str) -> None:
+    """Declare, and commit for a group, with names that are empty, too long or hold control characters."""
+    book = Book()
+    with pytest.raises(BadRequest, match="1 to 255 characters"):
+        book.registry.declare(name, {})
+    book.declare("q")
+    with pytest.raises(BadRequest, match="1 to 255 characters"):
+        book.commit("q", name, 1)
+
+
+def test_limits_are_named() -> None:
+    """Go one beyond each limit: queues, groups of a queue, arguments of a queue."""
+    book = Book(queues_max=1, groups_max=1)
+    with pytest.raises(BadRequest, match="101 arguments"):
+        book.registry.declare("q", {str(number): 1 for number in range(101)})
+    book.declare("q")
+    with pytest.raises(Overloaded, match=r"limits\.max_queues"):
+        book.registry.declare("r", {})
+    book.commit("q", "g", 1)
+    book.registry.confirm(book.end)
+    book.commit("q", "g", 2)
+    with pytest.raises(Overloaded, match=r"limits\.max_groups_per_queue"):
+        book.commit("q", "h", 1)
+
+
+def test_a_position_counts_from_its_confirm() -> None:
+    """Commit two positions and confirm them one by one: each is seen only when its batch is confirmed whole."""
+    book = Book()
+    book.declare("q")
+    first = book.commit("q", "g", 10)
+    second = book.commit("q", "g", 20)
+    positions = book.registry.find("q").positions
+    book.registry.confirm(first.next_log_offset - 8)
+    assert positions == {}
+    book.registry.confirm(first.next_log_offset)
+    assert positions["g"].queue_offset == 10
+    book.registry.confirm(second.next_log_offset)
+    assert positions["g"].queue_offset == 20
+
+
+def test_a_cut_takes_back_what_it_removed() -> None:
+    """Cut behind the first queue: the later queue and the unconfirmed positions are gone, and their id is free."""
+    book = Book()
+    book.declare("kept")
+    book.commit("kept", "g", 1)
+    book.registry.confirm(book.end)
+    cut = book.end
+    book.declare("lost")
+    book.commit("kept", "g", 2)
+    book.registry.cut(cut)
+    book.registry.confirm(10**9)
+    assert [each.name for each in book.registry] == ["kept"]
+    assert book.registry.find("kept").positions["g"].queue_offset == 1
+    book.end = cut
+    book.declare("other")
+    assert book.registry.find("other").queue_id == 2
+
+
+def test_who_wrote_an_epoch_is_known_from_the_log() -> None:
+    """Apply the first batch of an epoch: its writer is known, that of others is not."""
+    book = Book()
+    book.append(encode_change(EpochStarted(epoch=3, node_id="n2", start_id="s")))
+    assert book.registry.wrote(3) == "n2"
+    assert book.registry.wrote(2) is None
+
+
+def test_applying_again_changes_nothing() -> None:
+    """Apply each batch of a history a second time, by itself: queues keep their positions, and nothing new appears."""
+    book = Book()
+    book.declare("q", color="red")
+    book.commit("q", "g", 7)
+    book.append(encode_change(EpochStarted(epoch=3, node_id="n2", start_id="s")))
+    book.registry.confirm(book.end)
+    before = repr(book.facts())
+    for header, batch in book.batches:
+        book.registry.apply(header, batch)
+        book.registry.confirm(book.end)
+        assert repr(book.facts()) == before
+
+
+def test_a_rebuild_gives_the_same_registry() -> None:
+    """Feed a fresh registry with the same batches: it says the same."""
+    book, again = Book(), Book()
+    for name in ("a", "b", "c"):
+        book.declare(name)
+        book.commit(name, "g", 5)
+    book.registry.confirm(book.end)
+    for header, batch in book.batches:
+        again.registry.apply(header, batch)
+    again.registry.confirm(book.end)
+    assert repr(again.facts()) == repr(book.facts())
+
+
+def test_data_batches_say_nothing_about_queues() -> None:
+    """Apply a data batch whose value looks like a declaration."""
+    book = Book()
+    change = decode_changes(encode_change(QueueDeclared(name="q", queue_id=1)))
+    assert change == [QueueDeclared(name="q", queue_id=1)]
+    book.append(encode_batch([Record(b"\x81\xa4type\xadQueueDeclared")], queue_id=1))
+    assert len(book.registry) == 0
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x81\xa4type\xa6Nobody", b"\x81\xa4type\xa1\xff", b"\x91" * 5000])
+def test_a_change_that_nobody_knows_is_a_bad_batch(value: bytes) -> None:
+    """Decode values that are no changes: always the same class."""
+    with pytest.raises(BadBatch, match="does not know"):
+        decode_changes(encode_batch([Record(value)], queue_id=0, kind=Kind.CONTROL))

@@ -1,0 +1,38 @@
+"""docs/settings.md says what the settings are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mirrorlog.config import Settings
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+
+
+def told_by_page() -> set[tuple[str, str, int]]:
+    """(RocketMQ's name, our key, our default) of the first table."""
+    section = PAGE.read_text().split("## Those that we have")[1].split("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    return {(row[0], row[2], int(row[3])) for row in cells[2:]}
+
+
+def test_every_shared_name_is_on_the_page_with_its_default() -> None:
+    """Compare the table with the aliases and defaults of the code, both ways."""
+    in_code = {
+        (field.alias, f"{section}.{name}", field.default)
+        for section in ("ha", "log", "limits")
+        for name, field in type(getattr(Settings(), section)).model_fields.items()
+        if field.alias is not None
+    }
+    assert told_by_page() == in_code
+
+
+def test_a_default_that_differs_from_rocketmqs_is_explained() -> None:
+    """Look at the rows whose two defaults differ: the code says why, for `--print-config` and for the reader."""
+    section = PAGE.read_text().split("## Those that we have")[1].split("\n## ")[0]
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and cells[1].isdigit() and cells[1] != cells[3]:
+            part, _, name = cells[2].partition(".")
+            assert type(getattr(Settings(), part)).model_fields[name].description, cells[0]
+            assert len(cells[4]) > 20

@@ -1,0 +1,160 @@
+"""Frames out of a stream of bytes, however it is cut."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mirrorlog.errors import FrameTooLarge, ProtocolError
+from mirrorlog.wire.frames import (
+    ACK,
+    FRAME_HEADER_SIZE,
+    TRANSFER,
+    Frame,
+    FrameReader,
+    FrameType,
+    frame,
+    frame_header,
+    read_ack,
+    read_batches,
+    read_confirm,
+    read_fetch,
+    read_produce,
+    read_transfer,
+)
+
+LIMIT = 4096
+frames = st.lists(
+    st.tuples(st.sampled_from(FrameType), st.binary(max_size=LIMIT), st.integers(0, 2**64 - 1)), max_size=8
+)
+
+
+def feed(reader: FrameReader, data: bytes, chunks: list[int]) -> list[tuple[int, bytes, int]]:
+    """Receive `data` in chunks, the last one repeated; each payload is looked at while it is valid."""
+    found = []
+    turn = 0
+    while data:
+        room = reader.room()
+        size = min(len(data), len(room), chunks[min(turn, len(chunks) - 1)])
+        assert size > 0
+        room[:size] = data[:size]
+        data = data[size:]
+        reader.received(size)
+        turn += 1
+        held: list[tuple[Frame, bytes]] = []
+        while (each := reader.next_frame()) is not None:
+            held.append((each, bytes(each.payload)))
+        for each, payload in held:
+            assert bytes(each.payload) == payload, "a view changed before room was asked for again"
+            found.append((each.type, payload, each.correlation_id))
+    return found
+
+
+@pytest.mark.story("002:595-599")
+@given(frames, st.lists(st.integers(1, 5000), min_size=1, max_size=30), st.integers(16, 5000))
+def test_the_same_frames_come_out_however_the_bytes_are_cut(
+    sent: list[tuple[FrameType, bytes, int]], chunks: list[int], initial_bytes: int
+) -> None:
+    """Cut a stream of random frames into random chunks: every frame comes out whole, once and in order."""
+    data = b"".join(frame(kind, payload, number) for kind, payload, number in sent)
+    reader = FrameReader(frame_bytes_max=LIMIT, initial_bytes=initial_bytes)
+    assert feed(reader, data, chunks) == [(kind, payload, number) for kind, payload, number in sent]
+    assert not reader.partial
+
+
+@given(st.binary(min_size=1, max_size=300), st.lists(st.integers(1, 64), min_size=1, max_size=10))
+def test_garbage_is_refused_or_waited_for_and_never_a_frame_too_large(data: bytes, chunks: list[int]) -> None:
+    """Receive random bytes: frames of known types within the limit, an error, or the wait for more; nothing else."""
+    reader = FrameReader(frame_bytes_max=LIMIT, initial_bytes=16)
+    try:
+        for kind, payload, _ in feed(reader, data, chunks):
+            assert kind in set(FrameType)
+            assert len(payload) <= LIMIT
+    except ProtocolError:
+        pass
+    assert len(reader._buffer) <= LIMIT + FRAME_HEADER_SIZE
+
+
+def test_mutated_streams_never_raise_anything_else() -> None:
+    """Flip bytes in a valid stream, ten thousand times: frames or ProtocolError, and the buffer stays in its limit."""
+    random_ = random.Random(5)
+    stream = b"".join(frame(kind, bytes([kind]) * 40, kind) for kind in FrameType)
+    for _ in range(10_000):
+        broken = bytearray(stream)
+        for _ in range(random_.randint(1, 3)):
+            broken[random_.randrange(len(broken))] = random_.randrange(256)
+        reader = FrameReader(frame_bytes_max=LIMIT, initial_bytes=64)
+        try:
+            feed(reader, bytes(broken), [random_.randint(1, 200)])
+        except ProtocolError:
+            continue
+        assert len(reader._buffer) <= LIMIT + FRAME_HEADER_SIZE
+
+
+@pytest.mark.story("002:607")
+def test_a_length_above_the_limit_is_refused_before_it_is_received() -> None:
+    """Announce one byte more than the limit, and the largest length there is: refused at the header, no room made."""
+    for length in (LIMIT + 1, 2**32 - 1):
+        reader = FrameReader(frame_bytes_max=LIMIT, initial_bytes=64)
+        with pytest.raises(FrameTooLarge, match=f"{length} bytes is above the limit of {LIMIT}"):
+            feed(reader, frame_header(FrameType.TRANSFER, length), [7])
+        assert len(reader._buffer) <= LIMIT + FRAME_HEADER_SIZE
+
+
+def test_an_unknown_type_and_a_set_flag_are_refused() -> None:
+    """Receive a type that nobody knows, and flags that nobody has set."""
+    for head in (b"\0\0\0\0\xff\0\0\0" + bytes(8), b"\0\0\0\0\x01\0\x01\0" + bytes(8)):
+        with pytest.raises(ProtocolError, match="is no frame of the native protocol"):
+            feed(FrameReader(frame_bytes_max=LIMIT), head, [16])
+
+
+@pytest.mark.story("002:657-659")
+def test_the_buffer_grows_to_the_frame_that_comes_and_no_further() -> None:
+    """Receive a frame far larger than the first buffer, in pieces: it comes out whole, and room is always there."""
+    reader = FrameReader(frame_bytes_max=1 << 20, initial_bytes=64)
+    payload = random.Random(6).randbytes(300_000)
+    assert feed(reader, frame(FrameType.TRANSFER, payload, 3), [1000]) == [(FrameType.TRANSFER, payload, 3)]
+    assert len(reader._buffer) == FRAME_HEADER_SIZE + len(payload)
+
+
+@pytest.mark.story("002:799-809")
+def test_the_buffer_is_used_again_and_again() -> None:
+    """Receive a megabyte in small frames through a buffer that holds few of them: it does not grow."""
+    reader = FrameReader(frame_bytes_max=LIMIT, initial_bytes=1024)
+    data = frame(FrameType.ACK, bytes(24)) * 25_000
+    assert len(feed(reader, data, [333])) == 25_000
+    assert len(reader._buffer) == 1024
+
+
+def test_half_a_frame_is_owed() -> None:
+    """Receive all but the last byte, then the last: the reader says that bytes are missing, then that none are."""
+    reader = FrameReader(frame_bytes_max=LIMIT)
+    data = frame(FrameType.ACK, bytes(24))
+    assert feed(reader, data[:-1], [1 << 20]) == []
+    assert reader.partial
+    assert reader.unread() == data[:-1]
+    assert len(feed(reader, data[-1:], [1])) == 1
+    assert not reader.partial
+
+
+@pytest.mark.parametrize(
+    ("read", "size"),
+    [(read_produce, 8), (read_confirm, 24), (read_fetch, 24), (read_batches, 32), (read_transfer, 32), (read_ack, 24)],
+)
+def test_a_payload_shorter_than_its_struct_is_refused(read: object, size: int) -> None:
+    """Read each fixed struct from every length below its own: refused; from its own and above: read."""
+    assert callable(read)
+    for length in range(size):
+        with pytest.raises(ProtocolError, match=f"{length} bytes is shorter than its {size}"):
+            read(memoryview(bytes(length)))
+    assert set(read(memoryview(bytes(size + 8)))) == {0}
+
+
+def test_fixed_structs_come_back_as_they_were() -> None:
+    """Pack and read the two structs of replication, with the largest values there are."""
+    largest = 2**64 - 1
+    assert read_ack(memoryview(ACK.pack(largest, 1, 2**32 - 1, 0))) == (largest, 1, 2**32 - 1, 0)
+    assert read_transfer(memoryview(TRANSFER.pack(1, 2, largest, 4, 5))) == (1, 2, largest, 4, 5)

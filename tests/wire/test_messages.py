@@ -1,0 +1,96 @@
+"""Control messages: what fits comes back, what does not is a ProtocolError and nothing else."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from mirrorlog.errors import ProtocolError, StaleProducerEpoch, from_code
+from mirrorlog.wire.frames import FRAME_HEADER_SIZE
+from mirrorlog.wire.messages import (
+    DeclareQueue,
+    EpochEntry,
+    Failure,
+    Follow,
+    Hello,
+    History,
+    Pull,
+    as_error,
+    decode,
+    encode,
+    error_frame,
+)
+
+MESSAGES = [
+    Hello(version_min=1, version_max=3, role="mirror", cluster_id="c", node_id="n1", start_id="s", credential=b"x"),
+    Failure(code="X", message="text", details={"a": [1, {"b": None}]}),
+    Follow(log_id="l", epochs=[EpochEntry(1, 0), EpochEntry(2, 2**63)], begin=0, end=9, confirmed=3),
+    History(epoch=2, epochs=[], begin=0, end=0, confirmed=0),
+    Pull(log_offset=7),
+    DeclareQueue(name="q", arguments={"x-max": 3}),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_comes_back_as_it_was(message: object) -> None:
+    """Encode and decode, from bytes and from a view."""
+    data = encode(message)  # type: ignore[arg-type]
+    assert decode(data) == message
+    assert decode(memoryview(data)) == message
+
+
+def test_unknown_fields_are_ignored() -> None:
+    """Decode a message of a newer peer with one more field."""
+    raw = msgspec.msgpack.decode(encode(Pull(log_offset=7)))
+    assert decode(msgspec.msgpack.encode({**raw, "later": [1, 2]})) == Pull(log_offset=7)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"\x80",
+        msgspec.msgpack.encode({"type": "Nobody"}),
+        msgspec.msgpack.encode({"type": "Pull"}),
+        msgspec.msgpack.encode({"type": "Pull", "log_offset": "7"}),
+        msgspec.msgpack.encode([1, 2, 3]),
+        encode(Pull(log_offset=7))[:-1],
+        encode(Pull(log_offset=7)) + b"\0",
+        encode(Failure(code="c", message="y")).replace(b"\xa1y", b"\xa1\xff"),
+        encode(Failure(code="c", message="m", details={"a": 0}))[:-1] + b"\x91" * 60_000 + b"\0",
+    ],
+    ids=["empty", "garbage", "no tag", "unknown", "missing", "type", "array", "short", "long", "UTF-8", "deep"],
+)  # fmt: skip
+def test_what_does_not_fit_is_a_protocol_error(payload: bytes) -> None:
+    """Decode what is no message: always the same class, which closes the connection with a reason."""
+    with pytest.raises(ProtocolError, match="a control message does not fit"):
+        decode(payload)
+
+
+def test_mutated_messages_never_raise_anything_else() -> None:
+    """Flip, cut and lengthen encoded messages thirty thousand times."""
+    random_ = random.Random(8)
+    encoded = [encode(message) for message in MESSAGES]
+    for _ in range(30_000):
+        payload = bytearray(random_.choice(encoded))
+        for _ in range(random_.randint(1, 4)):
+            payload[random_.randrange(len(payload))] = random_.randrange(256)
+        if random_.random() < 0.3:
+            payload = payload[: random_.randrange(len(payload))]
+        try:
+            decode(bytes(payload))
+        except ProtocolError:
+            continue
+
+
+def test_an_error_survives_the_wire() -> None:
+    """Send an error and read it: same class, text and details; an unknown code becomes the root with its text."""
+    sent = StaleProducerEpoch("over", producer_epoch=4)
+    failure = decode(error_frame(sent, 9)[FRAME_HEADER_SIZE:])
+    assert isinstance(failure, Failure)
+    got = as_error(failure)
+    assert (type(got), str(got), got.details) == (StaleProducerEpoch, "over", {"producer_epoch": 4})
+    assert str(from_code("NEWER", "text")) == "NEWER: text"
