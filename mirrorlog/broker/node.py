@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from mirrorlog import __version__
@@ -223,7 +224,8 @@ class Node:
         assignment = replica.assignment
         epoch = replica.epochs.current + 1
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._flush_helper, replica.log.open_epoch, epoch)
+        open_epoch = partial(replica.log.open_epoch, epoch, node_id=settings.node.id, start_id=self._start_id)
+        await loop.run_in_executor(self._flush_helper, open_epoch)
         mastership = Mastership(
             name=assignment.name,
             own=settings.node.id,
@@ -242,7 +244,6 @@ class Node:
             log=replica,
             mastership=mastership,
             settings=settings.ha,
-            wrote=replica.queues.wrote,
             answer=publisher.answer,
         )
         publisher.log = mastered

@@ -1,5 +1,8 @@
 """The epoch list of a log: which mastership wrote from which log offset on, and the file that keeps it.
 
+A mastership is known by its number, its start and who wrote it: the node and that node's start id. The last is needed
+because a master whose disk was restored gives out a number again, perhaps at the same start, for other bytes.
+
 The list decides two things. A batch counts only if its epoch is the one that the list gives at its place, so bytes
 of a history that was cut cannot come back. And two copies find with it where their histories part: see `common_point`.
 
@@ -13,7 +16,7 @@ The file `epochs`, little endian, replaced as a whole:
          0     4  magic     b"MLEP"
          4     4  version   1
          8     4  count
-        12    12  per entry: u32 epoch, u64 start (log offset)
+        12     …  per entry: u32 epoch, u64 start (log offset), u8 length and UTF-8 of node id, the same of start id
          …     4  CRC-32C of all bytes before it
 """
 
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, Self
@@ -41,6 +44,7 @@ _OFFSET_MAX: Final = 2**63 - 1
 _HEAD = struct.Struct("<4sII")
 _ENTRY = struct.Struct("<IQ")
 _CRC = struct.Struct("<I")
+_TEXT_MAX: Final = 255
 
 
 class EpochLike(Protocol):
@@ -52,12 +56,20 @@ class EpochLike(Protocol):
     @property
     def start(self) -> int: ...
 
+    @property
+    def node_id(self) -> str: ...
+
+    @property
+    def start_id(self) -> str: ...
+
 
 class Epoch(NamedTuple):
-    """One mastership: its number, and the log offset of its first byte."""
+    """One mastership: its number, the log offset of its first byte, and which node wrote it, in which of its starts."""
 
     epoch: int
     start: int
+    node_id: str = ""
+    start_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +85,11 @@ class EpochList:
         checked: list[Epoch] = []
         last = Epoch(NO_EPOCH, 0)
         for each in entries:
-            entry = Epoch(each.epoch, each.start)
+            entry = Epoch(each.epoch, each.start, each.node_id, each.start_id)
             if not (last.epoch < entry.epoch <= _EPOCH_MAX and last.start <= entry.start <= _OFFSET_MAX):
                 raise BadRequest(f"epoch {entry.epoch} from {entry.start} cannot follow {last.epoch} from {last.start}")
+            if len(entry.node_id.encode()) > _TEXT_MAX or len(entry.start_id.encode()) > _TEXT_MAX:
+                raise BadRequest(f"epoch {entry.epoch}: node id and start id have at most {_TEXT_MAX} bytes")
             checked.append(entry)
             last = entry
         if len(checked) > ENTRIES_MAX:
@@ -96,14 +110,15 @@ class EpochList:
         """The epoch of the last byte of a copy that ends at `end`; 0 for an empty copy."""
         return self.at(end - 1) if end > 0 else NO_EPOCH
 
-    def opened(self, epoch: int, end: int) -> EpochList:
-        """With `epoch` from `end` on. Entries beyond `end` speak of bytes that will never be here: they go.
+    def opened(self, epoch: int, end: int, *, node_id: str = "", start_id: str = "") -> EpochList:
+        """With `epoch` from `end` on, written by this start of this node.
 
-        Raises BadRequest when the epoch is not above all that the list has.
+        Entries beyond `end` speak of bytes that will never be here: they go. Raises BadRequest when the epoch is not
+        above all that the list has.
         """
         if epoch <= self.current:
             raise BadRequest(f"epoch {epoch} is not above {self.current}, the last one of this log")
-        return EpochList.of([*self.held(end), Epoch(epoch, end)])
+        return EpochList.of([*self.held(end), Epoch(epoch, end, node_id, start_id)])
 
     def held(self, end: int) -> tuple[Epoch, ...]:
         """The entries that start at or below `end`."""
@@ -114,8 +129,12 @@ class EpochList:
         starts = {start for start in (*self._starts, *other._starts) if start < end}
         return all(self.at(start) == other.at(start) for start in starts)
 
+    def covering(self, first: int, end: int) -> list[Epoch]:
+        """The epochs that give the bytes [first, end) their number."""
+        return [*self.held(first)[-1:], *(entry for entry in self.entries if first < entry.start < end)]
+
     def last_common(self, other: EpochList) -> Epoch | None:
-        """The last epoch whose number and start both lists have."""
+        """The last epoch that both lists have: the same number and start, by the same writer."""
         theirs = set(other.entries)
         return next((entry for entry in reversed(self.entries) if entry in theirs), None)
 
@@ -128,8 +147,8 @@ class EpochList:
 def common_point(own: EpochList, own_end: int, other: EpochList, other_end: int) -> int | None:
     """Up to which log offset two copies are one history, or None when no epoch says so.
 
-    The last epoch whose (number, start) both have was written by one master, so both hold the same bytes up to the
-    smaller of its two ends. An empty copy has everything it holds, nothing, in common with any other.
+    The last epoch that both have was written by one start of one master, so both hold the same bytes up to the smaller
+    of its two ends. An empty copy has everything it holds, nothing, in common with any other.
     """
     if own_end == 0 or other_end == 0:
         return 0
@@ -144,6 +163,8 @@ def encode_epochs(epochs: EpochList) -> bytes:
     content = bytearray(_HEAD.pack(_MAGIC, _VERSION, len(epochs.entries)))
     for entry in epochs.entries:
         content += _ENTRY.pack(entry.epoch, entry.start)
+        for text in (entry.node_id.encode(), entry.start_id.encode()):
+            content += bytes((len(text),)) + text
     return bytes(content + _CRC.pack(crc32c(content)))
 
 
@@ -154,20 +175,40 @@ def decode_epochs(content: bytes) -> EpochList:
     magic, version, count = _HEAD.unpack_from(content)
     if (magic, version) != (_MAGIC, _VERSION):
         raise ValueError(f"magic {magic!r} version {version}, expected {_MAGIC!r} version {_VERSION}")
-    if len(content) != _HEAD.size + count * _ENTRY.size + _CRC.size:
-        raise ValueError(f"{len(content)} bytes do not hold {count} entries")
     if _CRC.unpack_from(content, len(content) - _CRC.size)[0] != crc32c(content[: -_CRC.size]):
         raise ValueError("the checksum does not match")
     try:
-        return EpochList.of(Epoch._make(entry) for entry in _ENTRY.iter_unpack(content[_HEAD.size : -_CRC.size]))
+        return EpochList.of(_read_entries(content[_HEAD.size : -_CRC.size], count))
     except BadRequest as error:
         raise ValueError(error.message) from None
+
+
+def _read_entries(content: bytes, count: int) -> Iterator[Epoch]:
+    """Raises ValueError when the bytes are not exactly `count` entries."""
+    at = 0
+    for _ in range(count):
+        if at + _ENTRY.size > len(content):
+            raise ValueError(f"{len(content)} bytes do not hold {count} entries")
+        epoch, start = _ENTRY.unpack_from(content, at)
+        node_id, at = _read_text(content, at + _ENTRY.size)
+        start_id, at = _read_text(content, at)
+        yield Epoch(epoch, start, node_id, start_id)
+    if at != len(content):
+        raise ValueError(f"{len(content)} bytes hold more than {count} entries")
+
+
+def _read_text(content: bytes, at: int) -> tuple[str, int]:
+    """The text at `at`, and where the next field begins."""
+    if at >= len(content) or at + 1 + content[at] > len(content):
+        raise ValueError(f"an entry reaches beyond {len(content)} bytes")
+    end = at + 1 + content[at]
+    return content[at + 1 : end].decode(), end
 
 
 def load_epochs(files: Files, directory: Path) -> EpochList:
     """The stored list. Raises LogCorrupt, and OSError (FileNotFoundError when there is none)."""
     path = directory / FILE_NAME
-    content = read_file(files, path, max_bytes=_HEAD.size + ENTRIES_MAX * _ENTRY.size + _CRC.size + 1)
+    content = read_file(files, path, max_bytes=_HEAD.size + ENTRIES_MAX * (_ENTRY.size + 2 + 2 * _TEXT_MAX) + _CRC.size)
     try:
         return decode_epochs(content)
     except ValueError as error:

@@ -118,10 +118,14 @@ class Flusher:
         if highest != stored:
             self._checkpoints.write(highest)
 
+    def void(self) -> None:
+        """The flushes that are under way claim bytes that are gone: they do nothing any more. The lock is held."""
+        self.generation += 1
+
     def lower(self, checkpoint: Checkpoint) -> None:
         """Void the flushes that are under way and claim no more than `checkpoint`, in both slots: no older one may
         claim bytes that are about to be cut. The lock is held. Raises OSError."""
-        self.generation += 1
+        self.void()
         self._checkpoints.write_both(checkpoint)
         self.flushed = checkpoint.flushed
 

@@ -263,14 +263,14 @@ class CommitLog:
 
     # --- Epochs and truncation ----------------------------------------------------------------------------------
 
-    def open_epoch(self, epoch: int) -> None:
-        """Master: `epoch` writes from the end on; on disk when this returns. Blocking.
+    def open_epoch(self, epoch: int, *, node_id: str = "", start_id: str = "") -> None:
+        """Master: `epoch` writes from the end on, by this start of this node; on disk when this returns. Blocking.
 
         Raises BadRequest for an epoch that is not new, DiskFull, DiskFailed; the list is then as before.
         """
         self._require_writable()
         with self._flusher.disk("store the epochs of"):
-            self._store_epochs(self.epochs.opened(epoch, self.end))
+            self._store_epochs(self.epochs.opened(epoch, self.end, node_id=node_id, start_id=start_id))
 
     def adopt_epochs(self, entries: Iterable[EpochLike]) -> None:
         """Mirror: take over its master's whole list; on disk when this returns. Blocking.
@@ -309,6 +309,8 @@ class CommitLog:
             self._flusher.lower(Checkpoint(self.begin, min(self.flushed, log_offset), self._confirmed))
             self._store_epochs(epochs)
             self._chain.cut(log_offset)
+            # A flush that the loop asked for meanwhile has the old end as its target.
+            self._flusher.void()
             self._warmer.cooled()
 
     def _store_epochs(self, epochs: EpochList) -> None:

@@ -181,7 +181,7 @@ class HAClient:
             )
         follow = Follow(
             log_id=str(self._log_id),
-            epochs=[EpochEntry(entry.epoch, entry.start) for entry in self._log.epochs.entries],
+            epochs=[EpochEntry(*entry) for entry in self._log.epochs.entries],
             begin=self._log.begin,
             end=self._log.end,
             confirmed=self._log.confirmed,
@@ -192,14 +192,18 @@ class HAClient:
     def _history(self, frame_: Frame, now: float) -> Sequence[Action]:
         history = _expect(frame_, History)
         theirs = EpochList.of(history.epochs)
-        if theirs.current != history.epoch or history.epoch < self._log.epochs.current:
-            raise ProtocolError(f"a history of epoch {history.epoch} that is not the newest one known here")
-        point = common_point(self._log.epochs, self._log.end, theirs, history.end)
-        if point is None or point < self._log.confirmed:
+        own_epochs = self._log.epochs.entries
+        # Its own epochs, from when it was the master, end with that; those of others make an older history stale.
+        newest = max((each.epoch for each in own_epochs if each.node_id != self._greeting.node_id), default=0)
+        if theirs.current != history.epoch or history.epoch < newest:
+            raise ProtocolError(f"a history of epoch {history.epoch} that is not the newest one known here, {newest}")
+        found = common_point(self._log.epochs, self._log.end, theirs, history.end)
+        point = 0 if found is None else found
+        if point < self._log.confirmed:
             raise LogRecovering(
-                f"the master's history agrees with this copy up to {point or 0}, "
+                f"the master's history agrees with this copy up to {point}, "
                 f"but log offset {self._log.confirmed} is confirmed here; nothing is cut",
-                first=point or 0,
+                first=point,
                 last=self._log.end,
             )
         self._epoch = history.epoch

@@ -18,14 +18,13 @@ Pure: frames and `now` in, actions out; the log is a small interface.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
 from mirrorlog.commitlog.cold import ColdRead
-from mirrorlog.commitlog.epochs import EpochList, common_point
+from mirrorlog.commitlog.epochs import NO_EPOCH, EpochList, common_point
 from mirrorlog.config import HaSettings
-from mirrorlog.errors import AckBeyondEnd, MirrorAhead, OffsetOutOfRange, ProtocolError, StalledFrame
+from mirrorlog.errors import AckBeyondEnd, BadRequest, MirrorAhead, OffsetOutOfRange, ProtocolError, StalledFrame
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
 from mirrorlog.ha.rate import RateMeter
 from mirrorlog.wire.frames import TRANSFER, Ack, FrameType, frame, frame_header
@@ -98,7 +97,7 @@ class WriteHalf:
 
 
 class HAConnection:
-    """One mirror's link. `wrote(epoch)` tells which node wrote an epoch, as far as the log says."""
+    """One mirror's link."""
 
     def __init__(
         self,
@@ -107,7 +106,6 @@ class HAConnection:
         own_id: str,
         log: SourceLog,
         settings: HaSettings,
-        wrote: Callable[[int], str | None],
         now: float,
     ) -> None:
         self.node_id = node_id
@@ -117,7 +115,6 @@ class HAConnection:
         self._own_id = own_id
         self._log = log
         self._settings = settings
-        self._wrote = wrote
         # A link lives in one epoch: a new mastership starts with new links.
         self._epoch = log.epochs.current
         self._from = 0
@@ -137,7 +134,7 @@ class HAConnection:
         self.state = LinkState.FOLLOWED
         history = History(
             epoch=self._epoch,
-            epochs=[EpochEntry(entry.epoch, entry.start) for entry in self._log.epochs.entries],
+            epochs=[EpochEntry(*entry) for entry in self._log.epochs.entries],
             begin=self._log.begin,
             end=self._log.end,
             confirmed=self._log.confirmed,
@@ -227,34 +224,43 @@ class HAConnection:
 
     def _common_point(self, theirs: EpochList, message: Follow) -> int:
         """Where the histories part. What the mirror holds beyond must be another master's, and unconfirmed."""
-        if theirs.current > self._epoch:
+        # Epochs that the mirror opened itself, as a master of former times, say nothing of this master's copy.
+        newer = [each for each in theirs.entries if each.epoch > self._epoch and each.node_id != self.node_id]
+        if newer:
             raise MirrorAhead(
-                f"mirror {self.node_id} knows epoch {theirs.current}, this master is in epoch {self._epoch}: "
+                f"mirror {self.node_id} knows epoch {newer[-1].epoch}, this master is in epoch {self._epoch}: "
                 f"its copy is older than the mirror's",
                 first=self._log.end,
                 last=message.end,
             )
-        point = common_point(self._log.epochs, self._log.end, theirs, message.end)
-        if point is None or point < self._log.begin:
-            raise OffsetOutOfRange(
-                f"mirror {self.node_id} shares no history with this log; move its copy aside to let it start anew",
-                begin=self._log.begin,
-                next=self._log.end,
-            )
+        if message.end > 0 and theirs.at(0) == NO_EPOCH:
+            raise BadRequest(f"mirror {self.node_id} holds {message.end} bytes, but its epochs do not say from when")
+        found = common_point(self._log.epochs, self._log.end, theirs, message.end)
+        point = 0 if found is None else found
         if point < message.end and not self._may_cut(theirs, point, message):
             raise MirrorAhead(
                 f"mirror {self.node_id} holds log offsets {point} to {message.end} that this master has lost",
                 first=point,
                 last=message.end,
             )
+        if point < self._log.begin:
+            raise OffsetOutOfRange(
+                f"mirror {self.node_id} shares no history with this log; move its copy aside to let it start anew",
+                begin=self._log.begin,
+                next=self._log.end,
+            )
         return point
 
     def _may_cut(self, theirs: EpochList, point: int, message: Follow) -> bool:
-        """Only bytes that another master wrote and nobody confirmed may be cut from a mirror.
+        """Only bytes may be cut from a mirror that are not confirmed as far as it knows, and that were written by the
+        mirror itself (then it knows first-hand), or by a third node in an epoch that this master followed too.
 
         A master never sends what it has not appended. So bytes of its own epochs that a mirror has and it has not
-        are bytes that it lost, and with them, perhaps, what was confirmed.
+        are bytes that it lost, and with them, perhaps, what was confirmed. So are bytes of an epoch unknown to it.
         """
-        epochs = {theirs.at(point), *(each.epoch for each in theirs.entries if point < each.start < message.end)}
-        writers = {self._wrote(epoch) for epoch in epochs}
-        return point >= message.confirmed and not writers & {self._own_id, None}
+        known = set(self._log.epochs.entries)
+        written = theirs.covering(point, message.end)
+        return point >= message.confirmed and all(
+            epoch.node_id == self.node_id or (epoch in known and epoch.node_id not in {self._own_id, ""})
+            for epoch in written
+        )

@@ -220,7 +220,6 @@ class MasteredLog:
         log: MasterLog,
         mastership: Mastership,
         settings: HaSettings,
-        wrote: Callable[[int], str | None],
         answer: Callable[[Answer], None],
     ) -> None:
         self.log_id = log_id
@@ -229,13 +228,10 @@ class MasteredLog:
         self.mastership = mastership
         self._own_id = own_id
         self._settings = settings
-        self._wrote = wrote
         self._answer = answer
 
     def link(self, node_id: str, now: float) -> HAConnection:
-        return HAConnection(
-            node_id=node_id, own_id=self._own_id, log=self.log, settings=self._settings, wrote=self._wrote, now=now
-        )
+        return HAConnection(node_id=node_id, own_id=self._own_id, log=self.log, settings=self._settings, now=now)
 
     def progressed(self, answers: Iterable[Answer]) -> None:
         """Copies moved on: records become visible, then producers are answered."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
 from mirrorlog.errors import BadRequest, NoSuchQueue, Overloaded, QueueExists
-from mirrorlog.queues.changes import EpochStarted, PositionCommitted, QueueDeclared, decode_changes, encode_change
+from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, decode_changes, encode_change
 
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 _ARGUMENTS_MAX: Final = 100
@@ -36,7 +36,7 @@ class Queue:
 
 
 class QueueRegistry:
-    """All queues of one log by name and id, and which node wrote which epoch."""
+    """All queues of one log by name and id."""
 
     def __init__(self, *, queues_max: int, groups_max: int) -> None:
         self._queues_max = queues_max
@@ -44,7 +44,6 @@ class QueueRegistry:
         self._by_name: dict[str, Queue] = {}
         self._by_id: dict[int, Queue] = {}
         self._unconfirmed: deque[tuple[int, int, PositionCommitted]] = deque()
-        self._writers: dict[int, str] = {}
         self._id_max = 0
 
     def __iter__(self) -> Iterator[Queue]:
@@ -71,10 +70,6 @@ class QueueRegistry:
 
     def has_id(self, queue_id: int) -> bool:
         return queue_id in self._by_id
-
-    def wrote(self, epoch: int) -> str | None:
-        """The node that wrote an epoch, None when the log does not say."""
-        return self._writers.get(epoch)
 
     # --- deciding ---
 
@@ -119,8 +114,6 @@ class QueueRegistry:
             for change in decode_changes(batch):
                 if isinstance(change, QueueDeclared):
                     self._declared(change, header.log_offset)
-                elif isinstance(change, EpochStarted):
-                    self._writers[change.epoch] = change.node_id
         elif header.kind == Kind.QUEUE_STATE:
             for change in decode_changes(batch):
                 if isinstance(change, PositionCommitted):

@@ -67,10 +67,12 @@ class Failure(Message, frozen=True):
 
 
 class EpochEntry(msgspec.Struct, frozen=True, array_like=True):
-    """`start`: first log offset of the epoch."""
+    """`start`: first log offset of the epoch; `node_id`, `start_id`: who wrote it."""
 
     epoch: int
     start: int
+    node_id: str = ""
+    start_id: str = ""
 
 
 class Follow(Message, frozen=True):

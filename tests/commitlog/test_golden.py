@@ -114,11 +114,14 @@ def test_body_columns_stand_in_order_and_aligned() -> None:
 
 def test_the_epoch_file_has_exactly_these_bytes() -> None:
     """Goal: the epoch list's layout. Compare with the stored bytes and with struct."""
-    epochs = EpochList.of([Epoch(1, 0), Epoch(3, 4096), Epoch(4, 2**40)])
+    epochs = EpochList.of([Epoch(1, 0, "n1", "s-a"), Epoch(3, 4096, "n2", "s-b"), Epoch(4, 2**40)])
     stored = golden("epochs.hex", encode_epochs(epochs))
     assert encode_epochs(epochs) == stored
     assert decode_epochs(stored) == epochs
-    content = struct.pack("<4sIIIQIQIQ", b"MLEP", 1, 3, 1, 0, 3, 4096, 4, 2**40)
+    first = struct.pack("<IQ", 1, 0) + b"\2n1\3s-a"
+    second = struct.pack("<IQ", 3, 4096) + b"\2n2\3s-b"
+    third = struct.pack("<IQ", 4, 2**40) + b"\0\0"
+    content = struct.pack("<4sII", b"MLEP", 1, 3) + first + second + third
     assert stored == content + struct.pack("<I", crc32c_portable(content))
 
 

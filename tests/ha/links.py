@@ -45,14 +45,14 @@ def open_pair(directory: Path, *, flush: Flush = "memory") -> Pair:
 def connection_of(
     master: Replica, *, make: Callable[..., HAConnection] = HAConnection, ha: HaSettings = HA, now: float = 0.0
 ) -> HAConnection:
-    return make(node_id="n1", own_id="n0", log=master, settings=ha, wrote=master.queues.wrote, now=now)
+    return make(node_id="n1", own_id="n0", log=master, settings=ha, now=now)
 
 
 def follow_of(copy: Replica) -> Follow:
     """What a mirror with this copy says first."""
     return Follow(
         log_id=str(copy.log_id),
-        epochs=[EpochEntry(each.epoch, each.start) for each in copy.epochs.entries],
+        epochs=[EpochEntry(*each) for each in copy.epochs.entries],
         begin=copy.begin,
         end=copy.end,
         confirmed=copy.confirmed,
@@ -106,7 +106,7 @@ def welcome(settings: Settings) -> Frame:
 
 
 def history(master: Replica) -> Frame:
-    epochs = [EpochEntry(each.epoch, each.start) for each in master.epochs.entries]
+    epochs = [EpochEntry(*each) for each in master.epochs.entries]
     return message_frame(
         FrameType.HISTORY,
         History(

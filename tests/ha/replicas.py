@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
@@ -61,6 +62,10 @@ def log_id_of(settings: Settings) -> UUID:
     return settings.cluster.log_id(settings.cluster.logs[0])
 
 
+# Every start of a node has an id of its own.
+_starts = itertools.count(1)
+
+
 def open_master(directory: Path, settings: Settings) -> Replica:
     """The master's copy with a new epoch and the epoch's first batch, as a node opens it."""
     replica = open_replica(directory, settings)
@@ -70,8 +75,9 @@ def open_master(directory: Path, settings: Settings) -> Replica:
 
 def start_epoch(replica: Replica, node_id: str, epoch: int | None = None) -> None:
     epoch = replica.epochs.current + 1 if epoch is None else epoch
-    replica.log.open_epoch(epoch)
-    replica.append_change(encode_change(EpochStarted(epoch=epoch, node_id=node_id, start_id="s")), 1)
+    start_id = f"s{next(_starts)}"
+    replica.log.open_epoch(epoch, node_id=node_id, start_id=start_id)
+    replica.append_change(encode_change(EpochStarted(epoch=epoch, node_id=node_id, start_id=start_id)), 1)
 
 
 def append(replica: Replica, size: int = 100, fill: int = 1) -> BatchHeader:

@@ -393,7 +393,9 @@ def test_a_mirror_is_told_what_is_confirmed_though_nothing_follows(pair: Pair) -
 def test_bytes_that_this_master_wrote_and_lost_are_named_and_never_cut(pair: Pair) -> None:
     """Follow with more of this master's own epoch than it has: the range is named and the link refused."""
     end = pair.master.end
-    message = Follow(log_id="x", epochs=[EpochEntry(1, 0)], begin=0, end=end + 800, confirmed=0)
+    message = Follow(
+        log_id="x", epochs=[EpochEntry(*pair.master.epochs.entries[0])], begin=0, end=end + 800, confirmed=0
+    )
     error = refusal(lambda: connection_of(pair.master).follow(message, 0.0))
     assert isinstance(error, MirrorAhead)
     assert error.details == {"first": end, "last": end + 800}

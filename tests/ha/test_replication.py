@@ -234,15 +234,15 @@ def test_a_master_older_than_its_mirrors_epoch_stays_closed(tmp_path: Path) -> N
     world.close()
 
 
-def make_tail_of_another_master(world: World) -> tuple[int, int]:
-    """Mirror n1 was a master once, in an epoch of its own, and wrote what nobody else has. Where that epoch's first
-    batch begins and ends."""
+def make_tail_of_another_master(world: World, *, writer: str = "n1") -> tuple[int, int]:
+    """Mirror n1 holds what `writer` (itself by default) wrote as a master once, and nobody else has it. Where that
+    epoch's first batch begins and ends."""
     mirror = world.mirrors[0]
     if mirror.link is not None:
         world.cut(mirror.link, master_knows=True, mirror_knows=True)
     replica = mirror.replica
     common = replica.end
-    start_epoch(replica, "n1")
+    start_epoch(replica, writer)
     started = replica.end
     append(replica, 300)
     return common, started
@@ -279,11 +279,11 @@ def test_another_masters_unconfirmed_tail_is_cut_at_the_common_point(tmp_path: P
 
 
 def test_a_tail_of_an_epoch_that_the_master_does_not_know_is_never_cut(tmp_path: Path) -> None:
-    """Let n1 hold a tail of an epoch of which the master has no record: it may be what the master lost, so the log
-    closes instead."""
+    """Let n1 hold a tail that a third node wrote in an epoch of which the master has no record: it may be what the
+    master lost, so the log closes instead."""
     world = World(tmp_path, mirrors=1)
     world.settle()
-    make_tail_of_another_master(world)
+    make_tail_of_another_master(world, writer="n9")
     reopen_as(world, 0)
     kept = content(world.mirrors[0].replica)
     run_on(world, 1.0)
@@ -327,4 +327,39 @@ def test_a_log_that_recovers_lets_no_mirror_join(tmp_path: Path) -> None:
     run_on(world, 1.0)
     assert content(other.replica) == kept
     assert any(isinstance(fault, LogRecovering) for fault in world.faults)
+    world.close()
+
+
+def test_a_former_masters_own_unconfirmed_tail_is_cut(tmp_path: Path) -> None:
+    """Let n1 hold a tail that it wrote itself, in an epoch that the present master never heard of: n1 knows first-hand
+    that nobody confirmed it, so it goes and the copies become equal, without the log closing."""
+    world = World(tmp_path, mirrors=1)
+    world.settle()
+    make_tail_of_another_master(world)
+    start_epoch(world.mirrors[0].replica, "n1")  # it was started as master once more
+    reopen_as(world, 0)
+    world.settle()
+    assert not world.faults
+    assert world.master.mastership.state is LogState.SERVING
+    assert content(world.mirrors[0].replica) == content(world.master.replica)
+    world.close()
+
+
+def test_the_same_epoch_and_start_of_a_restored_disk_are_another_history(tmp_path: Path) -> None:
+    """Put back an empty disk of the master: its new start opens epoch 1 from 0 again. The mirror's bytes of the first
+    epoch 1 are not taken for its own, however long the new log grows."""
+    world = World(tmp_path, mirrors=1)
+    world.settle()
+    kept = content(world.mirrors[0].replica)
+    world.master.replica.close()
+    shutil.rmtree(tmp_path / "n0")
+    for link in world.links:
+        link.master_open = False
+    world.master = MasterNode(tmp_path / "n0", world.master.settings)
+    world._wire_master()
+    while world.master.replica.end <= len(kept):
+        append(world.master.replica, 300)
+    run_on(world)
+    assert world.master.mastership.state is LogState.RECOVERING
+    assert content(world.mirrors[0].replica) == kept
     world.close()

@@ -359,7 +359,6 @@ class World:
             own_id=self.master.settings.node.id,
             log=self.master.replica,
             settings=HA,
-            wrote=self.master.replica.queues.wrote,
             now=self.now,
         )
         try:

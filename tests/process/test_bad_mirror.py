@@ -195,11 +195,11 @@ def test_offsets_that_are_none(cluster: Cluster, begin: int, end: int, confirmed
 
 
 def test_a_history_that_has_nothing_in_common(cluster: Cluster) -> None:
-    """Goal: a copy of something else is not cut but sent away. Method: an epoch that starts where none does here."""
+    """Goal: a copy that cannot be is sent away. Method: bytes below the start of its only epoch."""
     with FakeMirror(cluster) as mirror:
         error = error_of(lambda: mirror.follow(epochs=[EpochEntry(1, 64)], end=8))
-        assert type(error) is OffsetOutOfRange, repr(error)
-        assert "move its copy aside" in error.message
+        assert type(error) is BadRequest, repr(error)
+        assert "do not say from when" in error.message
 
 
 @pytest.mark.parametrize("log_offset", [8, -8, 2**40])

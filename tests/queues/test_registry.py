@@ -38,8 +38,7 @@ class Book:
 
     def facts(self) -> object:
         """All that the registry says, as plain values."""
-        queues = [(each.name, each.queue_id, each.arguments, each.positions) for each in self.registry]
-        return queues, [self.registry.wrote(epoch) for epoch in range(5)]
+        return [(each.name, each.queue_id, each.arguments, each.positions) for each in self.registry]
 
 
 def test_a_queue_counts_from_its_append() -> None:
@@ -135,14 +134,6 @@ def test_a_cut_takes_back_what_it_removed() -> None:
     book.end = cut
     book.declare("other")
     assert book.registry.find("other").queue_id == 2
-
-
-def test_who_wrote_an_epoch_is_known_from_the_log() -> None:
-    """Apply the first batch of an epoch: its writer is known, that of others is not."""
-    book = Book()
-    book.append(encode_change(EpochStarted(epoch=3, node_id="n2", start_id="s")))
-    assert book.registry.wrote(3) == "n2"
-    assert book.registry.wrote(2) is None
 
 
 def test_applying_again_changes_nothing() -> None:
