@@ -28,6 +28,7 @@ from demo.outage import Outage, outage
 from demo.publishing import Publication, Publishing
 from mirrorlog.client import Client
 from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.testing import Cluster
 
@@ -36,6 +37,7 @@ GROUP: Final = "demo"
 OUTAGE_AT: Final = 0.3
 KILLED: Final = "n3"
 _MIB: Final = 1024 * 1024
+_MARKER: Final = ".mirrorlog-demo"
 # A publish that waits for the lost mirror is told so after two seconds instead of RocketMQ's five, to keep this short.
 _SETTINGS: Final = {"ha.sync_flush_timeout_ms": 2_000}
 
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(directory: Path, *, keep: bool) -> None:
     """All steps. Raises MirrorlogError at the first that does not hold."""
     started = time.perf_counter()
-    shutil.rmtree(directory, ignore_errors=True)
+    make_empty(directory)
     records = prepare()
     title(1, "three nodes: n1 is the master of the log, n2 and n3 mirror it; a confirm needs all three")
     cluster = Cluster(
@@ -87,6 +89,22 @@ def run(directory: Path, *, keep: bool) -> None:
     if not keep:
         seconds = time.perf_counter() - started
         console.print(f"\nAll of it held. Everything is stopped. {seconds:.0f} s.", style="bold green")
+
+
+def make_empty(directory: Path) -> None:
+    """Remove what an earlier demo left there. Raises MirrorlogError for a directory that is no demo's or is in use."""
+    marker = directory / _MARKER
+    if directory.exists() and any(directory.iterdir()) and not marker.exists():
+        raise MirrorlogError(f"{directory} has files that are no demo's; name another --directory")
+    for lock in directory.glob("nodes/*/lock"):
+        try:
+            OS_FILES.lock(lock, lock.read_bytes()).close()
+        except BlockingIOError:
+            pids = " ".join(each.read_text().strip() for each in sorted(directory.glob("nodes/*/lock")))
+            raise MirrorlogError(f"the nodes of an earlier demo still run; stop them first: kill {pids}") from None
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    marker.touch()
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-Address = Annotated[str, StringConstraints(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):[0-9]{1,5}$")]
+_PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+Address = Annotated[str, StringConstraints(pattern=rf"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):{_PORT}$")]
 Flush = Literal["memory", "disk"]
 
 
@@ -106,9 +107,9 @@ class ClusterSettings(_Section):
         ids = [member.id for member in self.members]
         if len(set(ids)) != len(ids):
             raise ValueError(f"[[cluster.members]] names a node twice: {', '.join(ids)}")
-        names = [log.name for log in self.logs]
-        if len(set(names)) != len(names):
-            raise ValueError(f"[[cluster.logs]] names a log twice: {', '.join(names)}")
+        if len(self.logs) > 1:
+            # Queue ids are numbered per log, and a publish carries only the id: two logs on a node would mix them up.
+            raise ValueError("more than one log in [[cluster.logs]] is not supported yet; leave one")
         for log in self.logs:
             if unknown := set(log.nodes) - set(ids):
                 raise ValueError(
@@ -142,6 +143,7 @@ class LimitSettings(_Section):
     max_connections: int = Field(4096, ge=1)
     max_queues: int = Field(100_000, ge=1)
     max_groups_per_queue: int = Field(10_000, ge=1)
+    max_producers: int = Field(100_000, ge=1, description="remembered per log, with a queue each; the longest idle go")
     max_waiting_fetches: int = Field(10_000, ge=1)
     max_waiting_confirms: int = Field(100_000, ge=1)
     hello_timeout_ms: int = Field(10_000, ge=1)
@@ -225,6 +227,12 @@ class Settings(_Section):
     def _check(self) -> Self:
         if self.log.segment_bytes < self.limits.max_batch_bytes:
             raise ValueError("log.segment_bytes must hold at least one batch of limits.max_batch_bytes")
+        if self.ha.housekeeping_interval_ms <= self.ha.send_heartbeat_interval_ms:
+            raise ValueError(
+                "ha.haHousekeepingInterval must be above ha.haSendHeartbeatInterval, or idle links would flap"
+            )
+        if self.limits.outgoing_bytes_max < 2 * self.limits.max_batch_bytes:
+            raise ValueError("limits.outgoing_bytes_max must hold two batches of limits.max_batch_bytes")
         if self.limits.max_batch_bytes < self.limits.max_record_bytes:
             raise ValueError("limits.max_batch_bytes must hold at least one record of limits.max_record_bytes")
         return self

@@ -112,6 +112,13 @@ def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
         ("[cluster]\nmembers = [{ id = 'n1' }]\nlogs = [{ master = 'n1', min_in_sync = 2 }]", "above its 1 copies"),
         ("[cluster]\nmembers = [{ id = 'n2' }]", "not in [[cluster.members]]"),
         ("[node", "not TOML"),
+        ("[client]\nbind = 'host:65536'", "client.bind"),
+        ("[ha]\nhaHousekeepingInterval = 5000", "must be above"),
+        ("[limits]\noutgoing_bytes_max = 1048576", "two batches"),
+        (
+            "[cluster]\nmembers = [{ id = 'n1' }]\nlogs = [{ master = 'n1' }, { name = 'b', master = 'n1' }]",
+            "more than one log",
+        ),
         ("node = 3", "a table of keys"),
     ],
 )

@@ -7,7 +7,7 @@ the next confirm of its queue or its own deadline, in one list per queue and one
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import Executor
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -118,11 +118,12 @@ class Fetcher:
         self._waiting.setdefault(fetch.queue_id, {})[reader.serial] = reader
         heappush(self._deadlines, (deadline, reader.serial, fetch.queue_id))
 
-    def _confirmed(self) -> None:
+    def _confirmed(self, gained: Set[int]) -> None:
         """More is confirmed: answer the readers of the queues that have something for them now."""
         if not self._count:
             return
-        for queue_id, readers in list(self._waiting.items()):
+        for queue_id in gained & self._waiting.keys():
+            readers = self._waiting[queue_id]
             following = self._replica.index.next_confirmed(queue_id)
             ready = [reader for reader in readers.values() if reader.fetch.queue_offset < following]
             for reader in ready:

@@ -103,7 +103,11 @@ class Maintenance:
 
     async def _run_warm(self, job: WarmJob | None) -> None:
         loop = asyncio.get_running_loop()
-        while job is not None:
-            await loop.run_in_executor(self._warm_helper, job.run)
-            self._replica.log.complete_warm(job)
-            job = self._replica.log.start_warm()
+        try:
+            while job is not None:
+                await loop.run_in_executor(self._warm_helper, job.run)
+                self._replica.log.complete_warm(job)
+                job = self._replica.log.start_warm()
+        except Exception:
+            # Without it appends are slower, not wrong.
+            logger.exception("warming_failed log=%s", self._replica.assignment.name)

@@ -27,7 +27,7 @@ from mirrorlog.broker.requests import Requests
 from mirrorlog.broker.status import master_status, mirror_status, unavailable_status
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.config import LogAssignment, Settings
-from mirrorlog.errors import DiskFailed, LogUnavailable, MirrorlogError
+from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.ha.client import HAClient
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.ha.service import TICK_S, MasteredLog, MasterService, MirrorService
@@ -70,6 +70,7 @@ class Node:
         self._master_service: MasterService | None = None
         self._door: NativeDoor | None = None
         self._grpc: GrpcDoorProcess | None = None
+        self._ticker: asyncio.Task[None] | None = None
 
     # --- life ---
 
@@ -84,17 +85,19 @@ class Node:
 
     async def run(self) -> int:
         """Serve until stopped; the exit code. Raises MirrorlogError when the start fails."""
-        ticker: asyncio.Task[None] | None = None
         try:
             await self._start()
-            ticker = asyncio.ensure_future(self._tick_for_ever())
-            ticker.add_done_callback(self._ticker_ended)
-            print(self._readiness(), flush=True)
+            await self._start_grpc_door()
+            if not self._stopping.is_set():
+                print(self._readiness(), flush=True)
             await self._stopping.wait()
+        except MirrorlogError as error:
+            self.fail(error)
+            raise
         finally:
             await self._shut_down()
-            if ticker is not None:
-                ticker.cancel()
+            if self._ticker is not None:
+                self._ticker.cancel()
         return self._failure.exit_code if self._failure else 0
 
     def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:
@@ -119,7 +122,7 @@ class Node:
         for replica in self._replicas.values():
             if replica.is_master:
                 replica.on_appended.append(self._master_service.wake)
-                replica.on_confirmed.append(self._master_service.wake)
+                replica.on_confirmed.append(self._master_service.gained)
         await self._master_service.start(settings.replication_bind)
         self._door = NativeDoor(
             settings,
@@ -129,10 +132,24 @@ class Node:
             requests=Requests(settings, self._door_logs, self._refusals(), self._status),
         )
         await self._door.start(settings.client_bind)
-        if settings.grpc_bind is not None:
-            self._grpc = GrpcDoorProcess(node=settings.client_bind, bind=settings.grpc_bind, debug=self._debug)
-            if not await self._grpc.start():
-                logger.warning("grpc_door_not_serving bind=%s", settings.grpc_bind)
+        # From here on clients are answered, so deadlines must be kept; the door below may take its time.
+        self._ticker = asyncio.ensure_future(self._tick_for_ever())
+        self._ticker.add_done_callback(self._ticker_ended)
+
+    async def _start_grpc_door(self) -> None:
+        """Start the door's process and wait until it serves, or until the node is asked to stop."""
+        settings = self._settings
+        if settings.grpc_bind is None:
+            return
+        self._grpc = GrpcDoorProcess(node=settings.client_bind, bind=settings.grpc_bind, debug=self._debug)
+        serving = asyncio.ensure_future(self._grpc.start())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not serving.done():
+            serving.cancel()
+        elif not serving.result():
+            logger.warning("grpc_door_not_serving bind=%s", settings.grpc_bind)
 
     async def _shut_down(self) -> None:
         for publisher in self._publishers:
@@ -154,13 +171,14 @@ class Node:
         logger.info("node_stopped reason=%r", str(self._failure or "asked to"))
 
     async def _close_logs(self) -> None:
+        """Every log is flushed and closed, whatever the others do."""
         for maintenance in self._maintenance:
             await maintenance.stop()
         loop = asyncio.get_running_loop()
         for replica in self._replicas.values():
             try:
                 await loop.run_in_executor(self._flush_helper, replica.close)
-            except DiskFailed as error:
+            except MirrorlogError as error:
                 self.fail(error)
 
     async def _drain(self) -> None:
@@ -188,6 +206,7 @@ class Node:
     async def _open_log(self, directory: DataDirectory, assignment: LogAssignment) -> None:
         log_id = self._settings.cluster.log_id(assignment)
         replica = Replica(assignment, log_id, self._settings)
+        replica.on_broken = self.fail
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:

@@ -104,14 +104,16 @@ class Publisher:
         if request.durability not in _DURABILITIES:
             raise BadRequest(f"durability {request.durability} is none of 0 (memory) and 1 (disk)")
         copies = self._mastership.progress.copies_for(request.level)
-        self._admit()
         durability = max(request.durability, self._mastership.durability)
         landed = self._replica.producers.check(header)
-        flags = 0
         if landed is None:
+            flags = 0
+            self._admit()
             landed = _landed(self._replica.append(batch, header, self._now_us()))
         else:
+            # Stored already: whatever has happened since, it is wrong to say that nothing was.
             flags = CONFIRM_DUPLICATE
+            self._mastership.check_room()
         token = Waiting(
             reply, correlation_id, landed.log_offset, landed.base_queue_offset, landed.epoch, durability, flags
         )

@@ -6,7 +6,8 @@ derived state can be thrown away; the log is the truth (invariant 10).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, BatchHeader, Kind, read
 from mirrorlog.commitlog.index import QueueIndex
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.config import LogAssignment, Settings
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.errors import DiskFailed, LogCorrupt, MirrorlogError
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
 
@@ -32,10 +33,12 @@ class Replica:
         self.queues = QueueRegistry(
             queues_max=settings.limits.max_queues, groups_max=settings.limits.max_groups_per_queue
         )
-        self.producers = ProducerTable()
+        self.producers = ProducerTable(producers_max=settings.limits.max_producers)
         self.is_master = assignment.master == settings.node.id
         self.on_appended: list[Callable[[], None]] = []
-        self.on_confirmed: list[Callable[[], None]] = []
+        self.on_confirmed: list[Callable[[Set[int]], None]] = []
+        """Called with the ids of the queues that gained confirmed records."""
+        self.on_broken: Callable[[MirrorlogError], None] = _raise
         self._settings = settings
         self._log: CommitLog | None = None
 
@@ -95,8 +98,9 @@ class Replica:
         """Master: append one checked batch; gives its header as stamped. Raises DiskFull or DiskFailed."""
         numbered = header.kind in (Kind.DATA, Kind.TRANSACTION)
         base = self.index.next_appended(header.queue_id) if numbered else 0
-        stamped = self.log.append(batch, base_queue_offset=base, append_time_us=now_us)
-        self._apply(stamped, batch)
+        with self._disk_watched():
+            stamped = self.log.append(batch, base_queue_offset=base, append_time_us=now_us)
+        self._follow(stamped, batch)
         self._wake(self.on_appended)
         return stamped
 
@@ -107,8 +111,10 @@ class Replica:
     def append_run(self, run: memoryview, *, log_offset: int) -> None:
         """Mirror: append whole batches as the master stamped them. Raises BadBatch, DiskFull or DiskFailed."""
         at = 0
-        for header in self.log.append_run(run, log_offset=log_offset):
-            self._apply(header, run[at : at + header.length])
+        with self._disk_watched():
+            headers = self.log.append_run(run, log_offset=log_offset)
+        for header in headers:
+            self._follow(header, run[at : at + header.length])
             at += header.length
         self._wake(self.on_appended)
 
@@ -117,8 +123,9 @@ class Replica:
         before = self.log.confirmed
         self.log.set_confirmed(log_offset)
         if self.log.confirmed > before:
-            self._confirm_derived(self.log.confirmed)
-            self._wake(self.on_confirmed)
+            gained = self._confirm_derived(self.log.confirmed)
+            for tell in self.on_confirmed:
+                tell(gained)
 
     def align(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
         """Mirror: cut at `log_offset` if the copy reaches beyond, take over `epochs`; blocking, on disk afterwards."""
@@ -147,6 +154,28 @@ class Replica:
         for wake in waiting:
             wake()
 
+    @contextmanager
+    def _disk_watched(self) -> Iterator[None]:
+        """A disk that failed in an append ends the node, as one that failed in a flush does."""
+        try:
+            yield
+        except DiskFailed as error:
+            self.on_broken(error)
+            raise
+
+    def _follow(self, header: BatchHeader, batch: memoryview) -> None:
+        """What was just appended reaches the derived state, or the node must not go on: both would part for ever."""
+        try:
+            self._apply(header, batch)
+        except Exception as error:
+            broken = LogCorrupt(
+                f"log {self.assignment.name}: batch {header.log_offset} is stored but cannot be followed: {error}",
+                first=header.log_offset,
+                last=header.next_log_offset,
+            )
+            self.on_broken(broken)
+            raise broken from error
+
     def _apply(self, header: BatchHeader, batch: memoryview) -> None:
         if header.queue_id != CONTROL_QUEUE_ID:
             self.index.add(header)
@@ -155,9 +184,13 @@ class Replica:
         elif self.is_master:
             self.producers.apply(header)
 
-    def _confirm_derived(self, log_offset: int) -> None:
-        self.index.confirm(log_offset)
+    def _confirm_derived(self, log_offset: int) -> Set[int]:
         self.queues.confirm(log_offset)
+        return self.index.confirm(log_offset)
+
+
+def _raise(error: MirrorlogError) -> None:
+    raise error
 
 
 class UnavailableReplica:

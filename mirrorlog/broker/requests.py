@@ -9,9 +9,9 @@ from uuid import uuid4
 from mirrorlog.broker.publish import ElsewhereLog, Publisher
 from mirrorlog.broker.replica import Replica
 from mirrorlog.config import Settings
-from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, NoSuchQueue
+from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError
 from mirrorlog.queues.changes import PositionCommitted
-from mirrorlog.queues.registry import Queue
+from mirrorlog.queues.registry import Queue, no_such_queue
 from mirrorlog.wire.messages import (
     CommitPosition,
     DeclareQueue,
@@ -78,10 +78,13 @@ class Requests:
     # --- one method per request: the answer, or None when it comes later ---
 
     def _metadata(self, message: GetMetadata, respond: Respond) -> Message:
-        everything = {queue.name: (log, queue) for log in self._logs.values() for queue in log.replica.queues}
-        wanted = list(everything) if message.queues is None else message.queues
-        found = [self._queue_info(*everything[name]) for name in wanted if name in everything]
-        missing = [name for name in wanted if name not in everything]
+        if message.queues is None:
+            found = [self._queue_info(log, queue) for log in self._logs.values() for queue in log.replica.queues]
+            missing = []
+        else:
+            places = {name: self._place(name) for name in message.queues}
+            found = [self._queue_info(*place) for place in places.values() if place is not None]
+            missing = [name for name, place in places.items() if place is None]
         if self._refusals and (missing or not self._logs):
             raise self._unavailable()
         return self._as_metadata(found, missing)
@@ -114,13 +117,14 @@ class Requests:
     def _commit_position(self, message: CommitPosition, respond: Respond) -> None:
         log, queue = self._find(message.queue)
         position = message.position
-        following = log.replica.index.next_confirmed(queue.queue_id)
+        # Up to what is appended: the position is behind those records in the log, so it is confirmed after them.
+        following = log.replica.index.next_appended(queue.queue_id)
         if position.log_id != str(log.replica.log_id):
             raise BadRequest(
                 f"a position of log {position.log_id}, but queue {queue.name!r} is in {log.replica.log_id}"
             )
         if not 0 <= position.queue_offset <= following:
-            raise BadRequest(f"position {position.queue_offset} is not within 0 and {following}, the confirmed records")
+            raise BadRequest(f"position {position.queue_offset} is not within 0 and {following}, the records there are")
         change = PositionCommitted(
             group=message.group,
             log_id=position.log_id,
@@ -143,23 +147,27 @@ class Requests:
 
     def _home(self, name: str) -> ServedLog:
         """The log of a queue; a new queue goes to the first log that this node masters, else to its first log."""
-        for log in self._logs.values():
-            if any(queue.name == name for queue in log.replica.queues):
-                return log
+        if (place := self._place(name)) is not None:
+            return place[0]
         logs = sorted(self._logs.values(), key=lambda log: not log.replica.is_master)
         if not logs:
             raise self._unavailable()
         return logs[0]
 
     def _find(self, name: str) -> tuple[ServedLog, Queue]:
-        error: NoSuchQueue | None = None
+        """Raises NoSuchQueue, or why a log that may have the queue is not served."""
+        place = self._place(name)
+        if place is not None:
+            return place
+        if self._refusals or not self._logs:
+            raise self._unavailable()
+        raise no_such_queue(name)
+
+    def _place(self, name: str) -> tuple[ServedLog, Queue] | None:
         for log in self._logs.values():
-            try:
-                return log, log.replica.queues.find(name)
-            except NoSuchQueue as missing:
-                error = missing
-        # The queue may be in a log that this node refuses to serve.
-        raise error if error is not None and not self._refusals else self._unavailable()
+            if (queue := log.replica.queues.get(name)) is not None:
+                return log, queue
+        return None
 
     def _unavailable(self) -> MirrorlogError:
         """Why there is a log less than assigned, as its own error with its details."""

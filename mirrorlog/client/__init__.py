@@ -2,7 +2,8 @@
 
 from mirrorlog.client.batching import Delivery, Receipt
 from mirrorlog.client.client import Client
-from mirrorlog.client.consumer import ConsumedBatch, ConsumedRecord, Consumer
+from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
+from mirrorlog.client.consumer import Consumer
 from mirrorlog.client.pipeline import ProducerStats
 from mirrorlog.client.producer import Producer
 

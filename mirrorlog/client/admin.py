@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mirrorlog.client.batching import as_timestamp_us
-from mirrorlog.errors import MirrorlogError, NotMaster
+from mirrorlog.errors import (
+    ConnectionLost,
+    LogUnavailable,
+    MirrorlogError,
+    NodeStopping,
+    NotMaster,
+    RequestTimeout,
+)
 from mirrorlog.wire.messages import (
     CommitPosition,
     DeclareQueue,
@@ -17,6 +24,7 @@ from mirrorlog.wire.messages import (
     FoundOffset,
     FoundPosition,
     GetStatus,
+    Message,
     Metadata,
     Position,
     QueueInfo,
@@ -25,6 +33,8 @@ from mirrorlog.wire.messages import (
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
+
+_M = TypeVar("_M", bound=Message)
 
 
 class Admin:
@@ -36,12 +46,20 @@ class Admin:
     async def declare(self, name: str, arguments: Mapping[str, Any] | None = None) -> QueueInfo:
         """Make a queue, or find it with the same arguments. Raises QueueExists naming the difference, or Refused."""
         message = DeclareQueue(name=name, arguments=dict(arguments or {}))
-        connection = await self._client.any_connection()
-        try:
-            answer = await connection.request(message, Metadata, timeout_ms=self._client.request_timeout_ms)
-        except NotMaster as error:
-            connection = await self._client.connection_to(_master_of(error))
-            answer = await connection.request(message, Metadata, timeout_ms=self._client.request_timeout_ms)
+        reason: MirrorlogError = ConnectionLost("no node is known")
+        for address in self._client.addresses():
+            try:
+                return await self._declare_at(address, message)
+            except NotMaster as error:
+                return await self._declare_at(_master_of(error), message)
+            except (ConnectionLost, LogUnavailable, NodeStopping) as error:
+                # Another node may know the master. Asking twice makes no second queue.
+                reason = error
+        raise reason
+
+    async def _declare_at(self, address: str, message: DeclareQueue) -> QueueInfo:
+        connection = await self._client.connection_to(address)
+        answer = await connection.request(message, Metadata, timeout_ms=self._client.request_timeout_ms)
         return answer.queues[0]
 
     async def metadata(self, queues: list[str] | None = None) -> Metadata:
@@ -61,23 +79,31 @@ class Admin:
 
     async def find_offset(self, queue: str, time: datetime | int) -> int:
         """The first confirmed queue offset whose batch was appended at or after `time` (datetime or µs UTC)."""
-        connection, _ = await self._client.master_of(queue)
         message = FindOffset(queue=queue, append_time_us=as_timestamp_us(time) or 0)
-        found = await connection.request(message, FoundOffset, timeout_ms=self._client.request_timeout_ms)
-        return found.queue_offset
+        return (await self._ask_holder(queue, message, FoundOffset)).queue_offset
 
     async def position(self, queue: str, group: str) -> Position | None:
         """Where a group stands; None when it has never committed."""
-        connection, _ = await self._client.master_of(queue)
-        message = FetchPosition(queue=queue, group=group)
-        found = await connection.request(message, FoundPosition, timeout_ms=self._client.request_timeout_ms)
-        return found.position
+        return (await self._ask_holder(queue, FetchPosition(queue=queue, group=group), FoundPosition)).position
 
     async def commit_position(self, queue: str, group: str, position: Position) -> None:
         """Store where a group stands; returns when it is confirmed by all copies. Raises Refused or OutcomeUnknown."""
         connection, _ = await self._client.master_of(queue)
         message = CommitPosition(queue=queue, group=group, position=position)
         await connection.request(message, Done, timeout_ms=self._client.request_timeout_ms)
+
+    async def _ask_holder(self, queue: str, message: Message, expect: type[_M]) -> _M:
+        """Of the queue's master, or of a mirror while that does not answer: it knows what is confirmed, a bit later."""
+        info = await self._client.queue_info(queue)
+        failure: MirrorlogError | None = None
+        for node_id in (info.master, *info.mirrors):
+            try:
+                connection = await self._client.connection_to(await self._client.node_address(node_id))
+                return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
+            except (ConnectionLost, RequestTimeout) as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
 
 
 def _master_of(error: NotMaster) -> str:

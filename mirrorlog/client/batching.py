@@ -12,14 +12,19 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from mirrorlog.commitlog.body import Header, encode_columns
+from mirrorlog.commitlog.format import HEADER_SIZE, NO_TIMESTAMP
 from mirrorlog.errors import BadInput, MirrorlogError
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 
 Headers = Mapping[str, bytes | None] | Sequence[Header]
 
-# What a record takes in a batch besides its bytes: offsets of value and key, its timestamp, a header list entry.
+# What a record takes in a batch besides its bytes: offsets of value and key, its timestamp, a header list entry, and
+# its bits of the validity bitmaps; a header's name and value have an offset and a bit as well.
 _RECORD_OVERHEAD_BYTES: Final = 24
-_HEADER_OVERHEAD_BYTES: Final = 8
+_HEADER_OVERHEAD_BYTES: Final = 9
+# And the batch once: its header, the offset that each column has more than entries, the padding of each part.
+BATCH_OVERHEAD_BYTES: Final = HEADER_SIZE + 128
+_TIMESTAMP_MAX: Final = -NO_TIMESTAMP - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -123,7 +128,8 @@ class PendingBatch:
         """Of record `index`. Raises what the batch ended with."""
         outcome = self.outcome
         if isinstance(outcome, MirrorlogError):
-            raise outcome
+            # One of its own for each: raised again and again, an error would drag all their tracebacks along.
+            raise type(outcome)(outcome.message, **outcome.details)
         assert outcome is not None, "the batch has not ended"
         return Receipt(
             outcome.base_queue_offset + index,
@@ -164,24 +170,58 @@ class Delivery:
 
 
 def record_size(value: bytes | None, key: bytes | None, headers: Sequence[Header]) -> int:
-    """Bytes that a record takes in a batch, to within a few."""
-    size = _RECORD_OVERHEAD_BYTES + (len(value) if value else 0) + (len(key) if key else 0)
-    for name, content in headers:
-        size += _HEADER_OVERHEAD_BYTES + len(name) + (len(content) if content else 0)
+    """Bytes that a record takes in a batch at most, besides BATCH_OVERHEAD_BYTES.
+
+    Raises BadInput for what is no bytes: found later, it would spoil the batch for the records around it.
+    """
+    size = _RECORD_OVERHEAD_BYTES
+    if value is not None:
+        size += len(value) if type(value) is bytes else _refuse("a value", value)
+    if key is not None:
+        size += len(key) if type(key) is bytes else _refuse("a key", key)
+    return size + _headers_size(headers) if headers else size
+
+
+def _headers_size(headers: Sequence[Header]) -> int:
+    size = 0
+    try:
+        for name, content in headers:
+            size += _HEADER_OVERHEAD_BYTES + (len(name) if name.isascii() else len(name.encode()))
+            if type(name) is not str:
+                _refuse("a name in headers", name)
+            if content is not None:
+                size += len(content) if type(content) is bytes else _refuse("a value in headers", content)
+    except (TypeError, ValueError, AttributeError):
+        raise BadInput("headers are a mapping or pairs of a name (str, UTF-8) and bytes or None") from None
     return size
 
 
+def _refuse(what: str, found: object) -> int:
+    raise BadInput(f"{what} is {type(found).__name__}; give {'str' if 'name' in what else 'bytes or None'}")
+
+
 def as_headers(headers: Headers | None) -> Sequence[Header]:
-    """A mapping or a sequence of pairs as pairs."""
+    """A mapping or pairs as pairs that no longer change. Raises BadInput."""
     if not headers:
         return ()
-    return tuple(headers.items()) if isinstance(headers, Mapping) else headers
+    if type(headers) is list:  # the usual case, and asking for a Mapping is dear
+        return tuple(headers)
+    try:
+        return tuple(headers.items() if isinstance(headers, Mapping) else headers)
+    except TypeError:
+        raise BadInput(f"headers are a mapping or pairs, not {type(headers).__name__}") from None
 
 
 def as_timestamp_us(timestamp: datetime | int | None) -> int | None:
     """µs UTC. Raises BadInput for a datetime without a time zone: its meaning would depend on the machine."""
-    if timestamp is None or isinstance(timestamp, int):
+    if timestamp is None:
+        return None
+    if isinstance(timestamp, int):
+        if not -_TIMESTAMP_MAX <= timestamp <= _TIMESTAMP_MAX:
+            raise BadInput(f"timestamp {timestamp} is beyond 64 bits of µs")
         return timestamp
+    if not isinstance(timestamp, datetime):
+        raise BadInput(f"a timestamp is a datetime or µs as int, not {type(timestamp).__name__}")
     if timestamp.tzinfo is None:
         raise BadInput(f"timestamp {timestamp} has no time zone; use datetime(..., tzinfo=UTC)")
     elapsed = timestamp - _EPOCH

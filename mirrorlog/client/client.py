@@ -9,17 +9,17 @@ async with Client("127.0.0.1:7401") as client:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
+from weakref import WeakSet
 
 from mirrorlog.client.admin import Admin
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.consumer import Consumer
 from mirrorlog.client.producer import Producer, parse_durability, parse_level
 from mirrorlog.config import CLIENT_PORT
-from mirrorlog.errors import BadRequest, ConnectionLost, NoSuchQueue, RequestTimeout
+from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, RequestTimeout
 from mirrorlog.wire.messages import GetMetadata, Metadata, NodeInfo, Position, QueueInfo
 
 _KIB: Final = 1024
@@ -45,7 +45,7 @@ class Client:
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._nodes: dict[str, NodeInfo] = {}
-        self._ends: list[Callable[[], Any]] = []
+        self._producers: WeakSet[Producer] = WeakSet()
 
     # --- life ---
 
@@ -56,15 +56,11 @@ class Client:
 
     async def close(self) -> None:
         """Close producers that are still open (they flush first), then all connections. Idempotent."""
-        for end in self._ends:
-            await end()
-        self._ends.clear()
-        for task in self._opening.values():
-            task.cancel()
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
-        await asyncio.sleep(0)  # let the transports tell that they are closed
+        try:
+            for producer in list(self._producers):
+                await producer.close()
+        finally:
+            await self._disconnect()
 
     async def __aenter__(self) -> Self:
         return await self.connect()
@@ -72,6 +68,10 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and not isinstance(error, Exception):
+            # Cancelled or interrupted: whoever did that is not to wait for confirms.
+            for producer in list(self._producers):
+                producer.abandon()
         await self.close()
 
     # --- what it is for ---
@@ -110,7 +110,7 @@ class Client:
             delivery_timeout_ms=delivery_timeout_ms,
             idempotent=idempotent,
         )
-        self._ends.append(producer.close)
+        self._producers.add(producer)
         return producer
 
     def consumer(
@@ -160,13 +160,13 @@ class Client:
         for connection in self._connections.values():
             if connection.usable:
                 return connection
-        reasons: list[str] = []
-        for address in self._addresses():
+        failures: list[MirrorlogError] = []
+        for address in self.addresses():
             try:
                 return await self.connection_to(address)
-            except ConnectionLost as error:
-                reasons.append(str(error))
-        raise ConnectionLost(f"no node answers: {'; '.join(reasons)}")
+            except MirrorlogError as error:
+                failures.append(error)
+        raise _no_answer(failures)
 
     async def node_address(self, node_id: str) -> str:
         """The client address of a node. Raises BadRequest for an unknown one."""
@@ -183,20 +183,20 @@ class Client:
         A mirror may not have heard yet of a queue that was just declared. Raises ConnectionLost.
         """
         answer: Metadata | None = None
-        reasons: list[str] = []
-        for address in self._addresses():
+        failures: list[MirrorlogError] = []
+        for address in self.addresses():
             try:
                 connection = await self.connection_to(address)
                 asked = GetMetadata(queues=queues)
                 answer = await connection.request(asked, Metadata, timeout_ms=self.request_timeout_ms)
-            except (ConnectionLost, RequestTimeout) as error:
-                reasons.append(str(error))
+            except MirrorlogError as error:
+                failures.append(error)
                 continue
             self._nodes = {node.node_id: node for node in answer.nodes}
             if not answer.missing:
                 return answer
         if answer is None:
-            raise ConnectionLost(f"no node answers: {'; '.join(reasons)}")
+            raise _no_answer(failures)
         return answer
 
     async def queue_info(self, queue: str) -> QueueInfo:
@@ -213,10 +213,20 @@ class Client:
 
     # --- inside ---
 
-    def _addresses(self) -> list[str]:
+    def addresses(self) -> list[str]:
         """Connected ones first, then those given, then those heard of; each once."""
         usable = [address for address, connection in self._connections.items() if connection.usable]
         return list(dict.fromkeys([*usable, *self.servers, *(node.client for node in self._nodes.values())]))
+
+    async def _disconnect(self) -> None:
+        opening = list(self._opening.values())
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        await asyncio.sleep(0)  # let the transports tell that they are closed
 
     async def _open(self, address: str) -> Connection:
         try:
@@ -227,3 +237,11 @@ class Client:
             return connection
         finally:
             del self._opening[address]
+
+
+def _no_answer(failures: list[MirrorlogError]) -> MirrorlogError:
+    """What to raise when every node failed: the first that did answer, with its reason, tells most."""
+    for failure in failures:
+        if not isinstance(failure, ConnectionLost | RequestTimeout):
+            return failure
+    return ConnectionLost(f"no node answers: {'; '.join(map(str, failures))}")

@@ -1,7 +1,7 @@
 """One connection to one node: requests out, answers back by correlation id. Thin.
 
-The I/O runs on the event loop, off the user's slow callbacks only as far as those are awaited: a PING keeps an idle
-connection alive, every request has a deadline, and a lost connection fails everything that waits on it at once.
+A PING keeps an idle connection alive and finds one whose node stands still, every request has a deadline, and a lost
+connection fails everything that waits on it at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mirrorlog.errors import ConnectionLost, MirrorlogError, ProtocolError, Requ
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import (
     BATCHES,
+    CONFIRM,
     FETCH,
     PRODUCE,
     PROTOCOL_VERSION_MAX,
@@ -32,8 +33,11 @@ from mirrorlog.wire.frames import (
 )
 from mirrorlog.wire.messages import Failure, Hello, Message, Welcome, as_error, decode, encode
 
-_PING_INTERVAL_S: Final = 15.0
-_SILENCE_S_MAX: Final = 60.0
+# A node that owes an answer is asked for a sign of life soon, so that its requests move on well before producers' and
+# readers' deadlines; an idle connection is only kept from being closed as idle.
+_TICK_S: Final = 5.0
+_PING_IDLE_S: Final = 15.0
+_SILENCE_S_MAX: Final = 20.0
 # A consumer may ask for more than a batch, and a single batch may be as large as the node allows.
 _FRAME_BYTES_MAX: Final = 512 * 1024 * 1024
 _UNSENT_BYTES_MAX: Final = 1024 * 1024 * 1024
@@ -62,11 +66,10 @@ class Connection:
         self._endpoint: Endpoint | None = None
         self._greeting: asyncio.Future[Welcome] = self._loop.create_future()
         self._waiting: dict[int, _Answered] = {}
-        self._writable = asyncio.Event()
-        self._writable.set()
         self._last_id = 0
         self._last_read = self._loop.time()
-        self._pinger: asyncio.TimerHandle | None = None
+        self._pinged_at: float | None = None
+        self._ticker: asyncio.TimerHandle | None = None
         self._lost: MirrorlogError | None = None
 
     @classmethod
@@ -89,7 +92,7 @@ class Connection:
         except BaseException:
             connection.close()
             raise
-        connection._pinger = connection._loop.call_later(_PING_INTERVAL_S, connection._ping)
+        connection._ticker = connection._loop.call_later(_TICK_S, connection._tick)
         return connection
 
     @property
@@ -103,8 +106,8 @@ class Connection:
 
     def close(self) -> None:
         """Idempotent. What still waits ends with ConnectionLost."""
-        if self._pinger is not None:
-            self._pinger.cancel()
+        if self._ticker is not None:
+            self._ticker.cancel()
         if self._endpoint is not None:
             self._endpoint.abort()
 
@@ -112,7 +115,7 @@ class Connection:
 
     async def request(self, message: Message, expect: type[_M], *, timeout_ms: int) -> _M:
         """Send a control message and await its answer."""
-        answer = await self._ask([frame(FrameType.REQUEST, encode(message), self._next_id())], timeout_ms)
+        answer = await self._ask(FrameType.REQUEST, encode(message), FrameType.RESPONSE, timeout_ms)
         decoded = decode(answer)
         if not isinstance(decoded, expect):
             raise ProtocolError(f"{type(decoded).__name__} where {expect.__name__} was expected")
@@ -129,7 +132,8 @@ class Connection:
         correlation_id = self._next_id()
 
         def answered(answer: Frame | MirrorlogError) -> None:
-            done(answer if isinstance(answer, MirrorlogError) else read_confirm(answer.payload))
+            expected = _expected(answer, FrameType.CONFIRM, CONFIRM.size)
+            done(expected if isinstance(expected, MirrorlogError) else read_confirm(expected.payload))
 
         self._waiting[correlation_id] = answered
         head = frame_header(FrameType.PRODUCE, PRODUCE.size + len(batch), correlation_id)
@@ -158,12 +162,8 @@ class Connection:
     ) -> tuple[Batches, bytes]:
         """Whole batches from the one that holds `queue_offset` on; none when `wait_ms` passed without a record."""
         request = FETCH.pack(queue_id, epoch, queue_offset, max_bytes, wait_ms)
-        payload = await self._ask([frame(FrameType.FETCH, request, self._next_id())], wait_ms + timeout_ms)
+        payload = await self._ask(FrameType.FETCH, request, FrameType.BATCHES, wait_ms + timeout_ms)
         return read_batches(memoryview(payload)), payload[BATCHES.size :]
-
-    async def drained(self) -> None:
-        """Wait until the socket takes more."""
-        await self._writable.wait()
 
     # --- FrameHandler ---
 
@@ -174,6 +174,7 @@ class Connection:
 
     def frame(self, frame_: Frame) -> None:
         self._last_read = self._loop.time()
+        self._pinged_at = None
         if frame_.type == FrameType.WELCOME:
             welcome = decode(frame_.payload)
             if isinstance(welcome, Welcome) and not self._greeting.done():
@@ -186,7 +187,7 @@ class Connection:
             answered(_failure(frame_) if frame_.type == FrameType.ERROR else frame_)
 
     def writable(self) -> None:
-        self._writable.set()
+        """Nothing to do: what waits for the socket is bounded by the producers' windows."""
 
     def disconnected(self, error: MirrorlogError | None) -> None:
         self._lost = self._lost or error or ConnectionLost(f"{self.address} closed the connection")
@@ -198,7 +199,6 @@ class Connection:
         failure = lost if isinstance(lost, ConnectionLost) else ConnectionLost(f"{self.address}: {lost}")
         for answered in waiting.values():
             answered(failure)
-        self._writable.set()
 
     # --- inside ---
 
@@ -214,22 +214,27 @@ class Connection:
             raise ConnectionLost(f"the connection to {self.address} is gone: {self._lost or 'closed'}")
         return self._endpoint
 
-    async def _ask(self, parts: list[bytes], timeout_ms: int) -> bytes:
-        """Send a frame made with the last id and await its answer's payload."""
+    async def _ask(self, kind: FrameType, payload: bytes, answer_kind: FrameType, timeout_ms: int) -> bytes:
+        """Send a frame and await the payload of its answer."""
         endpoint = self._usable_endpoint()
+        correlation_id = self._next_id()
         outcome: asyncio.Future[bytes] = self._loop.create_future()
 
         def answered(answer: Frame | MirrorlogError) -> None:
             if outcome.done():
                 return
-            if isinstance(answer, MirrorlogError):
-                outcome.set_exception(answer)
+            expected = _expected(answer, answer_kind)
+            if isinstance(expected, MirrorlogError):
+                outcome.set_exception(expected)
             else:
-                outcome.set_result(bytes(answer.payload))
+                outcome.set_result(bytes(expected.payload))
 
-        self._waiting[self._last_id] = answered
-        endpoint.send(parts)
-        return await self._within(outcome, timeout_ms)
+        self._waiting[correlation_id] = answered
+        endpoint.send([frame(kind, payload, correlation_id)])
+        try:
+            return await self._within(outcome, timeout_ms)
+        finally:
+            self._waiting.pop(correlation_id, None)
 
     async def _within(self, outcome: asyncio.Future[_T], timeout_ms: int) -> _T:
         try:
@@ -238,17 +243,28 @@ class Connection:
         except TimeoutError:
             raise RequestTimeout(f"{self.address} did not answer within {timeout_ms} ms") from None
 
-    def _ping(self) -> None:
+    def _tick(self) -> None:
         if not self.usable:
             return
-        silent_s = self._loop.time() - self._last_read
-        if silent_s >= _SILENCE_S_MAX:
-            self._lost = ConnectionLost(f"{self.address} said nothing for {silent_s:.0f} s")
+        assert self._endpoint is not None
+        now = self._loop.time()
+        unanswered_s = now - self._pinged_at if self._pinged_at is not None else 0.0
+        if unanswered_s >= _SILENCE_S_MAX - _TICK_S:
+            self._lost = ConnectionLost(f"{self.address} said nothing for {now - self._last_read:.0f} s")
             self.close()
             return
-        assert self._endpoint is not None
-        self._endpoint.send([frame(FrameType.PING, b"", 0)])
-        self._pinger = self._loop.call_later(_PING_INTERVAL_S, self._ping)
+        silent_s = now - self._last_read
+        if self._pinged_at is None and silent_s >= (_TICK_S if self._waiting else _PING_IDLE_S):
+            self._pinged_at = now
+            self._endpoint.send([frame(FrameType.PING)])
+        self._ticker = self._loop.call_later(_TICK_S, self._tick)
+
+
+def _expected(answer: Frame | MirrorlogError, kind: FrameType, size_min: int = 0) -> Frame | MirrorlogError:
+    """The answer, or what is wrong with it: whoever waits must be told, whatever comes."""
+    if isinstance(answer, MirrorlogError) or (answer.type == kind and len(answer.payload) >= size_min):
+        return answer
+    return ProtocolError(f"an answer of type {answer.type} with {len(answer.payload)} bytes where {kind.name} was due")
 
 
 def _failure(frame_: Frame) -> MirrorlogError:

@@ -9,79 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
-from uuid import UUID
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from mirrorlog.client.connection import Connection
-from mirrorlog.commitlog.body import Body, Header, parse_body
-from mirrorlog.commitlog.format import (
-    HEADER_SIZE,
-    BatchHeader,
-    Codec,
-    check_body,
-    check_stamped,
-    log_seed,
-    read_header,
-)
-from mirrorlog.errors import BadBatch, BadRequest, ConnectionLost, NotMaster, RequestTimeout
-from mirrorlog.wire.messages import Position, QueueInfo
+from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord, checked_batches
+from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, ProtocolError
+from mirrorlog.wire.messages import GetMetadata, Metadata, Position, QueueInfo
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
 
 _RETRY_S: Final = 0.1
-_BATCH_BYTES_MAX: Final = 2**31
+_QUEUE_OFFSET_MAX: Final = 2**63 - 1
+_MAX_BYTES: Final = 2**28
+_MAX_WAIT_MS: Final = 60_000
 
-
-@dataclass(frozen=True, slots=True)
-class ConsumedRecord:
-    """`timestamp`: event time, µs UTC, None when the producer gave none; `append_time_us`: of its batch, µs UTC."""
-
-    queue: str
-    queue_offset: int
-    value: bytes | None
-    key: bytes | None
-    headers: list[Header]
-    timestamp: int | None
-    append_time_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumedBatch:
-    """A checked batch. Of its records those with queue offsets `first` up to `next` (exclusive) are the reader's.
-
-    `raw`: header and body as they stand in the log; `body`: views into it.
-    """
-
-    queue: str
-    log_id: str
-    header: BatchHeader
-    body: Body
-    raw: memoryview
-    first: int
-    next: int
-
-    def __len__(self) -> int:
-        return self.next - self.first
-
-    def records(self) -> Iterator[ConsumedRecord]:
-        """The reader's records as objects of their own."""
-        base = self.header.base_queue_offset
-        for queue_offset in range(self.first, self.next):
-            record = self.body.record(queue_offset - base)
-            yield ConsumedRecord(
-                self.queue,
-                queue_offset,
-                record.value,
-                record.key,
-                list(record.headers),
-                record.timestamp_us,
-                self.header.append_time_us,
-            )
+_T = TypeVar("_T")
 
 
 class Consumer:
@@ -99,6 +46,10 @@ class Consumer:
         max_bytes: int,
         max_wait_ms: int,
     ) -> None:
+        if not 1 <= max_bytes <= _MAX_BYTES:
+            raise BadRequest(f"max_bytes {max_bytes} is not within 1 and {_MAX_BYTES}")
+        if not 0 <= max_wait_ms <= _MAX_WAIT_MS:
+            raise BadRequest(f"max_wait_ms {max_wait_ms} is not within 0 and {_MAX_WAIT_MS}")
         self.queue = queue
         self.group = group
         self._client = client
@@ -110,10 +61,10 @@ class Consumer:
         self._max_wait_ms = max_wait_ms
         self._connection: Connection | None = None
         self._info: QueueInfo | None = None
-        self._seed = 0
         self._next = 0
         self._fetched_to = 0
         self._epoch = 0
+        self._held: deque[ConsumedBatch] = deque()
         self._ahead: asyncio.Task[list[ConsumedBatch]] | None = None
         self._served_by: str | None = None
 
@@ -121,10 +72,10 @@ class Consumer:
 
     async def start(self) -> Self:
         """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost."""
-        info = await self._client.queue_info(self.queue)
-        self._follow(info)
-        self._until = await self._resolve_until(info)
-        self._next = self._fetched_to = await self._resolve_start(info)
+        info = await self._insist(self._own_info)
+        self._epoch = info.epoch
+        self._until = self._resolve_until(info)
+        self._next = self._fetched_to = _checked_offset(await self._resolve_start(info))
         return self
 
     async def close(self) -> None:
@@ -142,10 +93,14 @@ class Consumer:
     # --- reading ---
 
     async def __aiter__(self) -> AsyncIterator[ConsumedRecord]:
-        async for batch in self.batches():
+        """Records in queue order, as `batches`. Leave it and come back: it goes on behind the last one given out."""
+        while (batch := await self._current()) is not None:
+            self._epoch = batch.header.epoch
             for record in batch.records():
                 self._next = record.queue_offset + 1
                 yield record
+                if self._next != record.queue_offset + 1:
+                    break  # moved on from elsewhere meanwhile
 
     async def batches(self) -> AsyncGenerator[ConsumedBatch]:
         """Batches in queue order. Ends at `until`; otherwise it waits for new records.
@@ -153,29 +108,31 @@ class Consumer:
         Raises OffsetOutOfRange when the position is gone, BadBatch naming queue and log offset, ConnectionLost after
         `request_timeout_ms` without any node that answers.
         """
-        while self._until is None or self._next < self._until:
-            for batch in await self._take():
-                if batch.first < self._next:
-                    continue  # moved on by seek meanwhile
-                yield batch
-                self._next = max(self._next, batch.next)
+        while (batch := await self._current()) is not None:
+            self._epoch, self._next = batch.header.epoch, batch.next
+            yield batch
 
-    async def read(self, *, max_records: int, timeout_ms: int) -> list[ConsumedRecord]:
-        """Up to `max_records` records, fewer (perhaps none) when the time is up first."""
+    async def read(self, max_records: int | None = None, *, timeout_ms: int) -> list[ConsumedRecord]:
+        """Up to `max_records` records, fewer (perhaps none) when the time is up or `until` is reached first.
+
+        Without `max_records`: what comes first, as soon as it is there. Raises as `batches`.
+        """
         found: list[ConsumedRecord] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
-                async for record in self:
-                    found.append(record)
-                    if len(found) >= max_records:
+                while (max_records is None and not found) or (max_records is not None and len(found) < max_records):
+                    batch = await self._current()
+                    if batch is None:
                         break
-        await self._drop_ahead()
-        self._fetched_to = self._next
+                    if max_records is not None:
+                        batch = batch.before(batch.first + max_records - len(found))
+                    found += batch.records()
+                    self._epoch, self._next = batch.header.epoch, batch.next
         return found
 
     @property
     def position(self) -> Position:
-        """Before the next record that the user will get."""
+        """Behind the last record, or the last batch, that was given out."""
         assert self._info is not None, "the consumer is not started"
         return Position(log_id=self._info.log_id, epoch=self._epoch, queue_offset=self._next)
 
@@ -185,9 +142,11 @@ class Consumer:
         return self._served_by
 
     async def seek(self, queue_offset: int) -> None:
-        """Go on at `queue_offset`."""
-        await self._drop_ahead()
+        """Go on at `queue_offset`, an iteration that is under way too. Raises BadRequest for one that cannot be."""
+        _checked_offset(queue_offset)
+        self._held.clear()
         self._next = self._fetched_to = queue_offset
+        await self._drop_ahead()
 
     async def commit(self) -> None:
         """Store the position for the group. Raises BadRequest without a group, Refused or OutcomeUnknown."""
@@ -197,20 +156,40 @@ class Consumer:
 
     # --- fetching ---
 
-    async def _take(self) -> list[ConsumedBatch]:
-        """The next batches; asks for the following ones before it returns."""
-        task = self._ahead or asyncio.ensure_future(self._fetch(self._fetched_to))
-        self._ahead = task
-        try:
-            batches = await task
-        finally:
-            if task.done():
-                self._ahead = None
+    async def _current(self) -> ConsumedBatch | None:
+        """The batch at the position, cut to what is the reader's; None at `until`. Waits for one."""
+        while self._until is None or self._next < self._until:
+            if not self._held:
+                await self._take()
+                continue
+            batch = self._held[0]
+            if batch.next <= self._next:
+                self._held.popleft()
+            elif self._until is not None and batch.first >= self._until:
+                return None  # the queue leaps over `until`
+            else:
+                batch = batch.after(self._next)
+                return batch if self._until is None else batch.before(self._until)
+        return None
+
+    async def _take(self) -> None:
+        """Hold the next batches, none perhaps; the ones after them are asked for before it returns."""
+        ahead = self._ahead = self._ahead or self._fetch_ahead()
+        # Whoever stops waiting for a record does not stop the fetch: the next one to wait finds it.
+        await asyncio.wait([ahead])
+        if self._ahead is not ahead:
+            return  # a seek came between
+        self._ahead = None
+        batches = ahead.result()
         if batches:
+            self._held.extend(batches)
             self._fetched_to = batches[-1].next
             if self._until is None or self._fetched_to < self._until:
-                self._ahead = asyncio.ensure_future(self._fetch(self._fetched_to))
-        return batches
+                self._ahead = self._fetch_ahead()
+
+    def _fetch_ahead(self) -> asyncio.Task[list[ConsumedBatch]]:
+        queue_offset = self._fetched_to
+        return asyncio.ensure_future(self._insist(lambda: self._fetch_once(queue_offset)))
 
     async def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -218,23 +197,24 @@ class Consumer:
             ahead.cancel()
             await asyncio.gather(ahead, return_exceptions=True)
 
-    async def _fetch(self, queue_offset: int) -> list[ConsumedBatch]:
-        """What stands at `queue_offset` or, after `max_wait_ms` without a record, nothing."""
+    async def _insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Ask again, over another connection, until `request_timeout_ms` have passed since the first failure."""
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._client.request_timeout_ms / 1000
+        give_up_at: float | None = None
         while True:
             try:
-                return await self._fetch_once(queue_offset)
-            except (ConnectionLost, RequestTimeout, NotMaster):
+                return await ask()
+            except MirrorlogError as error:
                 self._connection = None
-                if loop.time() >= give_up_at:
+                give_up_at = give_up_at or loop.time() + self._client.request_timeout_ms / 1000
+                # A mirror may not have heard yet of a queue that others know.
+                passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
+                if not passing or loop.time() >= give_up_at:
                     raise
                 await asyncio.sleep(_RETRY_S)
 
     async def _fetch_once(self, queue_offset: int) -> list[ConsumedBatch]:
-        connection = self._connection
-        if connection is None or not connection.usable:
-            connection = self._connection = await self._connect()
+        connection = await self._connected()
         assert self._info is not None
         facts, content = await connection.fetch(
             queue_id=self._info.queue_id,
@@ -245,12 +225,29 @@ class Consumer:
             timeout_ms=self._client.request_timeout_ms,
         )
         self._served_by = connection.welcome.node_id
-        return list(self._batches_in(content, facts.batch_count, queue_offset))
+        found = checked_batches(content, facts.batch_count, queue=self.queue, log_id=self._info.log_id)
+        if found and found[-1].next <= queue_offset:
+            raise ProtocolError(f"{connection.address} answered with records below queue offset {queue_offset}")
+        return found
+
+    async def _own_info(self) -> QueueInfo:
+        """The queue as the node that is read from knows it: what another one has confirmed may be further on."""
+        connection = await self._connected()
+        asked = GetMetadata(queues=[self.queue])
+        answer = await connection.request(asked, Metadata, timeout_ms=self._client.request_timeout_ms)
+        if not answer.queues:
+            raise NoSuchQueue(f"no queue {self.queue!r} on node {answer.node_id}", queue=self.queue)
+        return answer.queues[0]
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or not self._connection.usable:
+            self._connection = await self._connect()
+        return self._connection
 
     async def _connect(self) -> Connection:
         """To the node that shall be read from. Raises ConnectionLost, BadRequest for a node without this queue."""
         info = await self._client.queue_info(self.queue)
-        self._follow(info)
+        self._info = info
         wanted = {"master": [info.master], "mirror": info.mirrors}.get(self._read_from, [self._read_from])
         if not set(wanted) <= {info.master, *info.mirrors} or not wanted:
             raise BadRequest(f"queue {self.queue!r} is on {info.master}, {', '.join(info.mirrors)}; not {wanted}")
@@ -262,48 +259,14 @@ class Consumer:
                 reasons.append(str(error))
         raise ConnectionLost("; ".join(reasons))
 
-    def _batches_in(self, content: bytes, count: int, queue_offset: int) -> Iterator[ConsumedBatch]:
-        view = memoryview(content)
-        at = 0
-        for _ in range(count):
-            batch = self._checked(view, at)
-            at += batch.header.length
-            first = max(queue_offset, batch.header.base_queue_offset)
-            last = batch.header.next_queue_offset if self._until is None else min(
-                batch.header.next_queue_offset, self._until
-            )  # fmt: skip
-            if first < last:
-                yield ConsumedBatch(self.queue, batch.log_id, batch.header, batch.body, batch.raw, first, last)
-                queue_offset = last
-
-    def _checked(self, content: memoryview, at: int) -> ConsumedBatch:
-        assert self._info is not None
-        place = read_header(content, at).log_offset
-        try:
-            header = check_stamped(content, at, log_offset=place, seed=self._seed, max_batch_bytes=_BATCH_BYTES_MAX)
-            check_body(content, at, header)
-            if header.codec != Codec.NONE:
-                raise BadBatch(f"codec {header.codec} is not known to this client; update it")
-            raw = content[at : at + header.length]
-            body = parse_body(raw[HEADER_SIZE:], record_count=header.record_count, columns=header.columns)
-        except BadBatch as error:
-            raise BadBatch(f"queue {self.queue!r}, log offset {place}: {error}") from None
-        return ConsumedBatch(
-            self.queue, self._info.log_id, header, body, raw, header.base_queue_offset, header.next_queue_offset
-        )
-
     # --- where to begin and to end ---
-
-    def _follow(self, info: QueueInfo) -> None:
-        self._info = info
-        self._epoch = info.epoch
-        self._seed = log_seed(UUID(info.log_id))
 
     async def _resolve_start(self, info: QueueInfo) -> int:
         start = self._start
         if isinstance(start, Position):
             if start.log_id != info.log_id:
                 raise BadRequest(f"a position of log {start.log_id}, but queue {self.queue!r} is in {info.log_id}")
+            self._epoch = start.epoch
             return start.queue_offset
         if isinstance(start, datetime):
             return await self._client.admin.find_offset(self.queue, start)
@@ -321,9 +284,17 @@ class Consumer:
                 f"start {start!r} is none of earliest, latest, committed, a queue offset, a time"
             ) from None
 
-    async def _resolve_until(self, info: QueueInfo) -> int | None:
-        if self._until_asked is None or isinstance(self._until_asked, int):
-            return self._until_asked
+    def _resolve_until(self, info: QueueInfo) -> int | None:
+        if self._until_asked is None:
+            return None
+        if isinstance(self._until_asked, int):
+            return _checked_offset(self._until_asked)
         if self._until_asked == "confirmed":
             return info.next
         raise BadRequest(f"until {self._until_asked!r} is neither a queue offset nor `confirmed`")
+
+
+def _checked_offset(queue_offset: int) -> int:
+    if not 0 <= queue_offset <= _QUEUE_OFFSET_MAX:
+        raise BadRequest(f"queue offset {queue_offset} is not within 0 and {_QUEUE_OFFSET_MAX}")
+    return queue_offset

@@ -90,9 +90,9 @@ class Pipeline:
         """Why the pipeline is being retried; None while all goes well."""
         return self._last_error
 
-    def newest(self) -> PendingBatch:
-        """The batch that was added last; there must be one."""
-        return self._batches[-1]
+    def unresolved(self) -> list[PendingBatch]:
+        """The batches that have not ended, oldest first."""
+        return list(self._batches)
 
     def add(self, batch: PendingBatch) -> None:
         """A closed batch joins the end; its deadline is not before that of the one before it."""

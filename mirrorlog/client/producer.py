@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from mirrorlog.client.batching import (
+    BATCH_OVERHEAD_BYTES,
     Delivery,
     Headers,
     PendingBatch,
@@ -28,17 +29,17 @@ from mirrorlog.client.batching import (
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.pipeline import BACKOFF_S_MAX, BACKOFF_S_MIN, Pipeline, ProducerStats
 from mirrorlog.commitlog.body import Record
-from mirrorlog.commitlog.format import HEADER_SIZE, NO_PRODUCER
+from mirrorlog.commitlog.format import NO_PRODUCER
 from mirrorlog.errors import (
     BadBatch,
     BadRequest,
     BatchTooLarge,
     ConnectionLost,
     MirrorlogError,
-    NoSuchQueue,
     NotMaster,
     Overloaded,
     RecordTooLarge,
+    Refused,
     RequestTimeout,
 )
 from mirrorlog.wire.frames import Confirm, Durability, Level
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Delivery", "Producer", "ProducerStats", "Receipt"]
 
+# Above it stand `majority` and `all` on the wire.
+_COPIES_MAX: Final = Level.MAJORITY - 1
 _RETRYING: Final = (ConnectionLost, RequestTimeout, NotMaster)
 
 
@@ -71,9 +74,12 @@ class Producer:
     ) -> None:
         if not 1 <= max_in_flight <= 32:
             raise BadRequest(f"max_in_flight {max_in_flight} is not within 1 and 32, what a node remembers for retries")
+        _check_least(window_bytes=window_bytes, batch_bytes=batch_bytes, delivery_timeout_ms=delivery_timeout_ms)
+        if linger_ms < 0:
+            raise BadRequest(f"linger_ms {linger_ms} is below 0")
         self.queue = queue
         self.stats = ProducerStats()
-        self.producer_id = secrets.randbits(62) + 1 if idempotent else NO_PRODUCER
+        self.producer_id = (secrets.randbits(63) or 1) if idempotent else NO_PRODUCER
         self._client = client
         self._level = level
         self._durability = durability
@@ -86,6 +92,7 @@ class Producer:
         )
         self._open: PendingBatch | None = None
         self._pending_bytes = 0
+        self._refused_bytes = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -111,11 +118,18 @@ class Producer:
         try:
             await self.flush()
         finally:
-            self._closed = True
-            self._cancel_timer()
-            if self._connecting is not None:
-                self._connecting.cancel()
-            self._pipeline.fail_all(ConnectionLost("the producer was closed"))
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close without waiting: what was sent ends as OutcomeUnknown, what was not as Refused. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._take_open()
+        self._cancel_timer()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self._pipeline.fail_all(Refused("the producer was closed before this was sent; nothing was stored"))
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -123,7 +137,10 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        if error is None or isinstance(error, Exception):
+            await self.close()
+        else:
+            self.abandon()  # cancelled or interrupted: whoever did that is not to wait for confirms
 
     # --- sending ---
 
@@ -160,17 +177,13 @@ class Producer:
         Raises Overloaded while the window is full (`await room()`), RecordTooLarge, BadInput; ConnectionLost if closed.
         """
         pairs = as_headers(headers)
+        timestamp_us = as_timestamp_us(timestamp)
         size = record_size(value, key, pairs)
         if value is not None and len(value) > self._limits.max_record_bytes:
-            raise RecordTooLarge(
-                f"a value of {len(value)} bytes is above the node's max_record_bytes ({self._limits.max_record_bytes})"
-            )
-        if HEADER_SIZE + size > self._limits.max_batch_bytes:
+            raise self._too_large(value)
+        if BATCH_OVERHEAD_BYTES + size > self._limits.max_batch_bytes:
             raise RecordTooLarge(f"a record of {size} bytes is above max_batch_bytes ({self._limits.max_batch_bytes})")
-        if self._pending_bytes + size > self._window_bytes and self._pending_bytes:
-            raise Overloaded(f"{self._window_bytes} bytes wait for their confirm (window_bytes)", limit="window_bytes")
-        if self._closed:
-            raise ConnectionLost("the producer is closed")
+        self._check_room(size)
         batch = self._open
         if batch is not None and batch.size_bytes + size > self._batch_bytes:
             self._close_batch()
@@ -181,7 +194,7 @@ class Producer:
         self._pending_bytes += size
         self.stats.sent += 1
         self.stats.sent_bytes += size
-        return batch.add(value, key, pairs, as_timestamp_us(timestamp), size)
+        return batch.add(value, key, pairs, timestamp_us, size)
 
     def send_batch_nowait(self, records: Sequence[Record]) -> Delivery:
         """Hand over records that are stored as one batch, with nothing else in it; the Delivery is the first one's.
@@ -190,21 +203,16 @@ class Producer:
         """
         if not records:
             raise BadBatch("a batch has at least one record")
-        if self._closed:
-            raise ConnectionLost("the producer is closed")
         batch = PendingBatch(self._loop.time() + self._delivery_s)
         for value, key, headers, timestamp_us in records:
+            size = record_size(value, key, headers)
             if value is not None and len(value) > self._limits.max_record_bytes:
-                raise RecordTooLarge(
-                    f"a value of {len(value)} bytes is above the node's max_record_bytes "
-                    f"({self._limits.max_record_bytes})"
-                )
-            batch.add(value, key, headers, timestamp_us, record_size(value, key, headers))
+                raise self._too_large(value)
+            batch.add(value, key, headers, as_timestamp_us(timestamp_us), size)
         size = batch.size_bytes
-        if HEADER_SIZE + size > self._limits.max_batch_bytes:
+        if BATCH_OVERHEAD_BYTES + size > self._limits.max_batch_bytes:
             raise BatchTooLarge(f"a batch of {size} bytes is above max_batch_bytes ({self._limits.max_batch_bytes})")
-        if self._pending_bytes + size > self._window_bytes and self._pending_bytes:
-            raise Overloaded(f"{self._window_bytes} bytes wait for their confirm (window_bytes)", limit="window_bytes")
+        self._check_room(size)
         self._close_batch()
         self._pending_bytes += size
         self.stats.sent += len(batch)
@@ -214,20 +222,36 @@ class Producer:
         return Delivery(batch, 0)
 
     async def room(self) -> None:
-        """Wait until the window has room again."""
-        if self._pending_bytes <= self._window_bytes // 2:
-            return
-        waiter = self._loop.create_future()
-        self._room.append(waiter)
-        await waiter
+        """Wait until the window has room again: half of it, and enough for the record that was refused last."""
+        while self._pending_bytes > self._window_bytes // 2 or not self._fits(self._refused_bytes):
+            waiter = self._loop.create_future()
+            self._room.append(waiter)
+            await waiter
 
     async def flush(self) -> None:
         """Wait until every record handed over so far has ended, well or not."""
         self._close_batch()
-        while len(self._pipeline):
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._pipeline.newest().wait(waiter)
-            await waiter
+        for batch in self._pipeline.unresolved():
+            if batch.outcome is None:
+                waiter: asyncio.Future[None] = self._loop.create_future()
+                batch.wait(waiter)
+                await waiter
+
+    def _fits(self, size: int) -> bool:
+        # What is larger than the window goes alone.
+        return not self._pending_bytes or self._pending_bytes + size <= self._window_bytes
+
+    def _check_room(self, size: int) -> None:
+        if self._closed:
+            raise ConnectionLost("the producer is closed")
+        if not self._fits(size):
+            self._refused_bytes = size
+            raise Overloaded(f"{self._window_bytes} bytes wait for their confirm (window_bytes)", limit="window_bytes")
+
+    def _too_large(self, value: bytes) -> RecordTooLarge:
+        return RecordTooLarge(
+            f"a value of {len(value)} bytes is above the node's max_record_bytes ({self._limits.max_record_bytes})"
+        )
 
     # --- batches on their way ---
 
@@ -240,15 +264,21 @@ class Producer:
             self._flush_due = self._loop.call_later(self._linger_s, self._close_batch)
 
     def _close_batch(self) -> None:
+        if self._take_open():
+            self._pump()
+
+    def _take_open(self) -> bool:
+        """Move the open batch, if there is one, to the pipeline."""
         if self._flush_due is not None:
             self._flush_due.cancel()
             self._flush_due = None
         batch, self._open = self._open, None
-        if batch is not None:
-            self._pipeline.add(batch)
-            self.stats.batches += 1
-            batch.wait(_Ended(self, batch.size_bytes))
-            self._pump()
+        if batch is None:
+            return False
+        self._pipeline.add(batch)
+        self.stats.batches += 1
+        batch.wait(_Ended(self, batch.size_bytes))
+        return True
 
     def _ended(self, size: int) -> None:
         self._pending_bytes -= size
@@ -263,14 +293,17 @@ class Producer:
         now = self._loop.time()
         self._pipeline.expire(now)
         connection = self._connection
-        if connection is None or not connection.usable:
-            self._reconnect()
-        else:
-            while (batch := self._pipeline.next_to_send(now)) is not None:
-                self._send(connection, batch, now)
+        try:
+            if connection is None or not connection.usable:
+                self._reconnect()
+            else:
+                while (batch := self._pipeline.next_to_send(now)) is not None:
+                    self._send(connection, batch, now)
+        finally:
+            # Whatever went wrong, every batch keeps its deadline.
+            self._set_timer(now)
         if self._open is not None and not len(self._pipeline):
             self._close_batch()
-        self._set_timer(now)
 
     def _send(self, connection: Connection, batch: PendingBatch, now: float) -> None:
         def done(result: Confirm | MirrorlogError) -> None:
@@ -322,10 +355,10 @@ class Producer:
                 try:
                     await self._connect_once()
                     break
-                except NoSuchQueue as error:
-                    self._pipeline.fail_all(error)
-                except MirrorlogError:
-                    # Why it fails is the batches' to tell, at their deadline.
+                except MirrorlogError as error:
+                    # Why it fails is the batches' to tell, at their deadline. No such queue is no exception: while
+                    # the master is away, a mirror may answer that has not heard of it yet.
+                    self._pipeline.not_connected(error)
                     await asyncio.sleep(pause_s * (0.5 + random.random() / 2))
                     pause_s = min(2 * pause_s, BACKOFF_S_MAX)
                     self._pipeline.expire(self._loop.time())
@@ -338,7 +371,7 @@ class Producer:
         self._connection = connection
         self._queue_id = queue.queue_id
         self._limits = connection.welcome.limits
-        self._batch_bytes = min(self._batch_bytes, self._limits.max_batch_bytes - HEADER_SIZE)
+        self._batch_bytes = min(self._batch_bytes, self._limits.max_batch_bytes - BATCH_OVERHEAD_BYTES)
 
 
 class _Ended:
@@ -370,4 +403,14 @@ def parse_durability(durability: str) -> Durability:
 
 
 def parse_level(confirm: str | int) -> int:
-    return Level.parse(confirm)
+    """Raises BadRequest. A number means so many copies; those that stand for names on the wire are none."""
+    level = Level.parse(confirm)
+    if level > _COPIES_MAX and confirm not in Level.NAMES:
+        raise BadRequest(f"confirm {confirm!r}: at most {_COPIES_MAX} copies can be asked for")
+    return level
+
+
+def _check_least(**options: int) -> None:
+    for name, value in options.items():
+        if value < 1:
+            raise BadRequest(f"{name} {value} is below 1")

@@ -79,6 +79,10 @@ class Mastership:
             )
         self._transfers.check_room()
 
+    def check_room(self) -> None:
+        """Raises Overloaded when no further publish may wait."""
+        self._transfers.check_room()
+
     def wait(self, token: Hashable, *, end: int, copies: int, durability: int, deadline: float) -> list[Answer]:
         """Answer now if the copies have it, else when they do or at the deadline."""
         have = self.progress.copies_of(end, durability)
@@ -109,13 +113,17 @@ class Mastership:
             assigned = ", ".join(self.mirrors) or "nobody"
             raise NotAMember(f"node {node!r} is no mirror of log {self._name}; its mirrors are {assigned}")
 
+    def check_open(self) -> None:
+        """Raises LogRecovering: a master that has lost something cuts nobody, and feeds nobody what may not stay."""
+        if self.state is LogState.RECOVERING:
+            raise self._recovering()
+
     def join(self, link: HAConnection) -> HAConnection | None:
         """A mirror's new link; the one it replaces, if any, is to be closed.
 
-        Raises LogRecovering: a master that has lost something cuts nobody, and feeds nobody what may not stay.
+        Raises LogRecovering as `check_open`.
         """
-        if self.state is LogState.RECOVERING:
-            raise self._recovering()
+        self.check_open()
         replaced = self.links.get(link.node_id)
         self.links[link.node_id] = link
         return replaced

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -23,6 +23,7 @@ from mirrorlog.errors import (
     MirrorAhead,
     MirrorlogError,
     NoSuchLog,
+    Overloaded,
     PortTaken,
     ProtocolError,
 )
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 # How often the machines are told the time; deadlines and heartbeats are exact to this.
 TICK_S: Final = 0.05
+_SPARE_LINKS: Final = 16
 
 
 class MasterLog(SourceLog, Protocol):
@@ -89,7 +91,10 @@ class MasterLink:
     def connected(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self.opened_at = self._service.now()
-        self._service.links.add(self)
+        if len(self._service.links) >= self._service.links_max:
+            endpoint.close(Overloaded(f"{self._service.links_max} links are open on this port", limit="links_max"))
+        else:
+            self._service.links.add(self)
 
     def frame(self, frame_: Frame) -> None:
         now = self._service.now()
@@ -157,9 +162,8 @@ class MasterLink:
             if log.mastership.reason != known:  # the mirror comes back every half second
                 logger.error("log_recovering log=%s reason=%r", log.name, log.mastership.reason)
             raise
+        log.mastership.check_open()
         self._log, self.connection = log, connection
-        if (replaced := log.mastership.join(connection)) is not None:
-            self._service.close_link_of(replaced)
         self._do(actions)
 
     def _transfer(self, frame_: Frame, now: float) -> None:
@@ -171,7 +175,11 @@ class MasterLink:
             self._log.progressed(self._log.mastership.acked(self.connection, ack, now))
             self.pump()
         elif frame_.type == FrameType.PULL:
-            self._do(self.connection.pull(_message(frame_, FrameType.PULL, Pull), now))
+            actions = self.connection.pull(_message(frame_, FrameType.PULL, Pull), now)
+            # Only now, when this link is proven, may it take the place of an older one of the same mirror.
+            if (replaced := self._log.mastership.join(self.connection)) is not None:
+                self._service.close_link_of(replaced)
+            self._do(actions)
             logger.info(
                 "mirror_joined node=%s log=%s epoch=%s from=%s end=%s",
                 self.connection.node_id, self._log.name, self._log.log.epochs.current,
@@ -201,11 +209,10 @@ class MasterLink:
         loop = asyncio.get_running_loop()
         try:
             run = await loop.run_in_executor(self._service.helper, action.job.run)
+            if self.connection is not None and self.endpoint.open:
+                self._do(self.connection.cold_read(run, self._service.now()))
         except MirrorlogError as error:
             self.endpoint.close(error)
-            return
-        if self.connection is not None and self.endpoint.open:
-            self._do(self.connection.cold_read(run, self._service.now()))
 
 
 class MasteredLog:
@@ -255,6 +262,8 @@ class MasterService:
         self.welcome = welcome
         self.links: set[MasterLink] = set()
         self.helper = helper
+        # Each mirror has one link per log; the rest is room for those that are being replaced or refused.
+        self.links_max = 2 * sum(len(log.mastership.mirrors) for log in logs) + _SPARE_LINKS
         self._logs = {str(log.log_id): log for log in logs}
         self._refusals = refusals or {}
         self._limits = limits
@@ -293,6 +302,10 @@ class MasterService:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
 
+    def gained(self, queue_ids: Set[int]) -> None:
+        """More is confirmed, of these queues; the mirrors are told, whichever they are."""
+        self.wake()
+
     def tick(self, now: float) -> None:
         for link in list(self.links):
             link.tick(now, self._limits)
@@ -308,6 +321,7 @@ class MasterService:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_log_failure)
 
     async def stop(self) -> None:
         """Tell the mirrors the last confirmed offset and goodbye."""
@@ -361,10 +375,13 @@ class MirrorService:
         self._do(self.client.flushed(self._now()))
 
     async def stop(self) -> None:
+        aligning = self.client.state is ClientState.ALIGNING
         self.client.stop()
         if self._endpoint is not None:
             self._endpoint.close()
         if self._task is not None:
+            if not aligning:  # a connect may take long; a cut must be finished
+                self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     # --- FrameHandler ---
@@ -408,8 +425,9 @@ class MirrorService:
                 self._endpoint.close(action.error)
 
     def _spawn(self, work: Any) -> None:
-        # One at a time by construction: connecting and aligning are states of the client.
+        # One at a time: connecting and aligning are states of the client, and it does not connect while a cut is out.
         self._task = asyncio.ensure_future(work)
+        self._task.add_done_callback(_log_failure)
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -428,12 +446,17 @@ class MirrorService:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._helper, self._log.align, action.log_offset, action.epochs)
-        except MirrorlogError as error:
+            self._log.aligned()
+        except Exception as error:
+            # Whatever it was, the link must end and another one be tried: nobody else would.
             self.client.align_failed()
             if self._endpoint is not None:
-                self._endpoint.close(error)
+                self._endpoint.close(
+                    error if isinstance(error, MirrorlogError) else ProtocolError(f"internal: {error}")
+                )
+            if not isinstance(error, MirrorlogError):
+                raise
             return
-        self._log.aligned()
         if self._log.end < before:
             logger.warning("log_truncated log=%s first=%s last=%s", self._name, self._log.end, before)
         logger.info("mirror_follows log=%s master=%s from=%s", self._name, self.client.master, self._log.end)
@@ -444,6 +467,12 @@ class MirrorService:
         self.client.disconnected(self._now(), error)
         if error is not None and str(error) != known:
             logger.warning("mirror_disconnected log=%s master=%s reason=%r", self._name, self.client.master, str(error))
+
+
+def _log_failure(task: asyncio.Future[None]) -> None:
+    """A task that nobody awaits must not fail unseen."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("task_failed", exc_info=error)
 
 
 async def listen(address: str, factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.Server:

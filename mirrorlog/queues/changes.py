@@ -58,6 +58,14 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Change)
 
 
+class _Tag(msgspec.Struct):
+    type: str
+
+
+_TAG_DECODER: Final = msgspec.msgpack.Decoder(_Tag)
+_KNOWN: Final = frozenset(kind.__name__ for kind in (EpochStarted, QueueDeclared, PositionCommitted))
+
+
 def encode_change(change: Change, *, queue_id: int = CONTROL_QUEUE_ID) -> bytearray:
     """A batch with one change, ready to be appended."""
     kind = Kind.QUEUE_STATE if queue_id != CONTROL_QUEUE_ID else Kind.CONTROL
@@ -65,9 +73,23 @@ def encode_change(change: Change, *, queue_id: int = CONTROL_QUEUE_ID) -> bytear
 
 
 def decode_changes(batch: Buffer) -> list[Change]:
-    """The changes in a control or queue-state batch. Raises BadBatch for one that is none of them."""
+    """The changes in a control or queue-state batch; those of a newer software, under names not known, are left out.
+
+    Raises BadBatch for one that is known and does not fit.
+    """
     values = parse_batch_body(batch).values
     try:
-        return [_DECODER.decode(values[index] or b"") for index in range(len(values))]
+        changes = [_decode_change(values[index] or b"") for index in range(len(values))]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBatch(f"a change that this software does not know: {error}") from None
+        raise BadBatch(f"a change that does not fit: {error}") from None
+    return [change for change in changes if change is not None]
+
+
+def _decode_change(value: bytes | memoryview) -> Change | None:
+    try:
+        change: Change = _DECODER.decode(value)
+    except msgspec.ValidationError:
+        if _TAG_DECODER.decode(value).type in _KNOWN:
+            raise
+        return None
+    return change

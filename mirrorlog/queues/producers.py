@@ -42,10 +42,14 @@ class _Sequence:
 
 
 class ProducerTable:
-    """One log's producers."""
+    """One log's producers; at most `producers_max` of them and their queues, the longest idle goes first.
 
-    def __init__(self) -> None:
-        self._sequences: dict[tuple[int, int], _Sequence] = {}
+    A producer that was forgotten is told OutOfSequence and goes on under a new producer epoch.
+    """
+
+    def __init__(self, *, producers_max: int = 100_000) -> None:
+        self._producers_max = producers_max
+        self._sequences: OrderedDict[tuple[int, int], _Sequence] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -83,6 +87,9 @@ class ProducerTable:
         held = self._sequences.get(key)
         if held is None or header.producer_epoch > held.producer_epoch:
             held = self._sequences[key] = _Sequence(header.producer_epoch)
+        self._sequences.move_to_end(key)
+        if len(self._sequences) > self._producers_max:
+            self._sequences.popitem(last=False)
         if header.producer_epoch < held.producer_epoch or header.sequence < held.next_sequence:
             return
         held.next_sequence = header.next_sequence

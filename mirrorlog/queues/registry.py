@@ -21,6 +21,7 @@ from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, decode_ch
 
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 _ARGUMENTS_MAX: Final = 100
+_ARGUMENT_DEPTH_MAX: Final = 8
 
 
 @dataclass(slots=True)
@@ -58,8 +59,11 @@ class QueueRegistry:
         """Raises NoSuchQueue."""
         queue = self._by_name.get(name)
         if queue is None:
-            raise NoSuchQueue(f"no queue {name!r}; make it with: mqtool declare {name}", queue=name)
+            raise no_such_queue(name)
         return queue
+
+    def get(self, name: str) -> Queue | None:
+        return self._by_name.get(name)
 
     def find_id(self, queue_id: int) -> Queue:
         """Raises NoSuchQueue."""
@@ -83,6 +87,7 @@ class QueueRegistry:
             raise BadRequest("a queue's name has 1 to 255 characters and no control characters")
         if len(arguments) > _ARGUMENTS_MAX:
             raise BadRequest(f"{len(arguments)} arguments are above the limit of {_ARGUMENTS_MAX}")
+        _check_arguments(arguments)
         there = self._by_name.get(name)
         if there is not None:
             _refuse_difference(there, arguments)
@@ -140,6 +145,31 @@ class QueueRegistry:
         queue = Queue(change.name, change.queue_id, change.incarnation, change.arguments, log_offset)
         self._by_name[queue.name] = self._by_id[queue.queue_id] = queue
         self._id_max = max(self._id_max, queue.queue_id)
+
+
+def no_such_queue(name: str) -> NoSuchQueue:
+    return NoSuchQueue(f"no queue {name!r}; make it with: mqtool declare {name}", queue=name)
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """What every node and every format can carry, nested a little. Deeper ones would be stored by one decoder and
+    refused by another, and then copies differ."""
+    for key, value in arguments.items():
+        if not _is_plain(value, _ARGUMENT_DEPTH_MAX):
+            raise BadRequest(
+                f"argument {key!r} is no number, text, bytes or flag, nor lists or tables of these, "
+                f"nested at most {_ARGUMENT_DEPTH_MAX} deep"
+            )
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    if value is None or isinstance(value, str | bytes | int | float | bool):
+        return True
+    if depth == 0:
+        return False
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(each, depth - 1) for key, each in value.items())
+    return isinstance(value, list | tuple) and all(_is_plain(each, depth - 1) for each in value)
 
 
 def _refuse_difference(queue: Queue, arguments: Mapping[str, Any]) -> None:

@@ -311,7 +311,7 @@ class World:
 
     def _wire_master(self) -> None:
         self.master.replica.on_appended.append(self._pump)
-        self.master.replica.on_confirmed.append(self._pump)
+        self.master.replica.on_confirmed.append(lambda gained: self._pump())
         self._progressed(self.master.mastership.appended(self.master.replica.end))
 
     def _pump(self) -> None:

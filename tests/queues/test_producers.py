@@ -234,3 +234,19 @@ def test_the_table_is_the_plain_list(
             for _ in range(1 + twice):
                 table.apply(header)
             plain.append(key, epoch, Sent(sequence, count, value, place * 8))
+
+
+def test_the_longest_idle_producer_is_forgotten_first() -> None:
+    """Let three producers write where two are remembered: the idle one is told that its sequence does not follow, and
+    goes on under a new producer epoch; the busy one is still known."""
+    table = ProducerTable(producers_max=2)
+    for producer_id in (1, 2):
+        append(table, make_header(0, producer_id=producer_id))
+    append(table, make_header(1, producer_id=1))
+    append(table, make_header(0, producer_id=3))
+    assert len(table) == 2
+    append(table, make_header(2, producer_id=1))
+    with pytest.raises(OutOfSequence) as caught:
+        table.check(make_header(1, producer_id=2))
+    assert caught.value.details["last"] == -1
+    append(table, make_header(0, producer_id=2, producer_epoch=1))

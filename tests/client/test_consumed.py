@@ -1,0 +1,98 @@
+"""Batches as a consumer takes them: proven before any of them is given out, and their records as they were sent."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mirrorlog.client.consumed import checked_batches
+from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.format import HEADER_SIZE, log_seed, stamp
+from mirrorlog.errors import BadBatch
+
+LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
+_MAYBE_BYTES = st.none() | st.binary(max_size=10)
+_RECORDS = st.lists(
+    st.builds(
+        Record,
+        _MAYBE_BYTES,
+        _MAYBE_BYTES,
+        st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), _MAYBE_BYTES), max_size=3),
+        st.none() | st.integers(-(2**63) + 1, 2**63 - 1),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def stored(records: list[Record], *, log_offset: int = 0, base: int = 0, log_id: str = LOG_ID) -> bytes:
+    batch = encode_batch(records, queue_id=1)
+    stamp(
+        batch,
+        log_offset=log_offset,
+        base_queue_offset=base,
+        append_time_us=99,
+        epoch=2,
+        flags=0,
+        seed=log_seed(UUID(log_id)),
+    )
+    return bytes(batch)
+
+
+@given(_RECORDS, st.data())
+def test_any_stretch_of_a_batch_gives_its_records(records: list[Record], data: st.DataObject) -> None:
+    """Every column, with and without absent entries; by cutting random batches anywhere."""
+    (batch,) = checked_batches(stored(records, base=100), 1, queue="q", log_id=LOG_ID)
+    first = data.draw(st.integers(0, len(records)))
+    last = data.draw(st.integers(first, len(records)))
+    cut = batch.after(100 + first).before(100 + last)
+    assert len(cut) == last - first
+    assert [
+        (each.queue_offset, each.value, each.key, each.headers, each.timestamp, each.append_time_us, each.queue)
+        for each in cut.records()
+    ] == [
+        (100 + row, record.value, record.key, list(record.headers), record.timestamp_us, 99, "q")
+        for row, record in list(enumerate(records))[first:last]
+    ]
+
+
+def test_batches_stand_back_to_back() -> None:
+    """Each is found behind the one before; by three of different sizes."""
+    content, base = b"", 0
+    for count in (1, 5, 2):
+        content += stored([Record(b"v" * count)] * count, log_offset=1_000 + len(content), base=base)
+        base += count
+    found = checked_batches(content, 3, queue="q", log_id=LOG_ID)
+    assert [(batch.first, batch.next) for batch in found] == [(0, 1), (1, 6), (6, 8)]
+    assert b"".join(batch.raw for batch in found) == content
+
+
+def test_one_damaged_byte_anywhere_is_found_and_its_place_named() -> None:
+    """Both checksums together cover every byte; by turning a bit in each byte of the second of two batches."""
+    good = stored([Record(b"good")])
+    bad = stored([Record(b"value", b"key", [("name", b"content")], 5)], log_offset=len(good), base=1)
+    for at in range(len(bad)):
+        damaged = bytearray(bad)
+        damaged[at] ^= 0x10
+        with pytest.raises(BadBatch) as caught:
+            checked_batches(good + bytes(damaged), 2, queue="flights", log_id=LOG_ID)
+        assert "queue 'flights', log offset" in str(caught.value)
+        if at >= 8:  # the log offset itself is whole
+            assert f"log offset {len(good)}" in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 8, HEADER_SIZE - 1, HEADER_SIZE, HEADER_SIZE + 8])
+def test_missing_bytes_are_a_bad_batch(size: int) -> None:
+    """By answers that end early."""
+    with pytest.raises(BadBatch):
+        checked_batches(stored([Record(b"x" * 100)])[:size], 1, queue="q", log_id=LOG_ID)
+
+
+def test_a_batch_of_another_log_is_refused() -> None:
+    """The broker's checksum is seeded with the log id; by a batch that another log stored."""
+    other = stored([Record(b"x")], log_id="00000000-0000-0000-0000-000000000001")
+    with pytest.raises(BadBatch, match="header"):
+        checked_batches(other, 1, queue="q", log_id=LOG_ID)

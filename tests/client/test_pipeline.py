@@ -1,0 +1,452 @@
+"""The producer's pipeline against a model of the node: real sequence rules, lost links, late bytes, refusals.
+
+The node's side is the real producer table, so both sides of invariant 9 meet here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mirrorlog.client.batching import PendingBatch
+from mirrorlog.client.pipeline import Pipeline, ProducerStats
+from mirrorlog.commitlog.body import parse_batch_body
+from mirrorlog.commitlog.format import read_header
+from mirrorlog.errors import (
+    BadBatch,
+    ConnectionLost,
+    DiskFull,
+    FlushSlaveTimeout,
+    InSyncReplicasNotEnough,
+    MirrorlogError,
+    NoSuchQueue,
+    NotMaster,
+    OutcomeUnknown,
+    OutOfSequence,
+    Refused,
+)
+from mirrorlog.queues.producers import ProducerTable
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
+
+QUEUE_ID = 3
+PRODUCER_ID = 77
+DELIVERY_S = 30.0
+REFUSALS: list[type[MirrorlogError]] = [InSyncReplicasNotEnough, NotMaster, DiskFull]
+
+
+def batch_of(*numbers: int, deadline: float = DELIVERY_S) -> PendingBatch:
+    batch = PendingBatch(deadline)
+    for number in numbers:
+        batch.add(b"%d" % number, None, (), None, 10)
+    return batch
+
+
+def pipeline_of(*, idempotent: bool = True, max_in_flight: int = 4) -> Pipeline:
+    return Pipeline(idempotent=idempotent, max_in_flight=max_in_flight, stats=ProducerStats(), jitter=lambda: 1.0)
+
+
+def confirm_of(base: int, *, duplicate: bool = False) -> Confirm:
+    return Confirm(base * 100, base, 1, 3, 0, CONFIRM_DUPLICATE if duplicate else 0)
+
+
+class ModelNode:
+    """A log of record numbers behind the real sequence rules."""
+
+    def __init__(self) -> None:
+        self.table = ProducerTable()
+        self.records: list[int] = []
+
+    def publish(self, batch: bytes) -> tuple[int, bool]:
+        """The base queue offset, and whether it was there already. Raises as the node does."""
+        header = read_header(batch)
+        landed = self.table.check(header)
+        if landed is not None:
+            return landed.base_queue_offset, True
+        base = len(self.records)
+        stamped = header._replace(base_queue_offset=base, log_offset=100 * base, epoch=1)
+        self.table.apply(stamped)
+        self.records += [int(record.value or b"") for record in parse_batch_body(batch).records()]
+        return base, False
+
+
+class Link:
+    """One connection: batches on their way, and answers on theirs. `client_gone`: nobody reads the answers."""
+
+    def __init__(self) -> None:
+        self.sent: deque[tuple[PendingBatch, bytes]] = deque()
+        self.waiting: deque[tuple[PendingBatch, int, bool]] = deque()
+        self.answers: deque[tuple[PendingBatch, Confirm | MirrorlogError]] = deque()
+
+
+class PipelineMachine(RuleBasedStateMachine):
+    """Whatever the node and the links do, in whatever order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.pipeline = pipeline_of()
+        self.node = ModelNode()
+        self.link = Link()
+        self.lost_links: list[Link] = []
+        self.batches: list[tuple[PendingBatch, list[int]]] = []
+        self.next_number = 0
+
+    # --- the client's side ---
+
+    @rule(records=st.integers(1, 3))
+    def send(self, records: int) -> None:
+        numbers = list(range(self.next_number, self.next_number + records))
+        self.next_number += records
+        batch = batch_of(*numbers, deadline=self.now + DELIVERY_S)
+        self.batches.append((batch, numbers))
+        self.pipeline.add(batch)
+        self.pump()
+
+    def pump(self) -> None:
+        self.pipeline.expire(self.now)
+        while (batch := self.pipeline.next_to_send(self.now)) is not None:
+            self.link.sent.append((batch, bytes(batch.encoded(QUEUE_ID, PRODUCER_ID))))
+
+    @rule(seconds=st.sampled_from([0.05, 1.0, 7.0, 31.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.pump()
+
+    @precondition(lambda self: self.pipeline.in_flight)
+    @rule()
+    def lose_link(self) -> None:
+        """The client sees the end; what it had sent may still arrive, later, behind what comes on the new link."""
+        lost, self.link = self.link, Link()
+        for batch, _ in [*lost.sent]:
+            self.pipeline.failed(batch, ConnectionLost("cut"), self.now)
+        for batch, *_ in [*lost.waiting, *lost.answers]:
+            self.pipeline.failed(batch, ConnectionLost("cut"), self.now)
+        lost.answers.clear()
+        self.lost_links.append(lost)
+
+    @precondition(lambda self: self.link.answers)
+    @rule()
+    def hear(self) -> None:
+        batch, answer = self.link.answers.popleft()
+        if isinstance(answer, Confirm):
+            self.pipeline.confirmed(batch, answer, self.now)
+        else:
+            self.pipeline.failed(batch, answer, self.now)
+        self.pump()
+
+    # --- the node's side ---
+
+    @precondition(lambda self: any(link.sent for link in self.lost_links))
+    @rule(which=st.integers(0, 3))
+    def late_bytes_arrive(self, which: int) -> None:
+        late = [link for link in self.lost_links if link.sent]
+        self.take(late[which % len(late)], None)
+
+    @precondition(lambda self: self.link.sent)
+    @rule()
+    def node_takes(self) -> None:
+        self.take(self.link, None)
+
+    @precondition(lambda self: self.link.sent)
+    @rule(refusal=st.sampled_from([*REFUSALS, BadBatch, NoSuchQueue]))
+    def node_refuses(self, refusal: type[MirrorlogError]) -> None:
+        self.take(self.link, refusal("nothing was stored"))
+
+    def take(self, link: Link, refusal: MirrorlogError | None) -> None:
+        batch, data = link.sent.popleft()
+        if refusal is not None:
+            link.answers.append((batch, refusal))
+            return
+        try:
+            base, duplicate = self.node.publish(data)
+        except MirrorlogError as error:
+            link.answers.append((batch, error))
+        else:
+            link.waiting.append((batch, base, duplicate))
+
+    @precondition(lambda self: self.link.waiting)
+    @rule(timed_out=st.booleans())
+    def node_answers(self, timed_out: bool) -> None:
+        batch, base, duplicate = self.link.waiting.popleft()
+        answer = FlushSlaveTimeout("too late") if timed_out else confirm_of(base, duplicate=duplicate)
+        self.link.answers.append((batch, answer))
+
+    # --- what must hold ---
+
+    @invariant()
+    def nothing_lands_twice_and_the_order_is_kept(self) -> None:
+        assert self.node.records == sorted(set(self.node.records))
+
+    @invariant()
+    def what_ended_well_or_as_refused_is_so(self) -> None:
+        stored = set(self.node.records)
+        for batch, numbers in self.batches:
+            if isinstance(batch.outcome, Confirm):
+                base = batch.outcome.base_queue_offset
+                assert self.node.records[base : base + len(numbers)] == numbers
+            elif batch.outcome is not None and not isinstance(batch.outcome, OutcomeUnknown):
+                assert stored.isdisjoint(numbers), f"{type(batch.outcome).__name__} says that nothing was stored"
+
+    def teardown(self) -> None:
+        """A well behaved node from here on: every batch ends, and late bytes change nothing that was said."""
+        for _ in range(200):
+            while self.link.sent:
+                self.node_takes()
+            while self.link.waiting:
+                self.node_answers(timed_out=False)
+            while self.link.answers:
+                self.hear()
+            self.now += 0.5
+            self.pump()
+        for link in self.lost_links:
+            while link.sent:
+                self.take(link, None)
+        self.nothing_lands_twice_and_the_order_is_kept()
+        self.what_ended_well_or_as_refused_is_so()
+        assert all(batch.outcome is not None for batch, _ in self.batches)
+        assert len(self.pipeline) == 0
+
+
+TestPipelineMachine = PipelineMachine.TestCase
+TestPipelineMachine.settings = settings(max_examples=400, stateful_step_count=50, deadline=None)
+
+
+# --- Single rules -------------------------------------------------------------------------------------------------
+
+
+def send_all(pipeline: Pipeline, *batches: PendingBatch, now: float = 0.0) -> list[tuple[int, int]]:
+    """Add the batches and give (producer epoch, sequence) of those that left."""
+    for batch in batches:
+        pipeline.add(batch)
+    return take_all(pipeline, now)
+
+
+def take_all(pipeline: Pipeline, now: float) -> list[tuple[int, int]]:
+    left = []
+    while (batch := pipeline.next_to_send(now)) is not None:
+        header = read_header(batch.encoded(QUEUE_ID, PRODUCER_ID))
+        left.append((header.producer_epoch, header.sequence))
+    return left
+
+
+def test_sequences_count_records_and_at_most_max_in_flight_leave() -> None:
+    """A sequence is the number of the batch's first record; by sending more batches than may be in flight."""
+    pipeline = pipeline_of(max_in_flight=2)
+    first, second, third = batch_of(0, 1, 2), batch_of(3), batch_of(4)
+    assert send_all(pipeline, first, second, third) == [(0, 0), (0, 3)]
+    pipeline.confirmed(first, confirm_of(0), 0.1)
+    assert take_all(pipeline, 0.1) == [(0, 4)]
+
+
+def test_a_retry_sends_the_identical_bytes() -> None:
+    """Same bytes after an unknown outcome; by comparing both attempts."""
+    pipeline = pipeline_of()
+    batch = batch_of(0, 1)
+    send_all(pipeline, batch)
+    before = bytes(batch.encoded(QUEUE_ID, PRODUCER_ID))
+    pipeline.failed(batch, FlushSlaveTimeout("late"), 1.0)
+    assert take_all(pipeline, 5.0) == [(0, 0)]
+    assert bytes(batch.encoded(QUEUE_ID, PRODUCER_ID)) == before
+
+
+def test_followers_of_a_refused_batch_wait_and_go_again_in_order() -> None:
+    """Nothing is sent until all answers are in, then from the first unresolved; by answering one by one."""
+    pipeline = pipeline_of()
+    first, second, third = batch_of(0), batch_of(1), batch_of(2)
+    send_all(pipeline, first, second, third)
+    pipeline.failed(first, InSyncReplicasNotEnough("two"), 1.0)
+    assert take_all(pipeline, 100.0) == []
+    pipeline.failed(second, OutOfSequence("gap", last=-1), 1.0)
+    assert take_all(pipeline, 100.0) == []
+    pipeline.failed(third, OutOfSequence("gap", last=-1), 1.0)
+    assert take_all(pipeline, 1.0) == [], "a retry waits for its backoff"
+    assert take_all(pipeline, 2.1) == [(0, 0)], "one goes ahead: the others would only be refused with it"
+    pipeline.confirmed(first, confirm_of(0), 2.2)
+    assert take_all(pipeline, 2.2) == [(0, 1), (0, 2)]
+
+
+def test_backoff_doubles_to_a_second_and_a_confirm_resets_it() -> None:
+    """50 ms, 100 ms, … 1 s; by refusing again and again and asking when the retry is due."""
+    pipeline = pipeline_of()
+    batch, now, pauses = batch_of(0, deadline=1e9), 0.0, []
+    send_all(pipeline, batch)
+    for _ in range(7):
+        pipeline.failed(batch, DiskFull("full"), now)
+        due = pipeline.resume_at()
+        assert due is not None
+        pauses.append(round(due - now, 3))
+        now = due
+        assert take_all(pipeline, now) == [(0, 0)]
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    pipeline.confirmed(batch, confirm_of(0), now)
+    again = batch_of(1, deadline=1e9)
+    send_all(pipeline, again, now=now)
+    pipeline.failed(again, DiskFull("full"), now)
+    assert pipeline.resume_at() == pytest.approx(now + 0.05)
+
+
+def test_a_deadline_after_refusals_only_is_a_refusal_with_the_last_reason() -> None:
+    """Nothing can have been stored, and the caller learns why; by refusing until the deadline."""
+    pipeline = pipeline_of()
+    batch = batch_of(0)
+    send_all(pipeline, batch)
+    pipeline.failed(batch, InSyncReplicasNotEnough("2 copies are up"), 1.0)
+    pipeline.expire(DELIVERY_S)
+    assert isinstance(batch.outcome, InSyncReplicasNotEnough)
+    assert "2 copies are up" in str(batch.outcome)
+
+
+@pytest.mark.parametrize("failures", [[FlushSlaveTimeout], [ConnectionLost], [ConnectionLost, InSyncReplicasNotEnough]])
+def test_a_deadline_after_an_attempt_without_an_answer_is_unknown(failures: list[type[MirrorlogError]]) -> None:
+    """A later refusal says nothing about an earlier attempt; by letting that one be unknown."""
+    pipeline = pipeline_of()
+    batch = batch_of(0)
+    send_all(pipeline, batch)
+    for number, failure in enumerate(failures):
+        pipeline.failed(batch, failure("so"), 1.0 + 5 * number)
+        take_all(pipeline, 4.0 + 5 * number)
+    pipeline.expire(DELIVERY_S)
+    assert isinstance(batch.outcome, OutcomeUnknown)
+
+
+def test_a_batch_that_never_left_is_refused_naming_why_there_was_no_link() -> None:
+    """Without a connection nothing was stored, and the error is a Refused; by reporting a failed connect."""
+    pipeline = pipeline_of()
+    batch = batch_of(0)
+    pipeline.add(batch)
+    pipeline.not_connected(ConnectionLost("no connection to n1"))
+    pipeline.expire(DELIVERY_S)
+    assert isinstance(batch.outcome, Refused)
+    assert "no connection to n1" in str(batch.outcome)
+
+
+def test_a_given_up_sequence_starts_a_new_producer_epoch() -> None:
+    """What follows a gap is numbered from 0 under epoch + 1; by letting the first batch expire."""
+    pipeline = pipeline_of()
+    first, second = batch_of(0), batch_of(1, deadline=2 * DELIVERY_S)
+    send_all(pipeline, first, second)
+    pipeline.failed(first, DiskFull("full"), 1.0)
+    pipeline.failed(second, OutOfSequence("gap", last=-1), 1.0)
+    pipeline.expire(DELIVERY_S)
+    assert isinstance(first.outcome, DiskFull)
+    assert second.outcome is None
+    assert take_all(pipeline, DELIVERY_S + 2) == [(1, 0)]
+
+
+def test_bad_input_fails_its_batch_alone() -> None:
+    """The batches around a bad one land; by a node that calls one of three bad."""
+    pipeline = pipeline_of()
+    first, bad, last = batch_of(0), batch_of(1), batch_of(2)
+    send_all(pipeline, first, bad, last)
+    pipeline.confirmed(first, confirm_of(0), 0.1)
+    pipeline.failed(bad, BadBatch("wrong"), 0.1)
+    pipeline.failed(last, OutOfSequence("gap", last=0), 0.1)
+    assert isinstance(bad.outcome, BadBatch)
+    assert take_all(pipeline, 0.1) == [(1, 0)], "no backoff: the node is well"
+    assert last.outcome is None
+
+
+def test_an_unexplained_out_of_sequence_is_told_and_the_producer_goes_on() -> None:
+    """The node lost the producer's state: its first batch fails, the next goes out under a new epoch."""
+    pipeline = pipeline_of()
+    first, second = batch_of(0), batch_of(1)
+    send_all(pipeline, first)
+    pipeline.failed(first, OutOfSequence("unknown producer", last=-1), 0.1)
+    assert isinstance(first.outcome, OutOfSequence)
+    assert send_all(pipeline, second, now=0.1) == [(1, 0)]
+
+
+@pytest.mark.parametrize("error", [OutOfSequence("gone", last=9), BadBatch("other bytes"), NoSuchQueue("none")])
+def test_bad_input_on_a_retry_is_unknown_since_the_first_attempt_may_have_landed(error: MirrorlogError) -> None:
+    """No error that means "nothing was stored" ends a batch that may be stored; by failing the second attempt."""
+    pipeline = pipeline_of()
+    batch = batch_of(0)
+    send_all(pipeline, batch)
+    pipeline.failed(batch, ConnectionLost("cut"), 1.0)
+    take_all(pipeline, 5.0)
+    pipeline.failed(batch, error, 5.0)
+    assert isinstance(batch.outcome, OutcomeUnknown)
+    assert str(error) in str(batch.outcome)
+
+
+def test_a_later_refusal_does_not_prove_that_lost_bytes_never_arrive() -> None:
+    """What was sent on a connection that was lost may come late, even if the node did not have it when it was asked;
+    by giving up on it after such an answer."""
+    pipeline = pipeline_of()
+    first, second, third = batch_of(0, deadline=90.0), batch_of(1), batch_of(2, deadline=90.0)
+    send_all(pipeline, first, second, third)
+    for batch in (first, second, third):
+        pipeline.failed(batch, ConnectionLost("cut"), 1.0)
+    assert take_all(pipeline, 5.0) == [(0, 0)]
+    pipeline.confirmed(first, confirm_of(0), 5.0)
+    assert take_all(pipeline, 5.0) == [(0, 1), (0, 2)]
+    pipeline.failed(second, DiskFull("full"), 6.0)
+    pipeline.failed(third, OutOfSequence("gap", last=0), 6.0)
+    pipeline.expire(DELIVERY_S)
+    assert isinstance(second.outcome, OutcomeUnknown)
+    assert isinstance(third.outcome, OutcomeUnknown), "it must not be numbered anew: it would land twice"
+
+
+def test_an_answer_of_a_kind_not_known_here_counts_as_perhaps_stored() -> None:
+    """A newer node's error code must not be taken for a refusal; by an error of the tree's root."""
+    pipeline = pipeline_of()
+    batch = batch_of(0)
+    send_all(pipeline, batch)
+    pipeline.failed(batch, MirrorlogError("NEW_CODE: something"), 1.0)
+    assert batch.outcome is None
+    pipeline.expire(DELIVERY_S)
+    assert isinstance(batch.outcome, OutcomeUnknown)
+
+
+def test_without_a_producer_id_an_unknown_attempt_ends_at_once_and_a_refused_one_is_retried() -> None:
+    """Only what surely was not stored is sent again; by one of each."""
+    pipeline = pipeline_of(idempotent=False)
+    unknown, refused = batch_of(0), batch_of(1)
+    send_all(pipeline, unknown, refused)
+    pipeline.failed(unknown, FlushSlaveTimeout("late"), 1.0)
+    pipeline.failed(refused, InSyncReplicasNotEnough("two"), 1.0)
+    assert isinstance(unknown.outcome, OutcomeUnknown)
+    assert refused.outcome is None
+    assert take_all(pipeline, 5.0) == [(0, 0)]
+
+
+def test_an_answer_to_a_batch_that_has_ended_changes_nothing() -> None:
+    """A confirm after the deadline is too late to tell; by sending one."""
+    pipeline = pipeline_of()
+    batch = batch_of(0)
+    send_all(pipeline, batch)
+    pipeline.expire(DELIVERY_S)
+    outcome = batch.outcome
+    pipeline.confirmed(batch, confirm_of(0), DELIVERY_S + 1)
+    assert batch.outcome is outcome
+    assert isinstance(outcome, OutcomeUnknown)
+
+
+def test_closing_tells_what_may_be_stored_from_what_is_not() -> None:
+    """In flight is unknown, never sent is refused; by closing with one of each."""
+    pipeline = pipeline_of(max_in_flight=1)
+    in_flight, unsent = batch_of(0), batch_of(1)
+    send_all(pipeline, in_flight, unsent)
+    pipeline.fail_all(Refused("the producer was closed"))
+    assert isinstance(in_flight.outcome, OutcomeUnknown)
+    assert type(unsent.outcome) is Refused
+
+
+def test_stats_count_records_and_attempts() -> None:
+    """The demo's numbers; by one refusal, one unknown, one duplicate confirm."""
+    stats = ProducerStats()
+    pipeline = Pipeline(idempotent=True, max_in_flight=4, stats=stats, jitter=lambda: 0.0)
+    batch = batch_of(0, 1)
+    send_all(pipeline, batch)
+    pipeline.failed(batch, DiskFull("full"), 0.0)
+    take_all(pipeline, 1.0)
+    pipeline.failed(batch, FlushSlaveTimeout("late"), 1.0)
+    take_all(pipeline, 3.0)
+    pipeline.confirmed(batch, confirm_of(0, duplicate=True), 3.0)
+    counted = (stats.refused_attempts, stats.unknown_attempts, stats.retries, stats.confirmed, stats.duplicates)
+    assert counted == (1, 1, 2, 2, 2)
+    assert stats.failed == 0

@@ -1,0 +1,358 @@
+"""The producer on real nodes: receipts, windows, limits, and how it lives through refusals and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mirrorlog.client import Client, Producer, Receipt
+from mirrorlog.errors import (
+    BadInput,
+    BadRequest,
+    ConnectionLost,
+    InSyncReplicasNotEnough,
+    NoSuchQueue,
+    OutcomeUnknown,
+    Overloaded,
+    RecordTooLarge,
+    Refused,
+)
+from tests.process.clusters import eventually, fast_cluster, log_of
+
+pytestmark = pytest.mark.process
+
+_KIB = 1024
+
+
+async def values(client: Client, queue: str) -> list[bytes | None]:
+    async with client.consumer(queue, until="confirmed") as consumer:
+        return [record.value async for record in consumer]
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """While the loop goes on."""
+    await asyncio.to_thread(eventually, condition, what)
+
+
+async def test_a_receipt_says_where_the_record_is(client: Client, queue: str) -> None:
+    """Queue offsets are dense, copies are those asked for; by two records in one batch and one after."""
+    async with client.producer(queue) as producer:
+        first, second = await asyncio.gather(producer.send(b"0"), producer.send(b"1"))
+        third = await producer.send(b"2")
+    assert [first.queue_offset, second.queue_offset, third.queue_offset] == [0, 1, 2]
+    assert first.log_offset == second.log_offset < third.log_offset
+    assert (first.copies, first.durability, first.duplicate, first.epoch) == (3, 0, False, 1)
+    assert await values(client, queue) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("confirm", ["none", "master", "one", "majority", "all", 1, 2, 3])
+async def test_every_confirm_level_is_answered(client: Client, queue: str, confirm: str | int) -> None:
+    """With at least so many copies; by one record per level."""
+    least = {"none": 0, "master": 1, "one": 2, "majority": 2, "all": 3}.get(str(confirm), confirm)
+    async with client.producer(queue, confirm=confirm) as producer:
+        assert (await producer.send(b"v")).copies >= int(least)
+
+
+async def test_disk_durability_is_in_the_receipt(client: Client, queue: str) -> None:
+    """Memory is the default; by asking for disk."""
+    async with client.producer(queue, durability="disk") as producer:
+        receipt = await producer.send(b"v")
+    assert (receipt.durability, receipt.copies) == (1, 3)
+
+
+async def test_many_records_keep_their_order_and_come_once(client: Client, queue: str) -> None:
+    """Small batches and several in flight; by 20,000 records handed over as fast as the window takes them."""
+    async with client.producer(queue, batch_bytes=2 * _KIB, window_bytes=64 * _KIB) as producer:
+        deliveries = []
+        for number in range(20_000):
+            while True:
+                try:
+                    deliveries.append(producer.send_nowait(b"%d" % number))
+                    break
+                except Overloaded:
+                    await producer.room()
+        receipts = [await delivery for delivery in deliveries]
+    assert [receipt.queue_offset for receipt in receipts] == list(range(20_000))
+    assert await values(client, queue) == [b"%d" % number for number in range(20_000)]
+    assert producer.stats.batches > 100
+
+
+async def test_records_handed_over_together_leave_together(client: Client, queue: str) -> None:
+    """A batch leaves when the loop turns, not per record; by 100 records without an await between."""
+    async with client.producer(queue) as producer:
+        for _ in range(100):
+            producer.send_nowait(b"v")
+        await producer.flush()
+        assert producer.stats.batches == 1
+
+
+async def test_a_full_window_names_its_limit(client: Client, queue: str) -> None:
+    """Overload is answered, not absorbed; by handing over without ever waiting."""
+    async with client.producer(queue, window_bytes=1_000) as producer:
+        producer.send_nowait(b"x" * 900)
+        with pytest.raises(Overloaded, match="window_bytes") as caught:
+            producer.send_nowait(b"x" * 100)
+        assert caught.value.details == {"limit": "window_bytes"}
+
+
+@pytest.mark.parametrize("size", [300, 700, 960, 5_000])
+async def test_a_sender_waits_for_room_whatever_the_size_of_its_record(client: Client, queue: str, size: int) -> None:
+    """Also one that needs most of the window, or more than all of it; by small and large senders side by side."""
+    async with client.producer(queue, window_bytes=1_000) as producer:
+        sizes = [0, size, 0, 0, size] * 10
+        await asyncio.gather(*(producer.send(b"x" * each) for each in sizes))
+    assert len(await values(client, queue)) == 50
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"value": "text"}, {"value": b"", "timestamp": 2**70}, {"value": b"", "headers": [("\ud800", b"")]}],
+)
+async def test_a_wrong_record_is_refused_alone(client: Client, queue: str, wrong: dict[str, Any]) -> None:
+    """It neither spoils its neighbours nor holds a place in the window; by one between two good ones."""
+    async with client.producer(queue) as producer:
+        for _ in range(3):
+            with pytest.raises(BadInput):
+                producer.send_nowait(**wrong)
+        good = producer.send_nowait(b"first")
+        with pytest.raises(BadInput):
+            producer.send_nowait(**wrong)
+        await asyncio.gather(good, producer.send_nowait(b"second"))
+        assert (producer.stats.sent, producer.stats.failed, producer.stats.batches) == (2, 0, 1)
+    assert await values(client, queue) == [b"first", b"second"]
+
+
+async def test_a_record_above_a_limit_is_refused_before_it_is_sent(client: Client, queue: str) -> None:
+    """Value, key and headers; by each beyond what the node says it takes."""
+    async with client.producer(queue) as producer:
+        most = b"x" * (4 * 1024 * _KIB)
+        with pytest.raises(RecordTooLarge, match="max_record_bytes"):
+            await producer.send(most + b"x")
+        with pytest.raises(RecordTooLarge, match="max_batch_bytes"):
+            await producer.send(most, key=most)
+        with pytest.raises(RecordTooLarge, match="max_batch_bytes"):
+            await producer.send(b"", headers={"ü" * (4 * 1024 * _KIB): b""})
+        assert producer.stats.batches == 0
+        assert (await producer.send(most)).queue_offset == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"confirm": "most"},
+        {"confirm": -1},
+        {"confirm": 254},
+        {"durability": "tape"},
+        {"max_in_flight": 0},
+        {"max_in_flight": 65},
+        {"window_bytes": 0},
+        {"batch_bytes": 0},
+        {"linger_ms": -1},
+        {"delivery_timeout_ms": 0},
+    ],
+)
+async def test_a_wrong_option_is_refused(client: Client, queue: str, options: dict[str, Any]) -> None:
+    """By one option at a time; the message names it."""
+    (name,) = options
+    with pytest.raises(BadRequest, match=name):
+        client.producer(queue, **options)
+
+
+async def test_more_copies_than_there_are_is_bad_input(client: Client, queue: str) -> None:
+    """The node says so and the producer lives on; by asking for nine."""
+    async with client.producer(queue, confirm=9) as producer:
+        with pytest.raises(BadRequest):
+            await producer.send(b"v")
+
+
+async def test_no_such_queue_is_told_at_the_start(client: Client, new_name: Callable[[], str]) -> None:
+    """Before anything is handed over; by a name that was never declared."""
+    with pytest.raises(NoSuchQueue, match="mqtool declare"):
+        await client.producer(new_name()).start()
+
+
+async def test_leaving_the_block_waits_for_every_outcome(client: Client, queue: str) -> None:
+    """Nothing handed over is dropped; by leaving at once. A closed producer refuses."""
+    async with client.producer(queue) as producer:
+        deliveries = [producer.send_nowait(b"%d" % number) for number in range(500)]
+    assert [delivery.result().queue_offset for delivery in deliveries] == list(range(500))
+    with pytest.raises(ConnectionLost, match="closed"):
+        producer.send_nowait(b"late")
+
+
+async def test_flush_waits_for_what_was_handed_over_before_it_only(client: Client, queue: str) -> None:
+    """A busy neighbour must not hold it up for ever; by another task that never stops sending."""
+    async with client.producer(queue, linger_ms=0) as producer:
+
+        async def chatter() -> None:
+            while True:
+                await producer.send(b"c")
+
+        busy = [asyncio.ensure_future(chatter()) for _ in range(20)]
+        await producer.send(b"v")
+        async with asyncio.timeout(20):
+            for _ in range(5):
+                delivery = producer.send_nowait(b"mine")
+                await producer.flush()
+                assert delivery.done()
+        for task in busy:
+            task.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)
+
+
+async def test_a_cancelled_send_leaves_the_batch_to_its_neighbours(client: Client, queue: str) -> None:
+    """Who stops waiting takes nothing along; by cancelling one of two senders of a batch."""
+    async with client.producer(queue) as producer:
+        impatient, patient = (asyncio.ensure_future(producer.send(value)) for value in (b"0", b"1"))
+        await asyncio.sleep(0)
+        impatient.cancel()
+        assert (await patient).queue_offset == 1
+        assert impatient.cancelled()
+
+
+# --- Trouble --------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def trouble(copies: int, **client_options: Any) -> AsyncIterator[tuple[Any, Client]]:
+    """A cluster of its own with a queue `q`, and a client."""
+    with fast_cluster(copies) as cluster:
+        cluster.wait_in_sync()
+        async with Client(*cluster.servers, **client_options) as client:
+            await client.admin.declare("q")
+            yield cluster, client
+
+
+async def test_the_masters_restart_loses_doubles_and_reorders_nothing() -> None:
+    """Each record is there once, in order; by kill -9 of the master with batches appended and others on their way."""
+    async with trouble(2) as (cluster, client):
+        sends: list[asyncio.Task[Receipt]] = []
+        async with client.producer("q", batch_bytes=512, delivery_timeout_ms=60_000) as producer:
+
+            def send(count: int) -> None:
+                for _ in range(count):
+                    sends.append(asyncio.ensure_future(producer.send(b"%d" % len(sends))))
+
+            for number in range(3):
+                stored = len(sends)
+                cluster.mirrors[0].pause()
+                send(600)
+                await until(lambda: log_of(cluster.master).queues[0].next > stored, "some are appended")  # noqa: B023
+                assert producer.stats.confirmed == stored
+                await asyncio.to_thread(cluster.master.kill)
+                send(100)
+                cluster.mirrors[0].resume()
+                await asyncio.to_thread(cluster.master.start)
+                receipts = await asyncio.gather(*sends)
+                assert {receipt.epoch for receipt in receipts[-100:]} == {number + 2}
+        assert producer.stats.lost_attempts > 0
+        assert producer.stats.duplicates > 0
+        assert [receipt.queue_offset for receipt in receipts] == list(range(len(sends)))
+        assert await values(client, "q") == [b"%d" % number for number in range(len(sends))]
+
+
+async def test_refused_while_a_mirror_is_away_then_confirmed() -> None:
+    """The producer retries what was refused or timed out, and says so in its stats; by killing a needed mirror."""
+    async with trouble(3) as (cluster, client), client.producer("q", delivery_timeout_ms=60_000) as producer:
+        await producer.send(b"0")
+        await asyncio.to_thread(cluster.mirrors[0].kill)
+        sending = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(1, 4)]
+        await until(lambda: producer.stats.refused_attempts > 1, "refusals")
+        assert not any(task.done() for task in sending)
+        await asyncio.to_thread(cluster.mirrors[0].start)
+        receipts = await asyncio.gather(*sending)
+        assert [receipt.queue_offset for receipt in receipts] == [1, 2, 3]
+        assert {receipt.copies for receipt in receipts} == {3}
+        assert await values(client, "q") == [b"0", b"1", b"2", b"3"]
+
+
+async def test_at_the_deadline_a_refusal_names_its_reason_and_the_producer_goes_on() -> None:
+    """Too few mirrors for all of the delivery time: nothing was stored; later records land from sequence 0 again."""
+    async with trouble(2) as (cluster, client), client.producer("q", delivery_timeout_ms=700) as producer:
+        await producer.send(b"before")
+        await asyncio.to_thread(cluster.mirrors[0].kill)
+        # The first one may be appended before the master has seen the end of the link.
+        with pytest.raises((Refused, OutcomeUnknown)):
+            await producer.send(b"while")
+        with pytest.raises(InSyncReplicasNotEnough):
+            await producer.send(b"refused")
+        await asyncio.to_thread(cluster.mirrors[0].start)
+        await asyncio.to_thread(cluster.wait_in_sync)
+        await producer.send(b"after")
+        found = await values(client, "q")
+        assert [value for value in found if value != b"while"] == [b"before", b"after"]
+        assert found.count(b"while") <= 1
+
+
+async def test_at_the_deadline_what_may_be_stored_is_unknown() -> None:
+    """The mirror stands still, so the batch was appended and never confirmed; by SIGSTOP, then SIGCONT."""
+    async with trouble(2) as (cluster, client), client.producer("q", delivery_timeout_ms=500) as producer:
+        await producer.send(b"before")
+        cluster.mirrors[0].pause()
+        try:
+            with pytest.raises(OutcomeUnknown, match="stored perhaps"):
+                await producer.send(b"while")
+        finally:
+            cluster.mirrors[0].resume()
+        await asyncio.to_thread(cluster.wait_in_sync)
+        await producer.send(b"after")
+        assert await values(client, "q") == [b"before", b"while", b"after"]
+
+
+async def test_without_a_node_a_record_is_refused_at_its_deadline() -> None:
+    """Nothing hangs and nothing was stored; by killing the only node while the producer is idle."""
+    async with trouble(1) as (cluster, client), client.producer("q", delivery_timeout_ms=500) as producer:
+        await producer.send(b"before")
+        await asyncio.to_thread(cluster.master.kill)
+        await until(lambda: not _connected(producer), "the end of the connection is seen")
+        with pytest.raises(Refused, match="nothing was stored"):
+            await producer.send(b"never")
+
+
+def _connected(producer: Producer) -> bool:
+    connection = producer._connection
+    return connection is not None and connection.usable
+
+
+async def test_a_master_that_stands_still_holds_nobody_for_ever() -> None:
+    """The connection stays open and says nothing; every send ends at its deadline, and it goes on after SIGCONT."""
+    async with trouble(1) as (cluster, client):
+        async with client.producer("q", delivery_timeout_ms=500) as producer:
+            await producer.send(b"before")
+            cluster.master.pause()
+            try:
+                with pytest.raises(OutcomeUnknown):
+                    await producer.send(b"while")
+            finally:
+                cluster.master.resume()
+            await producer.send(b"after")
+        found = await values(client, "q")
+        assert found in ([b"before", b"while", b"after"], [b"before", b"after"])
+
+
+async def test_a_cancelled_block_does_not_wait_for_outcomes() -> None:
+    """Ctrl-C must not take the delivery timeout; by cancelling a task inside the block while nothing is confirmed."""
+    async with trouble(2) as (cluster, client):
+        started = asyncio.Event()
+
+        async def block() -> None:
+            async with client.producer("q", delivery_timeout_ms=60_000) as producer:
+                await producer.send(b"before")
+                cluster.mirrors[0].pause()
+                producer.send_nowait(b"while")
+                started.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(block())
+        try:
+            await started.wait()
+            task.cancel()
+            async with asyncio.timeout(10):
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+        finally:
+            cluster.mirrors[0].resume()
