@@ -147,7 +147,7 @@ async def _publish(
     async with asyncio.TaskGroup() as tasks:
         run_task = tasks.create_task(publishing.run(records))
         lost_task = tasks.create_task(
-            outage(cluster, KILLED, publishing.result, at_records=int(OUTAGE_AT * len(records)), during=look)
+            outage(cluster, QUEUE, KILLED, publishing.result, at_records=int(OUTAGE_AT * len(records)), during=look)
         )
     return run_task.result(), lost_task.result()
 
@@ -161,8 +161,9 @@ def report_outage(lost: Outage, publication: Publication, total: int) -> None:
         highlight=False,
     )
     console.print(
-        f"   meanwhile: {stats.refused_attempts} batches refused (nothing stored), {stats.unknown_attempts} ended as "
-        f"outcome unknown, {stats.retries} sent again with the same sequence, {stats.duplicates:,} records had landed",
+        f"   meanwhile: a new publish was refused ({lost.refusal}, nothing stored), so were {stats.refused_attempts} "
+        f"batches of this producer; {stats.unknown_attempts} ended as outcome unknown; {stats.retries} were sent again "
+        f"with the same sequence, of which {stats.duplicates:,} records had landed",
         highlight=False,
     )
     if publication.copies_min < 3:

@@ -10,7 +10,8 @@ from typing import Final
 
 from demo.offline import end_of_log
 from demo.publishing import Publication
-from mirrorlog.errors import MirrorlogError, RequestTimeout
+from mirrorlog.client import Client
+from mirrorlog.errors import MirrorlogError, Refused, RequestTimeout
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages import LogStatus, MirrorStatus
 
@@ -31,21 +32,23 @@ class Outage:
     killed: float
     recovered: float
     confirmed_records: int
+    refusal: str
 
 
 async def outage(
-    cluster: Cluster, node_id: str, publication: Publication, *, at_records: int, during: Callable[[], None]
+    cluster: Cluster, queue: str, node_id: str, publication: Publication, *, at_records: int, during: Callable[[], None]
 ) -> Outage:
-    """Once `at_records` are confirmed: SIGKILL, wait until confirms were seen to stop and a publish was refused and
-    another ended as outcome unknown, call `during`, start again, and wait until the mirror is back.
+    """Once `at_records` are confirmed: SIGKILL, wait until confirms stopped and the producer was told why, see
+    a new publish refused, call `during`, start again, and wait until the mirror is back.
 
-    Raises MirrorlogError when the mirror asks for less than it acked.
+    Raises MirrorlogError when the new one is not refused, and when the mirror asks for less than it acked.
     """
     node = cluster.nodes[node_id]
     await _until(lambda: len(publication.confirmed) >= at_records, "enough records are confirmed")
     killed = time.perf_counter()
     await asyncio.to_thread(node.kill)
     stopped_at = await _confirms_stopped(publication)
+    refusal = await _refused_anew(cluster, queue)
     status = await asyncio.to_thread(_master_log, cluster)
     acked = _mirror(status, node_id).acked
     received = await asyncio.to_thread(end_of_log, node.data_dir, status.log_id)
@@ -57,7 +60,7 @@ async def outage(
     if asked < acked:
         raise MirrorlogError(f"{node_id} asks for log offset {asked}, below its last ack, {acked}")
     await _until(lambda: len(publication.confirmed) > stopped_at, "confirms go on")
-    return Outage(node_id, acked, received, asked, killed, time.perf_counter(), stopped_at)
+    return Outage(node_id, acked, received, asked, killed, time.perf_counter(), stopped_at, refusal)
 
 
 async def _confirms_stopped(publication: Publication) -> int:
@@ -69,11 +72,25 @@ async def _confirms_stopped(publication: Publication) -> int:
         now = time.perf_counter()
         if len(publication.confirmed) != seen:
             seen, since = len(publication.confirmed), now
-        told = publication.stats.refused_attempts and publication.stats.unknown_attempts
+        # Which of the two depends on whether a batch was under way to the mirror when it died.
+        told = publication.stats.refused_attempts or publication.stats.unknown_attempts
         if told and now - since >= _STILL_S:
             return seen
         if now >= deadline:
             raise RequestTimeout(f"confirms did not stop within {_TIMEOUT_S:g} s of the kill")
+
+
+async def _refused_anew(cluster: Cluster, queue: str) -> str:
+    """What a new producer is told: a refusal, nothing was stored (the check of all queue offsets would find it)."""
+    try:
+        async with (
+            Client(cluster.master.client) as client,
+            client.producer(queue, confirm="all", delivery_timeout_ms=500) as producer,
+        ):
+            receipt = await producer.send(b"must not be stored")
+    except Refused as error:
+        return error.code
+    raise MirrorlogError(f"a publish was confirmed without a mirror that it needs: {receipt}")
 
 
 async def _requested(cluster: Cluster, node_id: str) -> int:
