@@ -139,6 +139,11 @@ class Replica:
         self.index.cut(self.log.end)
         self.queues.cut(self.log.end)
 
+    def align_failed(self, error: Exception) -> None:
+        """After `align` raised, back on the loop: a disk that failed in it ends the node too."""
+        if isinstance(error, DiskFailed):
+            self.on_broken(error)
+
     def start_flush(self) -> FlushJob:
         return self.log.start_flush()
 

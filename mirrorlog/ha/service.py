@@ -69,6 +69,8 @@ class MirrorLog(ReplicaLog, Protocol):
 
     def aligned(self) -> None: ...
 
+    def align_failed(self, error: Exception) -> None: ...
+
 
 class MasterLink:
     """The master's end of one mirror's connection: frames to an HAConnection, its actions to the socket."""
@@ -449,6 +451,7 @@ class MirrorService:
             self._log.aligned()
         except Exception as error:
             # Whatever it was, the link must end and another one be tried: nobody else would.
+            self._log.align_failed(error)
             self.client.align_failed()
             if self._endpoint is not None:
                 self._endpoint.close(

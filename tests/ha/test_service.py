@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from mirrorlog.broker.node import Node
+from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.config import ClusterSettings, Flush, HaSettings, LogAssignment, Member, split_address
-from mirrorlog.errors import ConnectionLost
+from mirrorlog.errors import ConnectionLost, DiskFailed
 from mirrorlog.ha.client import ClientState
 from mirrorlog.ha.connection import HAConnection
+from tests.commitlog.faulty import FaultyFiles
 from tests.ha.nodes import cluster_settings, mastered_by, mirrored_by, replica_of, running, until
 from tests.ha.replicas import content
 
@@ -95,6 +99,25 @@ async def test_a_master_tells_the_confirmed_offset_before_it_goes(tmp_path: Path
         async with running(master):
             await until(lambda: replica_of(second).end > 0)
         await until(lambda: replica_of(second).confirmed == replica_of(second).end)
+
+
+async def test_a_mirror_whose_disk_fails_in_the_handshake_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the mirror's disk fail at the epoch list that it takes over: its log takes nothing more, so the node ends
+    with that reason, instead of asking its master again for ever."""
+    files = FaultyFiles()
+    master, mirror = cluster_settings(tmp_path, copies=2, ha=QUICK, flush="disk")
+    with monkeypatch.context() as patched:
+        patched.setattr(CommitLog, "open", partial(CommitLog.open, files=files))
+        second = Node(mirror)
+        task = asyncio.ensure_future(second.run())
+        await until(lambda: bool(second._mirrored))
+    files.disk.fail("create")
+    try:
+        async with running(master):
+            assert await asyncio.wait_for(asyncio.shield(task), 10) == DiskFailed.exit_code
+    finally:
+        second.stop()
+        await task
 
 
 @pytest.mark.parametrize("address", ["a..b:7402", "127.0.0.1:70000"])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mirrorlog.commitlog.format import read_header
@@ -22,6 +23,7 @@ from mirrorlog.errors import (
     OffsetOutOfRange,
     OutOfSequence,
     Overloaded,
+    ProtocolError,
     QueueExists,
 )
 from mirrorlog.testing import Cluster
@@ -39,6 +41,7 @@ from mirrorlog.wire.messages import (
     Metadata,
     Position,
     QueueInfo,
+    encode,
 )
 from tests.process.clusters import (
     MIB,
@@ -49,9 +52,10 @@ from tests.process.clusters import (
     fast_cluster,
     log_lines,
     log_of,
+    mirror_of,
 )
 from tests.process.load import Load
-from tests.process.raw import Raw, batch_of
+from tests.process.raw import Raw, batch_of, failure
 
 LIMITS = {
     "limits.max_connections": 400,
@@ -59,6 +63,9 @@ LIMITS = {
     "limits.outgoing_bytes_max": 16 * MIB,
     "limits.idle_timeout_ms": 2_000,
 }
+
+# One mirror's link twice, and the spare ones.
+LINKS_MAX = 2 + 16
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +132,23 @@ def test_connections_above_the_limit(cluster: Cluster) -> None:
         for connection in connections:
             connection.close()
         eventually(lambda: Raw(cluster.servers[0]), "there is room again")
+
+
+def test_links_above_the_limit(cluster: Cluster) -> None:
+    """Goal: whoever opens connections to the replication port is bounded and told so, and the mirror gets in once they
+    are gone. Method: let the mirror's link go by pausing it, take all places, resume it, see it refused, leave."""
+    mirror = cluster.nodes["n2"]
+    mirror.pause()
+    eventually(lambda: not mirror_of(cluster, "n2").connected, "the silent link is closed")
+    with contextlib.ExitStack() as held:
+        for _ in range(LINKS_MAX):
+            held.enter_context(Raw(cluster.master.replication, hello=None))
+        extra = Raw(cluster.master.replication, hello=None).last_words()
+        assert type(extra) is Overloaded, repr(extra)
+        assert extra.details["limit"] == "links_max"
+        mirror.resume()
+        eventually(lambda: "links are open on this port" in log_of(mirror).reason, "the mirror is refused")
+    cluster.wait_in_sync()
 
 
 def test_a_client_that_never_reads(cluster: Cluster, queue: QueueInfo) -> None:
@@ -259,8 +283,47 @@ def test_arguments_that_no_mirror_could_take(cluster: Cluster, size: int) -> Non
     cluster.wait_confirmed()
 
 
+def test_arguments_nested_too_deep(tmp_path: Path) -> None:
+    """Goal: what one decoder takes and another one does not never gets into the log, where it would part the copies.
+    Method: lists in lists, a little too deep, and around where decoders give up. The next queue has the next id, on
+    both nodes, before and after a restart."""
+
+    def nested(depth: int) -> dict[str, Any]:
+        # Ready bytes: the encoder here has limits of its own.
+        return {"x": msgspec.Raw(b"\x91" * depth + b"\xc0")}
+
+    with fast_cluster(2, data_dir=tmp_path) as two:
+        two.wait_in_sync()
+        first = declare(two.servers[0], "first", **nested(8))
+        end = two.wait_confirmed().end
+        for depth in (9, 100, 500, *range(900, 1040, 4)):
+            with Raw(two.servers[0]) as raw:
+                deep = DeclareQueue(name=f"deep-{depth}", arguments=nested(depth))
+                raw.send(frame(FrameType.REQUEST, encode(deep), 1))
+                # Deeper than a message may be: the connection is closed. Else the argument is named.
+                received = raw.receive()
+                assert received.type == FrameType.ERROR
+                allowed = {(1, BadRequest)} | ({(0, ProtocolError)} if depth >= 900 else set())
+                assert (received.correlation_id, type(failure(received))) in allowed, depth
+        assert log_of(two.master).end == end
+        second = declare(two.servers[0], "second")
+        assert (first.queue_id, second.queue_id) == (1, 2)
+        two.wait_confirmed()
+
+        def listed(address: str) -> dict[str, int]:
+            with Raw(address) as raw:
+                return {queue.name: queue.queue_id for queue in raw.request(GetMetadata(), Metadata).queues}
+
+        for _ in range(2):
+            assert [listed(node.client) for node in two.nodes.values()] == [{"first": 1, "second": 2}] * 2
+            for node in two.nodes.values():
+                node.kill()
+                node.start()
+            two.wait_in_sync()
+
+
 def test_positions_at_and_beyond_the_end(cluster: Cluster) -> None:
-    """Goal: a position stands among the confirmed records or right behind them. Method: commit at the end, beyond it,
+    """Goal: a position stands among the records or right behind them. Method: commit at the end, beyond it,
     below 0, in another log, for a queue and for groups that cannot be."""
     queue = declare(cluster.servers[0], "positions")
     with Raw(cluster.servers[0]) as raw:

@@ -10,6 +10,7 @@ import pytest
 from mirrorlog.errors import (
     AckBeyondEnd,
     BadRequest,
+    ConnectionLost,
     FlushSlaveTimeout,
     MirrorlogError,
     NoSuchLog,
@@ -20,7 +21,16 @@ from mirrorlog.errors import (
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import ACK, TRANSFER, FrameType, Level, Transfer, frame, read_transfer
 from mirrorlog.wire.messages import EpochEntry, Follow, Hello, History, Pull, QueueInfo, encode
-from tests.process.clusters import assert_copies_equal, declare, error_of, eventually, fast_cluster, log_of, mirror_of
+from tests.process.clusters import (
+    assert_copies_equal,
+    declare,
+    error_of,
+    eventually,
+    fast_cluster,
+    log_lines,
+    log_of,
+    mirror_of,
+)
 from tests.process.raw import Raw, batch_of
 
 
@@ -227,3 +237,29 @@ def test_the_real_mirror_is_served_after_all_this(cluster: Cluster) -> None:
         cluster.nodes["n2"].start()
         cluster.wait_in_sync()
         assert_copies_equal(cluster)
+
+
+def test_a_link_that_is_not_proven_takes_nobodys_place(cluster: Cluster, queue: QueueInfo) -> None:
+    """Goal: to greet under a mirror's name, with any history, is not enough to silence it. Method: Follow beside the
+    real mirror and publish, confirmed on both copies; then Pull: now the link counts, until the real mirror pulls."""
+    if not cluster.nodes["n2"].running:
+        cluster.nodes["n2"].start()
+    cluster.wait_in_sync()
+
+    def disconnects() -> list[str]:
+        return log_lines(cluster.nodes["n2"], "mirror_disconnected")
+
+    before = len(disconnects())
+    with FakeMirror(cluster) as mirror, Raw(cluster.master.client) as producer:
+        mirror.follow()
+        for number in range(3):
+            assert producer.produce(batch_of([b"%d" % number], queue)).copies == 2
+        assert mirror_of(cluster, "n2").proven
+        assert len(disconnects()) == before
+        assert mirror.pull().confirmed > 0
+        replaced = mirror.last_words()
+        assert isinstance(replaced, ConnectionLost)
+        assert "has opened a newer link" in replaced.message
+    eventually(lambda: any("newer link" in line for line in disconnects()[before:]), "the real one was told, too")
+    cluster.wait_in_sync()
+    assert_copies_equal(cluster)

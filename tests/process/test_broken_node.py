@@ -10,7 +10,7 @@ import pytest
 
 from mirrorlog.broker.node import Node
 from mirrorlog.config import load_settings
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.errors import LogCorrupt, MirrorlogError
 from mirrorlog.testing.ports import HOST, free_ports
 
 
@@ -35,21 +35,44 @@ def _change(node: Node) -> bytearray:
     return batch
 
 
+def break_following(node: Node) -> None:
+    change = _change(node)
+    (replica,) = node._replicas.values()
+    replica.queues.apply = fail  # type: ignore[method-assign]
+    with pytest.raises(LogCorrupt, match="is stored but cannot be followed: a fault that nobody thought of"):
+        node._publishers[0].append_change(change, lambda error: None)
+
+
 @pytest.mark.parametrize("break_it", [break_clock, break_flush])
 async def test_a_node_that_cannot_go_on_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, break_it: Callable[[Node], None]
 ) -> None:
     """Goal: a fault in the background is an exit, not a silence. Method: run a node in this loop, break its clock or
     what its flush tells, and await its end."""
+    assert await exit_code_of(tmp_path, break_it) == MirrorlogError.exit_code
+    assert "a fault that nobody thought of" in caplog.text
+
+
+async def test_a_node_that_cannot_follow_its_own_log_ends(tmp_path: Path) -> None:
+    """Goal: what is stored and what is derived from it never part. Method: let the registry fail at a batch that is
+    appended already: whoever asked is told, and the node ends with the error's exit code."""
+    assert await exit_code_of(tmp_path, break_following) == LogCorrupt.exit_code
+
+
+async def exit_code_of(directory: Path, break_it: Callable[[Node], None]) -> int:
+    """Run a node in this loop, break it once it serves, and await its end."""
     client, replication = free_ports(2)
-    flags = [f"node.data_dir='{tmp_path}/data'", "grpc.enabled=false", "log.flush_interval_ms=20"]
+    flags = [f"node.data_dir='{directory}/data'", "grpc.enabled=false", "log.flush_interval_ms=20"]
     flags += [f"client.bind='{HOST}:{client}'", f"replication.bind='{HOST}:{replication}'"]
     flags += ["log.segment_bytes=8388608"]
     node = Node(load_settings(overrides=flags, environment={}))
     running = asyncio.ensure_future(node.run())
-    async with asyncio.timeout(10):
-        while node._door is None or node._door._server is None:  # noqa: ASYNC110  (it has no event for this)
-            await asyncio.sleep(0)
-        break_it(node)
-        assert await running == MirrorlogError.exit_code
-    assert "a fault that nobody thought of" in caplog.text
+    try:
+        async with asyncio.timeout(10):
+            while node._door is None or node._door._server is None:  # noqa: ASYNC110  (it has no event for this)
+                await asyncio.sleep(0)
+            break_it(node)
+            return await running
+    finally:
+        node.stop()
+        await asyncio.gather(running, return_exceptions=True)

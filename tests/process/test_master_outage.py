@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mirrorlog.errors import LogRecovering
+from mirrorlog.errors import BadRequest, LogRecovering, NoSuchQueue
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.testing.toml import dump_toml
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE
+from mirrorlog.wire.messages import (
+    CommitPosition,
+    Done,
+    FetchPosition,
+    FoundPosition,
+    Position,
+    QueueInfo,
+    decode,
+)
 from tests.process.clusters import (
     assert_copies_equal,
     declare,
@@ -226,6 +237,122 @@ def test_a_master_with_an_older_disk_stays_closed(cluster: Cluster, queue: Queue
         assert segments(mirror).keys() == before[mirror.id].keys()
         same = segments(mirror) == before[mirror.id]
         assert same, f"{mirror.id} was changed"
+
+
+def test_a_position_is_taken_before_the_confirmed_offset_is_known_again(tmp_path: Path) -> None:
+    """Goal: a group that commits what it was delivered is not told BAD_REQUEST because the master has just restarted.
+    Method: kill all, with no checkpoint since the begin; start the master alone: nothing is known as confirmed. A
+    position beyond what is stored is refused at once, one within waits, and is confirmed by the mirrors' return."""
+    settings = {"log.flushIntervalCommitLog": 60_000, "ha.syncFlushTimeout": 30_000}
+    with fast_cluster(3, min_in_sync=1, data_dir=tmp_path, settings=settings) as three:
+        three.wait_in_sync()
+        queue = declare(three.servers[0], "q")
+        with Raw(three.servers[0]) as raw:
+            raw.produce(batch_of([b"0", b"1", b"2"], queue))
+        for node in three.nodes.values():
+            node.kill()
+        three.master.start()
+        assert log_of(three.master).confirmed == 0
+
+        def commit(queue_offset: int) -> CommitPosition:
+            position = Position(log_id=queue.log_id, epoch=queue.epoch, queue_offset=queue_offset)
+            return CommitPosition(queue="q", group="g", position=position)
+
+        with Raw(three.servers[0]) as raw:
+            waiting = raw.ask(commit(3))
+            error = error_of(lambda: raw.request(commit(4), Done))
+            assert type(error) is BadRequest, repr(error)
+            assert raw.request(FetchPosition(queue="q", group="g"), FoundPosition).position is None
+            for mirror in three.mirrors:
+                mirror.start()
+            assert isinstance(decode(raw.answer(waiting).payload), Done)
+            found = raw.request(FetchPosition(queue="q", group="g"), FoundPosition).position
+        assert found is not None
+        assert found.queue_offset == 3
+
+
+def test_a_master_with_an_empty_disk_stays_closed(tmp_path: Path) -> None:
+    """Goal: a replaced disk costs nobody a byte, although its first epoch has the number that the mirror knows. Method:
+    two copies of which one is enough; take the master's directory away; it is `recovering`, and the mirror's file and
+    what is read from it are as they were."""
+    with fast_cluster(2, min_in_sync=1, data_dir=tmp_path) as two:
+        two.wait_in_sync()
+        queue = declare(two.servers[0], "q")
+        with Raw(two.servers[0]) as raw:
+            raw.produce(batch_of([b"kept"], queue))
+        end = two.wait_confirmed().end
+        mirror = two.nodes["n2"]
+        before = segments(mirror)
+        assert two.master.stop() == 0
+        two.master.data_dir.rename(two.master.data_dir.with_name("aside"))
+        two.master.start()
+        log = eventually(lambda: log if (log := log_of(two.master)).state == "recovering" else None, "it is recovering")
+        assert log.epoch == 1
+        assert str(end) in log.reason
+        with Raw(two.servers[0]) as raw:
+            assert type(error_of(lambda: raw.produce(batch_of([b"x"], queue)))) in (LogRecovering, NoSuchQueue)
+        with Raw(mirror.client) as raw:
+            assert raw.values(queue.queue_id) == [b"kept"]
+        status = log_of(mirror)
+        assert (status.end, status.confirmed, status.epoch) == (end, end, 1)
+        same = segments(mirror) == before
+        assert same, "the mirror's copy was changed"
+
+
+def make_master(cluster: Cluster, node_id: str) -> None:
+    """Write into every node's configuration that `node_id` is the log's master and all others are its mirrors."""
+    for node in cluster.nodes.values():
+        tables = tomllib.loads(node.config_file.read_text())
+        (log,) = tables["cluster"]["logs"]
+        log["master"] = node_id
+        log["mirrors"] = [each for each in cluster.nodes if each != node_id]
+        node.config_file.write_text(dump_toml(tables))
+
+
+def test_an_operator_makes_another_node_the_master(tmp_path: Path) -> None:
+    """Goal: the documented way out of LOG_RECOVERING works and loses nothing. Method: put an older copy under the
+    master and start it three times: it has epochs that nobody else knows, numbered above theirs. Make n2 the master in
+    every configuration: all serve, all copies are equal, and all that was confirmed is there."""
+    with fast_cluster(3, min_in_sync=2, data_dir=tmp_path) as three:
+        three.wait_in_sync()
+        queue = declare(three.servers[0], "q")
+        older, first = tmp_path / "older", three.master
+        with Raw(three.servers[0]) as raw:
+            raw.produce(batch_of([b"old"], queue, producer_id=34))
+        three.wait_confirmed()
+        assert first.stop() == 0
+        shutil.copytree(first.data_dir, older)
+        first.start()
+        three.wait_in_sync()
+        with Raw(three.servers[0]) as raw:
+            raw.produce(batch_of([b"new"], queue, producer_id=34, sequence=1))
+        three.wait_confirmed()
+        assert first.stop() == 0
+        shutil.rmtree(first.data_dir)
+        older.rename(first.data_dir)
+        for _ in range(3):
+            first.start()
+            eventually(lambda: log_of(first).state == "recovering", "it is recovering")
+            assert first.stop() == 0
+        for mirror in three.mirrors:
+            assert mirror.stop() == 0
+
+        make_master(three, "n2")
+        for node in three.nodes.values():
+            node.launch()
+        for node in three.nodes.values():
+            node.wait_serving()
+        second = three.nodes["n2"]
+        eventually(lambda: all(each.proven for each in log_of(second).mirrors), "both follow the new master")
+        with Raw(second.client) as raw:
+            again = raw.produce(batch_of([b"new"], queue, producer_id=34, sequence=1))
+            assert (again.flags, again.base_queue_offset, again.copies) == (CONFIRM_DUPLICATE, 1, 3)
+            raw.produce(batch_of([b"newer"], queue, producer_id=34, sequence=2))
+        assert_copies_equal(three)
+        assert (log_of(second).state, log_of(second).role) == ("serving", "master")
+        for node in three.nodes.values():
+            with Raw(node.client) as raw:
+                assert raw.values(queue.queue_id) == [b"old", b"new", b"newer"]
 
 
 def test_retries_are_marked_as_duplicates(cluster: Cluster, queue: QueueInfo) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mirrorlog.errors import FlushSlaveTimeout, InSyncReplicasNotEnough, RequestTimeout, SlaveNotAvailable
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.frames import Durability, Level
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Durability, Level
 from mirrorlog.wire.messages import QueueInfo
 from tests.process.clusters import (
     assert_copies_equal,
@@ -59,11 +59,14 @@ def test_a_killed_mirror_stops_confirms_and_resumes_from_its_own_offset(cluster:
         left = eventually(lambda: log_lines(cluster.master, "mirror_left"), "the master sees it")
         acked = int(facts(left[-1])["acked"])
         assert acked > 0
-        eventually(lambda: "IN_SYNC_REPLICAS_NOT_ENOUGH" in load.outcomes, "new publishes are refused")
+        eventually(lambda: bool(load.outcomes), "publishes fail")
+        with Raw(cluster.servers[0]) as raw:
+            new = batch_of([b"new"], queue)
+            assert type(error_of(lambda: raw.produce(new))) is InSyncReplicasNotEnough
         stood_at = log_of(cluster.master)
         before = load.confirmed
-        refusals = len(load.outcomes)
-        eventually(lambda: len(load.outcomes) > refusals + 8, "more are refused")
+        answers = len(load.outcomes)
+        eventually(lambda: len(load.outcomes) > answers + 8, "retries are answered, and not with a confirm")
         after = log_of(cluster.master)
         assert (after.confirmed, after.end, load.confirmed) == (stood_at.confirmed, stood_at.end, before)
         assert after.confirmed <= acked
@@ -89,13 +92,33 @@ def test_publishes_in_flight_at_a_death_wait_for_their_deadline(cluster: Cluster
         error = error_of(lambda: raw.confirm(waiting))
         assert type(error) is SlaveNotAvailable, repr(error)
         assert (error.details["copies"], error.details["copies_up"]) == (2, 2)
-        assert type(error_of(lambda: raw.produce(batch))) is InSyncReplicasNotEnough
+        again = error_of(lambda: raw.produce(batch, deadline_ms=100))
+        assert type(again) is SlaveNotAvailable, "it is stored, so it must not be said that nothing was"
+        assert type(error_of(lambda: raw.produce(batch_of([b"new"], queue)))) is InSyncReplicasNotEnough
         mirror.start()
         cluster.wait_in_sync()
         confirm = raw.produce(batch)
         assert (confirm.flags, confirm.copies, confirm.base_queue_offset) == (1, 3, 0)
         assert raw.values(queue.queue_id) == [b"once"]
     assert_copies_equal(cluster)
+
+
+def test_a_retry_of_what_was_confirmed_needs_no_mirror(cluster: Cluster, queue: QueueInfo) -> None:
+    """Goal: a producer that lost its receipt gets it again, never a refusal that claims that nothing was stored.
+    Method: confirm on three copies, kill both mirrors, send the identical batch, then a new one."""
+    batch = batch_of([b"once"], queue, producer_id=23)
+    with Raw(cluster.servers[0]) as raw:
+        first = raw.produce(batch)
+        end = cluster.wait_confirmed().end
+        for mirror in cluster.mirrors:
+            mirror.kill()
+        eventually(lambda: not any(each.connected for each in log_of(cluster.master).mirrors), "both links are gone")
+        again = raw.produce(batch)
+        assert again == first._replace(flags=CONFIRM_DUPLICATE)
+        assert again.copies == 3
+        new = batch_of([b"new"], queue, producer_id=23, sequence=1)
+        assert type(error_of(lambda: raw.produce(new))) is InSyncReplicasNotEnough
+    assert log_of(cluster.master).end == end
 
 
 def test_a_mirror_that_stands_still_holds_the_confirms(cluster: Cluster, queue: QueueInfo) -> None:
@@ -133,7 +156,9 @@ def test_a_mirror_that_stands_still_for_long_is_counted_out(cluster: Cluster, qu
         eventually(lambda: load.confirmed >= 5, "the load runs")
         mirror.pause()
         eventually(lambda: not mirror_of(cluster, "n2").connected, "the silent link is closed")
-        eventually(lambda: "IN_SYNC_REPLICAS_NOT_ENOUGH" in load.outcomes, "publishes are refused")
+        with Raw(cluster.servers[0]) as raw:
+            new = batch_of([b"new"], queue)
+            assert type(error_of(lambda: raw.produce(new))) is InSyncReplicasNotEnough
         mirror.resume()
         before = load.confirmed
         eventually(lambda: load.confirmed > before, "confirms go on")

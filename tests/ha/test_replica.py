@@ -1,0 +1,109 @@
+"""A node's copy of a log and what is derived from it: both go on together, or the node is told that it must end."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, Kind
+from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.errors import DiskFailed, LogCorrupt, MirrorlogError
+from tests.commitlog.faulty import FaultyFiles
+from tests.ha.links import Pair
+from tests.ha.replicas import KIB, append, content, open_master, open_replica, settings_of
+
+
+def declare(replica: Replica, name: str) -> None:
+    batch = replica.queues.declare(name, {})
+    assert batch is not None
+    replica.append_change(batch, 1)
+
+
+def queues_of(replica: Replica) -> dict[str, int]:
+    return {queue.name: queue.queue_id for queue in replica.queues}
+
+
+def copy_all(pair: Pair) -> None:
+    """The mirror takes over the master's epochs and every byte that it has not."""
+    pair.mirror.log.adopt_epochs(pair.master.epochs.entries)
+    run = content(pair.master)[pair.mirror.end :]
+    pair.mirror.append_run(memoryview(run), log_offset=pair.mirror.end)
+
+
+def test_a_change_of_a_newer_software_is_passed_over(pair: Pair, tmp_path: Path) -> None:
+    """Goal: a log that a newer node has written is still followed and opened. Method: a control and a queue-state batch
+    with a change under an unknown name between two declares; copy it to a mirror, then recover both copies."""
+    declare(pair.master, "before")
+    value = msgspec.msgpack.encode({"type": "QueueMoved", "name": "before", "to": [1, {"deep": b"x"}]})
+    for queue_id, kind in ((CONTROL_QUEUE_ID, Kind.CONTROL), (1, Kind.QUEUE_STATE)):
+        pair.master.append_change(encode_batch([Record(value)], queue_id=queue_id, kind=kind), 1)
+    declare(pair.master, "after")
+    copy_all(pair)
+    assert queues_of(pair.master) == queues_of(pair.mirror) == {"before": 1, "after": 2}
+    pair.close()
+    for name, settings in (("n0", pair.settings), ("n1", pair.mirror_settings)):
+        again = open_replica(tmp_path / name, settings)
+        assert queues_of(again) == {"before": 1, "after": 2}
+        again.close()
+
+
+def fail(*_: object) -> None:
+    raise ValueError("a fault that nobody thought of")
+
+
+@pytest.mark.parametrize("role", ["master", "mirror"])
+def test_a_batch_that_is_stored_and_cannot_be_followed_is_told(pair: Pair, role: str) -> None:
+    """Goal: no copy goes on with an index or a registry that is not its log's. Method: let the registry fail at a
+    declare, as the master appends it or as the mirror does: `on_broken` hears of the batch's range."""
+    broken: list[MirrorlogError] = []
+    replica: Replica = getattr(pair, role)
+    replica.on_broken = broken.append
+    append(pair.master)
+    copy_all(pair)
+    first = replica.end
+    replica.queues.apply = fail  # type: ignore[method-assign]
+
+    def declare_and_copy() -> None:
+        declare(pair.master, "q")
+        copy_all(pair)
+
+    with pytest.raises(LogCorrupt, match="a fault that nobody thought of") as raised:
+        declare_and_copy()
+    assert broken == [raised.value]
+    assert raised.value.details == {"first": first, "last": replica.end}
+
+
+@pytest.mark.parametrize("role", ["master", "mirror"])
+def test_a_disk_that_fails_in_an_append_is_told(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """Goal: a node does not live on with a log that takes nothing more. Method: fail the making of the second segment
+    of a log on disk, as its master appends or as its mirror does: `on_broken` hears of it, once."""
+    files = FaultyFiles()
+    nodes = ["n0", "n1"]
+    settings = settings_of("n0" if role == "master" else "n1", nodes, flush="disk")
+    monkeypatch.setattr(CommitLog, "open", partial(CommitLog.open, files=files))
+    replica = (open_master if role == "master" else open_replica)(tmp_path / "faulty", settings)
+    monkeypatch.undo()
+    broken: list[MirrorlogError] = []
+    replica.on_broken = broken.append
+    both = Pair(pair.master, replica, settings, settings)
+    if role == "mirror":
+        copy_all(both)
+    files.disk.fail("create")
+
+    def append_more() -> None:
+        for number in range(20):
+            append(replica if role == "master" else pair.master, 30 * KIB, number)
+            if role == "mirror":
+                copy_all(both)
+
+    with pytest.raises(DiskFailed) as raised:
+        append_more()
+    assert broken == [raised.value]
+    assert 0 < replica.end < 20 * 30 * KIB
