@@ -19,10 +19,10 @@ from mirrorlog.errors import (
     ProtocolError,
     StalledFrame,
 )
-from mirrorlog.ha.service import listen
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, PRODUCE, Frame, FrameType, frame, read_fetch
 from mirrorlog.wire.greeting import check_hello
+from mirrorlog.wire.listening import listen
 from mirrorlog.wire.messages import Hello, Message, Welcome, decode, encode, error_frame
 
 

@@ -28,9 +28,11 @@ from mirrorlog.broker.status import master_status, mirror_status, unavailable_st
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.config import LogAssignment, Settings
 from mirrorlog.errors import LogUnavailable, MirrorlogError
+from mirrorlog.ha.accept import AcceptSocketService, MasteredLog
 from mirrorlog.ha.client import HAClient
+from mirrorlog.ha.client_service import HAClientService
 from mirrorlog.ha.mastership import Mastership
-from mirrorlog.ha.service import TICK_S, MasteredLog, MasterService, MirrorService
+from mirrorlog.ha.service import TICK_S, HAService
 from mirrorlog.queues.changes import EpochStarted, encode_change
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Durability
 from mirrorlog.wire.messages import Hello, Limits, LogStatus, Status, Welcome
@@ -63,11 +65,11 @@ class Node:
         self._replicas: dict[str, Replica] = {}
         self._unavailable: dict[str, UnavailableReplica] = {}
         self._mastered: dict[str, MasteredLog] = {}
-        self._mirrored: dict[str, MirrorService] = {}
+        self._mirrored: dict[str, HAClientService] = {}
         self._publishers: list[Publisher] = []
         self._door_logs: dict[str, DoorLog] = {}
         self._maintenance: list[Maintenance] = []
-        self._master_service: MasterService | None = None
+        self._ha: HAService | None = None
         self._door: NativeDoor | None = None
         self._grpc: GrpcDoorProcess | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -112,7 +114,7 @@ class Node:
         self._directory = DataDirectory.open(settings.node.data_dir, cluster_id=cluster_id, node_id=settings.node.id)
         for assignment in settings.own_logs:
             await self._open_log(self._directory, assignment)
-        self._master_service = MasterService(
+        accept = AcceptSocketService(
             welcome=self._welcome(PROTOCOL_VERSION_MAX),
             logs=list(self._mastered.values()),
             limits=settings.limits,
@@ -121,9 +123,10 @@ class Node:
         )
         for replica in self._replicas.values():
             if replica.is_master:
-                replica.on_appended.append(self._master_service.wake)
-                replica.on_confirmed.append(self._master_service.gained)
-        await self._master_service.start(settings.replication_bind)
+                replica.on_appended.append(accept.wake)
+                replica.on_confirmed.append(accept.gained)
+        self._ha = HAService(accept, list(self._mirrored.values()))
+        await self._ha.start(settings.replication_bind)
         self._door = NativeDoor(
             settings,
             welcome=self._welcome,
@@ -159,10 +162,8 @@ class Node:
             await self._grpc.stop()
         if self._door is not None:
             self._door.close()
-        if self._master_service is not None:
-            await self._master_service.stop()
-        for mirror in self._mirrored.values():
-            await mirror.stop()
+        if self._ha is not None:
+            await self._ha.stop()
         await self._close_logs()
         if self._directory is not None:
             self._directory.close()
@@ -193,11 +194,9 @@ class Node:
         loop = asyncio.get_running_loop()
         while True:
             now = loop.time()
-            assert self._master_service is not None
+            assert self._ha is not None
             assert self._door is not None
-            self._master_service.tick(now)
-            for mirror in self._mirrored.values():
-                mirror.tick(now)
+            self._ha.tick(now)
             self._door.tick(now)
             await asyncio.sleep(TICK_S)
 
@@ -296,7 +295,7 @@ class Node:
             settings=settings.ha,
             now=asyncio.get_running_loop().time(),
         )
-        service = MirrorService(
+        service = HAClientService(
             client=client,
             log=replica,
             helper=self._flush_helper,

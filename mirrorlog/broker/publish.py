@@ -25,9 +25,9 @@ from mirrorlog.errors import (
     OutcomeUnknown,
     SlaveNotAvailable,
 )
+from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.group_transfer import Answer, PutStatus
 from mirrorlog.ha.mastership import Mastership
-from mirrorlog.ha.service import MasteredLog
 from mirrorlog.queues.producers import Landed
 from mirrorlog.wire.frames import (
     CONFIRM,
@@ -113,7 +113,8 @@ class Publisher:
         else:
             # Stored already: whatever has happened since, it is wrong to say that nothing was.
             flags = CONFIRM_DUPLICATE
-            self._mastership.check_room()
+            if self._mastership.progress.copies_of(landed.next_log_offset, durability) < copies:
+                self._mastership.check_room()
         token = Waiting(
             reply, correlation_id, landed.log_offset, landed.base_queue_offset, landed.epoch, durability, flags
         )

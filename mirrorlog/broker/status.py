@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mirrorlog.broker.replica import Replica, UnavailableReplica
-from mirrorlog.ha.client import ClientState
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.wire.messages import GroupStatus, LogStatus, MirrorStatus, Position, QueueStatus
 
 if TYPE_CHECKING:
-    from mirrorlog.ha.service import MirrorService
+    from mirrorlog.ha.client_service import HAClientService
 
 Clock = Callable[[], float]
 
@@ -28,11 +27,10 @@ def master_status(
     return _log(replica, role="master", state=mastership.state.value, reason=mastership.reason, mirrors=mirrors)
 
 
-def mirror_status(replica: Replica, service: MirrorService) -> LogStatus:
+def mirror_status(replica: Replica, service: HAClientService) -> LogStatus:
     """The log as one of its mirrors sees it."""
-    client = service.client
-    following = client.state is ClientState.TRANSFER
-    reason = "" if following else str(client.last_error or "")
+    following = service.following
+    reason = "" if following else str(service.client.last_error or "")
     return _log(replica, role="mirror", state="following" if following else "disconnected", reason=reason, mirrors=[])
 
 

@@ -125,9 +125,9 @@ class EpochList:
         return self.entries[: bisect_right(self._starts, end)]
 
     def agrees_below(self, end: int, other: EpochList) -> bool:
-        """Whether both give the same epoch to every byte below `end`."""
+        """Whether both give every byte below `end` the same epoch, by the same writer."""
         starts = {start for start in (*self._starts, *other._starts) if start < end}
-        return all(self.at(start) == other.at(start) for start in starts)
+        return all(self.held(start)[-1:] == other.held(start)[-1:] for start in starts)
 
     def covering(self, first: int, end: int) -> list[Epoch]:
         """The epochs that give the bytes [first, end) their number."""

@@ -20,7 +20,8 @@ from mirrorlog.config import (
     NodeSettings,
     Settings,
 )
-from mirrorlog.ha.service import MasteredLog, MirrorService
+from mirrorlog.ha.accept import MasteredLog
+from mirrorlog.ha.client_service import HAClientService
 from mirrorlog.testing.ports import HOST, free_ports
 from tests.ha.replicas import KIB
 
@@ -84,6 +85,6 @@ def mastered_by(node: Node) -> MasteredLog:
     return mastered
 
 
-def mirrored_by(node: Node) -> MirrorService:
+def mirrored_by(node: Node) -> HAClientService:
     (mirrored,) = node._mirrored.values()
     return mirrored

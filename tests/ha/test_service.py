@@ -31,7 +31,7 @@ async def test_a_master_listens_and_a_mirror_follows_it_by_itself(tmp_path: Path
     async with running(mirror) as second:
         await until(lambda: isinstance(mirrored_by(second).client.last_error, ConnectionLost))
         async with running(master) as first:
-            await until(lambda: mirrored_by(second).connected_now)
+            await until(lambda: mirrored_by(second).following)
             await until(lambda: replica_of(second).end == replica_of(first).end > 0)
             assert content(replica_of(second)) == content(replica_of(first))
 
@@ -63,7 +63,7 @@ async def test_a_bad_connection_is_closed_and_others_are_still_accepted(tmp_path
                 await reader.read()
             writer.close()
         async with running(mirror) as second:
-            await until(lambda: mirrored_by(second).connected_now)
+            await until(lambda: mirrored_by(second).following)
             assert mastered_by(first).mastership.state.value == "serving"
 
 
@@ -76,7 +76,7 @@ async def test_a_master_returns_to_its_port_at_once(tmp_path: Path) -> None:
         for epoch in (1, 2, 3):
             async with running(master):
                 await until(lambda epoch=epoch: replica_of(second).epochs.current == epoch)
-                await until(lambda: mirrored_by(second).connected_now)
+                await until(lambda: mirrored_by(second).following)
 
 
 @pytest.mark.parametrize("flush", ["memory", "disk"])

@@ -1,0 +1,320 @@
+"""AcceptSocketService: listens for mirrors and drives an HAConnection for each (seed 002, lines 47-163). Thin.
+
+Frames of a mirror go to its HAConnection, the actions that come back to the socket, acks to the log's Mastership, and
+what that answers to whoever published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from concurrent.futures import Executor
+from typing import Final, Protocol
+from uuid import UUID
+
+import msgspec
+
+from mirrorlog.config import HaSettings, LimitSettings
+from mirrorlog.errors import (
+    BadRequest,
+    ConnectionLost,
+    MirrorAhead,
+    MirrorlogError,
+    NoSuchLog,
+    Overloaded,
+    ProtocolError,
+)
+from mirrorlog.ha.actions import Action, Close, ReadCold, Send
+from mirrorlog.ha.connection import HAConnection, SourceLog
+from mirrorlog.ha.driving import expect_message, log_failure
+from mirrorlog.ha.group_transfer import Answer
+from mirrorlog.ha.mastership import Mastership
+from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.frames import Ack, Frame, FrameType, frame, read_ack
+from mirrorlog.wire.greeting import check_hello
+from mirrorlog.wire.listening import listen
+from mirrorlog.wire.messages import Failure, Follow, Hello, Pull, Welcome, as_error, encode
+
+logger = logging.getLogger(__name__)
+
+_SPARE_LINKS: Final = 16
+
+
+class MasterLog(SourceLog, Protocol):
+    """What a master's side needs of its log beyond reading."""
+
+    def set_confirmed(self, log_offset: int) -> None: ...
+
+    def is_border(self, log_offset: int) -> bool:
+        """Whether a batch begins or the log ends there."""
+
+
+class MasterLink:
+    """The master's end of one mirror's connection: frames to an HAConnection, its actions to the socket."""
+
+    def __init__(self, service: AcceptSocketService) -> None:
+        self._service = service
+        self._endpoint: Endpoint | None = None
+        self._greeted: Hello | None = None
+        self._log: MasteredLog | None = None
+        self.connection: HAConnection | None = None
+        self.opened_at = 0.0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        assert self._endpoint is not None
+        return self._endpoint
+
+    # --- FrameHandler ---
+
+    def connected(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.opened_at = self._service.now()
+        if len(self._service.links) >= self._service.links_max:
+            endpoint.close(Overloaded(f"{self._service.links_max} links are open on this port", limit="links_max"))
+        else:
+            self._service.links.add(self)
+
+    def frame(self, frame_: Frame) -> None:
+        now = self._service.now()
+        if frame_.type == FrameType.ERROR and self._greeted is not None:
+            reason = as_error(expect_message(frame_, FrameType.ERROR, Failure))
+            raise ConnectionLost(f"mirror {self._greeted.node_id} gave up: {reason}")
+        if self._greeted is None:
+            self._greet(frame_)
+        elif self.connection is None:
+            self._follow(expect_message(frame_, FrameType.FOLLOW, Follow), now)
+        else:
+            self._transfer(frame_, now)
+
+    def writable(self) -> None:
+        self.pump()
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        self._service.links.discard(self)
+        if self.connection is not None and self._log is not None:
+            self._log.mastership.leave(self.connection)
+            logger.info(
+                "mirror_left node=%s log=%s acked=%s reason=%r",
+                self.connection.node_id, self._log.name, self.connection.read_half.acked, str(error or "closed"),
+            )  # fmt: skip
+
+    # --- driving ---
+
+    def pump(self) -> None:
+        """Push what the log has gained, unless the socket is full."""
+        if self.connection is not None and self.endpoint.open and not self.endpoint.paused:
+            self._do(self.connection.pump(self._service.now()))
+
+    def tick(self, now: float, limits: LimitSettings) -> None:
+        if self.connection is None:
+            if (now - self.opened_at) * 1000 >= limits.hello_timeout_ms:
+                self.endpoint.close(ProtocolError(f"no greeting within {limits.hello_timeout_ms} ms"))
+            return
+        if not self.endpoint.stalled(now, limits.frame_timeout_ms):
+            self._do(self.connection.tick(now))
+
+    def _greet(self, frame_: Frame) -> None:
+        hello = expect_message(frame_, FrameType.HELLO, Hello)
+        version = check_hello(hello, cluster_id=self._service.welcome.cluster_id)
+        if hello.role != "mirror" or hello.node_id is None:
+            raise ProtocolError(f"role {hello.role!r} on the replication port; clients use the client port")
+        self._greeted = hello
+        self.endpoint.trust()
+        self.endpoint.send([self._service.welcome_frame(version)])
+
+    def _follow(self, message: Follow, now: float) -> None:
+        assert self._greeted is not None
+        assert self._greeted.node_id is not None
+        log = self._service.log(message.log_id)
+        log.mastership.check_member(self._greeted.node_id)
+        if not (0 <= message.begin <= message.end and 0 <= message.confirmed <= message.end):
+            raise BadRequest(
+                f"a copy from {message.begin} to {message.end}, confirmed up to {message.confirmed}, cannot be"
+            )
+        connection = log.link(self._greeted.node_id, now)
+        try:
+            actions = connection.follow(message, now)
+        except MirrorAhead as error:
+            known = log.mastership.reason
+            log.mastership.ahead(error)
+            if log.mastership.reason != known:  # the mirror comes back every half second
+                logger.error("log_recovering log=%s reason=%r", log.name, log.mastership.reason)
+            raise
+        log.mastership.check_open()
+        self._log, self.connection = log, connection
+        self._do(actions)
+
+    def _transfer(self, frame_: Frame, now: float) -> None:
+        assert self._log is not None
+        assert self.connection is not None
+        if frame_.type == FrameType.ACK:
+            ack = read_ack(frame_.payload)
+            self._check_borders(ack)
+            self._log.progressed(self._log.mastership.acked(self.connection, ack, now))
+            self.pump()
+        elif frame_.type == FrameType.PULL:
+            actions = self.connection.pull(expect_message(frame_, FrameType.PULL, Pull), now)
+            # Only now, when this link is proven, may it take the place of an older one of the same mirror.
+            if (replaced := self._log.mastership.join(self.connection)) is not None:
+                self._service.close_link_of(replaced)
+            self._do(actions)
+            logger.info(
+                "mirror_joined node=%s log=%s epoch=%s from=%s end=%s",
+                self.connection.node_id, self._log.name, self._log.log.epochs.current,
+                self.connection.read_half.requested, self._log.log.end,
+            )  # fmt: skip
+            self._log.progressed(self._log.mastership.proven(self.connection))
+        else:
+            raise ProtocolError(f"frame type {frame_.type} from a mirror")
+
+    def _check_borders(self, ack: Ack) -> None:
+        """A copy holds whole batches. An ack within one would make it visible, to readers, before it is there."""
+        assert self._log is not None
+        for log_offset in (ack.written, ack.flushed):
+            if log_offset <= self._log.log.end and not self._log.log.is_border(log_offset):
+                raise ProtocolError(f"an ack of {log_offset}, where no batch ends")
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self.endpoint.send(action.parts)
+            elif isinstance(action, Close):
+                self.endpoint.close(action.error)
+            elif isinstance(action, ReadCold):
+                self._service.spawn(self._read_cold(action))
+
+    async def _read_cold(self, action: ReadCold) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            run = await loop.run_in_executor(self._service.helper, action.job.run)
+            if self.connection is not None and self.endpoint.open:
+                self._do(self.connection.cold_read(run, self._service.now()))
+        except MirrorlogError as error:
+            self.endpoint.close(error)
+
+
+class MasteredLog:
+    """A log that this node masters: its decisions, its bytes, and who is told of confirms."""
+
+    def __init__(
+        self,
+        *,
+        log_id: UUID,
+        name: str,
+        own_id: str,
+        log: MasterLog,
+        mastership: Mastership,
+        settings: HaSettings,
+        answer: Callable[[Answer], None],
+    ) -> None:
+        self.log_id = log_id
+        self.name = name
+        self.log = log
+        self.mastership = mastership
+        self._own_id = own_id
+        self._settings = settings
+        self._answer = answer
+
+    def link(self, node_id: str, now: float) -> HAConnection:
+        return HAConnection(node_id=node_id, own_id=self._own_id, log=self.log, settings=self._settings, now=now)
+
+    def progressed(self, answers: Iterable[Answer]) -> None:
+        """Copies moved on: records become visible, then producers are answered."""
+        self.log.set_confirmed(self.mastership.progress.confirmed)
+        for each in answers:
+            self._answer(each)
+
+
+class AcceptSocketService:
+    """AcceptSocketService and the links it accepts; one per node, for all logs that the node masters."""
+
+    def __init__(
+        self,
+        *,
+        welcome: Welcome,
+        logs: Sequence[MasteredLog],
+        limits: LimitSettings,
+        helper: Executor,
+        refusals: dict[str, MirrorlogError] | None = None,
+    ) -> None:
+        self.welcome = welcome
+        self.links: set[MasterLink] = set()
+        self.helper = helper
+        # Each mirror has one link per log; the rest is room for those that are being replaced or refused.
+        self.links_max = 2 * sum(len(log.mastership.mirrors) for log in logs) + _SPARE_LINKS
+        self._logs = {str(log.log_id): log for log in logs}
+        self._refusals = refusals or {}
+        self._limits = limits
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pump_due = False
+
+    async def start(self, address: str) -> None:
+        """Listen for mirrors. Raises PortTaken."""
+        self._server = await listen(address, lambda: Endpoint(
+            MasterLink(self),
+            frame_bytes_max=1024 * 1024,  # a mirror sends greetings and acks; epoch lists are the largest
+            outgoing_bytes_max=2**62,  # bounded by in_flight_bytes_max
+        ))  # fmt: skip
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def log(self, log_id: str) -> MasteredLog:
+        """Raises NoSuchLog, or the reason why this node does not serve the log."""
+        if log_id in self._refusals:
+            raise self._refusals[log_id].with_traceback(None)  # shared: it must not collect its raisers' frames
+        if log_id not in self._logs:
+            raise NoSuchLog(f"this node is not the master of log {log_id}; check [[cluster.logs]] on both nodes")
+        return self._logs[log_id]
+
+    def welcome_frame(self, version: int) -> bytes:
+        return frame(FrameType.WELCOME, encode(msgspec.structs.replace(self.welcome, version=version)))
+
+    def wake(self) -> None:
+        """A log has grown, or more of it is confirmed: push once in this turn of the loop, whatever came in it.
+
+        Every link is served: a confirm that one mirror's ack or a flush has brought is news to the other mirrors too.
+        """
+        if not self._pump_due and self.links:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def gained(self, queue_ids: Set[int]) -> None:
+        """More is confirmed, of these queues; the mirrors are told, whichever they are."""
+        self.wake()
+
+    def tick(self, now: float) -> None:
+        for link in list(self.links):
+            link.tick(now, self._limits)
+        for log in self._logs.values():
+            log.progressed(log.mastership.expired(now))
+
+    def close_link_of(self, connection: HAConnection) -> None:
+        for link in list(self.links):
+            if link.connection is connection:
+                link.endpoint.close(ConnectionLost(f"mirror {connection.node_id} has opened a newer link"))
+
+    def spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(log_failure)
+
+    async def stop(self) -> None:
+        """Tell the mirrors the last confirmed offset and goodbye."""
+        if self._server is not None:
+            self._server.close()
+        for link in list(self.links):
+            link.pump()
+            link.endpoint.send([frame(FrameType.GOODBYE)])
+            link.endpoint.close()
+        for task in self._tasks:
+            task.cancel()
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        for link in list(self.links):
+            link.pump()

@@ -1,0 +1,165 @@
+"""HAClientService: drives the HAClient of one log, its connection to the master and the helper that aligns the copy.
+
+Thin: what to do is HAClient's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+from mirrorlog.commitlog.epochs import Epoch
+from mirrorlog.config import LimitSettings, split_address
+from mirrorlog.errors import ConnectionLost, MirrorlogError, ProtocolError
+from mirrorlog.ha.actions import Action, Align, Close, Connect, Send
+from mirrorlog.ha.client import ClientState, HAClient, ReplicaLog
+from mirrorlog.ha.driving import log_failure
+from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.frames import FRAME_HEADER_SIZE, TRANSFER, Frame
+
+logger = logging.getLogger(__name__)
+
+
+class MirrorLog(ReplicaLog, Protocol):
+    """What a mirror's side needs of its copy beyond appending."""
+
+    def align(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
+        """Blocking: run on a helper."""
+
+    def aligned(self) -> None: ...
+
+    def align_failed(self, error: Exception) -> None: ...
+
+
+class HAClientService:
+    """HAClient of one log: its connection to the master, and the helper that aligns the copy."""
+
+    def __init__(
+        self,
+        *,
+        client: HAClient,
+        log: MirrorLog,
+        helper: Executor,
+        name: str,
+        frame_bytes_max: int,
+        limits: LimitSettings,
+    ) -> None:
+        self.client = client
+        self._log = log
+        self._helper = helper
+        self._name = name
+        self._frame_bytes_max = frame_bytes_max + FRAME_HEADER_SIZE + TRANSFER.size
+        self._limits = limits
+        self._endpoint: Endpoint | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def following(self) -> bool:
+        """The link is up and the copies' histories agree."""
+        return self.client.state is ClientState.TRANSFER
+
+    def tick(self, now: float) -> None:
+        if self._endpoint is not None and self._endpoint.stalled(now, self._limits.frame_timeout_ms):
+            return
+        self._do(self.client.tick(now))
+
+    def flushed(self) -> None:
+        self._do(self.client.flushed(self._now()))
+
+    async def stop(self) -> None:
+        aligning = self.client.state is ClientState.ALIGNING
+        self.client.stop()
+        if self._endpoint is not None:
+            self._endpoint.close()
+        if self._task is not None:
+            if not aligning:  # a connect may take long; a cut must be finished
+                self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- FrameHandler ---
+
+    def connected(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        endpoint.trust()
+        self._do(self.client.connected(self._now()))
+
+    def frame(self, frame_: Frame) -> None:
+        was = self.client.state
+        try:
+            self._do(self.client.received(frame_, self._now()))
+        finally:
+            if was is not self.client.state:
+                logger.debug("mirror_state log=%s state=%s", self._name, self.client.state.value)
+
+    def writable(self) -> None:
+        pass
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        self._endpoint = None
+        self._lost(error)
+
+    # --- inside ---
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Connect):
+                self._spawn(self._connect())
+            elif isinstance(action, Align):
+                self._spawn(self._align(action))
+            elif self._endpoint is None:
+                return
+            elif isinstance(action, Send):
+                self._endpoint.send(action.parts)
+            elif isinstance(action, Close):
+                self._endpoint.close(action.error)
+
+    def _spawn(self, work: Any) -> None:
+        # One at a time: connecting and aligning are states of the client, and it does not connect while a cut is out.
+        self._task = asyncio.ensure_future(work)
+        self._task.add_done_callback(log_failure)
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            host, port = split_address(self.client.master)
+            async with asyncio.timeout(self._limits.hello_timeout_ms / 1000):
+                await loop.create_connection(self._make_endpoint, host, port)
+        except (OSError, TimeoutError, UnicodeError, MirrorlogError) as error:  # a host that is no name: UnicodeError
+            self._lost(ConnectionLost(f"no connection to the master at {self.client.master}: {error}"))
+
+    def _make_endpoint(self) -> Endpoint:
+        return Endpoint(self, frame_bytes_max=self._frame_bytes_max, outgoing_bytes_max=2**62)
+
+    async def _align(self, action: Align) -> None:
+        before = self._log.end
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._helper, self._log.align, action.log_offset, action.epochs)
+            self._log.aligned()
+        except Exception as error:
+            # Whatever it was, the link must end and another one be tried: nobody else would.
+            self._log.align_failed(error)
+            self.client.align_failed()
+            if self._endpoint is not None:
+                self._endpoint.close(
+                    error if isinstance(error, MirrorlogError) else ProtocolError(f"internal: {error}")
+                )
+            if not isinstance(error, MirrorlogError):
+                raise
+            return
+        if self._log.end < before:
+            logger.warning("log_truncated log=%s first=%s last=%s", self._name, self._log.end, before)
+        logger.info("mirror_follows log=%s master=%s from=%s", self._name, self.client.master, self._log.end)
+        self._do(self.client.aligned(self._now()))
+
+    def _lost(self, error: MirrorlogError | None) -> None:
+        known = str(self.client.last_error)
+        self.client.disconnected(self._now(), error)
+        if error is not None and str(error) != known:
+            logger.warning("mirror_disconnected log=%s master=%s reason=%r", self._name, self.client.master, str(error))
