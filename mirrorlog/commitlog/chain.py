@@ -83,24 +83,18 @@ class SegmentChain:
         return active.view[at : at + length]
 
     def place_run(self, run: memoryview, lengths: Sequence[int]) -> None:
-        """Copy whole batches of these lengths to the end, one copy per stretch that fits into a segment.
+        """Copy whole batches of these lengths to the end, one after the other.
+
+        Never in one copy: a large memcpy writes pages out of order, so a process that is killed in it could leave whole
+        batches behind bytes that are none, and recovery would have to take that for a loss.
 
         Raises BatchTooLarge, DiskFull or DiskFailed; batches before a roll may be in place then.
         """
         at = 0
-        index = 0
-        while index < len(lengths):
-            if lengths[index] > self.active.room:
-                self._roll(lengths[index])
-            room = self.active.room
-            first, size = index, 0
-            while index < len(lengths) and size + lengths[index] <= room:
-                size += lengths[index]
-                index += 1
-            self.tail(size)[:] = run[at : at + size]
-            at += size
-            for length in lengths[first:index]:
-                self.active.append_border(length)
+        for length in lengths:
+            self.tail(length)[:] = run[at : at + length]
+            self.active.append_border(length)
+            at += length
 
     def begin_first(self, start: int) -> None:
         """Make the file of an empty log. Raises BatchTooLarge, DiskFull or DiskFailed."""

@@ -229,6 +229,26 @@ def test_files_far_behind_the_end_are_read_cold(tmp_path: Path, monkeypatch: pyt
     assert log.read_cold(400, 10_000, until=600).run() == b""
 
 
+def test_a_run_is_stored_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a process killed while it copies leaves no whole batch behind bytes that are none. A large memcpy writes
+    pages out of order, so each copy is of one batch. Watch the room that a run of five asks for."""
+    master = open_log(tmp_path / "master", epoch=1)
+    headers = append_sizes(master, [400, 800, 400, 1200, 400])
+    mirror = open_log(tmp_path / "mirror")
+    mirror.adopt_epochs(master.epochs.entries)
+    asked: list[int] = []
+    tail = SegmentChain.tail
+
+    def watched(chain: SegmentChain, length: int) -> memoryview:
+        asked.append(length)
+        return tail(chain, length)
+
+    monkeypatch.setattr(SegmentChain, "tail", watched)
+    mirror.append_run(memoryview(stored(master)), log_offset=0)
+    assert asked == [header.length for header in headers]
+    assert stored(mirror) == stored(master)
+
+
 def test_a_log_without_an_open_epoch_takes_no_batch(tmp_path: Path) -> None:
     """Goal: every batch has an epoch. Append to a fresh log, and to one whose list goes on beyond its end."""
     log = open_log(tmp_path)
