@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.chain import KEPT_MAPPED_BYTES
+from mirrorlog.commitlog.chain import KEPT_MAPPED_BYTES, SegmentChain
 from mirrorlog.commitlog.format import check_stamped
 from mirrorlog.errors import BadBatch, BadRequest, BatchTooLarge, LogUnavailable, OffsetOutOfRange
 from tests.commitlog.logs import (
