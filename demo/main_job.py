@@ -72,23 +72,32 @@ def run(directory: Path, *, keep: bool) -> None:
     cluster = Cluster(
         3, min_in_sync=3, data_dir=directory / "nodes", segment_bytes=64 * _MIB, settings=_SETTINGS, name="demo"
     )
-    with cluster:
-        cluster.wait_in_sync()
-        for node in cluster.nodes.values():
-            console.print(f"   {node.id}  pid {node.pid}  client {node.client}  data {node.data_dir}", highlight=False)
-        publish_with_outage(cluster, records)
-        check_copies(cluster)
-        title(4, "mqtool offsets")
-        show_offsets(cluster)
-        read_back(cluster, len(records))
-        title(6, "landing in Delta Lake, by PySpark")
-        land_and_compare(cluster.servers, QUEUE, directory / "delta" / QUEUE, records, console)
-        if keep:
-            cluster.close(keep_running=True)
-            tell_what_next(cluster)
-    if not keep:
+    cluster.start()
+    try:
+        run_on(cluster, records, directory)
+    except BaseException:
+        cluster.close()
+        raise
+    cluster.close(keep_running=keep)
+    if keep:
+        tell_what_next(cluster)
+    else:
         seconds = time.perf_counter() - started
         console.print(f"\nAll of it held. Everything is stopped. {seconds:.0f} s.", style="bold green")
+
+
+def run_on(cluster: Cluster, records: Sequence[Record], directory: Path) -> None:
+    """The steps that need the nodes. Raises MirrorlogError."""
+    cluster.wait_in_sync()
+    for node in cluster.nodes.values():
+        console.print(f"   {node.id}  pid {node.pid}  client {node.client}  data {node.data_dir}", highlight=False)
+    publish_with_outage(cluster, records)
+    check_copies(cluster)
+    title(4, "mqtool offsets")
+    show_offsets(cluster)
+    read_back(cluster, len(records))
+    title(6, "landing in Delta Lake, by PySpark")
+    land_and_compare(cluster.servers, QUEUE, directory / "delta" / QUEUE, records, console)
 
 
 def make_empty(directory: Path) -> None:

@@ -1,8 +1,8 @@
 """Consumer: reads a queue in order, whole batches at a time, from its master or a mirror.
 
 The next fetch is under way while the user handles what the last one brought. Every batch is checked against its
-checksums before any of it is given out. When the node goes away, the reader finds another one and goes on where it
-stood.
+checksums before any of it is given out. When the node goes away, the reader connects again, to another mirror if
+it reads from mirrors, and goes on where it stood.
 """
 
 from __future__ import annotations
