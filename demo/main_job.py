@@ -93,9 +93,9 @@ def run_on(cluster: Cluster, records: Sequence[Record], directory: Path) -> None
         console.print(f"   {node.id}  pid {node.pid}  client {node.client}  data {node.data_dir}", highlight=False)
     publish_with_outage(cluster, records)
     check_copies(cluster)
-    title(4, "mqtool offsets")
-    show_offsets(cluster)
     read_back(cluster, len(records))
+    title(5, "mqtool offsets")
+    show_offsets(cluster)
     title(6, "landing in Delta Lake, by PySpark")
     land_and_compare(cluster.servers, QUEUE, directory / "delta" / QUEUE, records, console)
 
@@ -217,7 +217,7 @@ def check_copies(cluster: Cluster) -> None:
 
 def read_back(cluster: Cluster, total: int) -> None:
     """In order, from the master and, with the master stopped, from a mirror."""
-    title(5, "reading the queue back in order")
+    title(4, "reading the queue back in order")
     asyncio.run(_read(cluster, "master", total, group=GROUP))
     console.print("   stopping the master")
     cluster.master.stop()
