@@ -190,12 +190,10 @@ class Publisher:
         if deadline_ms:
             timeout_ms = min(timeout_ms, deadline_ms)
         assert self.log is not None
-        answers = self._mastership.appended(self._replica.end)
-        self.log.progressed(answers)
         deadline = self._now() + timeout_ms / 1000
-        self.log.progressed(
-            self._mastership.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
-        )
+        answers = self._mastership.appended(self._replica.end)
+        answers += self._mastership.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
+        self.log.progressed(answers)
 
 
 class ElsewhereLog:

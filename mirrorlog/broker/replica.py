@@ -13,7 +13,6 @@ from uuid import UUID
 
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import Epoch, EpochList
-from mirrorlog.commitlog.flush import FlushJob
 from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, BatchHeader, Kind, read_header
 from mirrorlog.commitlog.index import QueueIndex
 from mirrorlog.commitlog.log import CommitLog
@@ -143,9 +142,6 @@ class Replica:
         """After `align` raised, back on the loop: a disk that failed in it ends the node too."""
         if isinstance(error, DiskFailed):
             self.on_broken(error)
-
-    def start_flush(self) -> FlushJob:
-        return self.log.start_flush()
 
     def close(self) -> None:
         """Flush and write the checkpoint; blocking."""

@@ -60,7 +60,8 @@ class ReplicaLog(Protocol):
     @property
     def epochs(self) -> EpochList: ...
     def append_run(self, run: memoryview, *, log_offset: int) -> object: ...
-    def set_confirmed(self, log_offset: int) -> None: ...
+    def set_confirmed(self, log_offset: int) -> None:
+        """Above the end it is the end: a mirror hears of more than it holds."""
 
 
 class ClientState(Enum):
@@ -222,7 +223,7 @@ class HAClient:
         if len(run):
             self._log.append_run(run, log_offset=facts.log_offset)
         self.master_end = facts.end
-        self._log.set_confirmed(min(facts.confirmed, self._log.end))
+        self._log.set_confirmed(facts.confirmed)
         return [self._ack(now)] if len(run) else []
 
     # --- inside ---

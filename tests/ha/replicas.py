@@ -99,7 +99,7 @@ def content(replica: Replica) -> bytes:
 
 
 def flush(replica: Replica) -> None:
-    job = replica.start_flush()
+    job = replica.log.start_flush()
     job.run()
     replica.log.complete_flush(job)
 
