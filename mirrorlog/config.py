@@ -156,7 +156,10 @@ class LogSettings(_Section):
     """How logs lie on this node's disk."""
 
     segment_bytes: int = Field(1024 * _MIB, ge=256 * _KIB, alias="mappedFileSizeCommitLog")
-    populate_bytes: int = Field(8 * _MIB, ge=0, description="window of warm pages ahead of the tail")
+    populate_bytes: int = Field(8 * _MIB, ge=0, description="window of writable pages ahead of the tail")
+    prepare_bytes: int = Field(
+        2048 * _MIB, ge=0, description="how far ahead of the tail pages are brought into the page cache in spare time"
+    )
     flush_interval_ms: int = Field(500, ge=1, alias="flushIntervalCommitLog")
     send_at_once_bytes: int = Field(_MIB, ge=4 * _KIB, description="largest batch run read at once for a consumer")
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "mirrorlog"
 
 BOTTOM = {"errors", "config", "pb"}
-BATCHES = {"commitlog.format", "commitlog.body"}
+BATCHES = {"commitlog.format", "commitlog.body", "commitlog.codec"}
 SERVER = ["commitlog", "wire", "ha", "cluster", "queues", "broker"]
 """From the bottom up: each may import those before it."""
 

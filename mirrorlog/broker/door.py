@@ -137,6 +137,9 @@ class ClientSession:
         except MirrorlogError as error:
             self.refuse(error, frame_.correlation_id)
 
+    def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
+        return None
+
     def writable(self) -> None:
         pass
 

@@ -11,12 +11,19 @@ import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import Protocol, TypeVar
 
 from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.warmer import WarmJob
 from mirrorlog.errors import DiskFailed, MirrorlogError
 
 logger = logging.getLogger(__name__)
+
+
+class _Runnable(Protocol):
+    def run(self) -> None: ...
+
+
+_Job = TypeVar("_Job", bound=_Runnable)
 
 
 class Maintenance:
@@ -30,6 +37,7 @@ class Maintenance:
         flush_interval_ms: int,
         flush_helper: Executor,
         warm_helper: Executor,
+        prepare_helper: Executor,
         flushed: Callable[[], None],
         failed: Callable[[MirrorlogError], None],
     ) -> None:
@@ -38,11 +46,14 @@ class Maintenance:
         self._eager = replica.assignment.flush == "disk"
         self._flush_helper = flush_helper
         self._warm_helper = warm_helper
+        self._prepare_helper = prepare_helper
         self._flushed = flushed
         self._failed = failed
         self._grown = asyncio.Event()
+        self._stopped = False
         self._task: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._replica.on_appended.append(self._appended)
@@ -57,8 +68,10 @@ class Maintenance:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        if self._warming is not None:
-            await self._warming
+        self._stopped = True
+        for task in (self._warming, self._preparing):
+            if task is not None:
+                await task
 
     def _appended(self) -> None:
         if self._eager:
@@ -96,18 +109,28 @@ class Maintenance:
             self._flushed()
 
     def _warm(self) -> None:
+        log = self._replica.log
         if self._warming is None or self._warming.done():
-            job = self._replica.log.start_warm()
-            if job is not None:
-                self._warming = asyncio.ensure_future(self._run_warm(job))
+            self._warming = self._run_jobs(self._warm_helper, log.start_warm, log.complete_warm)
+        if self._preparing is None or self._preparing.done():
+            self._preparing = self._run_jobs(self._prepare_helper, log.start_prepare, log.complete_prepare)
 
-    async def _run_warm(self, job: WarmJob | None) -> None:
+    def _run_jobs(
+        self, helper: Executor, start: Callable[[], _Job | None], complete: Callable[[_Job], None]
+    ) -> asyncio.Task[None] | None:
+        """Run one job after the other until none is due."""
+        job = start()
+        return asyncio.ensure_future(self._run(job, helper, start, complete)) if job is not None else None
+
+    async def _run(
+        self, job: _Job | None, helper: Executor, start: Callable[[], _Job | None], complete: Callable[[_Job], None]
+    ) -> None:
         loop = asyncio.get_running_loop()
         try:
             while job is not None:
-                await loop.run_in_executor(self._warm_helper, job.run)
-                self._replica.log.complete_warm(job)
-                job = self._replica.log.start_warm()
+                await loop.run_in_executor(helper, job.run)
+                complete(job)
+                job = None if self._stopped else start()
         except Exception:
             # Without it appends are slower, not wrong.
             logger.exception("warming_failed log=%s", self._replica.assignment.name)

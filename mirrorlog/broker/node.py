@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -48,6 +50,11 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
+def yield_to_others() -> None:
+    """Give the calling thread a low priority: what it prepares is worth nothing if it takes the loop's core."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+
+
 class Node:
     """One running node. `run` returns its exit code."""
 
@@ -60,6 +67,7 @@ class Node:
         # Each helper has one kind of work, so that a slow flush delays no read.
         self._flush_helper = ThreadPoolExecutor(1, "flush")
         self._warm_helper = ThreadPoolExecutor(1, "warm")
+        self._prepare_helper = ThreadPoolExecutor(1, "prepare", initializer=yield_to_others)
         self._read_helper = ThreadPoolExecutor(2, "read")
         self._directory: DataDirectory | None = None
         self._replicas: dict[str, Replica] = {}
@@ -167,7 +175,7 @@ class Node:
         await self._close_logs()
         if self._directory is not None:
             self._directory.close()
-        for helper in (self._flush_helper, self._warm_helper, self._read_helper):
+        for helper in (self._flush_helper, self._warm_helper, self._prepare_helper, self._read_helper):
             helper.shutdown(wait=True, cancel_futures=True)
         logger.info("node_stopped reason=%r", str(self._failure or "asked to"))
 
@@ -319,6 +327,7 @@ class Node:
             flush_interval_ms=settings.log.flush_interval_ms,
             flush_helper=self._flush_helper,
             warm_helper=self._warm_helper,
+            prepare_helper=self._prepare_helper,
             flushed=flushed,
             failed=self.fail,
         )

@@ -109,13 +109,21 @@ class Replica:
 
     def append_run(self, run: memoryview, *, log_offset: int) -> None:
         """Mirror: append whole batches as the master stamped them. Raises BadBatch, DiskFull or DiskFailed."""
-        at = 0
         with self._disk_watched():
             headers = self.log.append_run(run, log_offset=log_offset)
-        for header in headers:
-            self._follow(header, run[at : at + header.length])
-            at += header.length
-        self._wake(self.on_appended)
+        self._follow_run(headers, run)
+
+    def place_for(self, length: int) -> memoryview | None:
+        """Mirror: memory at the log's end to receive a run in; see `CommitLog.place_for`."""
+        return self.log.place_for(length)
+
+    def keep_placed(self, run: memoryview, *, log_offset: int) -> None:
+        """Mirror: append the run that was received at the log's end. Raises BadBatch."""
+        self._follow_run(self.log.keep_placed(run, log_offset=log_offset), run)
+
+    def drop_placed(self, run: memoryview) -> None:
+        """Mirror: the run will not be completed."""
+        self.log.drop_placed(run)
 
     def set_confirmed(self, log_offset: int) -> None:
         """Everything below is confirmed; wakes who waits for records."""
@@ -163,6 +171,13 @@ class Replica:
         except DiskFailed as error:
             self.on_broken(error)
             raise
+
+    def _follow_run(self, headers: Sequence[BatchHeader], run: memoryview) -> None:
+        at = 0
+        for header in headers:
+            self._follow(header, run[at : at + header.length])
+            at += header.length
+        self._wake(self.on_appended)
 
     def _follow(self, header: BatchHeader, batch: memoryview) -> None:
         """What was just appended reaches the derived state, or the node must not go on: both would part for ever."""

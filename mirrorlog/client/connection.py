@@ -186,6 +186,9 @@ class Connection:
         elif (answered := self._waiting.pop(frame_.correlation_id, None)) is not None:
             answered(_failure(frame_) if frame_.type == FrameType.ERROR else frame_)
 
+    def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
+        return None
+
     def writable(self) -> None:
         """Nothing to do: what waits for the socket is bounded by the producers' windows."""
 

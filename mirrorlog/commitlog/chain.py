@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from mirrorlog.commitlog.files import File, Files, disk_error
+from mirrorlog.commitlog.prepare import Preparer, spare_path
 from mirrorlog.commitlog.scan import zero_out
 from mirrorlog.commitlog.segment import Segment, make_spare_file, segment_name
-from mirrorlog.commitlog.warmer import Warmer, spare_path
 from mirrorlog.errors import BatchTooLarge
 
 # Sealed segments stay mapped while they end within this distance of the log's end: that is where mirrors read.
@@ -33,11 +33,11 @@ class SegmentChain:
     `directory_changes` counts made, renamed and removed names, so that a flush knows whether to sync the directory.
     """
 
-    __slots__ = ("_files", "_retired", "_starts", "_warmer", "directory", "directory_changes", "segments", "stalls")
+    __slots__ = ("_files", "_preparer", "_retired", "_starts", "directory", "directory_changes", "segments", "stalls")
 
-    def __init__(self, files: Files, directory: Path, segments: Sequence[Segment], warmer: Warmer) -> None:
+    def __init__(self, files: Files, directory: Path, segments: Sequence[Segment], preparer: Preparer) -> None:
         self._files = files
-        self._warmer = warmer
+        self._preparer = preparer
         self._retired: list[object] = []
         self.directory = directory
         self.directory_changes = 0
@@ -101,24 +101,26 @@ class SegmentChain:
         self._add(start)
 
     def _roll(self, length: int) -> None:
-        if length > self._warmer.segment_bytes:
-            raise BatchTooLarge(f"a batch of {length} bytes is above log.segment_bytes ({self._warmer.segment_bytes})")
+        if length > self._preparer.segment_bytes:
+            raise BatchTooLarge(
+                f"a batch of {length} bytes is above log.segment_bytes ({self._preparer.segment_bytes})"
+            )
         self._add(self.end)
 
     def _add(self, start: int) -> None:
         path = self.directory / segment_name(start)
         try:
-            spare = self._warmer.take()
+            spare = self._preparer.take()
             if spare is None:
                 self.stalls += bool(self.segments)
-                spare = make_spare_file(self._files, spare_path(self.directory), self._warmer.segment_bytes)
+                spare = make_spare_file(self._files, spare_path(self.directory), self._preparer.segment_bytes)
         except OSError as error:
             raise disk_error(error, "make the next segment", path) from None
         try:
             # Named before its first byte is stored: a crash of the process never leaves batches in a spare.
             self._files.rename(spare.path, path)
         except OSError as error:
-            self._warmer.discard(spare)
+            self._preparer.discard(spare)
             raise disk_error(error, "name the next segment", path) from None
         self.segments.append(spare.as_segment(start, path))
         self._starts.append(start)

@@ -23,6 +23,7 @@ from mirrorlog.commitlog.format import BatchHeader, log_seed, read_header, stamp
 from mirrorlog.commitlog.identity import FORMAT_VERSION
 from mirrorlog.commitlog.ingest import check_run
 from mirrorlog.commitlog.opening import OpenedLog, open_directory
+from mirrorlog.commitlog.prepare import PrepareJob
 from mirrorlog.commitlog.recovery import RecoveryReport
 from mirrorlog.commitlog.scan import OnBatch, Rules, scan_file
 from mirrorlog.commitlog.segment import Segment
@@ -61,6 +62,7 @@ class CommitLog:
         self._chain = opened.chain
         self._flusher = opened.flusher
         self._warmer = opened.warmer
+        self._preparer = opened.preparer
         self._confirmed = opened.confirmed
         self._closed = False
 
@@ -195,6 +197,32 @@ class CommitLog:
         self.last_append_time_us = max(self.last_append_time_us, headers[-1].append_time_us)
         return headers
 
+    def place_for(self, length: int) -> memoryview | None:
+        """Mirror: memory at the end in which a run of `length` bytes may be received, then kept by `keep_placed` or
+        given up by `drop_placed`; None when it does not fit the active segment. Nothing else is appended meanwhile."""
+        self._require_writable()
+        active = self._chain.active
+        return self._chain.tail(length) if 0 < length <= active.room else None
+
+    def keep_placed(self, run: memoryview, *, log_offset: int) -> list[BatchHeader]:
+        """Mirror: as `append_run`, of the bytes received in the memory of `place_for`; bad ones are zeroed."""
+        self._require_writable()
+        try:
+            headers = check_run(
+                run, log_offset=log_offset, seed=self.seed, epochs=self.epochs, max_batch_bytes=self.max_batch_bytes
+            )
+        except BadBatch:
+            self.drop_placed(run)
+            raise
+        for header in headers:
+            self._chain.active.append_border(header.length)
+        self.last_append_time_us = max(self.last_append_time_us, headers[-1].append_time_us)
+        return headers
+
+    def drop_placed(self, run: memoryview) -> None:
+        """Mirror: what was received there will not be kept. Zeros end a log; bytes that are no batch look torn."""
+        run[:] = bytes(len(run))
+
     def _undo_run(self, log_offset: int, error: MirrorlogError) -> None:
         """A roll inside a run failed: what was placed before it goes, since nobody was told of its headers."""
         if isinstance(error, DiskFailed):
@@ -311,7 +339,7 @@ class CommitLog:
             self._chain.cut(log_offset)
             # A flush that the loop asked for meanwhile has the old end as its target.
             self._flusher.void()
-            self._warmer.cooled()
+            self._cooled()
 
     def _store_epochs(self, epochs: EpochList) -> None:
         store_epochs(self._files, self.directory, epochs)
@@ -331,15 +359,29 @@ class CommitLog:
         flushed = self._flusher.complete(job)
         if flushed > before:
             self._chain.release(flushed)
-            self._warmer.cooled()
+            self._cooled()
         return flushed
 
+    def _cooled(self) -> None:
+        self._warmer.cooled()
+        self._preparer.allow()
+
     def start_warm(self) -> WarmJob | None:
-        """A job that prepares pages or a file ahead of the tail; None when nothing is due or one is out."""
+        """A short job that makes the pages before the tail writable; None when nothing is due or one is out."""
         return self._warmer.start(self._chain.active) if self.state is LogState.OPEN else None
 
     def complete_warm(self, job: WarmJob) -> None:
         self._warmer.complete(job)
+
+    def start_prepare(self) -> PrepareJob | None:
+        """A job that makes a spare file or brings pages far ahead into memory; None when nothing is due or one is out.
+
+        It may be slow, so it belongs on a helper of its own.
+        """
+        return self._preparer.start(self._chain.active) if self.state is LogState.OPEN else None
+
+    def complete_prepare(self, job: PrepareJob) -> None:
+        self._preparer.complete(job)
 
     def close(self) -> None:
         """Flush, write the checkpoint and let everything go; blocking, idempotent. Raises DiskFailed.
@@ -356,6 +398,7 @@ class CommitLog:
                 self._flusher.complete(job)
         finally:
             self._warmer.close()
+            self._preparer.close()
             self._chain.close()
             self._flusher.close()
 

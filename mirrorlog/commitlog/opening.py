@@ -4,7 +4,7 @@ log.json        log id, cluster id, name, format version; written last, so a dir
 epochs          see `epochs`
 checkpoint      see `checkpoint`
 <20 digits>     segments, see `chain`
-spare-<n>       a file prepared for the next segment, see `warmer`
+spare-<n>       a file prepared for the next segment, see `prepare`
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mirrorlog.commitlog.epochs import EpochList, load_epochs, store_epochs
 from mirrorlog.commitlog.files import Files
 from mirrorlog.commitlog.flush import Flusher
 from mirrorlog.commitlog.identity import check_identity, write_identity
+from mirrorlog.commitlog.prepare import Preparer
 from mirrorlog.commitlog.recovery import Recovery, RecoveryReport
 from mirrorlog.commitlog.scan import OnBatch, Rules
 from mirrorlog.commitlog.segment import segment_start
@@ -43,6 +44,7 @@ class OpenedLog:
     chain: SegmentChain
     flusher: Flusher
     warmer: Warmer
+    preparer: Preparer
     epochs: EpochList
     report: RecoveryReport
     confirmed: int
@@ -82,15 +84,16 @@ def open_directory(
     if checkpoint != recorded:
         checkpoints.write_both(checkpoint)
 
-    warmer = Warmer(files, directory, segment_bytes=settings.segment_bytes, populate_bytes=settings.populate_bytes)
-    chain = SegmentChain(files, directory, recovery.segments, warmer)
+    preparer = Preparer(files, directory, segment_bytes=settings.segment_bytes, prepare_bytes=settings.prepare_bytes)
+    chain = SegmentChain(files, directory, recovery.segments, preparer)
     if not chain.segments:
         chain.begin_first(begin)
     chain.open_files(checkpoint.flushed)
     return OpenedLog(
         chain=chain,
         flusher=Flusher(files, checkpoints, checkpoint.flushed),
-        warmer=warmer,
+        warmer=Warmer(files, populate_bytes=settings.populate_bytes),
+        preparer=preparer,
         epochs=epochs,
         report=recovery.report(warnings),
         confirmed=checkpoint.confirmed,

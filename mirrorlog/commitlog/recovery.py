@@ -22,9 +22,9 @@ from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.damage import Damage, Range, Stretch, assess, next_valid
 from mirrorlog.commitlog.files import Files
 from mirrorlog.commitlog.format import ALIGNMENT, BatchHeader
+from mirrorlog.commitlog.prepare import SPARE_PREFIX
 from mirrorlog.commitlog.scan import BlockReader, OnBatch, Rules, bad_bytes, nonzero_end, walk, zero_out
 from mirrorlog.commitlog.segment import Segment, segment_name, segment_start
-from mirrorlog.commitlog.warmer import SPARE_PREFIX
 from mirrorlog.errors import BadBatch
 
 _REPLACEMENT_SUFFIX: Final = ".new"

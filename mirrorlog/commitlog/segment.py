@@ -34,7 +34,7 @@ class Segment:
 
     `file` and `view` (writable memory) are there while the segment is the active one, not yet flushed, or kept for
     readers; without them it is read by pread. A view that was given out keeps its mapping alive by itself, so
-    dropping one here never takes memory from under a reader.
+    dropping one here never takes memory from under a reader. `prepared_to`: see `prepare`, a position in the file.
     """
 
     start: int
@@ -44,6 +44,7 @@ class Segment:
     borders: array[int] = field(default_factory=lambda: array("Q"))
     file: File | None = None
     view: memoryview | None = None
+    prepared_to: int = 0
 
     @property
     def room(self) -> int:
@@ -89,9 +90,10 @@ class SpareFile:
     capacity: int
     file: File
     view: memoryview
+    prepared_to: int = 0
 
     def as_segment(self, start: int, path: Path) -> Segment:
-        return Segment(start, path, self.capacity, start, file=self.file, view=self.view)
+        return Segment(start, path, self.capacity, start, file=self.file, view=self.view, prepared_to=self.prepared_to)
 
 
 def make_spare_file(files: Files, path: Path, size: int) -> SpareFile:

@@ -27,14 +27,14 @@ from mirrorlog.errors import (
 )
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
 from mirrorlog.ha.connection import HAConnection, SourceLog
-from mirrorlog.ha.driving import expect_message, log_failure
+from mirrorlog.ha.driving import log_failure
 from mirrorlog.ha.group_transfer import Answer
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Ack, Frame, FrameType, frame, read_ack
 from mirrorlog.wire.greeting import check_hello
 from mirrorlog.wire.listening import listen
-from mirrorlog.wire.messages import Failure, Follow, Hello, Pull, Welcome, as_error, encode
+from mirrorlog.wire.messages import Failure, Follow, Hello, Pull, Welcome, as_error, encode, expect_message
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,9 @@ class MasterLink:
             self._follow(expect_message(frame_, FrameType.FOLLOW, Follow), now)
         else:
             self._transfer(frame_, now)
+
+    def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
+        return None
 
     def writable(self) -> None:
         self.pump()

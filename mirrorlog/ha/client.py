@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import Protocol
 from uuid import UUID
 
 from mirrorlog.commitlog.epochs import EpochList, common_point
@@ -41,9 +41,8 @@ from mirrorlog.wire.messages import (
     as_error,
     decode,
     encode,
+    expect_message,
 )
-
-_M = TypeVar("_M", bound=Message)
 
 
 class ReplicaLog(Protocol):
@@ -60,6 +59,11 @@ class ReplicaLog(Protocol):
     @property
     def epochs(self) -> EpochList: ...
     def append_run(self, run: memoryview, *, log_offset: int) -> object: ...
+    def place_for(self, length: int) -> memoryview | None:
+        """Memory at the end to receive a run in; None: append it from elsewhere."""
+
+    def keep_placed(self, run: memoryview, *, log_offset: int) -> object: ...
+    def drop_placed(self, run: memoryview) -> None: ...
     def set_confirmed(self, log_offset: int) -> None:
         """Above the end it is the end: a mirror hears of more than it holds."""
 
@@ -94,6 +98,7 @@ class HAClient:
         self._retry_at = now
         self._align_out = False
         self._epoch = 0
+        self._placed: memoryview | None = None
         self._handlers: dict[tuple[ClientState, int], Callable[[Frame, float], Sequence[Action]]] = {
             (ClientState.GREETING, FrameType.WELCOME): self._welcome,
             (ClientState.ASKING, FrameType.HISTORY): self._history,
@@ -133,6 +138,9 @@ class HAClient:
         """The connection is gone or could not be made; the next attempt is due after the reconnect interval."""
         if self.state is not ClientState.STOPPED:
             self.state = ClientState.WAITING
+        if self._placed is not None:
+            self._log.drop_placed(self._placed)
+            self._placed = None
         self.last_error = error or self.last_error
         self._retry_at = now + self._settings.reconnect_interval_ms / 1000
 
@@ -150,6 +158,15 @@ class HAClient:
         if handler is None:
             raise ProtocolError(f"frame type {frame_.type} while {self.state.value}")
         return handler(frame_, now)
+
+    def place(self, frame_type: int, facts: memoryview, size: int) -> memoryview | None:
+        """Where the bytes of a large frame shall be received (`frames.Place`): at the log's end, if they fit."""
+        if self.state is not ClientState.TRANSFER or frame_type != FrameType.TRANSFER:
+            return None
+        transfer = read_transfer(facts)
+        if (transfer.epoch, transfer.log_offset) == (self._epoch, self._log.end):
+            self._placed = self._log.place_for(size)
+        return self._placed
 
     def aligned(self, now: float) -> Sequence[Action]:
         """The cut and the epoch list are on disk: ask for the rest, and say what is held."""
@@ -175,7 +192,7 @@ class HAClient:
     # --- frames ---
 
     def _welcome(self, frame_: Frame, now: float) -> Sequence[Action]:
-        welcome = _expect(frame_, Welcome)
+        welcome = expect_message(frame_, FrameType.WELCOME, Welcome)
         if welcome.cluster_id != self._greeting.cluster_id:
             raise WrongCluster(
                 f"the master at {self.master} is of cluster {welcome.cluster_name} ({welcome.cluster_id})"
@@ -191,7 +208,7 @@ class HAClient:
         return [self._say(FrameType.FOLLOW, follow, now)]
 
     def _history(self, frame_: Frame, now: float) -> Sequence[Action]:
-        history = _expect(frame_, History)
+        history = expect_message(frame_, FrameType.HISTORY, History)
         theirs = EpochList.of(history.epochs)
         own_epochs = self._log.epochs.entries
         # Its own epochs, from when it was the master, end with that; those of others make an older history stale.
@@ -220,7 +237,10 @@ class HAClient:
         if facts.log_offset != self._log.end:
             raise ProtocolError(f"the master pushes log offset {facts.log_offset}, this copy ends at {self._log.end}")
         run = frame_.payload[TRANSFER.size :]
-        if len(run):
+        if frame_.body is not None:
+            run, self._placed = frame_.body, None
+            self._log.keep_placed(run, log_offset=facts.log_offset)
+        elif len(run):
             self._log.append_run(run, log_offset=facts.log_offset)
         self.master_end = facts.end
         self._log.set_confirmed(facts.confirmed)
@@ -235,10 +255,3 @@ class HAClient:
     def _say(self, kind: FrameType, message: Message, now: float) -> Send:
         self.last_write = now
         return Send((frame(kind, encode(message)),))
-
-
-def _expect(frame_: Frame, kind: type[_M]) -> _M:
-    message = decode(frame_.payload)
-    if not isinstance(message, kind):
-        raise ProtocolError(f"{type(message).__name__} where {kind.__name__} was expected")
-    return message

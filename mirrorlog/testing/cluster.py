@@ -29,6 +29,9 @@ _START_ATTEMPTS: Final = 5
 _Condition = Callable[[LogStatus, Mapping[str, LogStatus]], bool]
 """Given the log on its master, and on every node that answers."""
 
+# A test writes little: bringing more pages in would cost it more time than it saves.
+_PREPARE_BYTES: Final = 8 * _MIB
+
 
 class Cluster:
     """`copies` nodes named n1, n2, …, started by `with` (or `async with`, or `start`) and ended by its end.
@@ -62,7 +65,12 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self._node_ids = [f"n{number}" for number in range(1, copies + 1)]
         self._log = {"min_in_sync": min_in_sync, "flush": flush}
-        self._settings = {"log.segment_bytes": segment_bytes, "grpc.enabled": grpc, **(settings or {})}
+        self._settings = {
+            "log.segment_bytes": segment_bytes,
+            "log.prepare_bytes": _PREPARE_BYTES,
+            "grpc.enabled": grpc,
+            **(settings or {}),
+        }
         self._grpc = grpc
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._temporary: Path | None = None

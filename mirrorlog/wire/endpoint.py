@@ -37,6 +37,9 @@ class FrameHandler(Protocol):
     def frame(self, frame: Frame) -> None:
         """A frame came. Its payload is valid until this returns. A MirrorlogError closes the connection."""
 
+    def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
+        """Where a large frame's bytes shall be received, see `frames.Place`; None: in the connection's own buffer."""
+
     def writable(self) -> None:
         """The transport takes bytes again after `Endpoint.paused`."""
 
@@ -56,7 +59,7 @@ class Endpoint(asyncio.BufferedProtocol):
         self.paused = False
         self.peer = "?"
         self._handler = handler
-        self._reader = FrameReader(frame_bytes_max=HELLO_BYTES_MAX)
+        self._reader = FrameReader(frame_bytes_max=HELLO_BYTES_MAX, place=handler.place)
         self._frame_bytes_max = frame_bytes_max
         self._outgoing_bytes_max = outgoing_bytes_max
         self._transport: asyncio.Transport | None = None

@@ -23,6 +23,7 @@ frame is one call on the loop. Rejected: protobuf or JSON for these six (a third
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -31,6 +32,9 @@ from mirrorlog.errors import BadRequest, FrameTooLarge, ProtocolError
 FRAME_HEADER_SIZE: Final = 16
 PROTOCOL_VERSION_MIN: Final = 1
 PROTOCOL_VERSION_MAX: Final = 1
+
+# Below it asking where a frame shall go costs more than copying it.
+PLACED_BYTES_MIN: Final = 16 * 1024
 
 # Before HELLO is accepted nobody may make the node hold more than this for them.
 HELLO_BYTES_MAX: Final = 64 * 1024
@@ -67,11 +71,22 @@ _KNOWN_TYPES: Final = frozenset(FrameType)
 
 
 class Frame(NamedTuple):
-    """One received frame. `payload` is a view that is valid until the reader is asked for room again."""
+    """One received frame. `payload` is a view that is valid until the reader is asked for room again.
+
+    `body`: None, or the bytes behind the payload's fixed struct, in the memory that the receiver gave for them (see
+    `Place`); `payload` is the fixed struct alone then.
+    """
 
     type: int
     correlation_id: int
     payload: memoryview
+    body: memoryview | None = None
+
+
+Place = Callable[[int, int, memoryview, int], memoryview | None]
+"""(type, correlation id, fixed struct, size): where the `size` bytes behind the struct of a large frame shall be
+received. Exactly so many bytes, or None for the reader's own buffer. Asked once per frame, before its bytes are there;
+they may never come."""
 
 
 def frame_header(kind: FrameType, payload_size: int, correlation_id: int = 0) -> bytes:
@@ -88,22 +103,31 @@ class FrameReader:
     """Bytes in, frames out, over one warm buffer; knows no socket.
 
     Use: receive into `room()`, tell `received(n)`, then take `next_frame()` until it gives None. The buffer begins
-    small, grows to the largest frame seen and never beyond `frame_bytes_max`.
+    small, grows to the largest frame seen and never beyond `frame_bytes_max`. A large frame of batches is received
+    where `place` says, and then not copied again.
     """
 
-    __slots__ = ("_buffer", "_end", "_start", "_view", "frame_bytes_max")
+    __slots__ = (
+        "_asked", "_buffer", "_end", "_place", "_placed", "_placed_end", "_placed_head", "_start", "_view",
+        "frame_bytes_max",
+    )  # fmt: skip
 
-    def __init__(self, *, frame_bytes_max: int, initial_bytes: int = 64 * 1024) -> None:
+    def __init__(self, *, frame_bytes_max: int, initial_bytes: int = 64 * 1024, place: Place | None = None) -> None:
         self.frame_bytes_max = frame_bytes_max
         self._buffer = bytearray(initial_bytes)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
+        self._place = place
+        self._asked = False
+        self._placed: memoryview | None = None
+        self._placed_end = 0
+        self._placed_head = Frame(0, 0, self._view[:0])
 
     @property
     def partial(self) -> bool:
         """A frame has begun and is not complete: the sender owes bytes."""
-        return self._end > self._start
+        return self._placed is not None or self._end > self._start
 
     def unread(self) -> bytes:
         """The bytes not yet taken as frames (for telling a stranger's protocol apart)."""
@@ -111,6 +135,8 @@ class FrameReader:
 
     def room(self) -> memoryview:
         """Where to receive next; never empty. Views given out by `next_frame` are invalid from here on."""
+        if self._placed is not None:
+            return self._placed[self._placed_end :]
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start and (self._wanted() > len(self._buffer) - self._start or 2 * self._end > len(self._buffer)):
@@ -120,10 +146,16 @@ class FrameReader:
         return self._view[self._end :]
 
     def received(self, size: int) -> None:
-        self._end += size
+        if self._placed is not None:
+            self._placed_end += size
+        else:
+            self._end += size
 
     def next_frame(self) -> Frame | None:
-        """The next complete frame. Raises FrameTooLarge or ProtocolError at a header that cannot be one."""
+        """The next complete frame. Raises FrameTooLarge or ProtocolError at a header that cannot be one, and what
+        `place` raises."""
+        if self._placed is not None:
+            return self._take_placed()
         have = self._end - self._start
         if have < FRAME_HEADER_SIZE:
             return None
@@ -133,17 +165,48 @@ class FrameReader:
         if length > self.frame_bytes_max:
             raise FrameTooLarge(f"a frame of {length} bytes is above the limit of {self.frame_bytes_max}")
         if have < FRAME_HEADER_SIZE + length:
+            if length >= PLACED_BYTES_MIN and not self._asked:
+                self._ask_place(kind, correlation_id, length)
             return None
         begin = self._start + FRAME_HEADER_SIZE
         self._start = begin + length
+        self._asked = False
         return Frame(kind, correlation_id, self._view[begin : self._start])
 
+    def _ask_place(self, kind: int, correlation_id: int, length: int) -> None:
+        """Once the fixed struct is there: what came with it is copied to its place, what follows is received there."""
+        facts_size = _FACTS_SIZES.get(kind)
+        begin = self._start + FRAME_HEADER_SIZE
+        if self._place is None or facts_size is None or self._end < begin + facts_size:
+            return
+        self._asked = True
+        # A copy: the frame's own buffer is free again from here on.
+        facts = memoryview(bytes(self._view[begin : begin + facts_size]))
+        placed = self._place(kind, correlation_id, facts, length - facts_size)
+        if placed is None:
+            return
+        there = self._view[begin + facts_size : self._end]
+        placed[: len(there)] = there
+        self._placed, self._placed_end = placed, len(there)
+        self._placed_head = Frame(kind, correlation_id, facts)
+        self._start = self._end = 0
+
+    def _take_placed(self) -> Frame | None:
+        placed = self._placed
+        if placed is None or self._placed_end < len(placed):
+            return None
+        self._placed, self._asked = None, False
+        return self._placed_head._replace(body=placed)
+
     def _wanted(self) -> int:
-        """Bytes from `_start` that the frame now being received needs in all; at least a header."""
+        """Bytes from `_start` that the frame now being received needs in all; at least a header, and no more than the
+        fixed struct of one that may be placed."""
         if self._end - self._start < FRAME_HEADER_SIZE:
             return FRAME_HEADER_SIZE
-        length: int = _FRAME_HEADER.unpack_from(self._buffer, self._start)[0]
-        return FRAME_HEADER_SIZE + min(length, self.frame_bytes_max)
+        length, kind, _, _ = _FRAME_HEADER.unpack_from(self._buffer, self._start)
+        if self._place is not None and not self._asked and length >= PLACED_BYTES_MIN and kind in _FACTS_SIZES:
+            return FRAME_HEADER_SIZE + _FACTS_SIZES[kind]
+        return FRAME_HEADER_SIZE + min(int(length), self.frame_bytes_max)
 
     def _compact(self) -> None:
         held = self._end - self._start
@@ -259,6 +322,13 @@ TRANSFER = struct.Struct("<QQQII")
 ACK = struct.Struct("<QQII")
 
 assert not any(each.size % 8 for each in (PRODUCE, CONFIRM, FETCH, BATCHES, TRANSFER, ACK))
+
+_FACTS_SIZES: Final = {
+    int(FrameType.PRODUCE): PRODUCE.size,
+    int(FrameType.BATCHES): BATCHES.size,
+    int(FrameType.TRANSFER): TRANSFER.size,
+}
+"""Frames of batches that may be placed, and the size of the struct before their batches."""
 
 
 def read_produce(payload: memoryview) -> Produce:

@@ -7,15 +7,14 @@ has its own), pickle (never).
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from mirrorlog.errors import MirrorlogError, ProtocolError, from_code
-from mirrorlog.wire.frames import (
-    FrameType,
-    frame,
-)
+from mirrorlog.wire.frames import Frame, FrameType, frame
+
+_M = TypeVar("_M", bound="Message")
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True):
@@ -291,6 +290,16 @@ def decode(payload: memoryview | bytes) -> AnyMessage:
         message: AnyMessage = _DECODER.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a control message does not fit: {error}") from None
+    return message
+
+
+def expect_message(frame_: Frame, frame_type: FrameType, kind: type[_M]) -> _M:
+    """The message of that kind in a frame of that type. Raises ProtocolError for anything else."""
+    if frame_.type != frame_type:
+        raise ProtocolError(f"frame type {frame_.type} where {frame_type.name} was expected")
+    message = decode(frame_.payload)
+    if not isinstance(message, kind):
+        raise ProtocolError(f"{type(message).__name__} where {kind.__name__} was expected")
     return message
 
 

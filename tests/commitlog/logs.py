@@ -29,10 +29,13 @@ def open_log(
     log_id: UUID = LOG_ID,
     cluster_id: UUID = CLUSTER_ID,
     populate_bytes: int = 64 * KIB,
+    prepare_bytes: int = 0,
 ) -> CommitLog:
     """A log with small segments; with `epoch` that epoch is opened, as a master does at its start."""
     # model_construct: the tests roll after a few batches, below the least that a user may set.
-    settings = LogSettings.model_construct(segment_bytes=segment_bytes, populate_bytes=populate_bytes)
+    settings = LogSettings.model_construct(
+        segment_bytes=segment_bytes, populate_bytes=populate_bytes, prepare_bytes=prepare_bytes
+    )
     log = CommitLog.open(
         directory,
         log_id=log_id,
@@ -72,13 +75,24 @@ def flush(log: CommitLog) -> int:
 
 
 def warm(log: CommitLog) -> bool:
-    """Run one warm job; False when none was due."""
+    """Run one job that warms and one that prepares; False when none was due."""
+    return warm_pages(log) | prepare(log)
+
+
+def warm_pages(log: CommitLog) -> bool:
     job = log.start_warm()
-    if job is None:
-        return False
-    job.run()
-    log.complete_warm(job)
-    return True
+    if job is not None:
+        job.run()
+        log.complete_warm(job)
+    return job is not None
+
+
+def prepare(log: CommitLog) -> bool:
+    job = log.start_prepare()
+    if job is not None:
+        job.run()
+        log.complete_prepare(job)
+    return job is not None
 
 
 def stored(log: CommitLog) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 
 from mirrorlog.commitlog.log import CommitLog
 from tests.commitlog.faulty import FaultyFiles
-from tests.commitlog.logs import KIB, abandon, append, append_sizes, flush, open_log, sized_batch, stored, warm
+from tests.commitlog.logs import KIB, abandon, append, append_sizes, flush, open_log, prepare, sized_batch, stored, warm
 
 
 def warm_all(log: CommitLog) -> int:
@@ -38,7 +38,7 @@ def test_the_window_is_populated_in_pieces_and_only_when_half_is_used(tmp_path: 
     assert warm_all(log) == 1
     assert files.disk.calls["populate"] == 4
     append(log, sized_batch(256 * KIB))
-    assert log.start_warm() is None
+    assert not warm(log)
     append_sizes(log, [256 * KIB] * 8)
     assert warm_all(log) == 1
     assert files.disk.calls["populate"] == 7
@@ -46,8 +46,8 @@ def test_the_window_is_populated_in_pieces_and_only_when_half_is_used(tmp_path: 
     assert warm_all(log) == 1, "a flush makes pages read-only again: the window is walked once more"
 
 
-def test_one_warm_job_is_out_at_a_time(tmp_path: Path) -> None:
-    """Goal: no two helpers make the same spare. Ask twice before completing."""
+def test_one_job_of_each_kind_is_out_at_a_time(tmp_path: Path) -> None:
+    """Goal: no two helpers make the same spare or walk the same pages. Ask twice before completing."""
     log = open_log(tmp_path, segment_bytes=1000, epoch=1)
     job = log.start_warm()
     assert job is not None
@@ -55,7 +55,35 @@ def test_one_warm_job_is_out_at_a_time(tmp_path: Path) -> None:
     job.run()
     log.complete_warm(job)
     append(log, sized_batch(600))
-    assert log.start_warm() is not None
+    step = log.start_prepare()
+    assert step is not None
+    assert log.start_prepare() is None
+    step.run()
+    log.complete_prepare(step)
+    assert log.start_prepare() is None, "one spare is enough"
+
+
+def test_pages_far_ahead_are_touched_and_synced_step_by_step(tmp_path: Path) -> None:
+    """Goal: the active file, then a spare, `prepare_bytes` ahead and no further. Count the calls of a 32 MiB file and
+    16 MiB steps while the tail moves."""
+    files = FaultyFiles()
+    mib = 1024 * KIB
+    log = open_log(tmp_path, segment_bytes=32 * mib, populate_bytes=0, prepare_bytes=48 * mib, epoch=1, files=files)
+    before = files.disk.calls["fdatasync"]
+    steps = 0
+    while prepare(log):
+        steps += 1
+    assert steps == 4, "two steps of the file, the spare, and its first half"
+    assert files.disk.calls["populate"] == 48
+    assert files.disk.calls["fdatasync"] - before == 3
+    append_sizes(log, [256 * KIB] * 60)
+    assert not prepare(log), "less than a step is due"
+    append_sizes(log, [256 * KIB] * 4)
+    assert prepare(log)
+    assert files.disk.calls["populate"] == 64
+    append_sizes(log, [256 * KIB] * 64)
+    assert log.stalls == 0
+    assert log.recovery.clean
 
 
 def test_a_kernel_that_cannot_populate_is_left_in_peace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,10 +94,7 @@ def test_a_kernel_that_cannot_populate_is_left_in_peace(tmp_path: Path, monkeypa
     assert warm_all(log) == 1
     append_sizes(log, [64 * KIB] * 3)
     flush(log)
-    while (job := log.start_warm()) is not None:
-        assert len(job.window) == 0
-        job.run()
-        log.complete_warm(job)
+    assert log.start_warm() is None
 
 
 def test_populating_changes_no_byte(tmp_path: Path) -> None:
@@ -87,14 +112,14 @@ def test_a_spare_is_removed_at_close_and_by_a_job_that_ends_after_it(tmp_path: P
         directory = tmp_path / str(late)
         log = open_log(directory, segment_bytes=1000, epoch=1)
         append(log, sized_batch(600))
-        job = log.start_warm()
+        job = log.start_prepare()
         assert job is not None
         job.run()
         if not late:
-            log.complete_warm(job)
+            log.complete_prepare(job)
         log.close()
         if late:
-            log.complete_warm(job)
+            log.complete_prepare(job)
         assert [path.name for path in directory.iterdir() if path.name.startswith("spare")] == []
 
 

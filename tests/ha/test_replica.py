@@ -12,7 +12,7 @@ from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, Kind
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.errors import DiskFailed, LogCorrupt, MirrorlogError
+from mirrorlog.errors import BadBatch, DiskFailed, LogCorrupt, MirrorlogError
 from tests.commitlog.faulty import FaultyFiles
 from tests.ha.links import Pair
 from tests.ha.replicas import KIB, append, content, open_master, open_replica, settings_of
@@ -107,3 +107,31 @@ def test_a_disk_that_fails_in_an_append_is_told(
         append_more()
     assert broken == [raised.value]
     assert 0 < replica.end < 20 * 30 * KIB
+
+
+def test_a_run_received_at_the_logs_end_is_kept_whole_or_leaves_zeros(pair: Pair) -> None:
+    """Goal: a mirror receives in place and keeps nothing that was not checked. Method: receive half a run, a damaged
+    one and a whole one at the mirror's end: only the last counts, the others leave the end and zeros behind it."""
+    append(pair.master)
+    copy_all(pair)
+    append(pair.master)
+    mirror = pair.mirror
+    run = content(pair.master)[mirror.end :]
+    end = mirror.end
+
+    place = mirror.place_for(len(run))
+    assert place is not None
+    place[: len(run) // 2] = run[: len(run) // 2]
+    mirror.drop_placed(place)
+    assert (mirror.end, bytes(place)) == (end, bytes(len(run)))
+
+    place[:] = bytes(run[:-1]) + bytes((run[-1] ^ 1,))
+    with pytest.raises(BadBatch):
+        mirror.keep_placed(place, log_offset=end)
+    assert (mirror.end, bytes(place)) == (end, bytes(len(run)))
+
+    place[:] = run
+    mirror.keep_placed(place, log_offset=end)
+    assert content(mirror) == content(pair.master)
+    assert mirror.index.next_appended(1) == pair.master.index.next_appended(1)
+    assert mirror.place_for(256 * KIB) is None, "what does not fit the segment is received elsewhere"

@@ -12,6 +12,7 @@ from mirrorlog.errors import FrameTooLarge, ProtocolError
 from mirrorlog.wire.frames import (
     ACK,
     FRAME_HEADER_SIZE,
+    PLACED_BYTES_MIN,
     TRANSFER,
     Frame,
     FrameReader,
@@ -158,3 +159,46 @@ def test_fixed_structs_come_back_as_they_were() -> None:
     largest = 2**64 - 1
     assert read_ack(memoryview(ACK.pack(largest, 1, 2**32 - 1, 0))) == (largest, 1, 2**32 - 1, 0)
     assert read_transfer(memoryview(TRANSFER.pack(1, 2, largest, 4, 5))) == (1, 2, largest, 4, 5)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3 * PLACED_BYTES_MIN), st.booleans()), min_size=1, max_size=6),
+    st.lists(st.integers(1, 40_000), min_size=1, max_size=30),
+)
+def test_large_frames_of_batches_are_received_where_they_belong(
+    bodies: list[tuple[int, bool]], chunks: list[int]
+) -> None:
+    """Goal: no byte is lost or doubled between the buffer and the place. Frames of any size, half of them placed, cut
+    anywhere: every body comes whole, placed or behind its struct, and is asked for once."""
+    asked: list[int] = []
+
+    def place(kind: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
+        assert (kind, read_transfer(facts).log_offset) == (FrameType.TRANSFER, correlation_id)
+        asked.append(correlation_id)
+        length, wanted = bodies[correlation_id]
+        assert size == length
+        return memoryview(bytearray(size)) if wanted else None
+
+    def body_of(number: int) -> bytes:
+        return random.Random(number).randbytes(bodies[number][0])
+
+    data = b""
+    for number in range(len(bodies)):
+        facts = TRANSFER.pack(number, 0, 0, 0, 0)
+        data += frame(FrameType.TRANSFER, facts + body_of(number), number)
+    reader = FrameReader(frame_bytes_max=10 * PLACED_BYTES_MIN, initial_bytes=256, place=place)
+    found = []
+    turn = 0
+    while data:
+        room = reader.room()
+        size = min(len(data), len(room), chunks[turn % len(chunks)])
+        room[:size] = data[:size]
+        data, turn = data[size:], turn + 1
+        reader.received(size)
+        while (each := reader.next_frame()) is not None:
+            if each.body is not None:
+                assert (len(each.payload), bodies[each.correlation_id][1]) == (TRANSFER.size, True)
+            found.append(bytes(each.body) if each.body is not None else bytes(each.payload[TRANSFER.size :]))
+    assert found == [body_of(number) for number in range(len(bodies))]
+    assert len(asked) == len(set(asked))
+    assert not reader.partial

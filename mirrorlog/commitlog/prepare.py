@@ -1,0 +1,155 @@
+"""The next file, and the first touch of pages far ahead of the tail: the work of a helper that may be slow.
+
+A page of a file that was never written is dear, and not only because memory must be found for it (0.4 GB/s where a
+virtual machine gets its memory at the first touch, 10 GB/s for a cached page): its block is marked as written
+in the file system's journal, so a fault on it waits while the journal commits, and a flush has a commit to write. So,
+while there is time, the pages of the active segment and of a spare file are touched and synced up to `prepare_bytes`
+ahead of the tail. Touched, not written: the kernel brings in zeros and marks the page dirty, so nothing that the loop
+stores meanwhile can be overwritten. (The small window right before the tail is made writable again by `warmer`.)
+Figures: docs/decisions/0007.
+
+A spare is allocated under the name `spare-<n>` and renamed by a roll before its first byte is stored in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from pathlib import Path
+from typing import Final
+
+from mirrorlog.commitlog.files import Files
+from mirrorlog.commitlog.segment import Segment, SpareFile, make_spare_file
+
+SPARE_PREFIX: Final = "spare-"
+STEP_BYTES: Final = 16 * 1024 * 1024
+PIECE_BYTES: Final = 1024 * 1024
+
+# Never the same name twice in a process: a job of a log that was closed meanwhile cannot touch its successor's file.
+_numbers = itertools.count(1)
+
+
+def spare_path(directory: Path) -> Path:
+    return directory / f"{SPARE_PREFIX}{next(_numbers)}"
+
+
+class PrepareJob:
+    """One step: a spare file, or pages of a file. `run` belongs on a helper thread."""
+
+    __slots__ = ("_file", "_files", "_spare_wanted", "error", "pages", "prepared", "spare", "supported", "to")
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        spare: tuple[Path, int] | None = None,
+        prepared: Segment | SpareFile | None = None,
+        pages: memoryview | None = None,
+        to: int = 0,
+    ) -> None:
+        self._files = files
+        self._spare_wanted = spare
+        self.prepared = prepared
+        self._file = prepared.file if prepared is not None else None
+        self.pages = pages
+        self.to = to
+        self.supported = True
+        self.spare: SpareFile | None = None
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        """Raises nothing: a disk that is full now is told to the loop, and met again only if a roll needs the file."""
+        try:
+            if self._spare_wanted is not None:
+                self.spare = make_spare_file(self._files, *self._spare_wanted)
+            elif self.pages is not None:
+                # In pieces, because the kernel holds the process's memory map for the length of one call.
+                for at in range(0, len(self.pages), PIECE_BYTES):
+                    self.supported = self.supported and self._files.populate(self.pages[at : at + PIECE_BYTES])
+                if self._file is not None:
+                    self._file.fdatasync()
+        except OSError as error:
+            self.error = error
+
+
+class Preparer:
+    """Decides what to prepare next; one job at a time. Used on the loop only."""
+
+    __slots__ = ("_files", "_pending", "_refused", "directory", "prepare_bytes", "segment_bytes", "spare")
+
+    def __init__(self, files: Files, directory: Path, *, segment_bytes: int, prepare_bytes: int) -> None:
+        self._files = files
+        self._pending: PrepareJob | None = None
+        self._refused = False
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.prepare_bytes = prepare_bytes
+        self.spare: SpareFile | None = None
+
+    def start(self, active: Segment) -> PrepareJob | None:
+        """The next job, or None when all is prepared or one is out already."""
+        if self._pending is None:
+            self._pending = self._next_job(active)
+            return self._pending
+        return None
+
+    def complete(self, job: PrepareJob) -> None:
+        """Take over what `job` prepared."""
+        if job is not self._pending:
+            self.discard(job.spare)
+            return
+        self._pending = None
+        if not job.supported:
+            self.prepare_bytes = 0
+        if job.prepared is not None:
+            job.prepared.prepared_to = max(job.prepared.prepared_to, job.to)
+        self._refused = job.error is not None
+        self.spare = job.spare or self.spare
+
+    def take(self) -> SpareFile | None:
+        """The spare file, which is the caller's from here on."""
+        spare, self.spare = self.spare, None
+        return spare
+
+    def allow(self) -> None:
+        """A spare that was refused may be asked for again."""
+        self._refused = False
+
+    def close(self) -> None:
+        """Remove the spare. A job that is still out removes its own when it is completed."""
+        self._pending = None
+        self.discard(self.take())
+
+    def discard(self, spare: SpareFile | None) -> None:
+        """Remove a spare that will not be used."""
+        if spare is not None:
+            spare.file.close()
+            with contextlib.suppress(OSError):  # recovery removes it
+                self._files.unlink(spare.path)
+
+    def _next_job(self, active: Segment) -> PrepareJob | None:
+        tail = active.end - active.start
+        urgent = active.room * 2 <= active.capacity
+        if urgent and self._wants_spare():
+            return self._spare_job()
+        job = self._pages_job(active, tail, min(active.capacity, tail + self.prepare_bytes))
+        if job is None and self._wants_spare() and self.prepare_bytes > active.room:
+            job = self._spare_job()
+        if job is None and self.spare is not None:
+            job = self._pages_job(self.spare, 0, min(self.spare.capacity, self.prepare_bytes - active.room))
+        return job
+
+    def _wants_spare(self) -> bool:
+        return self.spare is None and not self._refused
+
+    def _spare_job(self) -> PrepareJob:
+        return PrepareJob(self._files, spare=(spare_path(self.directory), self.segment_bytes))
+
+    def _pages_job(self, prepared: Segment | SpareFile, tail: int, to: int) -> PrepareJob | None:
+        """The next step of `prepared` from its tail on; None when it is prepared up to `to`."""
+        first = max(prepared.prepared_to, tail) // PIECE_BYTES * PIECE_BYTES
+        # Small remains wait until they are a step, or the end of the file.
+        if prepared.view is None or first >= to or (to - first < STEP_BYTES and to < prepared.capacity):
+            return None
+        end = min(first + STEP_BYTES, to)
+        return PrepareJob(self._files, prepared=prepared, pages=prepared.view[first:end], to=end)
