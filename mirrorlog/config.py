@@ -160,7 +160,12 @@ class LogSettings(_Section):
     prepare_bytes: int = Field(
         2048 * _MIB, ge=0, description="how far ahead of the tail pages are brought into the page cache in spare time"
     )
-    flush_interval_ms: int = Field(500, ge=1, alias="flushIntervalCommitLog")
+    flush_interval_ms: int = Field(
+        500, ge=1, alias="flushIntervalCommitLog", description="how often a log is flushed that nobody waits for"
+    )
+    flush_bytes: int = Field(
+        256 * _MIB, ge=_MIB, description="and how much at most is appended before it is flushed earlier"
+    )
     send_at_once_bytes: int = Field(_MIB, ge=4 * _KIB, description="largest batch run read at once for a consumer")
 
 

@@ -1,7 +1,8 @@
 """Flushing and warming one log, on helper threads, so that the loop never waits for a disk.
 
-One flush is under way at a time; all that is appended meanwhile shares the next one (group commit). A memory log is
-flushed every `flush_interval_ms`, a disk log as soon as it has grown.
+One flush is under way at a time; all that is appended meanwhile shares the next one (group commit). A log is flushed at
+once when a confirm waits for the disk (always on a disk log; on a memory log for the producers that ask for it), else
+every `flush_interval_ms` or `flush_bytes`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Maintenance:
         replica: Replica,
         *,
         flush_interval_ms: int,
+        flush_bytes: int,
         flush_helper: Executor,
         warm_helper: Executor,
         prepare_helper: Executor,
@@ -43,13 +45,15 @@ class Maintenance:
     ) -> None:
         self._replica = replica
         self._interval_s = flush_interval_ms / 1000
+        self._flush_bytes = flush_bytes
         self._eager = replica.assignment.flush == "disk"
         self._flush_helper = flush_helper
         self._warm_helper = warm_helper
         self._prepare_helper = prepare_helper
         self._flushed = flushed
         self._failed = failed
-        self._grown = asyncio.Event()
+        self._due = asyncio.Event()
+        self._recorded_at = 0.0
         self._stopped = False
         self._task: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
@@ -57,8 +61,9 @@ class Maintenance:
 
     def start(self) -> None:
         self._replica.on_appended.append(self._appended)
+        self._replica.on_flush_wanted.append(self._due.set)
         # What stands in the log already, from recovery or as the epoch's first batch, waits for no further append.
-        self._grown.set()
+        self._due.set()
         self._task = asyncio.ensure_future(self._flush_for_ever())
         self._warm()
 
@@ -74,18 +79,18 @@ class Maintenance:
                 await task
 
     def _appended(self) -> None:
-        if self._eager:
-            self._grown.set()
+        log = self._replica.log
+        if self._eager or log.end - log.flushed >= self._flush_bytes:
+            self._due.set()
         self._warm()
 
     async def _flush_for_ever(self) -> None:
         try:
             while True:
-                if self._eager:
-                    await self._grown.wait()
-                    self._grown.clear()
-                else:
-                    await asyncio.sleep(self._interval_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._interval_s):
+                        await self._due.wait()
+                self._due.clear()
                 await self._flush()
         except DiskFailed as error:
             logger.critical("disk_failed log=%s reason=%r", self._replica.assignment.name, str(error))
@@ -96,8 +101,13 @@ class Maintenance:
             self._failed(MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
 
     async def _flush(self) -> None:
-        job = self._replica.log.start_flush()
-        run = asyncio.get_running_loop().run_in_executor(self._flush_helper, job.run)
+        loop = asyncio.get_running_loop()
+        # The checkpoint is a second sync: no confirm waits for it, so it is not written with every group.
+        record = loop.time() - self._recorded_at >= self._interval_s
+        if record:
+            self._recorded_at = loop.time()
+        job = self._replica.log.start_flush(record=record)
+        run = loop.run_in_executor(self._flush_helper, job.run)
         try:
             # A stop must not leave a job half done behind: the helper finishes it first.
             await asyncio.shield(run)

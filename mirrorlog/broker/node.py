@@ -325,6 +325,7 @@ class Node:
         maintenance = Maintenance(
             replica,
             flush_interval_ms=settings.log.flush_interval_ms,
+            flush_bytes=settings.log.flush_bytes,
             flush_helper=self._flush_helper,
             warm_helper=self._warm_helper,
             prepare_helper=self._prepare_helper,

@@ -194,6 +194,8 @@ class Publisher:
         answers = self._mastership.appended(self._replica.end)
         answers += self._mastership.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
         self.log.progressed(answers)
+        if durability > self._mastership.durability and end > self._replica.flushed:
+            self._replica.ask_flush()
 
 
 class ElsewhereLog:

@@ -35,6 +35,7 @@ class Replica:
         self.producers = ProducerTable(producers_max=settings.limits.max_producers)
         self.is_master = assignment.master == settings.node.id
         self.on_appended: list[Callable[[], None]] = []
+        self.on_flush_wanted: list[Callable[[], None]] = []
         self.on_confirmed: list[Callable[[Set[int]], None]] = []
         """Called with the ids of the queues that gained confirmed records."""
         self.on_broken: Callable[[MirrorlogError], None] = _raise
@@ -51,6 +52,7 @@ class Replica:
             settings=self._settings.log,
             max_batch_bytes=self._settings.limits.max_batch_bytes,
             on_batch=self._apply,
+            write_through=self.assignment.flush == "disk",
         )
         self._confirm_derived(self.log.confirmed)
 
@@ -150,6 +152,10 @@ class Replica:
         """After `align` raised, back on the loop: a disk that failed in it ends the node too."""
         if isinstance(error, DiskFailed):
             self.on_broken(error)
+
+    def ask_flush(self) -> None:
+        """A confirm waits for this disk."""
+        self._wake(self.on_flush_wanted)
 
     def close(self) -> None:
         """Flush and write the checkpoint; blocking."""

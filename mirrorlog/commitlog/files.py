@@ -23,6 +23,7 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final, Protocol, Self
@@ -53,6 +54,9 @@ class File(Protocol):
 
     def pwrite(self, data: bytes | memoryview, at: int) -> None:
         """Write all of `data` at `at`."""
+
+    def pwritev(self, parts: Sequence[bytes | bytearray | memoryview], at: int) -> None:
+        """Write the parts, one after the other, at `at`, as one write."""
 
     def fdatasync(self) -> None: ...
 
@@ -133,6 +137,11 @@ class OsFile:
         done = 0
         while done < len(view):
             done += os.pwrite(self._fd, view[done:], at + done)
+
+    def pwritev(self, parts: Sequence[bytes | bytearray | memoryview], at: int) -> None:
+        done = os.pwritev(self._fd, parts, at)
+        if done < sum(map(len, parts)):
+            self.pwrite(b"".join(parts)[done:], at + done)
 
     def fdatasync(self) -> None:
         os.fdatasync(self._fd)

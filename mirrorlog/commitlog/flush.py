@@ -20,13 +20,18 @@ from mirrorlog.errors import DiskFailed
 class FlushJob:
     """One group commit. `run` belongs on a helper thread; it raises DiskFailed, and so does completing it then."""
 
-    __slots__ = ("_directory", "_files", "_flusher", "_retired", "changes", "checkpoint", "error", "generation")
+    __slots__ = (
+        "_directory", "_files", "_flusher", "_record", "_retired", "changes", "checkpoint", "error", "generation",
+    )  # fmt: skip
 
-    def __init__(self, flusher: Flusher, chain: SegmentChain, checkpoint: Checkpoint, directory: Path | None) -> None:
+    def __init__(
+        self, flusher: Flusher, chain: SegmentChain, checkpoint: Checkpoint, directory: Path | None, *, record: bool
+    ) -> None:
         self._flusher = flusher
         self._files = chain.unflushed(flusher.flushed)
         self._directory = directory
         self._retired = chain.take_retired()
+        self._record = record
         self.checkpoint = checkpoint
         self.changes = chain.directory_changes
         self.generation = flusher.generation
@@ -42,7 +47,7 @@ class FlushJob:
         with self._flusher.lock:
             if self.generation == self._flusher.generation:
                 try:
-                    self._flusher.commit(self._files, self._directory, self.checkpoint)
+                    self._flusher.commit(self._files, self._directory, self.checkpoint if self._record else None)
                 except DiskFailed as error:
                     self.error = error
                     raise
@@ -80,10 +85,10 @@ class Flusher:
                 self.fail(named)
             raise named from None
 
-    def start(self, chain: SegmentChain, checkpoint: Checkpoint) -> FlushJob:
-        """A job after which `checkpoint` is true."""
+    def start(self, chain: SegmentChain, checkpoint: Checkpoint, *, record: bool) -> FlushJob:
+        """A job after which `checkpoint` is true, and stored if it is to be recorded."""
         changed = chain.directory_changes != self._synced_changes
-        return FlushJob(self, chain, checkpoint, chain.directory if changed else None)
+        return FlushJob(self, chain, checkpoint, chain.directory if changed else None, record=record)
 
     def complete(self, job: FlushJob) -> int:
         """The flushed offset now. Raises DiskFailed."""
@@ -94,8 +99,11 @@ class Flusher:
             self._synced_changes = max(self._synced_changes, job.changes)
         return self.flushed
 
-    def commit(self, files: list[File], directory: Path | None, checkpoint: Checkpoint) -> None:
-        """Sync the files, then their names, then say so in the checkpoint. The lock is held. Raises DiskFailed."""
+    def commit(self, files: list[File], directory: Path | None, checkpoint: Checkpoint | None) -> None:
+        """Sync the files, then their names, then say so in the checkpoint, if one is given. The lock is held.
+
+        Raises DiskFailed.
+        """
         if self.failure is not None:
             raise self.failure
         try:
@@ -103,7 +111,8 @@ class Flusher:
                 file.fdatasync()
             if directory is not None:
                 self._files.fsync_directory(directory)
-            self._store(checkpoint)
+            if checkpoint is not None:
+                self._store(checkpoint)
         except OSError as error:
             # A full disk is no excuse here: the space was allocated, so bytes that were taken are at stake.
             failed = disk_error(error, "sync", self._directory)

@@ -19,7 +19,7 @@ from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import EpochLike, EpochList, store_epochs
 from mirrorlog.commitlog.files import OS_FILES, Files, disk_error
 from mirrorlog.commitlog.flush import FlushJob
-from mirrorlog.commitlog.format import BatchHeader, log_seed, read_header, stamp
+from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, log_seed, read_header, stamp
 from mirrorlog.commitlog.identity import FORMAT_VERSION
 from mirrorlog.commitlog.ingest import check_run
 from mirrorlog.commitlog.opening import OpenedLog, open_directory
@@ -77,10 +77,12 @@ class CommitLog:
         settings: LogSettings,
         max_batch_bytes: int,
         on_batch: OnBatch,
+        write_through: bool = False,
         files: Files = OS_FILES,
     ) -> CommitLog:
         """Open the log in `directory`, made when absent; blocking. Every batch that it holds is given to `on_batch`.
 
+        `write_through`: its confirms wait for the disk, so batches are stored by pwrite (see `chain`).
         `max_batch_bytes` limits what a mirror takes in; what is stored already may be larger.
         Raises ForeignDirectory, LogCorrupt (nothing was changed on disk), DiskFull or DiskFailed.
         """
@@ -95,6 +97,7 @@ class CommitLog:
                 log_id=log_id,
                 seed=log_seed(log_id),
                 settings=settings,
+                write_through=write_through,
                 on_batch=on_batch,
             )
         except OSError as error:
@@ -153,29 +156,24 @@ class CommitLog:
         if read_header(batch).length != length:
             raise BadBatch(f"{length} bytes are not one batch: its header says {read_header(batch).length}")
         self._check_epoch_open()
+        append_time_us = max(append_time_us, self.last_append_time_us)
+        header = bytearray(batch[:HEADER_SIZE])
+        stamp(
+            header,
+            log_offset=self.end,
+            base_queue_offset=base_queue_offset,
+            append_time_us=append_time_us,
+            epoch=self.epochs.current,
+            flags=flags,
+            seed=self.seed,
+        )
         try:
-            tail = self._chain.tail(length)
+            self._chain.place(header, batch[HEADER_SIZE:])
         except DiskFailed as error:
             self._flusher.fail(error)
             raise
-        append_time_us = max(append_time_us, self.last_append_time_us)
-        tail[:] = batch
-        try:
-            stamp(
-                tail,
-                log_offset=self.end,
-                base_queue_offset=base_queue_offset,
-                append_time_us=append_time_us,
-                epoch=self.epochs.current,
-                flags=flags,
-                seed=self.seed,
-            )
-        except BaseException:
-            tail[:] = bytes(length)
-            raise
-        self._chain.active.append_border(length)
         self.last_append_time_us = append_time_us
-        return read_header(tail)
+        return read_header(header)
 
     def append_run(self, run: memoryview, *, log_offset: int) -> list[BatchHeader]:
         """Mirror: store 1..n whole batches as its master stamped them; `log_offset` is where they must stand, the end.
@@ -199,10 +197,9 @@ class CommitLog:
 
     def place_for(self, length: int) -> memoryview | None:
         """Mirror: memory at the end in which a run of `length` bytes may be received, then kept by `keep_placed` or
-        given up by `drop_placed`; None when it does not fit the active segment. Nothing else is appended meanwhile."""
+        given up by `drop_placed`; None when it must come from elsewhere. Nothing else may be appended meanwhile."""
         self._require_writable()
-        active = self._chain.active
-        return self._chain.tail(length) if 0 < length <= active.room else None
+        return self._chain.room_view(length)
 
     def keep_placed(self, run: memoryview, *, log_offset: int) -> list[BatchHeader]:
         """Mirror: as `append_run`, of the bytes received in the memory of `place_for`; bad ones are zeroed."""
@@ -347,11 +344,15 @@ class CommitLog:
 
     # --- Disk work ----------------------------------------------------------------------------------------------
 
-    def start_flush(self) -> FlushJob:
+    def start_flush(self, *, record: bool = True) -> FlushJob:
         """A job that brings everything below the present end to disk. More than one may be out. Costs nothing when all
-        is there already."""
+        is there already.
+
+        `record`: write the checkpoint too, a second sync. Without it the bytes are as safe; only the line below which
+        damage is corruption, and not a torn tail, stays where it was.
+        """
         checkpoint = Checkpoint(self.begin, self.end, self._confirmed)
-        return self._flusher.start(self._chain, checkpoint)
+        return self._flusher.start(self._chain, checkpoint, record=record)
 
     def complete_flush(self, job: FlushJob) -> int:
         """The flushed offset now. Raises DiskFailed when the job failed: the log takes nothing more then."""

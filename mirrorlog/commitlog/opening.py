@@ -59,6 +59,7 @@ def open_directory(
     log_id: UUID,
     seed: int,
     settings: LogSettings,
+    write_through: bool,
     on_batch: OnBatch,
 ) -> OpenedLog:
     """Make or recover the log in `directory`.
@@ -85,14 +86,14 @@ def open_directory(
         checkpoints.write_both(checkpoint)
 
     preparer = Preparer(files, directory, segment_bytes=settings.segment_bytes, prepare_bytes=settings.prepare_bytes)
-    chain = SegmentChain(files, directory, recovery.segments, preparer)
+    chain = SegmentChain(files, directory, recovery.segments, preparer, write_through=write_through)
     if not chain.segments:
         chain.begin_first(begin)
     chain.open_files(checkpoint.flushed)
     return OpenedLog(
         chain=chain,
         flusher=Flusher(files, checkpoints, checkpoint.flushed),
-        warmer=Warmer(files, populate_bytes=settings.populate_bytes),
+        warmer=Warmer(files, populate_bytes=0 if write_through else settings.populate_bytes),
         preparer=preparer,
         epochs=epochs,
         report=recovery.report(warnings),

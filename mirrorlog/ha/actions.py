@@ -43,4 +43,9 @@ class ReadCold:
     job: ColdRead
 
 
-Action = Send | Close | Connect | Align | ReadCold
+@dataclass(frozen=True, slots=True)
+class FlushSoon:
+    """Bring what the log holds now to disk soon; answer with `flushed`."""
+
+
+Action = Send | Close | Connect | Align | ReadCold | FlushSoon

@@ -27,8 +27,8 @@ from uuid import UUID
 from mirrorlog.commitlog.epochs import EpochList, common_point
 from mirrorlog.config import HaSettings
 from mirrorlog.errors import LogRecovering, MirrorlogError, ProtocolError, StalledFrame, WrongCluster
-from mirrorlog.ha.actions import Action, Align, Close, Connect, Send
-from mirrorlog.wire.frames import ACK, TRANSFER, Frame, FrameType, frame, read_transfer
+from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
+from mirrorlog.wire.frames import ACK, TRANSFER, TRANSFER_FLUSH, Frame, FrameType, frame, read_transfer
 from mirrorlog.wire.messages import (
     EpochEntry,
     Failure,
@@ -244,7 +244,10 @@ class HAClient:
             self._log.append_run(run, log_offset=facts.log_offset)
         self.master_end = facts.end
         self._log.set_confirmed(facts.confirmed)
-        return [self._ack(now)] if len(run) else []
+        actions: list[Action] = [self._ack(now)] if len(run) else []
+        if facts.flags & TRANSFER_FLUSH and self._log.flushed < self._log.end:
+            actions.append(FlushSoon())
+        return actions
 
     # --- inside ---
 

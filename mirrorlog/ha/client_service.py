@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from mirrorlog.commitlog.epochs import Epoch
 from mirrorlog.config import LimitSettings, split_address
 from mirrorlog.errors import ConnectionLost, MirrorlogError, ProtocolError
-from mirrorlog.ha.actions import Action, Align, Close, Connect, Send
+from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
 from mirrorlog.ha.client import ClientState, HAClient, ReplicaLog
 from mirrorlog.ha.driving import log_failure
 from mirrorlog.wire.endpoint import Endpoint
@@ -32,6 +32,9 @@ class MirrorLog(ReplicaLog, Protocol):
     def aligned(self) -> None: ...
 
     def align_failed(self, error: Exception) -> None: ...
+
+    def ask_flush(self) -> None:
+        """Somebody waits for the disk."""
 
 
 class HAClientService:
@@ -115,6 +118,8 @@ class HAClientService:
                 self._spawn(self._connect())
             elif isinstance(action, Align):
                 self._spawn(self._align(action))
+            elif isinstance(action, FlushSoon):
+                self._log.ask_flush()
             elif self._endpoint is None:
                 return
             elif isinstance(action, Send):

@@ -27,7 +27,7 @@ from mirrorlog.config import HaSettings
 from mirrorlog.errors import AckBeyondEnd, BadRequest, MirrorAhead, OffsetOutOfRange, ProtocolError, StalledFrame
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
 from mirrorlog.ha.rate import RateMeter
-from mirrorlog.wire.frames import TRANSFER, Ack, FrameType, frame, frame_header
+from mirrorlog.wire.frames import TRANSFER, TRANSFER_FLUSH, Ack, FrameType, frame, frame_header
 from mirrorlog.wire.messages import EpochEntry, Follow, History, Pull, encode
 
 
@@ -76,18 +76,26 @@ class ReadHalf:
 
 
 class WriteHalf:
-    """What goes to the mirror: runs of whole batches from `next_transfer` on, or a heartbeat when nothing follows."""
+    """What goes to the mirror: runs of whole batches from `next_transfer` on, or a heartbeat when nothing follows.
+
+    `flush_wanted`: up to which log offset a confirm waits for the mirror's disk; told once all below is sent.
+    """
 
     def __init__(self, now: float) -> None:
         self.next_transfer = -1
         self.confirmed_told = -1
+        self.flush_wanted = 0
+        self.flush_told = 0
         self.last_write = now
         self.rate = RateMeter(now)
         self.reading_cold = False
 
     def transfer(self, log: SourceLog, run: bytes | memoryview, epoch: int, now: float) -> Send:
         """The frame that carries `run` (or nothing) and every fact a mirror needs to trust it."""
-        facts = TRANSFER.pack(self.next_transfer, log.confirmed, log.end, epoch, 0)
+        flags = TRANSFER_FLUSH if self.flush_told < self.flush_wanted <= self.next_transfer + len(run) else 0
+        if flags:
+            self.flush_told = self.flush_wanted
+        facts = TRANSFER.pack(self.next_transfer, log.confirmed, log.end, epoch, flags)
         head = frame_header(FrameType.TRANSFER, len(facts) + len(run)) + facts
         self.next_transfer += len(run)
         self.confirmed_told = log.confirmed
@@ -173,6 +181,10 @@ class HAConnection:
         """As much of the log as the window allows; then, if the mirror does not know it yet, the confirmed offset."""
         return self._push(now, announce=False) if self.state is LinkState.TRANSFER else []
 
+    def want_flush(self, log_offset: int) -> None:
+        """A confirm waits until the mirror has everything below on its disk; told with the next `pump`."""
+        self.write_half.flush_wanted = max(self.write_half.flush_wanted, log_offset)
+
     def cold_read(self, run: bytes, now: float) -> list[Action]:
         """The run that a ReadCold brought."""
         self.write_half.reading_cold = False
@@ -208,7 +220,9 @@ class HAConnection:
                 job = self._log.read_cold(self.write_half.next_transfer, room, until=self._log.end)
                 return [*actions, ReadCold(job)]
             actions.append(self.write_half.transfer(self._log, run, self._epoch, now))
-        if announce or self.write_half.confirmed_told < self._log.confirmed:
+        half = self.write_half
+        flush_due = half.flush_told < half.flush_wanted <= half.next_transfer
+        if announce or flush_due or half.confirmed_told < self._log.confirmed:
             actions.append(self.write_half.transfer(self._log, b"", self._epoch, now))
         return actions
 

@@ -42,6 +42,8 @@ class Mastership:
         self.state = LogState.SERVING
         self.reason = ""
         self.links: dict[str, HAConnection] = {}
+        self.flush_wanted = 0
+        """Below it confirms wait for disks that would not be flushed soon by themselves."""
         self.min_in_sync = min_in_sync
         self.durability = durability
         self.mirrors = mirrors
@@ -89,6 +91,11 @@ class Mastership:
         if have >= copies:
             return [Answer(token, PutStatus.PUT_OK, have)]
         self._transfers.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
+        if durability == Durability.DISK and self.durability == Durability.MEMORY:
+            # The log's own flushes are in no hurry; this producer is. On a disk log every copy flushes by itself.
+            self.flush_wanted = max(self.flush_wanted, end)
+            for link in self.links.values():
+                link.want_flush(end)
         return []
 
     def appended(self, end: int) -> list[Answer]:
@@ -124,6 +131,7 @@ class Mastership:
         Raises LogRecovering as `check_open`.
         """
         self.check_open()
+        link.want_flush(self.flush_wanted)
         replaced = self.links.get(link.node_id)
         self.links[link.node_id] = link
         return replaced

@@ -313,6 +313,8 @@ class Ack(NamedTuple):
 
 
 CONFIRM_DUPLICATE: Final = 1
+TRANSFER_FLUSH: Final = 1
+"""A confirm waits for the mirror's disk: flush what you hold now and ack it."""
 
 PRODUCE = struct.Struct("<BBHI")
 CONFIRM = struct.Struct("<QQIHBB")

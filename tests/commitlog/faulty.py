@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,10 @@ class FaultyFile:
     def pwrite(self, data: bytes | memoryview, at: int) -> None:
         self._disk.call("pwrite")
         self._file.pwrite(data, at)
+
+    def pwritev(self, parts: Sequence[bytes | bytearray | memoryview], at: int) -> None:
+        self._disk.call("pwrite")
+        self._file.pwritev(parts, at)
 
     def fdatasync(self) -> None:
         self._disk.call("fdatasync")

@@ -30,6 +30,7 @@ def open_log(
     cluster_id: UUID = CLUSTER_ID,
     populate_bytes: int = 64 * KIB,
     prepare_bytes: int = 0,
+    write_through: bool = False,
 ) -> CommitLog:
     """A log with small segments; with `epoch` that epoch is opened, as a master does at its start."""
     # model_construct: the tests roll after a few batches, below the least that a user may set.
@@ -44,6 +45,7 @@ def open_log(
         settings=settings,
         max_batch_bytes=MAX_BATCH_BYTES,
         on_batch=on_batch,
+        write_through=write_through,
         files=files,
     )
     if epoch is not None:

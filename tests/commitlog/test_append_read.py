@@ -10,6 +10,7 @@ from mirrorlog.commitlog.format import check_stamped
 from mirrorlog.errors import BadBatch, BadRequest, BatchTooLarge, LogUnavailable, OffsetOutOfRange
 from tests.commitlog.logs import (
     KIB,
+    abandon,
     append,
     append_sizes,
     flush,
@@ -231,22 +232,39 @@ def test_files_far_behind_the_end_are_read_cold(tmp_path: Path, monkeypatch: pyt
 
 def test_a_run_is_stored_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a process killed while it copies leaves no whole batch behind bytes that are none. A large memcpy writes
-    pages out of order, so each copy is of one batch. Watch the room that a run of five asks for."""
+    pages out of order, so each copy is of one batch. Watch what a run of five stores."""
     master = open_log(tmp_path / "master", epoch=1)
     headers = append_sizes(master, [400, 800, 400, 1200, 400])
     mirror = open_log(tmp_path / "mirror")
     mirror.adopt_epochs(master.epochs.entries)
-    asked: list[int] = []
-    tail = SegmentChain.tail
+    lengths: list[int] = []
+    place = SegmentChain.place
 
-    def watched(chain: SegmentChain, length: int) -> memoryview:
-        asked.append(length)
-        return tail(chain, length)
+    def watched(chain: SegmentChain, header: memoryview, body: memoryview) -> None:
+        lengths.append(len(header) + len(body))
+        place(chain, header, body)
 
-    monkeypatch.setattr(SegmentChain, "tail", watched)
+    monkeypatch.setattr(SegmentChain, "place", watched)
     mirror.append_run(memoryview(stored(master)), log_offset=0)
-    assert asked == [header.length for header in headers]
+    assert lengths == [header.length for header in headers]
     assert stored(mirror) == stored(master)
+
+
+def test_a_log_written_through_holds_the_same_bytes(tmp_path: Path) -> None:
+    """Goal: pwrite and the map are two ways to one file. Roll through three files both ways, with a mirror of each."""
+    logs = {}
+    for through in (False, True):
+        log = open_log(tmp_path / f"{through}", segment_bytes=1000, epoch=1, write_through=through)
+        append_sizes(log, [400, 200, 800, 112, 600])
+        mirror = open_log(tmp_path / f"{through}-mirror", segment_bytes=1000, write_through=through)
+        mirror.adopt_epochs(log.epochs.entries)
+        mirror.append_run(memoryview(stored(log)), log_offset=0)
+        assert mirror.place_for(112) is None or not through, "no map of it is written"
+        assert mapped(log) == mapped(mirror) == stored(log)
+        logs[through] = [path.read_bytes() for path in segment_files(tmp_path / f"{through}")]
+        abandon(log)
+        assert open_log(tmp_path / f"{through}", segment_bytes=1000).recovery.clean
+    assert logs[True] == logs[False]
 
 
 def test_a_log_without_an_open_epoch_takes_no_batch(tmp_path: Path) -> None:

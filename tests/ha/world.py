@@ -15,7 +15,7 @@ from pathlib import Path
 from mirrorlog.broker.replica import Replica
 from mirrorlog.config import Flush, Settings
 from mirrorlog.errors import MirrorAhead, MirrorlogError, Refused
-from mirrorlog.ha.actions import Action, Align, Close, Connect, ReadCold, Send
+from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, ReadCold, Send
 from mirrorlog.ha.client import ClientState, HAClient
 from mirrorlog.ha.connection import HAConnection, LinkState
 from mirrorlog.ha.group_transfer import Answer, PutStatus
@@ -449,6 +449,8 @@ class World:
                 assert mirror.link is not None
                 mirror.link.to_master.send(action.parts)
                 self._check_acks(mirror, action)
+            elif isinstance(action, FlushSoon):
+                pass  # the schedule flushes when it likes
             else:
                 assert isinstance(action, Close)
                 assert mirror.link is not None
