@@ -26,8 +26,16 @@ from mirrorlog.commitlog.files import File, Files, disk_error
 from mirrorlog.commitlog.format import HEADER_SIZE
 from mirrorlog.commitlog.prepare import Preparer, spare_path
 from mirrorlog.commitlog.scan import zero_out
-from mirrorlog.commitlog.segment import Segment, make_spare_file, segment_name
+from mirrorlog.commitlog.segment import FreedFile, Segment, make_spare_file, pin_of, segment_name
 from mirrorlog.errors import BatchTooLarge, DiskFailed
+
+_END_MARK: Final = bytes(HEADER_SIZE)
+
+
+def _end_mark(active: Segment, length: int) -> bytes:
+    """What must follow a batch of `length` bytes so that the log ends behind it."""
+    return _END_MARK[: max(0, active.room - length)] if active.recycled else b""
+
 
 # Sealed segments stay mapped while they end within this distance of the log's end: that is where mirrors read.
 KEPT_MAPPED_BYTES: Final = 256 * 1024 * 1024
@@ -98,11 +106,13 @@ class SegmentChain:
             self._roll(length)
         active = self.active
         at = active.end - active.start
+        mark = _end_mark(active, length)
         if self._write_through:
-            self._write(active, header, body, at)
+            self._write(active, (header, body, mark), at)
         else:
             assert active.view is not None
             # The header last: a process that is killed in between leaves zeros where a batch would begin.
+            active.view[at + length : at + length + len(mark)] = mark
             active.view[at + len(header) : at + length] = body
             active.view[at : at + len(header)] = header
         active.append_border(length)
@@ -128,12 +138,19 @@ class SegmentChain:
         at = active.end - active.start
         return active.view[at : at + length]
 
-    def _write(
-        self, active: Segment, header: bytes | bytearray | memoryview, body: bytes | memoryview, at: int
-    ) -> None:
+    def keep(self, lengths: Sequence[int]) -> None:
+        """Count the batches that were received in `room_view`."""
+        for length in lengths:
+            mark = _end_mark(self.active, length)
+            self.active.append_border(length)
+        at = self.active.end - self.active.start
+        assert self.active.view is not None
+        self.active.view[at : at + len(mark)] = mark
+
+    def _write(self, active: Segment, parts: Sequence[bytes | bytearray | memoryview], at: int) -> None:
         assert active.file is not None
         try:
-            active.file.pwritev((header, body), at)
+            active.file.pwritev(parts, at)
         except OSError as error:
             # A full disk is no excuse: the space was allocated.
             failed = disk_error(error, "append to", active.path)
@@ -176,11 +193,16 @@ class SegmentChain:
         return self.segments[bisect_right(self._starts, log_offset) - 1]
 
     def find_run(self, log_offset: int, max_bytes: int, until: int) -> tuple[Segment, int] | None:
-        """(segment, end of the run of whole batches), see `Segment.run_end`; None when there is none below `until`."""
+        """(segment, end of the run of whole batches), see `Segment.run_end`; None when there is none below `until`.
+
+        In a sealed segment the end is where the run ends at the latest: whoever reads it finds the border.
+        """
         until = min(until, self.end)
         if log_offset >= until:
             return None
         segment = self.find(log_offset)
+        if segment.sealed:
+            return segment, min(log_offset + max_bytes, segment.end, until)
         end = segment.run_end(log_offset, max_bytes, until)
         return (segment, end) if end > log_offset else None
 
@@ -193,6 +215,10 @@ class SegmentChain:
         segment = self.find(log_offset)
         index = bisect_right(segment.borders, log_offset) - 1
         return index >= 0 and segment.borders[index] == log_offset
+
+    def is_sealed(self, log_offset: int) -> bool:
+        """Whether a sealed segment holds it: its batches' borders are not known in memory."""
+        return self._starts[0] <= log_offset < self.end and self.find(log_offset).sealed
 
     # --- Letting go ---------------------------------------------------------------------------------------------
 
@@ -215,6 +241,17 @@ class SegmentChain:
         retired, self._retired = self._retired, []
         return retired
 
+    def drop_below(self, begin: int) -> list[FreedFile]:
+        """Forget the segments that end at or below `begin`; the last one stays. Their files are the caller's."""
+        freed: list[FreedFile] = []
+        while len(self.segments) > 1 and self.segments[0].end <= begin:
+            segment = self.segments.pop(0)
+            self._starts.pop(0)
+            freed.append(FreedFile(segment.path, segment.capacity, pin_of(segment.view)))
+            self._retired += (segment.file, segment.view)
+            self.directory_changes += 1
+        return freed
+
     def cut(self, log_offset: int) -> None:
         """Remove every byte from `log_offset` (a border) on; on disk when this returns. Raises OSError.
 
@@ -229,6 +266,10 @@ class SegmentChain:
         if removed:
             self.directory_changes += 1
             self._files.fsync_directory(self.directory)
+        if self.active.sealed:
+            # It cannot be appended to any more, and what would follow it is cut: an empty file goes on from here.
+            self._add(log_offset)
+            return
         active = self.active
         with closing(self._files.open(active.path)) as file:
             zero_out(file, log_offset - active.start, active.end - active.start)

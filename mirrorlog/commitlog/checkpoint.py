@@ -2,13 +2,16 @@
 
     offset  size  field
          0     4  magic      b"MLCP"
-         4     4  version    1
+         4     4  version    2
          8     8  number     rises by one with every write; slot = number % 2
         16     8  begin      log offsets
         24     8  flushed
         32     8  confirmed
-        40    16  log id
-        56     4  CRC-32C of bytes 0..55
+        40     8  state
+        48    16  log id
+        64     4  CRC-32C of bytes 0..63
+
+Version 1 had no `state`; it is read as 0.
 
 Each slot begins its own 4 KiB block, so a write that is cut short by a crash spoils one slot and never both: the newest
 valid one counts. Overwriting in place needs no space, so a full disk cannot stop a checkpoint.
@@ -29,34 +32,39 @@ FILE_NAME: Final = "checkpoint"
 SLOT_BYTES: Final = 4096
 
 _MAGIC: Final = b"MLCP"
-_VERSION: Final = 1
-_SLOT = struct.Struct("<4sIQQQQ16s")
+_VERSION: Final = 2
+_SLOT = struct.Struct("<4sIQQQQQ16s")
+_SLOT_1 = struct.Struct("<4sIQQQQ16s")
 _CRC = struct.Struct("<I")
+SLOT_SIZE: Final = _SLOT.size + _CRC.size
 
 
 class Checkpoint(NamedTuple):
-    """Log offsets. Bytes below `flushed` were on disk; `confirmed` may be above it when copies in memory count."""
+    """Log offsets. Bytes below `flushed` were on disk; `confirmed` may be above it when copies in memory count. From
+    `state` on the log tells the state of its queues, without what stands before; 0 while only all of it does."""
 
     begin: int
     flushed: int
     confirmed: int
+    state: int = 0
 
 
 def encode_slot(number: int, checkpoint: Checkpoint, log_id: UUID) -> bytes:
-    """The 60 bytes of a slot."""
+    """The bytes of a slot."""
     content = _SLOT.pack(_MAGIC, _VERSION, number, *checkpoint, log_id.bytes)
     return content + _CRC.pack(crc32c(content))
 
 
 def decode_slot(content: bytes | memoryview, log_id: UUID) -> tuple[int, Checkpoint] | None:
     """(number, checkpoint), or None when this is no valid slot of that log."""
-    size = _SLOT.size + _CRC.size
-    if len(content) < size or _CRC.unpack_from(content, _SLOT.size)[0] != crc32c(content[: _SLOT.size]):
-        return None
-    magic, version, number, begin, flushed, confirmed, found_id = _SLOT.unpack_from(content)
-    if (magic, version, found_id) != (_MAGIC, _VERSION, log_id.bytes):
-        return None
-    return number, Checkpoint(begin, flushed, confirmed)
+    for version, layout in ((2, _SLOT), (1, _SLOT_1)):
+        if len(content) < layout.size + _CRC.size:
+            continue
+        magic, found_version, number, *offsets, found_id = layout.unpack_from(content)
+        checksum = _CRC.unpack_from(content, layout.size)[0]
+        if (magic, found_version, found_id) == (_MAGIC, version, log_id.bytes):
+            return (number, Checkpoint(*offsets)) if checksum == crc32c(content[: layout.size]) else None
+    return None
 
 
 class CheckpointFile:
@@ -104,6 +112,6 @@ class CheckpointFile:
         self._file.close()
 
     def _read(self, slot: int) -> tuple[int, Checkpoint] | None:
-        content = bytearray(_SLOT.size + _CRC.size)
+        content = bytearray(SLOT_SIZE)
         got = self._file.pread(memoryview(content), slot * SLOT_BYTES)
         return decode_slot(bytes(content[:got]), self._log_id)

@@ -5,24 +5,31 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from mirrorlog.commitlog.files import Files, disk_error
-from mirrorlog.commitlog.format import check_stamped
+from mirrorlog.commitlog.files import File, Files, disk_error
+from mirrorlog.commitlog.format import HEADER_SIZE, check_stamped, read_header
 from mirrorlog.commitlog.scan import bad_bytes
 from mirrorlog.errors import BadBatch, OffsetOutOfRange
 
 
 class ColdRead:
-    """Whole batches [log_offset, end) of one segment file that begins at log offset `start`."""
+    """Whole batches from `log_offset` on, up to `end`, of one segment file that begins at log offset `start`.
 
-    __slots__ = ("_files", "_path", "_seed", "_start", "end", "log_offset")
+    `known_border`: a batch ends at `end`. Else the read ends with the last whole batch before it, and behind the first
+    one even if that reaches further.
+    """
 
-    def __init__(self, files: Files, path: Path, *, start: int, log_offset: int, end: int, seed: int) -> None:
+    __slots__ = ("_files", "_path", "_seed", "_start", "end", "known_border", "log_offset")
+
+    def __init__(
+        self, files: Files, path: Path, *, start: int, log_offset: int, end: int, seed: int, known_border: bool = True
+    ) -> None:
         self._files = files
         self._path = path
         self._start = start
         self._seed = seed
         self.log_offset = log_offset
         self.end = end
+        self.known_border = known_border
 
     def run(self) -> bytes:
         """The bytes. Every header is checked; bodies carry the producer's checksum to whoever reads them.
@@ -30,20 +37,41 @@ class ColdRead:
         Raises DiskFailed for an unreadable disk, LogCorrupt for a bad header, OffsetOutOfRange when the file was
         removed meanwhile.
         """
-        if self.end == self.log_offset:
+        if self.end == self.log_offset and self.known_border:
             return b""
-        content = bytearray(self.end - self.log_offset)
         try:
             with closing(self._files.open(self._path)) as file:
-                file.pread(memoryview(content), self.log_offset - self._start)
+                return bytes(self._read(file))
         except FileNotFoundError:
             raise OffsetOutOfRange(f"log offset {self.log_offset} was removed while it was read") from None
         except OSError as error:
             raise disk_error(error, "read", self._path) from None
-        self._check(content)
-        return bytes(content)
 
-    def _check(self, content: bytearray) -> None:
+    def _read(self, file: File) -> memoryview:
+        content = self._pread(file, self.end - self.log_offset)
+        if self.known_border:
+            self._check(content)
+            return content
+        if len(content) < HEADER_SIZE or read_header(content).length > len(content):
+            content = self._pread(file, self._first_length(file))
+        whole = _whole_batches(content)
+        self._check(content[:whole])
+        return content[:whole]
+
+    def _pread(self, file: File, size: int) -> memoryview:
+        content = memoryview(bytearray(size))
+        file.pread(content, self.log_offset - self._start)
+        return content
+
+    def _first_length(self, file: File) -> int:
+        header = self._pread(file, HEADER_SIZE)
+        try:
+            left = file.size() - (self.log_offset - self._start)
+            return check_stamped(header, 0, log_offset=self.log_offset, seed=self._seed, max_batch_bytes=left).length
+        except BadBatch as error:
+            raise bad_bytes(self.log_offset, self.log_offset + HEADER_SIZE, self._path, error.message) from None
+
+    def _check(self, content: memoryview) -> None:
         at = 0
         while at < len(content):
             place = self.log_offset + at
@@ -51,5 +79,17 @@ class ColdRead:
                 left = len(content) - at
                 header = check_stamped(content, at, log_offset=place, seed=self._seed, max_batch_bytes=left)
             except BadBatch as error:
-                raise bad_bytes(place, self.end, self._path, error.message) from None
+                raise bad_bytes(place, self.log_offset + len(content), self._path, error.message) from None
             at += header.length
+
+
+def _whole_batches(content: memoryview) -> int:
+    """Where the last batch that `content` holds whole ends, by the lengths that the headers say."""
+    at = 0
+    while len(content) - at >= HEADER_SIZE:
+        length = read_header(content, at).length
+        if length < HEADER_SIZE or at + length > len(content):
+            break
+        at += length
+    # Nothing whole: what stands first is no batch, and the check will say so.
+    return at or len(content)

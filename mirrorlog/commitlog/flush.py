@@ -42,6 +42,12 @@ class FlushJob:
         """The flushed offset when this is done."""
         return self.checkpoint.flushed
 
+    @property
+    def begin_on_disk(self) -> int:
+        """The begin that is stored when this is done, below which files may go; 0 when it stores none or is void."""
+        stale = self.generation != self._flusher.generation
+        return 0 if stale or not self._record else self.checkpoint.begin
+
     def run(self) -> None:
         self._retired.clear()
         with self._flusher.lock:

@@ -64,6 +64,7 @@ class CommitLog:
         self._warmer = opened.warmer
         self._preparer = opened.preparer
         self._confirmed = opened.confirmed
+        self._state_from = opened.state_from
         self._closed = False
 
     @classmethod
@@ -126,8 +127,9 @@ class CommitLog:
         return self._confirmed
 
     def is_border(self, log_offset: int) -> bool:
-        """Whether a batch begins or the log ends there."""
-        return self._chain.is_border(log_offset)
+        """Whether a batch begins or the log ends there. Not denied within a sealed segment: that is confirmed, and only
+        the disk knows its borders."""
+        return self._chain.is_sealed(log_offset) or self._chain.is_border(log_offset)
 
     @property
     def directory(self) -> Path:
@@ -137,6 +139,23 @@ class CommitLog:
     def stalls(self) -> int:
         """How often a new segment had to be made on the loop because no spare file was ready."""
         return self._chain.stalls
+
+    @property
+    def state_from(self) -> int:
+        """From here on the log tells the state of its queues; the begin does not pass it."""
+        return self._state_from
+
+    def set_state_from(self, log_offset: int) -> None:
+        """A complete state checkpoint that begins there is confirmed. It never goes back."""
+        self._state_from = max(self._state_from, min(log_offset, self._confirmed))
+
+    def move_begin(self, log_offset: int) -> None:
+        """What stands below is no longer needed, as was decided, logged and confirmed. Files are freed by the next
+        recorded flush, after which the new begin is on disk. Raises BadRequest above what is confirmed and described.
+        """
+        if log_offset > min(self._confirmed, self._state_from):
+            raise BadRequest(f"the begin cannot move to {log_offset}, above {min(self._confirmed, self._state_from)}")
+        self.begin = max(self.begin, log_offset)
 
     def set_confirmed(self, log_offset: int) -> None:
         """Raise the confirmed offset; it never goes back. Above the end it is the end: a mirror hears of more than it
@@ -172,7 +191,7 @@ class CommitLog:
         except DiskFailed as error:
             self._flusher.fail(error)
             raise
-        self.last_append_time_us = append_time_us
+        self.last_append_time_us = self._chain.active.last_append_time_us = append_time_us
         return read_header(header)
 
     def append_run(self, run: memoryview, *, log_offset: int) -> list[BatchHeader]:
@@ -192,7 +211,7 @@ class CommitLog:
         except MirrorlogError as error:
             self._undo_run(log_offset, error)
             raise
-        self.last_append_time_us = max(self.last_append_time_us, headers[-1].append_time_us)
+        self._appended_at(headers[-1].append_time_us)
         return headers
 
     def place_for(self, length: int) -> memoryview | None:
@@ -211,10 +230,13 @@ class CommitLog:
         except BadBatch:
             self.drop_placed(run)
             raise
-        for header in headers:
-            self._chain.active.append_border(header.length)
-        self.last_append_time_us = max(self.last_append_time_us, headers[-1].append_time_us)
+        self._chain.keep([header.length for header in headers])
+        self._appended_at(headers[-1].append_time_us)
         return headers
+
+    def _appended_at(self, append_time_us: int) -> None:
+        self.last_append_time_us = max(self.last_append_time_us, append_time_us)
+        self._chain.active.last_append_time_us = self.last_append_time_us
 
     def drop_placed(self, run: memoryview) -> None:
         """Mirror: what was received there will not be kept. Zeros end a log; bytes that are no batch look torn."""
@@ -246,14 +268,22 @@ class CommitLog:
         if found is None:
             return _EMPTY
         segment, end = found
-        if segment.view is None:
+        if segment.view is None or segment.sealed:
             return None
         return segment.view[log_offset - segment.start : end - segment.start].toreadonly()
 
     def read_cold(self, log_offset: int, max_bytes: int, *, until: int) -> ColdRead:
         """The job that reads the run that `read` has not mapped. Raises as `read`."""
         segment, end = self._find_run(log_offset, max_bytes, until) or (self._chain.active, log_offset)
-        return ColdRead(self._files, segment.path, start=segment.start, log_offset=log_offset, end=end, seed=self.seed)
+        return ColdRead(
+            self._files,
+            segment.path,
+            start=segment.start,
+            log_offset=log_offset,
+            end=end,
+            seed=self.seed,
+            known_border=not segment.sealed,
+        )
 
     def read_batch_at(self, log_offset: int) -> tuple[BatchHeader, bytes]:
         """One batch, by pread; blocking. For tests and tools."""
@@ -331,7 +361,8 @@ class CommitLog:
         # first. 2: under the new list the bytes to be cut count no more. 3: they go; what a crash leaves of them is
         # a torn tail.
         with self._flusher.disk("truncate"), self._flusher.lock:
-            self._flusher.lower(Checkpoint(self.begin, min(self.flushed, log_offset), self._confirmed))
+            flushed = min(self.flushed, log_offset)
+            self._flusher.lower(Checkpoint(self.begin, flushed, self._confirmed, self._state_from))
             self._store_epochs(epochs)
             self._chain.cut(log_offset)
             # A flush that the loop asked for meanwhile has the old end as its target.
@@ -351,7 +382,7 @@ class CommitLog:
         `record`: write the checkpoint too, a second sync. Without it the bytes are as safe; only the line below which
         damage is corruption, and not a torn tail, stays where it was.
         """
-        checkpoint = Checkpoint(self.begin, self.end, self._confirmed)
+        checkpoint = Checkpoint(self.begin, self.end, self._confirmed, self._state_from)
         return self._flusher.start(self._chain, checkpoint, record=record)
 
     def complete_flush(self, job: FlushJob) -> int:
@@ -361,6 +392,8 @@ class CommitLog:
         if flushed > before:
             self._chain.release(flushed)
             self._cooled()
+        for freed in self._chain.drop_below(job.begin_on_disk):
+            self._preparer.offer(freed)
         return flushed
 
     def _cooled(self) -> None:

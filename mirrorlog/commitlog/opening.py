@@ -48,6 +48,7 @@ class OpenedLog:
     epochs: EpochList
     report: RecoveryReport
     confirmed: int
+    state_from: int
     last_append_time_us: int
 
 
@@ -77,8 +78,8 @@ def open_directory(
     )
     recovery.scan(on_batch)
     recovery.repair()
-    begin, flushed, confirmed = recovery.recorded
-    checkpoint = Checkpoint(begin, min(flushed, recovery.end), min(confirmed, recovery.end))
+    begin, flushed, confirmed, state = recovery.recorded
+    checkpoint = Checkpoint(begin, min(flushed, recovery.end), min(confirmed, recovery.end), min(state, recovery.end))
     if checkpoints is None:
         CheckpointFile.create(files, directory, log_id)
         checkpoints = CheckpointFile.open(files, directory, log_id)
@@ -98,6 +99,7 @@ def open_directory(
         epochs=epochs,
         report=recovery.report(warnings),
         confirmed=checkpoint.confirmed,
+        state_from=checkpoint.state,
         last_append_time_us=recovery.last_append_time_us,
     )
 

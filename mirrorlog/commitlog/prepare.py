@@ -8,7 +8,8 @@ ahead of the tail. Touched, not written: the kernel brings in zeros and marks th
 stores meanwhile can be overwritten. (The small window right before the tail is made writable again by `warmer`.)
 Figures: docs/decisions/0007.
 
-A spare is allocated under the name `spare-<n>` and renamed by a roll before its first byte is stored in it.
+A spare is allocated under the name `spare-<n>` and renamed by a roll before its first byte is stored in it. The best
+spare is a segment that retention has freed: its pages are there, its blocks are written.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import itertools
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.commitlog.files import Files
-from mirrorlog.commitlog.segment import Segment, SpareFile, make_spare_file
+from mirrorlog.commitlog.files import File, Files
+from mirrorlog.commitlog.segment import FreedFile, Segment, SpareFile, make_spare_file, recycle_file
 
 SPARE_PREFIX: Final = "spare-"
 STEP_BYTES: Final = 16 * 1024 * 1024
@@ -34,23 +35,27 @@ def spare_path(directory: Path) -> Path:
 
 
 class PrepareJob:
-    """One step: a spare file, or pages of a file. `run` belongs on a helper thread."""
+    """One step: a spare file, new or recycled, the end of a file that nobody wants, or pages of a file.
 
-    __slots__ = ("_file", "_files", "_spare_wanted", "error", "pages", "prepared", "spare", "supported", "to")
+    `run` belongs on a helper thread.
+    """
+
+    __slots__ = ("_files", "_spare_wanted", "error", "freed", "pages", "prepared", "spare", "supported", "to")
 
     def __init__(
         self,
         files: Files,
         *,
         spare: tuple[Path, int] | None = None,
+        freed: FreedFile | None = None,
         prepared: Segment | SpareFile | None = None,
         pages: memoryview | None = None,
         to: int = 0,
     ) -> None:
         self._files = files
         self._spare_wanted = spare
+        self.freed = freed
         self.prepared = prepared
-        self._file = prepared.file if prepared is not None else None
         self.pages = pages
         self.to = to
         self.supported = True
@@ -60,25 +65,37 @@ class PrepareJob:
     def run(self) -> None:
         """Raises nothing: a disk that is full now is told to the loop, and met again only if a roll needs the file."""
         try:
-            if self._spare_wanted is not None:
+            if self._spare_wanted is not None and self.freed is not None:
+                self.spare = recycle_file(self._files, self.freed, self._spare_wanted[0])
+            elif self.freed is not None:
+                self._files.unlink(self.freed.path)
+            elif self._spare_wanted is not None:
                 self.spare = make_spare_file(self._files, *self._spare_wanted)
-            elif self.pages is not None:
-                # In pieces, because the kernel holds the process's memory map for the length of one call.
-                for at in range(0, len(self.pages), PIECE_BYTES):
-                    self.supported = self.supported and self._files.populate(self.pages[at : at + PIECE_BYTES])
-                if self._file is not None:
-                    self._file.fdatasync()
+            elif self.pages is not None and self.prepared is not None:
+                self._touch(self.pages, self.prepared.file)
         except OSError as error:
             self.error = error
 
+    def _touch(self, pages: memoryview, file: File | None) -> None:
+        # In pieces, because the kernel holds the process's memory map for the length of one call.
+        for at in range(0, len(pages), PIECE_BYTES):
+            self.supported = self.supported and self._files.populate(pages[at : at + PIECE_BYTES])
+        if file is not None:
+            file.fdatasync()
+
 
 class Preparer:
-    """Decides what to prepare next; one job at a time. Used on the loop only."""
+    """Decides what to prepare next; one job at a time. Used on the loop only.
 
-    __slots__ = ("_files", "_pending", "_refused", "directory", "prepare_bytes", "segment_bytes", "spare")
+    A file that the log gives up becomes the next spare once no reader has a view of it any more; while a spare is
+    there, it is removed.
+    """
+
+    __slots__ = ("_files", "_freed", "_pending", "_refused", "directory", "prepare_bytes", "segment_bytes", "spare")
 
     def __init__(self, files: Files, directory: Path, *, segment_bytes: int, prepare_bytes: int) -> None:
         self._files = files
+        self._freed: list[FreedFile] = []
         self._pending: PrepareJob | None = None
         self._refused = False
         self.directory = directory
@@ -106,6 +123,10 @@ class Preparer:
         self._refused = job.error is not None
         self.spare = job.spare or self.spare
 
+    def offer(self, freed: FreedFile) -> None:
+        """The log has no use for this file any more, and its new begin is on disk."""
+        self._freed.append(freed)
+
     def take(self) -> SpareFile | None:
         """The spare file, which is the caller's from here on."""
         spare, self.spare = self.spare, None
@@ -116,18 +137,27 @@ class Preparer:
         self._refused = False
 
     def close(self) -> None:
-        """Remove the spare. A job that is still out removes its own when it is completed."""
+        """Remove the spare and the files that were given up. A job that is still out removes its own when it is
+        completed."""
         self._pending = None
         self.discard(self.take())
+        for freed in self._freed:
+            self._unlink(freed.path)
+        self._freed.clear()
 
     def discard(self, spare: SpareFile | None) -> None:
         """Remove a spare that will not be used."""
         if spare is not None:
             spare.file.close()
-            with contextlib.suppress(OSError):  # recovery removes it
-                self._files.unlink(spare.path)
+            self._unlink(spare.path)
+
+    def _unlink(self, path: Path) -> None:
+        with contextlib.suppress(OSError):  # recovery removes it
+            self._files.unlink(path)
 
     def _next_job(self, active: Segment) -> PrepareJob | None:
+        if (job := self._freed_job()) is not None:
+            return job
         tail = active.end - active.start
         urgent = active.room * 2 <= active.capacity
         if urgent and self._wants_spare():
@@ -138,6 +168,16 @@ class Preparer:
         if job is None and self.spare is not None:
             job = self._pages_job(self.spare, 0, min(self.spare.capacity, self.prepare_bytes - active.room))
         return job
+
+    def _freed_job(self) -> PrepareJob | None:
+        for freed in self._freed:
+            recycle = self.spare is None and freed.capacity == self.segment_bytes
+            if recycle and freed.pin() is not None:
+                continue  # a reader is slow: bytes that it was promised must not change under it
+            self._freed.remove(freed)
+            spare = (spare_path(self.directory), freed.capacity) if recycle else None
+            return PrepareJob(self._files, spare=spare, freed=freed)
+        return None
 
     def _wants_spare(self) -> bool:
         return self.spare is None and not self._refused

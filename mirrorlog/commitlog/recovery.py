@@ -2,7 +2,7 @@
 
 Where no batch stands at the place at which the next one must begin:
 
-- only zeros follow: the log ends here;
+- zeros in place of a header, and nothing valid behind them: the log ends here;
 - below the flushed offset: corruption. LogCorrupt, and nothing on disk is changed;
 - above it, and nothing valid follows: a torn tail, cut;
 - above it, and valid batches follow: cut too, but this start is `lossy`, since those batches were whole once.
@@ -21,7 +21,7 @@ from typing import Final
 from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.damage import Damage, Range, Stretch, assess, next_valid
 from mirrorlog.commitlog.files import Files
-from mirrorlog.commitlog.format import ALIGNMENT, BatchHeader
+from mirrorlog.commitlog.format import ALIGNMENT, HEADER_SIZE, BatchHeader
 from mirrorlog.commitlog.prepare import SPARE_PREFIX
 from mirrorlog.commitlog.scan import BlockReader, OnBatch, Rules, bad_bytes, nonzero_end, walk, zero_out
 from mirrorlog.commitlog.segment import Segment, segment_name, segment_start
@@ -114,19 +114,26 @@ class Recovery:
     def _list_files(self) -> list[Stretch]:
         """The files that hold the log from its begin on, in order; leftovers are put aside."""
         found: dict[int, Path] = {}
-        names = self.files.listdir(self.directory)
-        for name in names:
-            if (start := segment_start(name)) is not None:
+        spares: list[Path] = []
+        begin = self.recorded.begin
+        starts = {
+            start: name for name in self.files.listdir(self.directory) if (start := segment_start(name)) is not None
+        }
+        first = max((start for start in starts if start <= begin), default=0)
+        for name in self.files.listdir(self.directory):
+            if (start := segment_start(name)) is not None and start >= first:
                 found[start] = self.directory / name
+            elif start is not None or name.startswith(SPARE_PREFIX):
+                spares.append(self.directory / name)
             elif name.endswith(_REPLACEMENT_SUFFIX):
                 self._leftover.append(self.directory / name)
-        for path in (self.directory / name for name in names if name.startswith(SPARE_PREFIX)):
-            # A spare is renamed before its first byte, but after a power loss the bytes may be there and not the name.
+        for path in spares:
+            # A spare, which may be a segment that was freed, is renamed before its first byte; but after a power loss
+            # the bytes may be there and not the name.
             start = self._first_batch(path)
-            if start is None or found.setdefault(start, path) != path:
+            if start is None or start < begin or found.setdefault(start, path) != path:
                 self._leftover.append(path)
-        first = max((start for start in found if start <= self.recorded.begin), default=0)
-        return [Stretch(start, found[start], 0) for start in sorted(found) if start >= first]
+        return [Stretch(start, found[start], 0) for start in sorted(found)]
 
     def _first_batch(self, path: Path) -> int | None:
         """The log offset of the batch that a file begins with, if it is one of this log."""
@@ -158,8 +165,12 @@ class Recovery:
             self.segments.append(segment)
             reason = self._walk(reader, segment, on_batch)
             self.end = segment.end
-            bad = nonzero_end(reader, segment.end - segment.start) > segment.end - segment.start
-        if bad:
+            at = segment.end - segment.start
+            follows = nonzero_end(reader, at) > at
+            ended = not any(reader.view(at, HEADER_SIZE))
+        if follows and ended and not self._valid_behind(segment):
+            segment.recycled = True
+        elif follows:
             self._bad_bytes(segment, reason)
 
     def _walk(self, reader: BlockReader, segment: Segment, on_batch: OnBatch) -> str:
@@ -169,10 +180,22 @@ class Recovery:
             segment.append_border(header.length)
             self.batches += 1
             self.last_append_time_us = max(self.last_append_time_us, header.append_time_us)
+            segment.last_append_time_us = self.last_append_time_us
             on_batch(header, batch)
 
         at = segment.end - segment.start
         return walk(reader, start=segment.start, at=at, until=reader.size, rules=self.rules, on_batch=keep).reason
+
+    def _valid_behind(self, segment: Segment) -> bool:
+        """Whether the zeros at the end of `segment` are a hole in the log.
+
+        Behind them stands what a recycled file held, or what a crash left of an append: no batch of this place, unless
+        it was persisted out of order.
+        """
+        if self._waiting and self._waiting[0].start == segment.end:
+            return False
+        rest = Stretch(segment.start, segment.path, segment.end - segment.start + ALIGNMENT)
+        return next_valid(self.files, self.rules, rest) is not None
 
     def _missing_file(self) -> None:
         path = self.directory / segment_name(self.end)
@@ -193,7 +216,13 @@ class Recovery:
         if self.damage is None or not self.segments:
             return False
         segment = self.segments[-1]
+        at = segment.end - segment.start
         with closing(self.files.open(segment.path)) as file:
-            zero_out(file, segment.end - segment.start, file.size())
+            if self.damage.valid is None:
+                # Zeros in the place of a header end a log: the rest, perhaps a gigabyte of an old file, may stay.
+                zero_out(file, at, min(at + HEADER_SIZE, file.size()))
+                segment.recycled = True
+            else:
+                zero_out(file, at, file.size())
             file.fdatasync()
         return True

@@ -1,19 +1,23 @@
 """A segment: one file of a log, named by its first log offset in 20 digits, and where its batches begin.
 
 A file is allocated to its full size before it gets its name and before anything is stored in it. The batches stand
-one after another from its first byte; what is left at its end, because the next batch did not fit, stays zero.
+one after another from its first byte. Zeros in the place of a header end them; behind these zeros stands nothing that
+counts: zeros in a new file, former batches in a recycled one, which are at none of this log's places.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from mirrorlog.commitlog.files import File, Files
+from mirrorlog.commitlog.format import HEADER_SIZE
 from mirrorlog.errors import BadRequest
 
 NAME_DIGITS: Final = 20
@@ -35,6 +39,8 @@ class Segment:
     `file` and `view` (writable memory) are there while the segment is the active one, not yet flushed, or kept for
     readers; without them it is read by pread. A view that was given out keeps its mapping alive by itself, so
     dropping one here never takes memory from under a reader. `prepared_to`: see `prepare`, a position in the file.
+    `recycled`: old bytes may follow the end, so every append must end the log anew. `sealed`: its table is written and
+    `borders` is empty; only cold reads find batches in it.
     """
 
     start: int
@@ -45,6 +51,9 @@ class Segment:
     file: File | None = None
     view: memoryview | None = None
     prepared_to: int = 0
+    recycled: bool = False
+    sealed: bool = False
+    last_append_time_us: int = 0
 
     @property
     def room(self) -> int:
@@ -84,16 +93,47 @@ class Segment:
 
 @dataclass(slots=True)
 class SpareFile:
-    """An allocated, mapped, zero file that is no segment yet."""
+    """An allocated, mapped file that is no segment yet: zero, or `recycled`."""
 
     path: Path
     capacity: int
     file: File
     view: memoryview
     prepared_to: int = 0
+    recycled: bool = False
 
     def as_segment(self, start: int, path: Path) -> Segment:
-        return Segment(start, path, self.capacity, start, file=self.file, view=self.view, prepared_to=self.prepared_to)
+        return Segment(
+            start, path, self.capacity, start, file=self.file, view=self.view, prepared_to=self.prepared_to,
+            recycled=self.recycled,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FreedFile:
+    """A segment file that is the log's no more. `pin` gives None once no view of it is out."""
+
+    path: Path
+    capacity: int
+    pin: Callable[[], object | None]
+
+
+def pin_of(view: memoryview | None) -> Callable[[], object | None]:
+    """Tells whether the map of a view, dropped here, is still held by somebody who was given a part of it."""
+    if view is None:
+        return lambda: None
+    try:
+        return weakref.ref(view.obj)
+    except TypeError:  # memory of a kind that cannot be watched: nobody is given views of it
+        return lambda: None
+
+
+def recycle_file(files: Files, freed: FreedFile, path: Path) -> SpareFile:
+    """The file as a spare under `path`, its old content in place but for the first header. Raises OSError."""
+    files.rename(freed.path, path)
+    file = files.open(path)
+    file.pwrite(bytes(HEADER_SIZE), 0)
+    return SpareFile(path, freed.capacity, file, file.map(), prepared_to=freed.capacity, recycled=True)
 
 
 def make_spare_file(files: Files, path: Path, size: int) -> SpareFile:

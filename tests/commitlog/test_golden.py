@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
-from mirrorlog.commitlog.checkpoint import SLOT_BYTES, Checkpoint, CheckpointFile, decode_slot, encode_slot
+from mirrorlog.commitlog.checkpoint import SLOT_BYTES, SLOT_SIZE, Checkpoint, CheckpointFile, decode_slot, encode_slot
 from mirrorlog.commitlog.checksum import crc32c_portable
 from mirrorlog.commitlog.epochs import Epoch, EpochList, decode_epochs, encode_epochs
 from mirrorlog.commitlog.files import OS_FILES
@@ -127,13 +127,22 @@ def test_the_epoch_file_has_exactly_these_bytes() -> None:
 
 def test_a_checkpoint_slot_has_exactly_these_bytes() -> None:
     """Goal: the slot's layout. Compare with the stored bytes and with struct; another log's slot is none."""
-    checkpoint = Checkpoint(begin=4096, flushed=8192, confirmed=12288)
+    checkpoint = Checkpoint(begin=4096, flushed=8192, confirmed=12288, state=6144)
     stored = golden("checkpoint-slot.hex", encode_slot(9, checkpoint, LOG_ID))
     assert encode_slot(9, checkpoint, LOG_ID) == stored
     assert decode_slot(stored, LOG_ID) == (9, checkpoint)
-    content = struct.pack("<4sIQQQQ16s", b"MLCP", 1, 9, 4096, 8192, 12288, LOG_ID.bytes)
+    content = struct.pack("<4sIQQQQQ16s", b"MLCP", 2, 9, 4096, 8192, 12288, 6144, LOG_ID.bytes)
     assert stored == content + struct.pack("<I", crc32c_portable(content))
     assert decode_slot(stored, type(LOG_ID)(int=1)) is None
+
+
+def test_a_checkpoint_slot_of_version_1_is_read() -> None:
+    """Goal: a log of the first version opens. A slot packed by struct; a damaged one is none."""
+    content = struct.pack("<4sIQQQQ16s", b"MLCP", 1, 9, 4096, 8192, 12288, LOG_ID.bytes)
+    slot = content + struct.pack("<I", crc32c_portable(content))
+    padded = slot + bytes(SLOT_SIZE - len(slot))
+    assert decode_slot(padded, LOG_ID) == (9, Checkpoint(4096, 8192, 12288, 0))
+    assert decode_slot(padded[:40] + b"x" + padded[41:], LOG_ID) is None
 
 
 def test_checkpoints_are_written_in_turn_into_two_blocks(tmp_path: Path) -> None:
@@ -145,7 +154,7 @@ def test_checkpoints_are_written_in_turn_into_two_blocks(tmp_path: Path) -> None
         file.write(Checkpoint(0, number, 0))
         after = (tmp_path / "checkpoint").read_bytes()
         at = number % 2 * SLOT_BYTES
-        assert decode_slot(after[at : at + 60], LOG_ID) == (number, Checkpoint(0, number, 0))
+        assert decode_slot(after[at : at + SLOT_SIZE], LOG_ID) == (number, Checkpoint(0, number, 0))
         other = SLOT_BYTES - at
         assert after[other : other + SLOT_BYTES] == before[other : other + SLOT_BYTES]
     assert len(after) == 2 * SLOT_BYTES

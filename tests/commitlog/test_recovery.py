@@ -114,16 +114,30 @@ def test_appending_goes_on_after_a_torn_tail(tmp_path: Path) -> None:
     assert log.recovery.clean
 
 
-def test_garbage_behind_the_end_is_cut(tmp_path: Path) -> None:
-    """Goal: bytes that are no batch do not stay. Put garbage behind zeros behind the end of the active file."""
+def test_garbage_where_the_next_batch_would_begin_is_cut(tmp_path: Path) -> None:
+    """Goal: what looks like the begin of a batch is reported and ends the log no more. Put garbage behind the end."""
     make_log(tmp_path, batches=1, flushed=1)
-    patch(segment_files(tmp_path)[-1], 600, b"MLB1" * 25)
+    patch(segment_files(tmp_path)[-1], 400, b"MLB1" * 76)
     log = reopen(tmp_path)
     assert log.recovery.torn is not None
     assert (log.recovery.torn.first, log.recovery.torn.last) == (400, 704)
-    assert segment_files(tmp_path)[0].read_bytes()[400:] == bytes(600)
+    assert not any(segment_files(tmp_path)[0].read_bytes()[400:496])
     abandon(log)
     assert_nothing_left_to_report(tmp_path)
+
+
+def test_what_stands_behind_zeros_counts_for_nothing(tmp_path: Path) -> None:
+    """Goal: the old content of a recycled file neither ends up in the log nor holds it up. Garbage and whole batches of
+    other places behind the end; open, append over them batch by batch, and kill after each."""
+    make_log(tmp_path, batches=1, flushed=1)
+    file = segment_files(tmp_path)[-1]
+    patch(file, 520, file.read_bytes()[:400])
+    for number in range(4):
+        log = reopen(tmp_path)
+        assert log.recovery.clean
+        assert (log.end, log.recovery.batches) == (400 + 112 * number, 1 + number)
+        append(log, sized_batch(112))
+        abandon(log)
 
 
 @pytest.mark.parametrize("place", [8, 90, 120, 399])

@@ -242,9 +242,14 @@ def test_a_cut_that_was_interrupted_while_zeroing_is_finished_by_recovery(tmp_pa
         log.truncate(256 * KIB, [Epoch(1, 0), Epoch(2, 256 * KIB)])
     abandon(log)
     log = open_log(tmp_path, segment_bytes=6 * MIB)
-    assert log.recovery.torn is not None
-    assert not log.recovery.lossy
+    assert log.recovery.clean
     assert stored(log) == content[: 256 * KIB]
+    log.open_epoch(3)
+    append_sizes(log, [112, 256 * KIB, 400])
+    after = stored(log)
+    abandon(log)
+    log = open_log(tmp_path, segment_bytes=6 * MIB)
+    assert (log.recovery.clean, stored(log)) == (True, after), "what the cut left is never taken for batches"
 
 
 def test_after_a_cut_no_older_checkpoint_claims_the_cut_bytes(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_sound_log_is_told_to_be_so(tmp_path: Path) -> None:
     assert report["batches"] == len(headers)
     assert report["segments"] == 3
     assert (report["begin"], report["end"]) == (0, headers[-1].next_log_offset)
-    assert report["checkpoint"] == {"begin": 0, "flushed": report["end"], "confirmed": report["end"]}
+    assert report["checkpoint"] == {"begin": 0, "flushed": report["end"], "confirmed": report["end"], "state": 0}
     assert report["bad"] == []
     assert report["tail"] is None
 
