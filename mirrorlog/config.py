@@ -144,6 +144,11 @@ class LimitSettings(_Section):
     max_queues: int = Field(100_000, ge=1)
     max_groups_per_queue: int = Field(10_000, ge=1)
     max_producers: int = Field(100_000, ge=1, description="remembered per log, with a queue each; the longest idle go")
+    producer_expiry_ms: int = Field(
+        24 * 3600 * 1000,
+        ge=60_000,
+        description="idle for longer, by the append times of its log, a producer is forgotten",
+    )
     max_waiting_fetches: int = Field(10_000, ge=1)
     max_waiting_confirms: int = Field(100_000, ge=1)
     hello_timeout_ms: int = Field(10_000, ge=1)
@@ -160,11 +165,20 @@ class LogSettings(_Section):
     prepare_bytes: int = Field(
         2048 * _MIB, ge=0, description="how far ahead of the tail pages are brought into the page cache in spare time"
     )
+    kept_mapped_bytes: int = Field(
+        256 * _MIB, ge=0, description="what is further behind the end is let go from memory and read from disk"
+    )
     flush_interval_ms: int = Field(
         500, ge=1, alias="flushIntervalCommitLog", description="how often a log is flushed that nobody waits for"
     )
     flush_bytes: int = Field(
         256 * _MIB, ge=_MIB, description="and how much at most is appended before it is flushed earlier"
+    )
+    retention_ms: int | None = Field(
+        None, ge=1000, description="segments whose last batch is older are freed; absent: kept for ever"
+    )
+    retention_bytes: int | None = Field(
+        None, ge=_MIB, description="the oldest segments are freed while the log is larger; absent: no limit"
     )
     send_at_once_bytes: int = Field(_MIB, ge=4 * _KIB, description="largest batch run read at once for a consumer")
 

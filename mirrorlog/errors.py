@@ -302,6 +302,15 @@ class LogCorrupt(LogUnavailable):
     retriable = False
 
 
+class IndexDoubtful(MirrorlogError):
+    """A segment's table, or the index of the past, is damaged or speaks of other bytes: it is rebuilt from the log."""
+
+    code = "INDEX_DOUBTFUL"
+    grpc_status = "UNAVAILABLE"
+    exit_code = 17
+    retriable = True
+
+
 class DiskFailed(LogUnavailable):
     """A write or an fsync failed: what the page cache holds can no longer be trusted to reach the disk."""
 

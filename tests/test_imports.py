@@ -33,11 +33,17 @@ ALLOWED: dict[str, set[str]] = {
 
 PURE = [
     "mirrorlog/client/batching.py",
+    "mirrorlog/client/bulk.py",
+    "mirrorlog/client/columns.py",
     "mirrorlog/client/consumed.py",
+    "mirrorlog/client/options.py",
     "mirrorlog/client/pipeline.py",
+    "mirrorlog/client/receipts.py",
     "mirrorlog/commitlog/body.py",
+    "mirrorlog/commitlog/codec.py",
     "mirrorlog/commitlog/format.py",
     "mirrorlog/commitlog/index.py",
+    "mirrorlog/commitlog/retention.py",
     "mirrorlog/ha/client.py",
     "mirrorlog/ha/connection.py",
     "mirrorlog/ha/group_transfer.py",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mirrorlog.broker.fetch import Fetcher
+from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.publish import ElsewhereLog, Publisher
 from mirrorlog.broker.replica import Replica
 from mirrorlog.broker.requests import Requests
@@ -33,6 +34,7 @@ class DoorLog:
     replica: Replica
     publisher: Publisher | ElsewhereLog
     fetcher: Fetcher
+    past: PastKeeper
 
 
 class NativeDoor:

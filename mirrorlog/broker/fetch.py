@@ -7,18 +7,23 @@ the next confirm of its queue or its own deadline, in one list per queue and one
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Set
+import logging
+from collections.abc import Callable, Coroutine, Sequence, Set
 from concurrent.futures import Executor
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.cold import ColdRead
+from mirrorlog.commitlog.index import Run
 from mirrorlog.config import LimitSettings, LogSettings
 from mirrorlog.errors import MirrorlogError, OffsetOutOfRange, Overloaded
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import BATCHES, Fetch, FrameType, frame_header
 from mirrorlog.wire.messages import error_frame
+
+logger = logging.getLogger(__name__)
 
 WAIT_MS_MAX = 60_000
 _STALE_DEADLINES_MAX = 1024
@@ -41,12 +46,14 @@ class Fetcher:
         *,
         limits: LimitSettings,
         settings: LogSettings,
+        past: PastKeeper,
         helper: Executor,
         now: Callable[[], float],
     ) -> None:
         self._replica = replica
         self._limits = limits
         self._settings = settings
+        self._past = past
         self._helper = helper
         self._now = now
         self._waiting: dict[int, dict[int, _Reader]] = {}
@@ -62,7 +69,7 @@ class Fetcher:
         if self._has_records(fetch):
             self._answer(fetch, endpoint, correlation_id)
         elif not fetch.wait_ms:
-            self._send(fetch, endpoint, correlation_id, [])
+            self._send(fetch, endpoint, correlation_id, [], 0)
         else:
             self._wait(fetch, endpoint, correlation_id)
 
@@ -84,7 +91,7 @@ class Fetcher:
             reader = self._waiting.get(queue_id, {}).pop(serial, None)
             if reader is not None:
                 self._count -= 1
-                self._send(reader.fetch, reader.endpoint, reader.correlation_id, [])
+                self._send(reader.fetch, reader.endpoint, reader.correlation_id, [], 0)
 
     # --- inside ---
 
@@ -136,46 +143,102 @@ class Fetcher:
     def _answer(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int) -> None:
         if not endpoint.open:
             return
+        index = self._replica.index
         max_bytes = min(fetch.max_bytes, self._settings.send_at_once_bytes)
+        past_until = index.past_until(fetch.queue_id, fetch.queue_offset)
+        if past_until is not None:
+            work = self._answer_from_past(fetch, endpoint, correlation_id, past_until)
+            self._spawn(work, fetch, endpoint, correlation_id)
+            return
+        runs = index.entries(fetch.queue_id, fetch.queue_offset, max_bytes)
         parts: list[memoryview] = []
-        cold: list[ColdRead] = []
-        replica = self._replica
-        for run in replica.index.entries(fetch.queue_id, fetch.queue_offset, max_bytes):
-            end = run.log_offset + run.length
-            view = replica.read(run.log_offset, run.length, until=end)
-            if view is None:
-                cold.append(replica.read_cold(run.log_offset, run.length, until=end))
-            elif cold:
+        count = 0
+        for joined in _joined(runs):
+            view = self._replica.read(joined.log_offset, joined.length, until=joined.log_offset + joined.length)
+            if view is None or len(view) < joined.length:
                 break  # batches stay in order: the rest comes with the next fetch
-            else:
-                parts.append(view)
-        if parts or not cold:
-            self._send(fetch, endpoint, correlation_id, parts)
+            parts.append(view)
+            count += joined.batches
+        if parts or not runs:
+            self._send(fetch, endpoint, correlation_id, parts, count)
         else:
-            self._spawn_cold(fetch, endpoint, correlation_id, cold)
+            self._spawn(self._answer_cold(fetch, endpoint, correlation_id, runs), fetch, endpoint, correlation_id)
 
-    def _spawn_cold(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, jobs: list[ColdRead]) -> None:
-        async def bring() -> None:
-            loop = asyncio.get_running_loop()
+    async def _answer_from_past(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, until: int) -> None:
+        max_bytes = min(fetch.max_bytes, self._settings.send_at_once_bytes)
+        runs = await self._past.entries(fetch.queue_id, fetch.queue_offset, max_bytes, until=until)
+        if runs:
+            await self._answer_cold(fetch, endpoint, correlation_id, runs)
+        else:
+            self._answer(fetch._replace(queue_offset=until), endpoint, correlation_id)
+
+    async def _answer_cold(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, runs: Sequence[Run]) -> None:
+        jobs: list[ColdRead] = []
+        for joined in _joined(runs):
+            at, end = joined.log_offset, joined.log_offset + joined.length
+            while at < end:  # a run ends with its segment
+                jobs.append(self._replica.read_cold(at, end - at, until=end))
+                at = jobs[-1].end
+        loop = asyncio.get_running_loop()
+        content = await loop.run_in_executor(self._helper, lambda: [memoryview(job.run()) for job in jobs])
+        self._send(fetch, endpoint, correlation_id, content, len(runs))
+
+    def _freed(self, fetch: Fetch) -> OffsetOutOfRange:
+        """The log speaks of log offsets; a reader knows queue offsets."""
+        index = self._replica.index
+        begin, following = index.begin(fetch.queue_id), index.next_confirmed(fetch.queue_id)
+        return OffsetOutOfRange(
+            f"queue offset {fetch.queue_offset} was freed by retention; start at earliest, {begin} or later",
+            begin=begin,
+            next=following,
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, None], fetch: Fetch, endpoint: Endpoint, correlation_id: int) -> None:
+        async def guarded() -> None:
             try:
-                runs = await loop.run_in_executor(self._helper, lambda: [job.run() for job in jobs])
+                await work
+            except OffsetOutOfRange:
+                endpoint.send([error_frame(self._freed(fetch), correlation_id)])
             except MirrorlogError as error:
                 endpoint.send([error_frame(error, correlation_id)])
-                return
-            self._send(fetch, endpoint, correlation_id, [memoryview(run) for run in runs])
+            except Exception as error:
+                logger.exception("cold_fetch_failed log=%s", self._replica.assignment.name)
+                endpoint.send([error_frame(MirrorlogError(f"internal error: {type(error).__name__}"), correlation_id)])
 
-        task = asyncio.ensure_future(bring())
+        task = asyncio.ensure_future(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _send(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, batches: list[memoryview]) -> None:
+    def _send(
+        self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, parts: Sequence[memoryview], batch_count: int
+    ) -> None:
         index = self._replica.index
         facts = BATCHES.pack(
             index.begin(fetch.queue_id),
             index.next_confirmed(fetch.queue_id),
             self._replica.confirmed,
             self._replica.epochs.current,
-            len(batches),
+            batch_count,
         )
-        size = len(facts) + sum(map(len, batches))
-        endpoint.send([frame_header(FrameType.BATCHES, size, correlation_id) + facts, *batches])
+        size = len(facts) + sum(map(len, parts))
+        endpoint.send([frame_header(FrameType.BATCHES, size, correlation_id) + facts, *parts])
+
+
+class _Joined(NamedTuple):
+    """Batches that stand one after the other in the log; `length` is bytes."""
+
+    log_offset: int
+    length: int
+    batches: int
+
+
+def _joined(runs: Sequence[Run]) -> list[_Joined]:
+    """Neighbours as one: a read and a view for each, not for each batch."""
+    found: list[_Joined] = []
+    for run in runs:
+        last = found[-1] if found else None
+        if last is not None and last.log_offset + last.length == run.log_offset:
+            found[-1] = _Joined(last.log_offset, last.length + run.length, last.batches + 1)
+        else:
+            found.append(_Joined(run.log_offset, run.length, 1))
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
@@ -29,7 +29,7 @@ _Job = TypeVar("_Job", bound=_Runnable)
 
 class Maintenance:
     """The background work of one replica. `failed` is called once when the disk can no longer be trusted, or
-    when nothing flushes any more."""
+    when nothing flushes any more. `checks` are made after each recorded flush, every `flush_interval_ms` or so."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Maintenance:
         warm_helper: Executor,
         prepare_helper: Executor,
         flushed: Callable[[], None],
+        checks: Sequence[Callable[[], None]],
         failed: Callable[[MirrorlogError], None],
     ) -> None:
         self._replica = replica
@@ -51,6 +52,7 @@ class Maintenance:
         self._warm_helper = warm_helper
         self._prepare_helper = prepare_helper
         self._flushed = flushed
+        self._checks = checks
         self._failed = failed
         self._due = asyncio.Event()
         self._recorded_at = 0.0
@@ -117,6 +119,11 @@ class Maintenance:
         before = self._replica.log.flushed
         if self._replica.log.complete_flush(job) > before:
             self._flushed()
+        if record:
+            for check in self._checks:
+                check()
+            # A file that was freed may be waiting to become the next spare.
+            self._warm()
 
     def _warm(self) -> None:
         log = self._replica.log

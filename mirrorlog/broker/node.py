@@ -23,11 +23,15 @@ from mirrorlog.broker.door import DoorLog, NativeDoor
 from mirrorlog.broker.fetch import Fetcher
 from mirrorlog.broker.grpc_process import GrpcDoorProcess
 from mirrorlog.broker.maintenance import Maintenance
+from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.publish import ElsewhereLog, Publisher
 from mirrorlog.broker.replica import Replica, UnavailableReplica
 from mirrorlog.broker.requests import Requests
+from mirrorlog.broker.retention import Retention
+from mirrorlog.broker.state_keeper import StateKeeper
 from mirrorlog.broker.status import master_status, mirror_status, unavailable_status
 from mirrorlog.commitlog.directory import DataDirectory
+from mirrorlog.commitlog.retention import RetentionLimits
 from mirrorlog.config import LogAssignment, Settings
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.ha.accept import AcceptSocketService, MasteredLog
@@ -69,6 +73,8 @@ class Node:
         self._warm_helper = ThreadPoolExecutor(1, "warm")
         self._prepare_helper = ThreadPoolExecutor(1, "prepare", initializer=yield_to_others)
         self._read_helper = ThreadPoolExecutor(2, "read")
+        self._index_helper = ThreadPoolExecutor(1, "index")
+        self._pasts: list[PastKeeper] = []
         self._directory: DataDirectory | None = None
         self._replicas: dict[str, Replica] = {}
         self._unavailable: dict[str, UnavailableReplica] = {}
@@ -175,7 +181,13 @@ class Node:
         await self._close_logs()
         if self._directory is not None:
             self._directory.close()
-        for helper in (self._flush_helper, self._warm_helper, self._prepare_helper, self._read_helper):
+        for helper in (
+            self._flush_helper,
+            self._warm_helper,
+            self._prepare_helper,
+            self._read_helper,
+            self._index_helper,
+        ):
             helper.shutdown(wait=True, cancel_futures=True)
         logger.info("node_stopped reason=%r", str(self._failure or "asked to"))
 
@@ -183,6 +195,8 @@ class Node:
         """Every log is flushed and closed, whatever the others do."""
         for maintenance in self._maintenance:
             await maintenance.stop()
+        for past in self._pasts:
+            await past.stop()
         loop = asyncio.get_running_loop()
         for replica in self._replicas.values():
             try:
@@ -274,6 +288,7 @@ class Node:
         )
         publisher.log = mastered
         self._publishers.append(publisher)
+        StateKeeper(replica, publisher)
         self._mastered[str(replica.log_id)] = mastered
         # The epoch's first batch: its confirm proves that every member follows this mastership (invariant 4).
         started = EpochStarted(epoch=epoch, node_id=settings.node.id, start_id=self._start_id)
@@ -318,10 +333,19 @@ class Node:
     def _serve(self, replica: Replica, publisher: Publisher | ElsewhereLog, flushed: Callable[[], None]) -> None:
         settings = self._settings
         loop = asyncio.get_running_loop()
+        past = PastKeeper(replica, helper=self._index_helper, failed=self.fail)
+        self._pasts.append(past)
         fetcher = Fetcher(
-            replica, limits=settings.limits, settings=settings.log, helper=self._read_helper, now=loop.time
+            replica, limits=settings.limits, settings=settings.log, past=past, helper=self._read_helper, now=loop.time
         )
-        self._door_logs[str(replica.log_id)] = DoorLog(replica, publisher, fetcher)
+        self._door_logs[str(replica.log_id)] = DoorLog(replica, publisher, fetcher, past)
+        checks = [past.wake]
+        if isinstance(publisher, Publisher):
+            limits = RetentionLimits(
+                max_age_us=settings.log.retention_ms * 1000 if settings.log.retention_ms is not None else None,
+                max_bytes=settings.log.retention_bytes,
+            )
+            checks.append(Retention(replica, publisher, limits=limits, now_us=now_us).check)
         maintenance = Maintenance(
             replica,
             flush_interval_ms=settings.log.flush_interval_ms,
@@ -330,6 +354,7 @@ class Node:
             warm_helper=self._warm_helper,
             prepare_helper=self._prepare_helper,
             flushed=flushed,
+            checks=checks,
             failed=self.fail,
         )
         maintenance.start()

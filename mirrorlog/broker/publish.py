@@ -16,6 +16,7 @@ from mirrorlog.config import HaSettings, LimitSettings
 from mirrorlog.errors import (
     BadBatch,
     BadRequest,
+    BatchTooLarge,
     FlushDiskTimeout,
     FlushSlaveTimeout,
     MirrorlogError,
@@ -129,6 +130,13 @@ class Publisher:
         stamped = self._replica.append_change(batch, self._now_us())
         self._wait_for_all(stamped.next_log_offset, done)
 
+    def append_state(self, batch: bytearray) -> None:
+        """Append a batch of a state checkpoint; nobody waits for it. Raises MirrorlogError: nothing was stored."""
+        self._admit()
+        self._replica.append_change(batch, self._now_us())
+        assert self.log is not None
+        self.log.progressed(self._mastership.appended(self._replica.end))
+
     def when_confirmed(self, done: Callable[[MirrorlogError | None], None]) -> None:
         """Call `done`, as `append_change` does, when everything that is in the log now is confirmed by all.
 
@@ -169,8 +177,8 @@ class Publisher:
         if not self._replica.queues.has_id(header.queue_id):
             raise NoSuchQueue(f"no queue has the id {header.queue_id}; ask for the queue's metadata again")
         if header.codec != Codec.NONE:
-            # What nobody checked would reach every reader, and none of them can open it yet.
-            raise BadBatch(f"codec {header.codec} is not supported yet; send the body uncompressed")
+            self._check_compressed(header)
+            return
         if header.body_length != header.length - HEADER_SIZE - header.padding:
             raise BadBatch(f"a body of {header.body_length} bytes does not fit a batch of {header.length}")
         check_uncompressed(
@@ -179,6 +187,16 @@ class Publisher:
             columns=header.columns,
             max_record_bytes=self._limits.max_record_bytes,
         )
+
+    def _check_compressed(self, header: BatchHeader) -> None:
+        """It passes unopened, so what the header says of the body is held against the limits: a reader unpacks no more
+        than that. Every record has an offset of 4 bytes at least; so a count that the body cannot hold, which would use
+        up queue offsets, is seen."""
+        limit = self._limits.max_batch_bytes
+        if header.body_length > limit:
+            raise BatchTooLarge(f"an unpacked body of {header.body_length} bytes is above max_batch_bytes ({limit})")
+        if 4 * (header.record_count + 1) > header.body_length:
+            raise BadBatch(f"{header.record_count} records do not fit a body of {header.body_length} bytes")
 
     def _admit(self) -> None:
         if self.stopping:

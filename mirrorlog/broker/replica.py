@@ -7,19 +7,32 @@ derived state can be thrown away; the log is the truth (invariant 10).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 from uuid import UUID
 
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import Epoch, EpochList
-from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, BatchHeader, Kind, read_header
+from mirrorlog.commitlog.files import disk_error
+from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
 from mirrorlog.commitlog.index import QueueIndex
 from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.commitlog.past import DIRECTORY_NAME as INDEX_NAME
+from mirrorlog.commitlog.past import Past, PastIndex
+from mirrorlog.commitlog.past import delete as delete_index
+from mirrorlog.commitlog.tables import Tables
 from mirrorlog.config import LogAssignment, Settings
-from mirrorlog.errors import DiskFailed, LogCorrupt, MirrorlogError
+from mirrorlog.errors import DiskFailed, IndexDoubtful, LogCorrupt, MirrorlogError
+from mirrorlog.queues.begins import BeginTracker
+from mirrorlog.queues.changes import QueueState, decode_checkpoint
+from mirrorlog.queues.checkpoint import CheckpointTracker
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
+
+# Plain numbers: comparing with a member of an enum takes a microsecond.
+_NUMBERED: Final = frozenset({int(Kind.DATA), int(Kind.TRANSACTION)})
+_CHECKPOINT: Final = int(Kind.CHECKPOINT)
 
 
 class Replica:
@@ -32,7 +45,12 @@ class Replica:
         self.queues = QueueRegistry(
             queues_max=settings.limits.max_queues, groups_max=settings.limits.max_groups_per_queue
         )
-        self.producers = ProducerTable(producers_max=settings.limits.max_producers)
+        self.producers = ProducerTable(
+            producers_max=settings.limits.max_producers, expiry_us=settings.limits.producer_expiry_ms * 1000
+        )
+        self.checkpoints = CheckpointTracker()
+        self.begins = BeginTracker()
+        self.past: Past | None = None
         self.is_master = assignment.master == settings.node.id
         self.on_appended: list[Callable[[], None]] = []
         self.on_flush_wanted: list[Callable[[], None]] = []
@@ -44,6 +62,7 @@ class Replica:
 
     def open(self, directory: Path) -> None:
         """Recover the copy; blocking. Raises LogCorrupt, ForeignDirectory, DiskFull or DiskFailed."""
+        self._directory = directory
         self._log = CommitLog.open(
             directory,
             log_id=self.log_id,
@@ -51,10 +70,21 @@ class Replica:
             name=self.assignment.name,
             settings=self._settings.log,
             max_batch_bytes=self._settings.limits.max_batch_bytes,
+            on_past=self._open_past,
             on_batch=self._apply,
             write_through=self.assignment.flush == "disk",
         )
         self._confirm_derived(self.log.confirmed)
+
+    def _open_past(self, tables: Tables) -> None:
+        """What the tables of the sealed segments say, before the batches behind them come."""
+        self.past = Past(PastIndex.open(self._directory / INDEX_NAME, tables), tables)
+        for start, head in sorted(tables.heads.items()):
+            self.index.set_past(
+                first=start, end=head.end, first_append_time_us=head.first_append_time_us, records=head.records
+            )
+        for queue_id, (begin, following) in self.past.index.queues().items():
+            self.index.set_queue(queue_id, begin=begin, next_offset=following)
 
     @property
     def log(self) -> CommitLog:
@@ -97,8 +127,7 @@ class Replica:
 
     def append(self, batch: memoryview, header: BatchHeader, now_us: int) -> BatchHeader:
         """Master: append one checked batch; gives its header as stamped. Raises DiskFull or DiskFailed."""
-        numbered = header.kind in (Kind.DATA, Kind.TRANSACTION)
-        base = self.index.next_appended(header.queue_id) if numbered else 0
+        base = self.index.next_appended(header.queue_id) if header.kind in _NUMBERED else 0
         with self._disk_watched():
             stamped = self.log.append(batch, base_queue_offset=base, append_time_us=now_us)
         self._follow(stamped, batch)
@@ -145,8 +174,8 @@ class Replica:
 
     def aligned(self) -> None:
         """After `align`, back on the loop: what was derived from cut bytes goes too."""
-        self.index.cut(self.log.end)
-        self.queues.cut(self.log.end)
+        for derived in (self.index, self.queues, self.checkpoints, self.begins):
+            derived.cut(self.log.end)
 
     def align_failed(self, error: Exception) -> None:
         """After `align` raised, back on the loop: a disk that failed in it ends the node too."""
@@ -157,10 +186,57 @@ class Replica:
         """A confirm waits for this disk."""
         self._wake(self.on_flush_wanted)
 
+    # --- the past, on the helper that has it for itself ---
+
+    def add_to_past(self, start: int) -> None:
+        """The segment whose table was stored; blocking. Raises LogCorrupt, DiskFull, DiskFailed."""
+        with self._disk_named("index"):
+            try:
+                self._open_index().add(start)
+            except IndexDoubtful:
+                self.rebuild_past()
+
+    def drop_past(self, begin: int) -> dict[int, int]:
+        """Forget the segments that end at or below `begin`; blocking. The first queue offset of each queue that the
+        past still has."""
+        with self._disk_named("index"):
+            past = self._open_index()
+            try:
+                for start in [start for start, head in past.tables.heads.items() if head.end <= begin]:
+                    past.drop(start)
+                return past.index.begins()
+            except IndexDoubtful:
+                self.rebuild_past()
+                return self._open_index().index.begins()
+
+    def rebuild_past(self) -> None:
+        """Make the index anew from the tables, and tables that are damaged from their segments; blocking."""
+        past = self._open_index()
+        with self._disk_named("rebuild the index of"):
+            with suppress(MirrorlogError):
+                past.close()
+            for start in sorted(past.tables.heads):
+                self.log.check_table(start)
+            delete_index(self._directory / INDEX_NAME)
+            past.index = PastIndex.open(self._directory / INDEX_NAME, past.tables)
+
+    def _open_index(self) -> Past:
+        assert self.past is not None
+        return self.past
+
+    @contextmanager
+    def _disk_named(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise disk_error(error, what, self._directory) from None
+
     def close(self) -> None:
         """Flush and write the checkpoint; blocking."""
         if self._log is not None:
             self._log.close()
+        if self.past is not None:
+            self.past.close()
 
     # --- inside ---
 
@@ -199,16 +275,34 @@ class Replica:
             raise broken from error
 
     def _apply(self, header: BatchHeader, batch: memoryview) -> None:
-        if header.queue_id != CONTROL_QUEUE_ID:
-            self.index.add(header)
-        if header.kind in (Kind.CONTROL, Kind.QUEUE_STATE):
+        self.index.add(header)
+        kind = header.kind
+        if kind == _CHECKPOINT:
+            self._apply_checkpoint(header, batch)
+        elif kind not in _NUMBERED:
             self.queues.apply(header, batch)
-        elif self.is_master:
-            self.producers.apply(header)
+            self.begins.apply(header, batch)
+        self.producers.apply(header)
+
+    def _apply_checkpoint(self, header: BatchHeader, batch: memoryview) -> None:
+        states = decode_checkpoint(batch)
+        self.queues.restore(header, states)
+        self.producers.restore(header, states)
+        self.checkpoints.follow(header, states)
+        for state in states:
+            # All its records are gone, and only the checkpoint knows that there were some.
+            if isinstance(state, QueueState) and state.next_queue_offset > self.index.next_appended(state.queue_id):
+                following = state.next_queue_offset
+                self.index.set_queue(state.queue_id, begin=following, next_offset=following)
 
     def _confirm_derived(self, log_offset: int) -> Set[int]:
         self.queues.confirm(log_offset)
-        return self.index.confirm(log_offset)
+        self.checkpoints.confirm(log_offset)
+        self.log.set_state_from(self.checkpoints.state_from)
+        gained = self.index.confirm(log_offset)
+        if (begin := self.begins.confirm(log_offset)) is not None:
+            self.log.move_begin(begin)
+        return gained
 
 
 def _raise(error: MirrorlogError) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 from uuid import uuid4
 
+from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.publish import ElsewhereLog, Publisher
 from mirrorlog.broker.replica import Replica
 from mirrorlog.config import Settings
@@ -41,6 +43,7 @@ class ServedLog(Protocol):
 
     replica: Replica
     publisher: Publisher | ElsewhereLog
+    past: PastKeeper
 
 
 class Requests:
@@ -57,6 +60,7 @@ class Requests:
         self._logs = logs
         self._refusals = refusals
         self._status = status
+        self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[type[Message], Callable[..., Message | None]] = {
             GetMetadata: self._metadata,
             DeclareQueue: self._declare,
@@ -110,9 +114,25 @@ class Requests:
             return answer()
         return None
 
-    def _find_offset(self, message: FindOffset, respond: Respond) -> Message:
+    def _find_offset(self, message: FindOffset, respond: Respond) -> Message | None:
         log, queue = self._find(message.queue)
-        return FoundOffset(queue_offset=log.replica.index.find_time(queue.queue_id, message.append_time_us))
+        index, queue_id, time_us = log.replica.index, queue.queue_id, message.append_time_us
+        if not index.is_past_time(queue_id, time_us):
+            return FoundOffset(queue_offset=index.find_time(queue_id, time_us))
+
+        async def look_back() -> None:
+            try:
+                past = await log.past.find_time(queue_id, time_us)
+            except MirrorlogError as error:
+                respond(error)
+                return
+            found = index.find_time(queue_id, time_us)
+            respond(FoundOffset(queue_offset=found if past is None else max(index.begin(queue_id), min(past, found))))
+
+        task = asyncio.ensure_future(look_back())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return None
 
     def _commit_position(self, message: CommitPosition, respond: Respond) -> None:
         log, queue = self._find(message.queue)
@@ -187,6 +207,7 @@ class Requests:
             mirrors=list(replica.assignment.mirrors),
             begin=replica.index.begin(queue.queue_id),
             next=replica.index.next_confirmed(queue.queue_id),
+            producer_epoch=replica.producers.epoch_floor,
             arguments=queue.arguments,
         )
 

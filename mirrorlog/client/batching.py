@@ -1,46 +1,38 @@
-"""Records on their way: a PendingBatch collects columns, is encoded once, and ends once for all its records.
+"""Records on their way: what one takes in a batch, and the PendingBatch that ends once for all its records.
 
-Pure: it knows no clock and no socket. A record's Delivery is its batch and its number in it, so a record costs four
-list appends and one small object until its batch is confirmed.
+Pure: it knows no clock and no socket. A record costs one list append; the columns that it does not use cost nothing,
+and its key, headers and timestamp one append each. The bytes are joined once, when the batch is first sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Final, Protocol, Self, TypeVar
 
-from mirrorlog.commitlog.body import Header, encode_columns
-from mirrorlog.commitlog.format import HEADER_SIZE, NO_TIMESTAMP
+from mirrorlog.client.receipts import Receipt, ReceiptRange
+from mirrorlog.commitlog.body import Draft, Header, draft_columns
+from mirrorlog.commitlog.codec import compress_draft
+from mirrorlog.commitlog.format import HEADER_SIZE, NO_TIMESTAMP, Codec
 from mirrorlog.errors import BadInput, MirrorlogError
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
+from mirrorlog.wire.frames import Confirm
 
 Headers = Mapping[str, bytes | None] | Sequence[Header]
 
-# What a record takes in a batch besides its bytes: offsets of value and key, its timestamp, a header list entry, and
-# its bits of the validity bitmaps; a header's name and value have an offset and a bit as well.
-_RECORD_OVERHEAD_BYTES: Final = 24
-_HEADER_OVERHEAD_BYTES: Final = 9
-# And the batch once: its header, the offset that each column has more than entries, the padding of each part.
+RECORD_OVERHEAD_BYTES: Final = 24
+"""What a record takes in a batch besides its bytes: offsets of value and key, its timestamp, a header list entry, and
+its bits of the validity bitmaps."""
+
 BATCH_OVERHEAD_BYTES: Final = HEADER_SIZE + 128
+"""And the batch once: its header, the offset that each column has more than entries, the padding of each part."""
+
+# A header's name and value have an offset and a bit as well.
+_HEADER_OVERHEAD_BYTES: Final = 9
 _TIMESTAMP_MAX: Final = -NO_TIMESTAMP - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """A confirmed record. `log_offset`: of its batch; `copies`: that held it when it was answered.
-
-    `durability`: 0 in memory, 1 on disk, of all those copies. `duplicate`: an earlier attempt had landed.
-    """
-
-    queue_offset: int
-    log_offset: int
-    epoch: int
-    copies: int
-    durability: int
-    duplicate: bool
+_T = TypeVar("_T")
 
 
 class Waiter(Protocol):
@@ -51,18 +43,18 @@ class Waiter(Protocol):
 
 
 class PendingBatch:
-    """1..n records of one queue between `send` and their confirm."""
+    """1..n records of one queue between `send` and their confirm.
+
+    `size_bytes`: what they take at most, uncompressed, besides BATCH_OVERHEAD_BYTES. `ended`: called once, at the end.
+    """
 
     __slots__ = (
-        "_encoded", "_waiters", "attempts", "deadline", "headers", "in_flight", "keys", "outcome", "producer_epoch",
-        "sequence", "size_bytes", "timestamps_us", "unknown", "values",
+        "_codec", "_count", "_draft", "_headers", "_keys", "_sealed", "_timestamps_us", "_values", "_waiters",
+        "attempts", "deadline", "ended", "heard", "in_flight", "listeners", "outcome", "producer_epoch", "sequence",
+        "size_bytes", "unknown",
     )  # fmt: skip
 
-    def __init__(self, deadline: float) -> None:
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] = []
-        self.headers: list[Sequence[Header]] = []
-        self.timestamps_us: list[int | None] = []
+    def __init__(self, deadline: float, *, codec: Codec = Codec.NONE) -> None:
         self.size_bytes = 0
         self.deadline = deadline
         self.sequence = 0
@@ -71,43 +63,70 @@ class PendingBatch:
         self.in_flight = False
         self.unknown = False
         self.outcome: Confirm | MirrorlogError | None = None
-        self._encoded: bytearray | None = None
+        self.ended: Callable[[PendingBatch], None] | None = None
+        self.listeners = 0
+        self.heard = False
+        self._codec = codec
+        self._count = 0
+        # A column other than the values ends with its last entry that is there: what is missing behind it is absent.
+        self._values: list[bytes | None] = []
+        self._keys: list[bytes | None] = []
+        self._headers: list[Sequence[Header]] = []
+        self._timestamps_us: list[int | None] = []
+        self._draft: Draft | None = None
+        self._sealed = False
         self._waiters: list[Waiter] = []
 
+    @classmethod
+    def drafted(cls, draft: Draft, *, size_bytes: int, deadline: float, codec: Codec = Codec.NONE) -> Self:
+        """One whose body is ready."""
+        batch = cls(deadline, codec=codec)
+        batch._count = draft.record_count
+        batch.size_bytes = size_bytes
+        batch._draft = compress_draft(draft, codec)
+        return batch
+
     def __len__(self) -> int:
-        return len(self.values)
+        return self._count or len(self._values)
 
     def add(
         self, value: bytes | None, key: bytes | None, headers: Sequence[Header], timestamp_us: int | None, size: int
-    ) -> Delivery:
-        """One record of `size` bytes (`record_size`)."""
-        self.values.append(value)
-        self.keys.append(key)
-        self.headers.append(headers)
-        self.timestamps_us.append(timestamp_us)
+    ) -> int:
+        """One record of `size` bytes (`record_size`); its number in the batch."""
+        values = self._values
+        index = len(values)
+        values.append(value)
         self.size_bytes += size
-        return Delivery(self, len(self.values) - 1)
+        if key is not None:
+            _put(self._keys, index, key, None)
+        if headers:
+            _put(self._headers, index, headers, ())
+        if timestamp_us is not None:
+            _put(self._timestamps_us, index, timestamp_us, None)
+        return index
 
     def encoded(self, queue_id: int, producer_id: int) -> bytearray:
         """The batch's bytes: the same ones at every attempt, until it is numbered anew."""
-        if self._encoded is None:
-            self._encoded = encode_columns(
-                self.values,
-                self.keys,
-                self.headers,
-                self.timestamps_us,
+        draft = self._draft
+        if draft is None:
+            draft = self._draft = compress_draft(self._take_columns(), self._codec)
+        if not self._sealed:
+            draft.seal(
                 queue_id=queue_id,
                 producer_id=producer_id,
                 producer_epoch=self.producer_epoch,
                 sequence=self.sequence,
             )
-        return self._encoded
+            self._sealed = True
+        return draft.data
 
     def number(self, *, producer_epoch: int, sequence: int) -> None:
-        """Give the batch its place; bytes under an older one are forgotten."""
+        """Give the batch its place; bytes under an older one are left to whoever may still be sending them."""
         self.producer_epoch = producer_epoch
         self.sequence = sequence
-        self._encoded = None
+        if self._sealed and self._draft is not None:
+            self._draft = replace(self._draft, data=bytearray(self._draft.data))
+            self._sealed = False
         self.unknown = False
 
     def resolve(self, outcome: Confirm | MirrorlogError) -> None:
@@ -115,58 +134,66 @@ class PendingBatch:
         if self.outcome is not None:
             return
         self.outcome = outcome
-        self._encoded = None
+        self._count = len(self)
+        self._draft = None
+        if self._values:
+            self._clear_columns()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        if self.ended is not None:
+            self.ended(self)
 
     def wait(self, waiter: Waiter) -> None:
         self._waiters.append(waiter)
 
     def receipt(self, index: int) -> Receipt:
         """Of record `index`. Raises what the batch ended with."""
+        return self.receipts().receipt(index)
+
+    def receipts(self) -> ReceiptRange:
+        """Of all its records. Raises what the batch ended with, and notes that it was heard."""
         outcome = self.outcome
         if isinstance(outcome, MirrorlogError):
+            self.heard = True
             # One of its own for each: raised again and again, an error would drag all their tracebacks along.
             raise type(outcome)(outcome.message, **outcome.details)
         assert outcome is not None, "the batch has not ended"
-        return Receipt(
-            outcome.base_queue_offset + index,
-            outcome.log_offset,
-            outcome.epoch,
-            outcome.copies,
-            outcome.durability,
-            bool(outcome.flags & CONFIRM_DUPLICATE),
+        return ReceiptRange.of(outcome, len(self))
+
+    @property
+    def failed_unheard(self) -> bool:
+        """Whether it ended with an error that was raised nowhere yet, and that nobody waits for."""
+        return isinstance(self.outcome, MirrorlogError) and not self.heard and not self.listeners
+
+    def _take_columns(self) -> Draft:
+        count = self._count = len(self._values)
+        draft = draft_columns(
+            self._values,
+            _filled(self._keys, count, None),
+            _filled(self._headers, count, ()),
+            _filled(self._timestamps_us, count, None),
         )
+        self._clear_columns()
+        return draft
+
+    def _clear_columns(self) -> None:
+        self._values, self._keys, self._headers, self._timestamps_us = [], [], [], []
 
 
-class Delivery:
-    """A record that was handed over: await it for its Receipt, or for the error that its batch ended with."""
+def _put(column: list[_T], index: int, entry: _T, absent: _T) -> None:
+    """Entry `index`, behind as many absent ones as are missing before it."""
+    if len(column) != index:
+        column.extend([absent] * (index - len(column)))
+    column.append(entry)
 
-    __slots__ = ("_batch", "_index")
 
-    # Set by the producer's module, so that this one stays free of event loops.
-    make_waiter: Callable[[], Any]
-
-    def __init__(self, batch: PendingBatch, index: int) -> None:
-        self._batch = batch
-        self._index = index
-
-    def done(self) -> bool:
-        return self._batch.outcome is not None
-
-    def result(self) -> Receipt:
-        """The receipt of a delivery that is done. Raises what its batch ended with."""
-        return self._batch.receipt(self._index)
-
-    def __await__(self) -> Generator[Any, None, Receipt]:
-        if self._batch.outcome is None:
-            # A waiter of its own: whoever stops waiting must not end the batch for the others.
-            waiter = Delivery.make_waiter()
-            self._batch.wait(waiter)
-            yield from waiter.__await__()
-        return self._batch.receipt(self._index)
+def _filled(column: list[_T], count: int, absent: _T) -> list[_T]:
+    """The column at its full length, empty as long as it has no entry."""
+    if column and len(column) != count:
+        column.extend([absent] * (count - len(column)))
+    return column
 
 
 def record_size(value: bytes | None, key: bytes | None, headers: Sequence[Header]) -> int:
@@ -174,15 +201,16 @@ def record_size(value: bytes | None, key: bytes | None, headers: Sequence[Header
 
     Raises BadInput for what is no bytes: found later, it would spoil the batch for the records around it.
     """
-    size = _RECORD_OVERHEAD_BYTES
+    size = RECORD_OVERHEAD_BYTES
     if value is not None:
         size += len(value) if type(value) is bytes else _refuse("a value", value)
     if key is not None:
         size += len(key) if type(key) is bytes else _refuse("a key", key)
-    return size + _headers_size(headers) if headers else size
+    return size + headers_size(headers) if headers else size
 
 
-def _headers_size(headers: Sequence[Header]) -> int:
+def headers_size(headers: Sequence[Header]) -> int:
+    """Bytes that a record's headers take in a batch. Raises BadInput."""
     size = 0
     try:
         for name, content in headers:

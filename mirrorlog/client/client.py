@@ -17,7 +17,8 @@ from weakref import WeakSet
 from mirrorlog.client.admin import Admin
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.consumer import Consumer
-from mirrorlog.client.producer import Producer, parse_durability, parse_level
+from mirrorlog.client.options import parse_compression, parse_durability, parse_level
+from mirrorlog.client.producer import Producer
 from mirrorlog.config import CLIENT_PORT
 from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, RequestTimeout
 from mirrorlog.wire.messages import GetMetadata, Metadata, NodeInfo, Position, QueueInfo
@@ -55,12 +56,21 @@ class Client:
         return self
 
     async def close(self) -> None:
-        """Close producers that are still open (they flush first), then all connections. Idempotent."""
+        """Close producers that are still open (they flush first), then all connections. Idempotent.
+
+        Raises the first error that a producer's flush raises, once all are closed.
+        """
+        failures: list[MirrorlogError] = []
         try:
             for producer in list(self._producers):
-                await producer.close()
+                try:
+                    await producer.close()
+                except MirrorlogError as error:
+                    failures.append(error)
         finally:
             await self._disconnect()
+        if failures:
+            raise failures[0]
 
     async def __aenter__(self) -> Self:
         return await self.connect()
@@ -72,7 +82,11 @@ class Client:
             # Cancelled or interrupted: whoever did that is not to wait for confirms.
             for producer in list(self._producers):
                 producer.abandon()
-        await self.close()
+        try:
+            await self.close()
+        except MirrorlogError:
+            if error is None:  # else what the block ended with is the one to tell
+                raise
 
     # --- what it is for ---
 
@@ -93,10 +107,12 @@ class Client:
         max_in_flight: int = 16,
         delivery_timeout_ms: int = 30_000,
         idempotent: bool = True,
+        compression: str = "none",
     ) -> Producer:
         """A producer for `queue`; use it with `async with`.
 
         `confirm`: none, master, one, majority, all, or a number of copies. `durability`: memory or disk, of each copy.
+        `compression`: none, lz4 or zstd, of each batch as a whole.
         """
         producer = Producer(
             self,
@@ -109,6 +125,7 @@ class Client:
             max_in_flight=max_in_flight,
             delivery_timeout_ms=delivery_timeout_ms,
             idempotent=idempotent,
+            codec=parse_compression(compression),
         )
         self._producers.add(producer)
         return producer
@@ -121,15 +138,17 @@ class Client:
         until: int | str | None = None,
         group: str | None = None,
         read_from: str = "master",
-        max_bytes: int = _MIB,
+        max_bytes: int = 4 * _MIB,
         max_wait_ms: int = 500,
+        prefetch_bytes: int = 2 * _MIB,
     ) -> Consumer:
         """A reader of `queue`; use it with `async with`. Only confirmed records are seen.
 
         `start`: earliest, latest, committed (the default with a group; earliest where it has committed nothing), a
         queue offset, a Position, or a datetime (append time). `until`: a queue offset to stop before, or "confirmed",
         what is confirmed at the start; by default it waits for new records for ever. `read_from`: master, mirror or a
-        node id.
+        node id. `max_bytes`: of one fetch, nodes may answer with less; `prefetch_bytes`: no further fetch leaves while
+        so much waits to be read; `max_wait_ms`: how long a node holds a fetch that has nothing yet.
         """
         return Consumer(
             self,
@@ -140,6 +159,7 @@ class Client:
             read_from=read_from,
             max_bytes=max_bytes,
             max_wait_ms=max_wait_ms,
+            prefetch_bytes=prefetch_bytes,
         )
 
     # --- connections ---

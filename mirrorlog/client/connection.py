@@ -47,6 +47,7 @@ ProduceDone = Callable[[Confirm | MirrorlogError], None]
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 _Answered = Callable[[Frame | MirrorlogError], None]
+_Room = Callable[[int], memoryview]
 
 
 class Connection:
@@ -66,6 +67,7 @@ class Connection:
         self._endpoint: Endpoint | None = None
         self._greeting: asyncio.Future[Welcome] = self._loop.create_future()
         self._waiting: dict[int, _Answered] = {}
+        self._rooms: dict[int, _Room] = {}
         self._last_id = 0
         self._last_read = self._loop.time()
         self._pinged_at: float | None = None
@@ -115,8 +117,8 @@ class Connection:
 
     async def request(self, message: Message, expect: type[_M], *, timeout_ms: int) -> _M:
         """Send a control message and await its answer."""
-        answer = await self._ask(FrameType.REQUEST, encode(message), FrameType.RESPONSE, timeout_ms)
-        decoded = decode(answer)
+        answer = await self._ask(FrameType.REQUEST, encode(message), timeout_ms)
+        decoded = decode(_expect(answer, FrameType.RESPONSE).payload)
         if not isinstance(decoded, expect):
             raise ProtocolError(f"{type(decoded).__name__} where {expect.__name__} was expected")
         return decoded
@@ -158,12 +160,24 @@ class Connection:
         return await self._within(outcome, deadline_ms + 5_000)
 
     async def fetch(
-        self, *, queue_id: int, epoch: int, queue_offset: int, max_bytes: int, wait_ms: int, timeout_ms: int
-    ) -> tuple[Batches, bytes]:
-        """Whole batches from the one that holds `queue_offset` on; none when `wait_ms` passed without a record."""
+        self,
+        *,
+        queue_id: int,
+        epoch: int,
+        queue_offset: int,
+        max_bytes: int,
+        wait_ms: int,
+        timeout_ms: int,
+        room: Callable[[int], memoryview] | None = None,
+    ) -> tuple[Batches, memoryview]:
+        """Whole batches from the one that holds `queue_offset` on; none when `wait_ms` passed without a record.
+
+        `room(size)`: memory for exactly `size` bytes, for a large answer to be received into; asked at most once.
+        """
         request = FETCH.pack(queue_id, epoch, queue_offset, max_bytes, wait_ms)
-        payload = await self._ask(FrameType.FETCH, request, FrameType.BATCHES, wait_ms + timeout_ms)
-        return read_batches(memoryview(payload)), payload[BATCHES.size :]
+        answer = await self._ask(FrameType.FETCH, request, wait_ms + timeout_ms, room)
+        payload = _expect(answer, FrameType.BATCHES).payload
+        return read_batches(payload), payload[BATCHES.size :] if answer.body is None else answer.body
 
     # --- FrameHandler ---
 
@@ -187,7 +201,9 @@ class Connection:
             answered(_failure(frame_) if frame_.type == FrameType.ERROR else frame_)
 
     def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
-        return None
+        """Where its reader wants the answer to a fetch; what nobody waits for any more goes where it will."""
+        room = self._rooms.get(correlation_id)
+        return room(size) if room is not None and frame_type == FrameType.BATCHES else None
 
     def writable(self) -> None:
         """Nothing to do: what waits for the socket is bounded by the producers' windows."""
@@ -217,27 +233,30 @@ class Connection:
             raise ConnectionLost(f"the connection to {self.address} is gone: {self._lost or 'closed'}")
         return self._endpoint
 
-    async def _ask(self, kind: FrameType, payload: bytes, answer_kind: FrameType, timeout_ms: int) -> bytes:
-        """Send a frame and await the payload of its answer."""
+    async def _ask(self, kind: FrameType, payload: bytes, timeout_ms: int, room: _Room | None = None) -> Frame:
+        """Send a frame and await its answer, whatever type that has. The answer's bytes are the caller's to keep."""
         endpoint = self._usable_endpoint()
         correlation_id = self._next_id()
-        outcome: asyncio.Future[bytes] = self._loop.create_future()
+        outcome: asyncio.Future[Frame] = self._loop.create_future()
 
         def answered(answer: Frame | MirrorlogError) -> None:
             if outcome.done():
                 return
-            expected = _expected(answer, answer_kind)
-            if isinstance(expected, MirrorlogError):
-                outcome.set_exception(expected)
+            if isinstance(answer, MirrorlogError):
+                outcome.set_exception(answer)
             else:
-                outcome.set_result(bytes(expected.payload))
+                # The payload stands in the connection's own buffer, which is used again; a placed body does not.
+                outcome.set_result(answer._replace(payload=memoryview(bytes(answer.payload))))
 
         self._waiting[correlation_id] = answered
+        if room is not None:
+            self._rooms[correlation_id] = room
         endpoint.send([frame(kind, payload, correlation_id)])
         try:
             return await self._within(outcome, timeout_ms)
         finally:
             self._waiting.pop(correlation_id, None)
+            self._rooms.pop(correlation_id, None)
 
     async def _within(self, outcome: asyncio.Future[_T], timeout_ms: int) -> _T:
         try:
@@ -268,6 +287,13 @@ def _expected(answer: Frame | MirrorlogError, kind: FrameType, size_min: int = 0
     if isinstance(answer, MirrorlogError) or (answer.type == kind and len(answer.payload) >= size_min):
         return answer
     return ProtocolError(f"an answer of type {answer.type} with {len(answer.payload)} bytes where {kind.name} was due")
+
+
+def _expect(answer: Frame, kind: FrameType) -> Frame:
+    """The answer. Raises ProtocolError when it is of another type."""
+    if isinstance(wrong := _expected(answer, kind), MirrorlogError):
+        raise wrong
+    return answer
 
 
 def _failure(frame_: Frame) -> MirrorlogError:

@@ -1,27 +1,42 @@
-"""What a consumer gives out: checked batches and their records. Pure."""
+"""What a consumer gives out: checked batches, their columns as views, and their records. Pure.
+
+A batch stands in the memory that it was received into. Values, keys and Arrow arrays are views of that memory and keep
+it alive; only `records` copies, because a `bytes` object is one of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, repeat
-from typing import Final, NamedTuple, TypeVar
+from operator import itemgetter
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overload
 from uuid import UUID
 
-from mirrorlog.commitlog.body import BinaryColumn, Body, Header, HeadersColumn, TimestampsColumn, parse_body
+from mirrorlog.commitlog.body import BinaryColumn, Body, Header, HeadersColumn, Int32s, TimestampsColumn
+from mirrorlog.commitlog.codec import open_body
 from mirrorlog.commitlog.format import (
     HEADER_SIZE,
     BatchHeader,
-    Codec,
     check_body,
     check_stamped,
     log_seed,
     read_header,
 )
-from mirrorlog.errors import BadBatch
+from mirrorlog.errors import BadBatch, MissingDependency
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # The frame's own limit has held already; a batch's length is only checked against the bytes that are there.
 _BATCH_BYTES_MAX: Final = 2**31
+# Of a compressed body when opened: as much as one fetch may bring.
+_BODY_BYTES_MAX: Final = 2**28
+# length and record_count stand side by side, base_queue_offset before them: see commitlog.format.
+_PLACE: Final = Struct("<8xQ28xII")
+
+_FIRST: Final = itemgetter(0)
 
 _T = TypeVar("_T")
 
@@ -38,11 +53,52 @@ class ConsumedRecord(NamedTuple):
     append_time_us: int
 
 
-@dataclass(frozen=True, slots=True)
+class Views(Sequence[memoryview | None]):
+    """A column's entries, each a view of the batch's bytes, None where absent; made when asked for.
+
+    Rows `first` up to `next` (exclusive) of the column; all absent when there is no column.
+    """
+
+    __slots__ = ("_column", "_rows")
+
+    def __init__(self, column: BinaryColumn | None, rows: range) -> None:
+        self._column = column
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[memoryview | None]: ...
+    def __getitem__(self, index: int | slice) -> memoryview | Sequence[memoryview | None] | None:
+        if isinstance(index, slice):
+            rows = self._rows[index]
+            return Views(self._column, rows) if rows.step == 1 else [self._at(row) for row in rows]
+        return self._at(self._rows[index])
+
+    def __iter__(self) -> Iterator[memoryview | None]:
+        column, rows = self._column, self._rows
+        if column is None:
+            return repeat(None, len(rows))
+        offsets = column.offsets[rows.start : rows.stop + 1].tolist()
+        found: Iterable[memoryview | None] = map(column.data.__getitem__, map(slice, offsets, offsets[1:]))
+        return iter(found if column.validity is None else _where_valid(found, column.validity, rows))
+
+    def tolist(self) -> list[bytes | None]:
+        """Copies of their own, much faster than one by one."""
+        return [None] * len(self._rows) if self._column is None else list(_bytes_of(self._column, self._rows))
+
+    def _at(self, row: int) -> memoryview | None:
+        return None if self._column is None else self._column[row]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ConsumedBatch:
     """A checked batch. Of its records those with queue offsets `first` up to `next` (exclusive) are the reader's.
 
-    `raw`: header and body as they stand in the log; `body`: views into it.
+    `raw`: header and body as they stand in the log; `body`: its columns, of all records, the reader's or not.
     """
 
     queue: str
@@ -56,20 +112,52 @@ class ConsumedBatch:
     def __len__(self) -> int:
         return self.next - self.first
 
+    @property
+    def values(self) -> Views:
+        """The reader's values."""
+        return Views(self.body.values, self._rows)
+
+    @property
+    def keys(self) -> Views:
+        """The reader's keys."""
+        return Views(self.body.keys, self._rows)
+
+    def value_bytes(self, index: int) -> bytes | None:
+        """A copy of the reader's value `index`."""
+        value = self.values[index]
+        return None if value is None else bytes(value)
+
+    def key_bytes(self, index: int) -> bytes | None:
+        """A copy of the reader's key `index`."""
+        key = self.keys[index]
+        return None if key is None else bytes(key)
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """The reader's records under `arrow.SCHEMA`, over the batch's own bytes.
+
+        Raises MissingDependency without pyarrow, BadBatch when a header's name is not UTF-8.
+        """
+        try:
+            from mirrorlog.client.arrow import record_batch
+        except ImportError as error:
+            raise MissingDependency(f"to_arrow needs pyarrow ({error}): pip install pyarrow") from None
+        return record_batch(self.header, self.body, first=self.first, following=self.next)
+
     def records(self) -> Iterator[ConsumedRecord]:
         """The reader's records as objects of their own."""
-        base, append_time_us = self.header.base_queue_offset, self.header.append_time_us
-        body, rows = self.body, range(self.first - base, self.next - base)
-        return map(
-            ConsumedRecord,
+        body, rows = self.body, self._rows
+        fields: Iterable[tuple[Any, ...]] = zip(
             repeat(self.queue),
             range(self.first, self.next),
             _bytes_of(body.values, rows),
             repeat(None) if body.keys is None else _bytes_of(body.keys, rows),
-            ([] for _ in rows) if body.headers is None else _headers_of(body.headers, rows),
+            map(list, repeat((), len(rows))) if body.headers is None else _headers_of(body.headers, rows),
             repeat(None) if body.timestamps is None else _timestamps_of(body.timestamps, rows),
-            repeat(append_time_us),
+            repeat(self.header.append_time_us),
+            strict=False,
         )
+        # As a named tuple's own constructor does, but without a Python frame per record: half the time.
+        return cast(Iterator[ConsumedRecord], map(tuple.__new__, repeat(ConsumedRecord), fields))
 
     def after(self, queue_offset: int) -> ConsumedBatch:
         """What of it stands at `queue_offset` or later."""
@@ -79,16 +167,38 @@ class ConsumedBatch:
         """What of it stands below `queue_offset`."""
         return self if queue_offset >= self.next else replace(self, next=queue_offset)
 
+    @property
+    def _rows(self) -> range:
+        base = self.header.base_queue_offset
+        return range(self.first - base, self.next - base)
 
-# Columns to objects in whole runs: one copy or one `tolist` for all rows, at a quarter of the cost of row by row.
+
+# Columns to objects in whole runs, at a quarter of the cost of row by row. As iterators: a reader that drops one record
+# before the next one gets its memory again, warm.
 
 
-def _bytes_of(column: BinaryColumn, rows: range) -> list[bytes | None]:
-    offsets = column.offsets[rows.start : rows.stop + 1].tolist()
+def _bytes_of(column: BinaryColumn, rows: range) -> Iterator[bytes | None]:
+    offsets = column.offsets[rows.start : rows.stop + 1]
+    found = _same_size(column, offsets)
+    if found is None:
+        found = _any_size(column, offsets.tolist())
+    return found if column.validity is None else _where_valid(found, column.validity, rows)
+
+
+def _same_size(column: BinaryColumn, offsets: Int32s) -> Iterator[bytes | None] | None:
+    """Where all entries have one size, they are cut without a step in Python, in half the time; None elsewhere."""
+    count = len(offsets) - 1
+    start, end = int(offsets[0]), int(offsets[-1])
+    size = (end - start) // count if count else 0
+    if not size or size * count != end - start or not (offsets[1:] - offsets[:-1] == size).all():
+        return None
+    return map(_FIRST, Struct(f"{size}s").iter_unpack(column.data[start:end]))
+
+
+def _any_size(column: BinaryColumn, offsets: list[int]) -> Iterator[bytes | None]:
     start = offsets[0]
     content = bytes(column.data[start : offsets[-1]])
-    found: list[bytes | None] = [content[at - start : end - start] for at, end in pairwise(offsets)]
-    return found if column.validity is None else _where_valid(found, column.validity, rows)
+    return (content[at - start : end - start] for at, end in pairwise(offsets))
 
 
 def _headers_of(column: HeadersColumn, rows: range) -> list[list[Header]]:
@@ -103,22 +213,43 @@ def _headers_of(column: HeadersColumn, rows: range) -> list[list[Header]]:
     return [pairs[at - start : end - start] for at, end in pairwise(offsets)]
 
 
-def _timestamps_of(column: TimestampsColumn, rows: range) -> list[int | None]:
+def _timestamps_of(column: TimestampsColumn, rows: range) -> Iterable[int | None]:
     found: list[int | None] = column.values[rows.start : rows.stop].tolist()
     return found if column.validity is None else _where_valid(found, column.validity, rows)
 
 
-def _where_valid(entries: list[_T | None], validity: memoryview, rows: range) -> list[_T | None]:
+def _where_valid(entries: Iterable[_T | None], validity: memoryview, rows: range) -> Iterator[_T | None]:
     present = (validity[row >> 3] >> (row & 7) & 1 for row in rows)
-    return [entry if is_there else None for entry, is_there in zip(entries, present, strict=True)]
+    return (entry if is_there else None for entry, is_there in zip(entries, present, strict=True))
 
 
-def checked_batches(content: bytes, count: int, *, queue: str, log_id: str) -> list[ConsumedBatch]:
+# --- From bytes -----------------------------------------------------------------------------------------------------
+
+
+def end_of(content: memoryview, count: int) -> int | None:
+    """The queue offset behind the `count` batches that stand in `content`, as their headers say, unproven.
+
+    None when they do not say it, or there are none: `checked_batches` tells what is wrong with them.
+    """
+    at = following = 0
+    for _ in range(count):
+        if len(content) - at < HEADER_SIZE:
+            return None
+        base, length, record_count = _PLACE.unpack_from(content, at)
+        if length < HEADER_SIZE:
+            return None
+        at += length
+        following = base + record_count
+    return following or None
+
+
+def checked_batches(content: bytes | memoryview, count: int, *, queue: str, log_id: str) -> list[ConsumedBatch]:
     """The `count` batches that stand back to back in `content`, each proven by both of its checksums.
 
     Raises BadBatch naming queue and log offset.
     """
-    view = memoryview(content)
+    # Read-only: what is given out is the log's, whoever looks at it.
+    view = memoryview(content).toreadonly()
     seed = log_seed(UUID(log_id))
     found: list[ConsumedBatch] = []
     at = 0
@@ -134,10 +265,8 @@ def _checked(content: memoryview, at: int, *, queue: str, log_id: str, seed: int
     try:
         header = check_stamped(content, at, log_offset=place, seed=seed, max_batch_bytes=_BATCH_BYTES_MAX)
         check_body(content, at, header)
-        if header.codec != Codec.NONE:
-            raise BadBatch(f"codec {header.codec} is not known to this client; update it")
-        raw = content[at : at + header.length]
-        body = parse_body(raw[HEADER_SIZE:], record_count=header.record_count, columns=header.columns)
+        body = open_body(content, at, body_bytes_max=_BODY_BYTES_MAX)
     except BadBatch as error:
         raise BadBatch(f"queue {queue!r}, log offset {place}: {error}") from None
+    raw = content[at : at + header.length]
     return ConsumedBatch(queue, log_id, header, body, raw, header.base_queue_offset, header.next_queue_offset)

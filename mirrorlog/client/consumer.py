@@ -1,7 +1,8 @@
 """Consumer: reads a queue in order, whole batches at a time, from its master or a mirror.
 
-The next fetch is under way while the user handles what the last one brought. Every batch is checked against its
-checksums before any of it is given out. When the node goes away, the reader connects again, to another mirror if
+The next fetch is under way while the user handles what the last one brought. What comes is received into memory that
+is used again once nobody looks into it, and given out as it stands there. Every batch is checked against its checksums
+before any of it is given out. When the node goes away, the reader connects again, to another mirror if
 it reads from mirrors, and goes on where it stood.
 """
 
@@ -9,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+from mirrorlog.client.ahead import Answer, FetchAhead
+from mirrorlog.client.buffers import BufferPool
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord, checked_batches
+from mirrorlog.client.cursor import Cursor
 from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, ProtocolError
 from mirrorlog.wire.messages import GetMetadata, Metadata, Position, QueueInfo
 
@@ -32,7 +35,10 @@ _T = TypeVar("_T")
 
 
 class Consumer:
-    """Reads one queue. Made by `Client.consumer`; use it with `async with`."""
+    """Reads one queue. Made by `Client.consumer`; use it with `async with`.
+
+    `cursor`: where it stands; reading moves it.
+    """
 
     def __init__(
         self,
@@ -45,27 +51,28 @@ class Consumer:
         read_from: str,
         max_bytes: int,
         max_wait_ms: int,
+        prefetch_bytes: int,
     ) -> None:
         if not 1 <= max_bytes <= _MAX_BYTES:
             raise BadRequest(f"max_bytes {max_bytes} is not within 1 and {_MAX_BYTES}")
         if not 0 <= max_wait_ms <= _MAX_WAIT_MS:
             raise BadRequest(f"max_wait_ms {max_wait_ms} is not within 0 and {_MAX_WAIT_MS}")
+        if not 0 <= prefetch_bytes <= _MAX_BYTES:
+            raise BadRequest(f"prefetch_bytes {prefetch_bytes} is not within 0 and {_MAX_BYTES}")
         self.queue = queue
         self.group = group
         self._client = client
         self._start = start if start is not None else ("committed" if group else "earliest")
         self._until_asked = until
-        self._until: int | None = None
         self._read_from = read_from
         self._max_bytes = max_bytes
         self._max_wait_ms = max_wait_ms
+        self._prefetch_bytes = prefetch_bytes
         self._connection: Connection | None = None
         self._info: QueueInfo | None = None
-        self._next = 0
-        self._fetched_to = 0
-        self._epoch = 0
-        self._held: deque[ConsumedBatch] = deque()
-        self._ahead: asyncio.Task[list[ConsumedBatch]] | None = None
+        self.cursor = Cursor()
+        self._buffers = BufferPool()
+        self._ahead: FetchAhead | None = None
         self._served_by: str | None = None
 
     # --- life ---
@@ -73,9 +80,9 @@ class Consumer:
     async def start(self) -> Self:
         """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost."""
         info = await self._insist(self._own_info)
-        self._epoch = info.epoch
-        self._until = self._resolve_until(info)
-        self._next = self._fetched_to = _checked_offset(await self._resolve_start(info))
+        self.cursor.epoch = info.epoch
+        self.cursor.until = self._resolve_until(info)
+        self.cursor.seek(_checked_offset(await self._resolve_start(info)))
         return self
 
     async def close(self) -> None:
@@ -94,12 +101,13 @@ class Consumer:
 
     async def __aiter__(self) -> AsyncIterator[ConsumedRecord]:
         """Records in queue order, as `batches`. Leave it and come back: it goes on behind the last one given out."""
+        cursor = self.cursor
         while (batch := await self._current()) is not None:
-            self._epoch = batch.header.epoch
-            for record in batch.records():
-                self._next = record.queue_offset + 1
+            cursor.epoch = batch.header.epoch
+            for following, record in enumerate(batch.records(), batch.first + 1):
+                cursor.next = following
                 yield record
-                if self._next != record.queue_offset + 1:
+                if cursor.next != following:
                     break  # moved on from elsewhere meanwhile
 
     async def batches(self) -> AsyncGenerator[ConsumedBatch]:
@@ -109,7 +117,7 @@ class Consumer:
         `request_timeout_ms` without any node that answers.
         """
         while (batch := await self._current()) is not None:
-            self._epoch, self._next = batch.header.epoch, batch.next
+            self.cursor.passed(batch)
             yield batch
 
     async def read(self, max_records: int | None = None, *, timeout_ms: int) -> list[ConsumedRecord]:
@@ -127,14 +135,14 @@ class Consumer:
                     if max_records is not None:
                         batch = batch.before(batch.first + max_records - len(found))
                     found += batch.records()
-                    self._epoch, self._next = batch.header.epoch, batch.next
+                    self.cursor.passed(batch)
         return found
 
     @property
     def position(self) -> Position:
         """Behind the last record, or the last batch, that was given out."""
         assert self._info is not None, "the consumer is not started"
-        return Position(log_id=self._info.log_id, epoch=self._epoch, queue_offset=self._next)
+        return Position(log_id=self._info.log_id, epoch=self.cursor.epoch, queue_offset=self.cursor.next)
 
     @property
     def served_by(self) -> str | None:
@@ -143,9 +151,7 @@ class Consumer:
 
     async def seek(self, queue_offset: int) -> None:
         """Go on at `queue_offset`, an iteration that is under way too. Raises BadRequest for one that cannot be."""
-        _checked_offset(queue_offset)
-        self._held.clear()
-        self._next = self._fetched_to = queue_offset
+        self.cursor.seek(_checked_offset(queue_offset))
         await self._drop_ahead()
 
     async def commit(self) -> None:
@@ -158,44 +164,45 @@ class Consumer:
 
     async def _current(self) -> ConsumedBatch | None:
         """The batch at the position, cut to what is the reader's; None at `until`. Waits for one."""
-        while self._until is None or self._next < self._until:
-            if not self._held:
-                await self._take()
-                continue
-            batch = self._held[0]
-            if batch.next <= self._next:
-                self._held.popleft()
-            elif self._until is not None and batch.first >= self._until:
-                return None  # the queue leaps over `until`
-            else:
-                batch = batch.after(self._next)
-                return batch if self._until is None else batch.before(self._until)
-        return None
+        while (batch := self.cursor.current()) is None and not self.cursor.ended:
+            await self.take()
+        return batch
 
-    async def _take(self) -> None:
-        """Hold the next batches, none perhaps; the ones after them are asked for before it returns."""
+    async def take(self) -> None:
+        """Let the cursor hold the next batches, none perhaps. What follows is on its way before they are looked at.
+
+        For a face that walks the cursor by itself; whoever iterates needs it not. Raises as `batches`.
+        """
         ahead = self._ahead = self._ahead or self._fetch_ahead()
-        # Whoever stops waiting for a record does not stop the fetch: the next one to wait finds it.
-        await asyncio.wait([ahead])
-        if self._ahead is not ahead:
+        answer = await ahead.next()
+        if answer is None or self._ahead is not ahead:
             return  # a seek came between
-        self._ahead = None
-        batches = ahead.result()
-        if batches:
-            self._held.extend(batches)
-            self._fetched_to = batches[-1].next
-            if self._until is None or self._fetched_to < self._until:
-                self._ahead = self._fetch_ahead()
+        try:
+            self.cursor.hold(self._checked(answer))
+        except MirrorlogError:
+            # What follows was asked for by headers that are not to be believed.
+            await self._drop_ahead()
+            raise
 
-    def _fetch_ahead(self) -> asyncio.Task[list[ConsumedBatch]]:
-        queue_offset = self._fetched_to
-        return asyncio.ensure_future(self._insist(lambda: self._fetch_once(queue_offset)))
+    def _checked(self, answer: Answer) -> list[ConsumedBatch]:
+        assert self._info is not None
+        found = checked_batches(answer.content, answer.batch_count, queue=self.queue, log_id=self._info.log_id)
+        if found[-1].next <= answer.queue_offset:
+            raise ProtocolError(f"{answer.address} answered with records below queue offset {answer.queue_offset}")
+        return found
+
+    def _fetch_ahead(self) -> FetchAhead:
+        return FetchAhead(
+            lambda queue_offset: self._insist(lambda: self._fetch_once(queue_offset)),
+            queue_offset=self.cursor.next,
+            until=self.cursor.until,
+            ahead_bytes=self._prefetch_bytes,
+        )
 
     async def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            ahead.cancel()
-            await asyncio.gather(ahead, return_exceptions=True)
+            await ahead.close()
 
     async def _insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again, over another connection, until `request_timeout_ms` have passed since the first failure."""
@@ -213,22 +220,20 @@ class Consumer:
                     raise
                 await asyncio.sleep(_RETRY_S)
 
-    async def _fetch_once(self, queue_offset: int) -> list[ConsumedBatch]:
+    async def _fetch_once(self, queue_offset: int) -> Answer:
         connection = await self._connected()
         assert self._info is not None
         facts, content = await connection.fetch(
             queue_id=self._info.queue_id,
-            epoch=self._epoch,
+            epoch=self.cursor.epoch,
             queue_offset=queue_offset,
             max_bytes=self._max_bytes,
             wait_ms=self._max_wait_ms,
             timeout_ms=self._client.request_timeout_ms,
+            room=self._buffers.take,
         )
         self._served_by = connection.welcome.node_id
-        found = checked_batches(content, facts.batch_count, queue=self.queue, log_id=self._info.log_id)
-        if found and found[-1].next <= queue_offset:
-            raise ProtocolError(f"{connection.address} answered with records below queue offset {queue_offset}")
-        return found
+        return Answer(content, facts.batch_count, queue_offset, connection.address)
 
     async def _own_info(self) -> QueueInfo:
         """The queue as the node that is read from knows it: what another one has confirmed may be further on."""
@@ -266,7 +271,7 @@ class Consumer:
         if isinstance(start, Position):
             if start.log_id != info.log_id:
                 raise BadRequest(f"a position of log {start.log_id}, but queue {self.queue!r} is in {info.log_id}")
-            self._epoch = start.epoch
+            self.cursor.epoch = start.epoch
             return start.queue_offset
         if isinstance(start, datetime):
             return await self._client.admin.find_offset(self.queue, start)

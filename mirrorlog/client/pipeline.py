@@ -43,7 +43,10 @@ _HOPELESS: Final = (Refused, BadInput, NoSuchQueue, NoSuchLog)
 
 @dataclass(slots=True)
 class ProducerStats:
-    """Counts since the producer was made. Attempts are batches, the rest records."""
+    """Counts since the producer was made. Attempts are batches, the rest records.
+
+    What is in a batch counts as sent when the batch is closed.
+    """
 
     sent: int = 0
     sent_bytes: int = 0
@@ -90,6 +93,11 @@ class Pipeline:
         """Why the pipeline is being retried; None while all goes well."""
         return self._last_error
 
+    def begin_at(self, producer_epoch: int) -> None:
+        """The smallest epoch under which the node knows that a new producer is new; nothing once batches have gone."""
+        if not self._batches and not self._next_sequence:
+            self.producer_epoch = max(self.producer_epoch, producer_epoch)
+
     def unresolved(self) -> list[PendingBatch]:
         """The batches that have not ended, oldest first."""
         return list(self._batches)
@@ -101,11 +109,7 @@ class Pipeline:
 
     def next_to_send(self, now: float) -> PendingBatch | None:
         """The next batch to send now, marked as in flight; None when none may go."""
-        # After a failure one batch goes ahead as a probe: the others would only be refused with it.
-        in_flight_max = self._max_in_flight if self._last_error is None else 1
-        if self._broken or now < self._resume_at or self._in_flight >= in_flight_max:
-            return None
-        if self._cursor >= len(self._batches):
+        if not self._may_send(now) or self._cursor >= len(self._batches):
             return None
         batch = self._batches[self._cursor]
         self._cursor += 1
@@ -114,6 +118,10 @@ class Pipeline:
         self._stats.retries += batch.attempts > 0
         batch.attempts += 1
         return batch
+
+    def ready(self, now: float) -> bool:
+        """Whether a batch that is added now may be sent at once: nothing stops it, and none waits before it."""
+        return self._may_send(now) and self._cursor >= len(self._batches)
 
     def resume_at(self) -> float | None:
         """When a retry is due; None while none is waited for."""
@@ -159,9 +167,9 @@ class Pipeline:
 
     def expire(self, now: float) -> None:
         """End the batches whose deadline has come."""
-        expired = [batch for batch in self._batches if batch.deadline <= now]
-        if not expired:
+        if not self._batches or self._batches[0].deadline > now:
             return
+        expired = [batch for batch in self._batches if batch.deadline <= now]
         for batch in expired:
             self._end(batch, self._given_up(batch))
         self._renumber = True
@@ -179,6 +187,11 @@ class Pipeline:
         self._in_flight = self._cursor = 0
 
     # --- inside ---
+
+    def _may_send(self, now: float) -> bool:
+        # After a failure one batch goes ahead as a probe: the others would only be refused with it.
+        in_flight_max = self._max_in_flight if self._last_error is None else 1
+        return not self._broken and now >= self._resume_at and self._in_flight < in_flight_max
 
     def _landed(self, batch: PendingBatch) -> bool:
         """An answer came for an attempt that is still counted."""
@@ -200,6 +213,13 @@ class Pipeline:
 
     def _hopeless(self, batch: PendingBatch, error: MirrorlogError) -> None:
         """Trying again cannot mend it. Its number was not used, so what follows is numbered anew."""
+        if isinstance(error, StaleProducerEpoch) and not batch.unknown:
+            # The node has forgotten producers of this epoch, and no attempt of this batch was stored: under a new
+            # number it is as good as any.
+            self.producer_epoch = max(self.producer_epoch, int(error.details.get("producer_epoch", 0)))
+            self._renumber = True
+            self._break(error)
+            return
         self._end(batch, _without_confirm(batch, error))
         self._renumber = True
         self._broken = True

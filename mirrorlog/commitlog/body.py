@@ -21,8 +21,8 @@ would be parsed and checked per batch, and its alignment rules would own our byt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -46,7 +46,12 @@ from mirrorlog.errors import BadBatch, RecordTooLarge
 Header = tuple[str, bytes | None]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Part = bytes | bytearray | memoryview
+"""Bytes on their way into a body."""
 
+_NO_HEADER: Final = bytes(HEADER_SIZE)
+# What fills a part of n bytes up to a multiple of 8, at n % 8.
 _ZEROS: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
@@ -257,47 +262,132 @@ class _Cursor:
 # --- Writing ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class BodyBuilder:
-    """Collects the parts of a body and the bits that say which columns it has."""
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A batch whose body is in place and whose header is still zeros.
 
-    parts: list[bytes] = field(default_factory=list)
-    columns: int = 0
+    `data`: all of the batch. `padding`: its last bytes that belong to no column. `body_length`: before the codec,
+    padding excluded.
+    """
 
-    def add(self, part: bytes) -> None:
-        self.parts.append(part)
-        self.parts.append(_ZEROS[len(part) % 8])
+    data: bytearray
+    record_count: int
+    columns: int
+    max_timestamp_us: int
+    codec: Codec
+    padding: int
+    body_length: int
 
-    def add_validity(self, entries: Sequence[object | None], bit: Column) -> None:
+    def seal(
+        self,
+        *,
+        queue_id: int,
+        kind: Kind = Kind.DATA,
+        producer_id: int = NO_PRODUCER,
+        producer_epoch: int = 0,
+        sequence: int = 0,
+    ) -> bytearray:
+        """Write the producer's part of the header, with the CRC of everything, into `data`, and give it."""
+        write_producer_part(
+            self.data,
+            kind=kind,
+            queue_id=queue_id,
+            record_count=self.record_count,
+            columns=self.columns,
+            padding=self.padding,
+            codec=self.codec,
+            body_length=self.body_length,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            sequence=sequence,
+            max_timestamp_us=self.max_timestamp_us,
+        )
+        return self.data
+
+
+class BodyWriter:
+    """Collects columns in the order of the layout; `draft` joins all their bytes once, into the batch itself.
+
+    The entries stay where they are until then: each is copied one time, and nothing is allocated but the batch.
+    """
+
+    __slots__ = ("_columns", "_max_timestamp_us", "_parts", "_record_count")
+
+    def __init__(self, record_count: int) -> None:
+        self._record_count = record_count
+        self._columns = Column.NONE.value
+        self._max_timestamp_us = NO_TIMESTAMP
+        self._parts: list[Part] = [_NO_HEADER]
+
+    def add_values(self, offsets: Int32s, data: Iterable[Part], present: Bools | None) -> None:
+        """`data`: the entries' bytes, in as many pieces as they have. `present`: None when none is absent."""
+        self._add_binary(offsets, data, present, Column.VALUES_VALIDITY)
+
+    def add_keys(self, offsets: Int32s, data: Iterable[Part], present: Bools | None) -> None:
+        self._columns |= Column.KEYS
+        self._add_binary(offsets, data, present, Column.KEYS_VALIDITY)
+
+    def add_headers(self, counts: Iterable[int], names: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """`counts`: entries of each record; the entries of all records follow one another."""
+        self._columns |= Column.HEADERS
+        self._add((_offsets(counts, self._record_count).data,), 4 * (self._record_count + 1))
+        self._add_binary(*_binary(names), Column.NONE)
+        self._add_binary(*_binary(values), Column.HEADER_VALUES_VALIDITY)
+
+    def add_timestamps(self, stamps_us: Int64s, present: Bools | None) -> None:
+        """`stamps_us`: 0 where absent; at least one is there."""
+        self._columns |= Column.TIMESTAMPS
+        there = stamps_us if present is None else stamps_us[present]
+        self._max_timestamp_us = int(there.max())
+        self._add_validity(present, Column.TIMESTAMPS_VALIDITY)
+        self._add((stamps_us.astype("<i8", copy=False).data,), 8 * len(stamps_us))
+
+    def draft(self) -> Draft:
+        """The batch, but for its header."""
+        data = bytearray().join(self._parts)
+        return Draft(
+            data,
+            self._record_count,
+            self._columns,
+            self._max_timestamp_us,
+            codec=Codec.NONE,
+            padding=0,
+            body_length=len(data) - HEADER_SIZE,
+        )
+
+    def _add_binary(self, offsets: Int32s, data: Iterable[Part], present: Bools | None, validity_bit: Column) -> None:
+        self._add_validity(present, validity_bit)
+        self._add((offsets.data,), 4 * len(offsets))
+        self._add(data, int(offsets[-1]))
+
+    def _add_validity(self, present: Bools | None, bit: Column) -> None:
         """A bitmap, only if something is absent."""
-        if None not in entries:
-            return
-        present = np.fromiter((entry is not None for entry in entries), dtype=bool, count=len(entries))
-        self.columns |= bit
-        self.add(np.packbits(present, bitorder="little").tobytes())
+        if present is not None:
+            self._columns |= bit
+            bitmap = np.packbits(present, bitorder="little")
+            self._add((bitmap.data,), len(bitmap))
 
-    def add_binary(self, entries: Sequence[bytes | None], validity_bit: Column) -> None:
-        self.add_validity(entries, validity_bit)
-        present = [entry or b"" for entry in entries]
-        self.add_offsets(map(len, present), len(present))
-        self.add(b"".join(present))
+    def _add(self, pieces: Iterable[Part], size: int) -> None:
+        self._parts.extend(pieces)
+        self._parts.append(_ZEROS[size % 8])
 
-    def add_offsets(self, sizes: Iterator[int] | map[int], count: int) -> None:
-        self.add(np.fromiter(accumulate(sizes, initial=0), dtype="<i4", count=count + 1).tobytes())
 
-    def add_headers(self, lists: Sequence[Sequence[Header]]) -> None:
-        self.columns |= Column.HEADERS
-        self.add_offsets(map(len, lists), len(lists))
-        entries = [entry for entries in lists for entry in entries]
-        names = [name.encode() for name, _ in entries]
-        self.add_offsets(map(len, names), len(names))
-        self.add(b"".join(names))
-        self.add_binary([value for _, value in entries], Column.HEADER_VALUES_VALIDITY)
+def _offsets(sizes: Iterable[int], count: int) -> Int32s:
+    offsets: Int32s = np.fromiter(accumulate(sizes, initial=0), dtype="<i4", count=count + 1)
+    return offsets
 
-    def add_timestamps(self, timestamps: Sequence[int | None]) -> None:
-        self.columns |= Column.TIMESTAMPS
-        self.add_validity(timestamps, Column.TIMESTAMPS_VALIDITY)
-        self.add(np.fromiter((stamp or 0 for stamp in timestamps), dtype="<i8", count=len(timestamps)).tobytes())
+
+def _presence(entries: Sequence[object | None]) -> Bools | None:
+    """None when nothing is absent."""
+    if None not in entries:
+        return None
+    return np.fromiter((entry is not None for entry in entries), dtype=bool, count=len(entries))
+
+
+def _binary(entries: Sequence[bytes | None]) -> tuple[Int32s, Sequence[bytes], Bools | None]:
+    present = _presence(entries)
+    filled = entries if present is None else [entry or b"" for entry in entries]
+    return _offsets(map(len, filled), len(filled)), filled, present  # type: ignore[arg-type, return-value]
 
 
 def encode_batch(
@@ -310,53 +400,34 @@ def encode_batch(
     sequence: int = 0,
 ) -> bytearray:
     """A batch of 1..n records as a producer sends it: header with the broker's part still zero, and body."""
-    return encode_columns(
+    draft = draft_columns(
         [record.value for record in records],
         [record.key for record in records],
         [record.headers for record in records],
         [record.timestamp_us for record in records],
-        queue_id=queue_id,
-        kind=kind,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        sequence=sequence,
+    )
+    return draft.seal(
+        queue_id=queue_id, kind=kind, producer_id=producer_id, producer_epoch=producer_epoch, sequence=sequence
     )
 
 
-def encode_columns(
+def draft_columns(
     values: Sequence[bytes | None],
-    keys: Sequence[bytes | None],
-    headers: Sequence[Sequence[Header]],
-    timestamps_us: Sequence[int | None],
-    *,
-    queue_id: int,
-    kind: Kind = Kind.DATA,
-    producer_id: int = NO_PRODUCER,
-    producer_epoch: int = 0,
-    sequence: int = 0,
-) -> bytearray:
-    """The same from columns of equal length; a column in which every entry is absent takes no space."""
-    builder = BodyBuilder()
-    builder.add_binary(values, Column.VALUES_VALIDITY)
-    if any(key is not None for key in keys):
-        builder.columns |= Column.KEYS
-        builder.add_binary(keys, Column.KEYS_VALIDITY)
+    keys: Sequence[bytes | None] = (),
+    headers: Sequence[Sequence[Header]] = (),
+    timestamps_us: Sequence[int | None] = (),
+) -> Draft:
+    """A batch from columns of the values' length; one that is empty, or has nothing but absent entries, takes no
+    space."""
+    writer = BodyWriter(len(values))
+    writer.add_values(*_binary(values))
+    if len(keys) > keys.count(None):
+        writer.add_keys(*_binary(keys))
     if any(headers):
-        builder.add_headers(headers)
-    max_timestamp_us = max((stamp for stamp in timestamps_us if stamp is not None), default=NO_TIMESTAMP)
-    if max_timestamp_us != NO_TIMESTAMP:
-        builder.add_timestamps(timestamps_us)
-
-    batch = bytearray(b"".join((b"\0" * HEADER_SIZE, *builder.parts)))
-    write_producer_part(
-        batch,
-        kind=kind,
-        queue_id=queue_id,
-        record_count=len(values),
-        columns=builder.columns,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        sequence=sequence,
-        max_timestamp_us=max_timestamp_us,
-    )
-    return batch
+        entries = [entry for entries in headers for entry in entries]
+        names, contents = [name.encode() for name, _ in entries], [content for _, content in entries]
+        writer.add_headers(map(len, headers), names, contents)
+    if len(timestamps_us) > timestamps_us.count(None):
+        stamps = np.fromiter((stamp or 0 for stamp in timestamps_us), dtype=np.int64, count=len(values))
+        writer.add_timestamps(stamps, _presence(timestamps_us))
+    return writer.draft()

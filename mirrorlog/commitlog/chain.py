@@ -37,19 +37,16 @@ def _end_mark(active: Segment, length: int) -> bytes:
     return _END_MARK[: max(0, active.room - length)] if active.recycled else b""
 
 
-# Sealed segments stay mapped while they end within this distance of the log's end: that is where mirrors read.
-KEPT_MAPPED_BYTES: Final = 256 * 1024 * 1024
-
-
 class SegmentChain:
     """At least one segment; the last one is active. `stalls`: rolls that found no spare file ready.
 
+    A segment stays mapped while it ends within `kept_mapped_bytes` of the log's end: that is where mirrors read.
     `directory_changes` counts made, renamed and removed names, so that a flush knows whether to sync the directory.
     """
 
     __slots__ = (
-        "_files", "_preparer", "_retired", "_starts", "_write_through", "directory", "directory_changes", "segments",
-        "stalls",
+        "_files", "_kept_mapped_bytes", "_preparer", "_retired", "_starts", "_write_through", "directory",
+        "directory_changes", "segments", "stalls",
     )  # fmt: skip
 
     def __init__(
@@ -59,9 +56,11 @@ class SegmentChain:
         segments: Sequence[Segment],
         preparer: Preparer,
         *,
+        kept_mapped_bytes: int,
         write_through: bool = False,
     ) -> None:
         self._files = files
+        self._kept_mapped_bytes = kept_mapped_bytes
         self._write_through = write_through
         self._preparer = preparer
         self._retired: list[object] = []
@@ -232,7 +231,7 @@ class SegmentChain:
             if segment.file is not None and segment.end <= flushed:
                 self._retired.append(segment.file)
                 segment.file = None
-            if segment.view is not None and segment.end + KEPT_MAPPED_BYTES <= self.end:
+            if segment.view is not None and segment.end + self._kept_mapped_bytes <= self.end:
                 self._retired.append(segment.view)
                 segment.view = None
 

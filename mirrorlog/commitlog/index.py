@@ -1,20 +1,42 @@
-"""Where each queue's records stand in the log: kept in memory, rebuilt from batch headers, deletable at any time.
+"""Where each queue's records stand in the log: the hot part of the index, in memory, deletable at any time.
 
-Batches enter as pending when they are appended and become visible when they are confirmed; a lookup sees only the
-visible part. One entry per batch in plain arrays (44 bytes, no object each), so a million batches cost 60 MB with the
-log's own arrays and a lookup is a bisect in C. Knows no file and no clock.
+Every batch of the log is one row of 40 bytes, in log order, in chunks of fixed size, and 16 bytes more in its queue, in
+queue order, to bisect on. A lookup sees only what is confirmed. The rows of a sealed segment go to its table (`table`)
+on a helper, which reads the very chunks, without a copy: what is confirmed never changes. Afterwards `evict` forgets
+them here, and `past` answers for them.
+
+Copied batches (flag `COPIED`) carry old queue offsets, so the order of a queue is that of its offsets and not of the
+log; where two batches hold the same records, the later one counts. They take their place when they are confirmed.
+
+Knows no file and no clock. Rejected: one array per column and queue (a half more time to add a batch, a memmove of
+megabytes to forget a segment); trimming every queue at the moment of `evict` (milliseconds on the loop with 10,000
+queues: it is done when a queue is asked for, and a few queues per confirm).
 """
 
 from __future__ import annotations
 
+import struct
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from mirrorlog.commitlog.format import BatchHeader, Kind
+import numpy as np
+
+from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.queue_order import QueueOrder
+from mirrorlog.commitlog.rows import COPIED, INDEXED_MAX, PACKED_ROW, ROW, ROW_BYTES
 from mirrorlog.errors import LogCorrupt, OffsetOutOfRange
 
-_INDEXED: Final = frozenset({Kind.DATA, Kind.TRANSACTION})
+_VISIBLE: Final = struct.Struct("<QQ8xII")  # log offset, base, queue id, records
+_CHUNK_ROWS: Final = 4096
+_CHUNK_BITS: Final = 12
+_IN_CHUNK: Final = _CHUNK_ROWS - 1
+_CHUNK_BYTES: Final = _CHUNK_ROWS * ROW_BYTES
+_SWEPT_AT_ONCE: Final = 16
+_TIME_MAX: Final = 2**63 - 1
+
+assert _CHUNK_ROWS == 1 << _CHUNK_BITS
 
 
 class Run(NamedTuple):
@@ -24,183 +46,360 @@ class Run(NamedTuple):
     base_queue_offset: int
     record_count: int
     length: int
-    epoch: int
 
     @property
     def next_queue_offset(self) -> int:
         return self.base_queue_offset + self.record_count
 
 
-class _Queue:
-    """The batches of one queue in order; the first `visible` of them are confirmed."""
+class _Marks:
+    """Where each chunk begins, of those that were forgotten too: log offsets, append times, records before it."""
 
-    __slots__ = ("append_times", "bases", "counts", "epochs", "lengths", "log_offsets", "visible")
+    __slots__ = ("log_offsets", "records", "times")
 
     def __init__(self) -> None:
         self.log_offsets = array("Q")
-        self.bases = array("Q")
-        self.append_times = array("q")
-        self.counts = array("I")
-        self.lengths = array("I")
-        self.epochs = array("I")
-        self.visible = 0
+        self.times = array("q")
+        self.records = array("Q")
 
-    def run(self, index: int) -> Run:
-        return Run(
-            self.log_offsets[index],
-            self.bases[index],
-            self.counts[index],
-            self.lengths[index],
-            self.epochs[index],
-        )
+    def add(self, log_offset: int, append_time_us: int, records: int) -> None:
+        self.log_offsets.append(log_offset)
+        self.times.append(append_time_us)
+        self.records.append(records)
 
-    def next_after(self, batches: int) -> int:
-        """The queue offset after the first `batches` batches."""
-        return self.bases[batches - 1] + self.counts[batches - 1] if batches else 0
+    def cut(self, count: int) -> None:
+        """Keep the first `count`."""
+        del self.log_offsets[count:], self.times[count:], self.records[count:]
 
-    def add(self, header: BatchHeader) -> None:
-        expected = self.next_after(len(self.bases))
-        if header.base_queue_offset < expected:
-            raise LogCorrupt(
-                f"queue {header.queue_id}: the batch at log offset {header.log_offset} begins at queue offset "
-                f"{header.base_queue_offset}, below {expected}; the log was written by a broken master",
-                first=header.log_offset,
-                last=header.next_log_offset,
-            )
-        self.log_offsets.append(header.log_offset)
-        self.bases.append(header.base_queue_offset)
-        self.append_times.append(header.append_time_us)
-        self.counts.append(header.record_count)
-        self.lengths.append(header.length)
-        self.epochs.append(header.epoch)
-
-    def remove_last(self) -> None:
-        for column in (self.log_offsets, self.bases, self.append_times, self.counts, self.lengths, self.epochs):
-            column.pop()
+    def forget(self, count: int) -> None:
+        """Drop the first `count`."""
+        del self.log_offsets[:count], self.times[:count], self.records[:count]
 
 
 class QueueIndex:
-    """The index of one log. Queue offsets of unknown queues count from 0 to 0."""
+    """The hot index of one log. Queue offsets of unknown queues count from 0 to 0.
 
-    __slots__ = ("_confirmed", "_log_offsets", "_queue_ids", "_queues", "_records", "_visible")
+    Row numbers count the batches ever added, from 0; row n stands in chunk n // 4096.
+    """
+
+    __slots__ = (
+        "_chunks", "_confirmed", "_count", "_end", "_first_chunk", "_floor", "_marks", "_past_records", "_past_time",
+        "_queues", "_sweeping", "_tail", "_visible",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self._queues: dict[int, _Queue] = {}
-        # All indexed batches in log order; `_records[i]` is the number of records before batch i.
-        self._log_offsets = array("Q")
-        self._queue_ids = array("I")
-        self._records = array("Q", [0])
+        self._queues: dict[int, QueueOrder] = {}
+        self._chunks: list[bytearray] = []
+        self._first_chunk = 0
+        self._tail = bytearray()
+        self._marks = _Marks()
+        # Records below the first chunk in memory, while there is no chunk.
+        self._past_records = 0
+        self._past_time = _TIME_MAX
+        self._floor = 0
         self._visible = 0
+        self._count = 0
+        self._end = 0
         self._confirmed = 0
+        self._sweeping: Iterator[QueueOrder] | None = None
 
     # --- Changes --------------------------------------------------------------------------------------------------
 
     def add(self, header: BatchHeader) -> None:
-        """An appended batch, in log order; kinds without records of a queue are passed over.
+        """An appended batch of any kind, in log order.
 
         It is visible at once when it stands below the confirmed offset (recovery). Raises LogCorrupt when its queue
-        offsets are not above those of the batch before it.
+        offsets are not above those of the batch before it, unless it is a copy of earlier records.
         """
-        if header.kind not in _INDEXED:
-            return
-        queue = self._queues.get(header.queue_id)
-        if queue is None:
-            queue = self._queues[header.queue_id] = _Queue()
-        queue.add(header)
-        self._log_offsets.append(header.log_offset)
-        self._queue_ids.append(header.queue_id)
-        self._records.append(self._records[-1] + header.record_count)
-        if header.log_offset < self._confirmed:
+        log_offset = header.log_offset
+        base = header.base_queue_offset
+        queue_id = header.queue_id
+        kind = header.kind
+        copied = header.flags & COPIED
+        records = 0
+        if kind <= INDEXED_MAX:
+            records = header.record_count
+            queue = self._queues.get(queue_id)
+            if queue is None:
+                queue = self._queues[queue_id] = QueueOrder(self._floor)
+            if base >= queue.next_appended:
+                queue.next_appended = base + records
+                queue.bases.append(base)
+                queue.numbers.append(self._count)
+            elif not copied or base + records > queue.next_appended:
+                raise _goes_back(header, queue.next_appended)
+        at = (self._count & _IN_CHUNK) * ROW_BYTES
+        if not at:
+            self._open_chunk(header)
+        length = header.length
+        PACKED_ROW.pack_into(
+            self._tail, at, log_offset, base, header.append_time_us, queue_id, records, length, kind,
+            copied, 0,
+        )  # fmt: skip
+        self._count += 1
+        self._end = log_offset + length
+        if log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
     def confirm(self, log_offset: int) -> set[int]:
         """Everything below `log_offset` is confirmed and becomes visible, never back. Gives the queues that gained."""
-        self._confirmed = max(self._confirmed, log_offset)
-        offsets, queue_ids = self._log_offsets, self._queue_ids
+        self._confirmed = confirmed = log_offset if log_offset > self._confirmed else self._confirmed
         gained: set[int] = set()
-        while self._visible < len(offsets) and offsets[self._visible] < self._confirmed:
-            queue_id = queue_ids[self._visible]
-            self._queues[queue_id].visible += 1
-            gained.add(queue_id)
-            self._visible += 1
+        queues, unpack = self._queues, _VISIBLE.unpack_from
+        number, count = self._visible, self._count
+        while number < count:
+            in_chunk = number & _IN_CHUNK
+            if not in_chunk or number == self._visible:
+                chunk = self._chunks[(number >> _CHUNK_BITS) - self._first_chunk]
+            at, base, queue_id, records = unpack(chunk, in_chunk * ROW_BYTES)
+            if at >= confirmed:
+                break
+            if records:
+                queue = queues[queue_id]
+                if base >= queue.next_confirmed:
+                    if not queue.next_confirmed:
+                        queue.begin = base
+                    queue.next_confirmed = base + records
+                else:
+                    queue.insert(base, number)
+                gained.add(queue_id)
+            number += 1
+        self._visible = number
+        if self._sweeping is not None:
+            self._sweep(self._sweeping)
         return gained
 
     def cut(self, log_offset: int) -> None:
         """The log was truncated: forget the pending batches at and after `log_offset`."""
-        while len(self._log_offsets) > self._visible and self._log_offsets[-1] >= log_offset:
-            self._log_offsets.pop()
-            self._records.pop()
-            self._queues[self._queue_ids.pop()].remove_last()
+        count = max(self._visible, self._number_at(log_offset))
+        if count >= self._count:
+            return
+        touched = {self._row(number)[3] for number in range(count, self._count)}
+        self._end = self._row(count)[0]
+        self._count = count
+        self._drop_chunks_behind(count)
+        for queue in filter(None, map(self._queues.get, touched)):
+            queue.cut(count)
+            pending = len(queue.bases) > queue.visible
+            queue.next_appended = self._next_of(queue, -1) if pending else queue.next_confirmed
+
+    def set_queue(self, queue_id: int, *, begin: int, next_offset: int) -> None:
+        """What the past knows of a queue, before its batches from `next_offset` on are added: nothing of it is in
+        memory yet. Queue offsets."""
+        queue = self._queues[queue_id] = QueueOrder(self._floor)
+        queue.begin = begin
+        queue.hot_begin = queue.next_confirmed = queue.next_appended = next_offset
+
+    def set_past(self, *, first: int, end: int, first_append_time_us: int, records: int) -> None:
+        """How many records the segment [first, end), log offsets, of the past holds, in log order and before any
+        batch is added: `records_between` and `append_time_from` then know it by its ends."""
+        self._marks.add(first, first_append_time_us, self._past_records)
+        self._past_records += records
+        self._end = end
+
+    # --- Into the past --------------------------------------------------------------------------------------------
+
+    def rows(self, first: int, end: int) -> list[memoryview]:
+        """The batches that begin in [first, end), log offsets, all confirmed: `ROW`s in log order, read-only, in
+        pieces. No copy is made and they stay as they are whatever happens here, so another thread may read them."""
+        assert end <= self._confirmed, "only confirmed batches belong into a table"
+        at, last = max(self._floor, self._number_at(first)), self._number_at(end)
+        pieces: list[memoryview] = []
+        while at < last:
+            chunk = at >> _CHUNK_BITS
+            piece_end = min(last, (chunk + 1) << _CHUNK_BITS)
+            begin = (at & _IN_CHUNK) * ROW_BYTES
+            size = (piece_end - at) * ROW_BYTES
+            pieces.append(memoryview(self._chunks[chunk - self._first_chunk])[begin : begin + size].toreadonly())
+            at = piece_end
+        return pieces
+
+    @property
+    def hot_from(self) -> int:
+        """The log offset of the first batch in memory; the end when there is none."""
+        return self._row(self._floor)[0] if self._floor < self._count else self._end
+
+    def evict(self, log_offset: int) -> None:
+        """Forget the confirmed batches below `log_offset`: a table has them. What a queue begins at does not change.
+
+        Costs a few µs; queues are trimmed later, when they are asked for and a few with each confirm.
+        """
+        floor = min(self._number_at(log_offset), self._visible)
+        if floor <= self._floor:
+            return
+        self._past_time = self._time_below(floor)
+        self._floor = floor
+        first_chunk = floor >> _CHUNK_BITS
+        if first_chunk - self._first_chunk == len(self._chunks):
+            self._past_records = self._records_before(self._end)
+        del self._chunks[: first_chunk - self._first_chunk]
+        self._first_chunk = first_chunk
+        self._sweeping = iter(list(self._queues.values()))
+
+    def begin_moved(self, log_offset: int, begins: Mapping[int, int]) -> None:
+        """The log now begins at `log_offset` and the queues of `begins` at these queue offsets; nothing goes back."""
+        self.evict(log_offset)
+        for queue_id, begin in begins.items():
+            queue = self._queues.get(queue_id)
+            if queue is not None:
+                queue.begin = max(queue.begin, min(begin, queue.next_confirmed))
+        held = len(self._marks.log_offsets) - len(self._chunks)
+        self._marks.forget(min(held, max(0, bisect_right(self._marks.log_offsets, log_offset) - 1)))
+
+    def hot_begin(self, queue_id: int) -> int:
+        """From this queue offset on all confirmed batches of the queue are in memory."""
+        queue = self._fresh(queue_id)
+        return queue.hot_begin if queue is not None else 0
+
+    def past_until(self, queue_id: int, queue_offset: int) -> int | None:
+        """None when `find` and `entries` answer for this queue offset. Otherwise the past must be asked, for batches
+        that begin below the queue offset given: from there on the memory answers again, also when the past has none.
+        """
+        queue = self._fresh(queue_id)
+        if queue is None or queue_offset >= queue.hot_begin:
+            return None
+        index = bisect_right(queue.bases, queue_offset) - 1
+        if index >= 0 and queue_offset < self._next_of(queue, index):
+            return None
+        return queue.confirmed_from(index + 1)
+
+    def is_past_time(self, queue_id: int, append_time_us: int) -> bool:
+        """Whether the past may hold a batch of the queue that was appended at or after that time. Then the first
+        queue offset of that time is the smaller one of the past's, if it has one, and `find_time`'s."""
+        queue = self._fresh(queue_id)
+        if queue is None or queue.begin >= queue.hot_begin:
+            return False
+        return append_time_us <= self._past_time
 
     # --- Lookups --------------------------------------------------------------------------------------------------
 
     def queue_ids(self) -> list[int]:
-        """The queues that have a batch here, confirmed or not."""
-        return [queue_id for queue_id, queue in self._queues.items() if queue.bases]
+        """The queues that have or had a batch, confirmed or not."""
+        return [queue_id for queue_id, queue in self._queues.items() if queue.next_appended]
 
     def begin(self, queue_id: int) -> int:
-        """The first visible queue offset; that of the next record while there is none."""
+        """The first visible queue offset, the past included; that of the next record while there is none."""
         queue = self._queues.get(queue_id)
-        return queue.bases[0] if queue is not None and queue.visible else self.next_confirmed(queue_id)
+        return queue.begin if queue is not None else 0
 
     def next_confirmed(self, queue_id: int) -> int:
         """The queue offset after the last visible record."""
         queue = self._queues.get(queue_id)
-        return queue.next_after(queue.visible) if queue is not None else 0
+        return queue.next_confirmed if queue is not None else 0
 
     def next_appended(self, queue_id: int) -> int:
         """The queue offset after the last record, pending ones included: the next one to give out."""
         queue = self._queues.get(queue_id)
-        return queue.next_after(len(queue.bases)) if queue is not None else 0
+        return queue.next_appended if queue is not None else 0
 
     def find(self, queue_id: int, queue_offset: int) -> Run:
         """The visible batch that holds a queue offset; within a leap, the first one after it.
 
-        Raises OffsetOutOfRange with `begin` and `next`.
+        Raises OffsetOutOfRange with `begin` and `next`. Only where `past_until` is None.
         """
         queue, index = self._locate(queue_id, queue_offset)
-        return queue.run(index)
+        return self._run(queue, index)
 
     def find_time(self, queue_id: int, append_time_us: int) -> int:
-        """The first visible queue offset whose batch was appended at or after a time (µs UTC); the next one to be
-        confirmed when there is none."""
-        queue = self._queues.get(queue_id)
+        """The first visible queue offset in memory whose batch was appended at or after a time (µs UTC); the next one
+        to be confirmed when there is none. See `is_past_time`."""
+        queue = self._fresh(queue_id)
         if queue is None:
             return 0
-        index = bisect_left(queue.append_times, append_time_us, 0, queue.visible)
-        return queue.bases[index] if index < queue.visible else queue.next_after(queue.visible)
+        row = self._row
+        index = bisect_left(queue.numbers, append_time_us, 0, queue.visible, key=lambda number: row(number)[2])
+        return max(queue.begin, queue.confirmed_from(index))
 
     def entries(self, queue_id: int, from_queue_offset: int, max_bytes: int) -> list[Run]:
         """Visible batches in order, from the one that holds `from_queue_offset` on: as many as fit into `max_bytes`,
-        at least one; none at the next queue offset to be confirmed. Raises OffsetOutOfRange as `find`."""
+        at least one; none at the next queue offset to be confirmed. They end where the past comes in between.
+
+        Raises OffsetOutOfRange as `find`. Only where `past_until` is None.
+        """
         if from_queue_offset == self.next_confirmed(queue_id):
             return []
         queue, index = self._locate(queue_id, from_queue_offset)
-        runs = [queue.run(index)]
+        runs = [self._run(queue, index)]
         left = max_bytes - runs[0].length
         for following in range(index + 1, queue.visible):
-            left -= queue.lengths[following]
+            expected = runs[-1].next_queue_offset
+            if expected < queue.hot_begin and queue.bases[following] != expected:
+                break
+            run = self._run(queue, following)
+            left -= run.length
             if left < 0:
                 break
-            runs.append(queue.run(following))
+            runs.append(run)
         return runs
 
     def records_between(self, first_log_offset: int, last_log_offset: int) -> int:
-        """The exact number of records in the indexed batches that begin in [first, last), pending ones included."""
-        first = bisect_left(self._log_offsets, first_log_offset)
-        last = bisect_left(self._log_offsets, last_log_offset)
-        return self._records[max(first, last)] - self._records[first]
+        """The number of records in the batches that begin in [first, last), pending ones included: exact from
+        `hot_from` on, below it true to a chunk of 4096 batches or, after a restart, to a segment."""
+        first = self._records_before(first_log_offset)
+        return max(0, self._records_before(last_log_offset) - first)
 
     def append_time_from(self, log_offset: int) -> int | None:
-        """When the first indexed batch at or after `log_offset` was appended (µs UTC), pending ones included."""
-        index = bisect_left(self._log_offsets, log_offset)
-        if index == len(self._log_offsets):
+        """When the first batch at or after `log_offset` was appended (µs UTC), pending ones included; below
+        `hot_from`, when the first one of its chunk or segment was. None when there is none."""
+        if log_offset >= self._end:
             return None
-        queue = self._queues[self._queue_ids[index]]
-        return queue.append_times[bisect_left(queue.log_offsets, log_offset)]
+        if log_offset >= self.hot_from:
+            number = self._number_at(log_offset)
+            return self._row(number)[2] if number < self._count else None
+        return self._marks.times[max(0, bisect_right(self._marks.log_offsets, log_offset) - 1)]
 
-    def _locate(self, queue_id: int, queue_offset: int) -> tuple[_Queue, int]:
+    # --- Inside ---------------------------------------------------------------------------------------------------
+
+    def _drop_chunks_behind(self, count: int) -> None:
+        """Keep the chunks that `count` rows need."""
+        needed = ((count + _IN_CHUNK) >> _CHUNK_BITS) - self._first_chunk
+        if not needed:
+            self._past_records = self._marks.records[-len(self._chunks)]
+        self._marks.cut(len(self._marks.log_offsets) - len(self._chunks) + needed)
+        del self._chunks[needed:]
+        self._tail = self._chunks[-1] if self._chunks else bytearray()
+
+    def _open_chunk(self, header: BatchHeader) -> None:
+        self._marks.add(header.log_offset, header.append_time_us, self._records_before(self._end))
+        self._tail = bytearray(_CHUNK_BYTES)
+        self._chunks.append(self._tail)
+
+    def _time_below(self, floor: int) -> int:
+        """No batch below row `floor` was appended later. Copies keep an old time; the others' times never go back."""
+        for number in range(floor - 1, max(self._floor, floor - _CHUNK_ROWS) - 1, -1):
+            _, _, append_time_us, *_, copied, _ = self._row(number)
+            if not copied:
+                return append_time_us
+        return _TIME_MAX
+
+    def _sweep(self, queues: Iterator[QueueOrder]) -> None:
+        for _ in range(_SWEPT_AT_ONCE):
+            queue = next(queues, None)
+            if queue is None:
+                self._sweeping = None
+                return
+            queue.trim(self._floor)
+
+    def _fresh(self, queue_id: int) -> QueueOrder | None:
         queue = self._queues.get(queue_id)
+        if queue is not None and queue.floor != self._floor:
+            queue.trim(self._floor)
+        return queue
+
+    def _row(self, number: int) -> tuple[int, ...]:
+        """The fields of `ROW`."""
+        chunk = self._chunks[(number >> _CHUNK_BITS) - self._first_chunk]
+        return PACKED_ROW.unpack_from(chunk, (number & _IN_CHUNK) * ROW_BYTES)
+
+    def _run(self, queue: QueueOrder, index: int) -> Run:
+        log_offset, base, _, _, records, length, *_ = self._row(queue.numbers[index])
+        return Run(log_offset, base, records, length)
+
+    def _next_of(self, queue: QueueOrder, index: int) -> int:
+        return queue.bases[index] + self._row(queue.numbers[index])[4]
+
+    def _locate(self, queue_id: int, queue_offset: int) -> tuple[QueueOrder, int]:
+        queue = self._fresh(queue_id)
         begin, following = self.begin(queue_id), self.next_confirmed(queue_id)
         if queue is None or not begin <= queue_offset < following:
             raise OffsetOutOfRange(
@@ -208,6 +407,54 @@ class QueueIndex:
                 begin=begin,
                 next=following,
             )
-        index = bisect_right(queue.bases, queue_offset, 0, queue.visible) - 1
-        held = queue.bases[index] + queue.counts[index]
-        return queue, index if queue_offset < held else index + 1
+        index = bisect_right(queue.bases, queue_offset) - 1  # confirmed, as `queue_offset` is
+        if index < 0 or queue_offset >= self._next_of(queue, index):
+            assert queue_offset >= queue.hot_begin, "the past was not asked"
+            index += 1
+        return queue, index
+
+    def _number_at(self, log_offset: int) -> int:
+        """The number of the first row in memory at or after `log_offset`."""
+        first = self._first_chunk << _CHUNK_BITS
+        held = len(self._marks.log_offsets) - len(self._chunks)
+        chunk = bisect_right(self._marks.log_offsets, log_offset, held) - 1 - held
+        if chunk < 0:
+            return first
+        at = self._row
+        low = first + (chunk << _CHUNK_BITS)
+        high = min(self._count, low + _CHUNK_ROWS)
+        return low + bisect_left(range(low, high), log_offset, key=lambda number: at(number)[0])
+
+    def _records_before(self, log_offset: int) -> int:
+        """The records in all batches that begin below `log_offset`, counted from the first one that is known."""
+        marks = self._marks
+        mark = bisect_right(marks.log_offsets, log_offset) - 1
+        if mark < 0:
+            return marks.records[0] if marks.records else self._past_records
+        chunk = mark - (len(marks.log_offsets) - len(self._chunks))
+        if chunk >= 0:
+            return marks.records[mark] + self._records_in_chunk(chunk, log_offset)
+        return marks.records[mark] + self._records_in_past(mark, log_offset)
+
+    def _records_in_chunk(self, chunk: int, log_offset: int) -> int:
+        low = (self._first_chunk + chunk) << _CHUNK_BITS
+        rows = np.frombuffer(self._chunks[chunk], ROW, count=self._number_at(log_offset) - low)
+        return int(rows["records"].sum(dtype=np.uint64))
+
+    def _records_in_past(self, mark: int, log_offset: int) -> int:
+        """In proportion to the bytes: what is known are the records of the whole stretch."""
+        marks = self._marks
+        known = mark + 1 < len(marks.records)
+        records = (marks.records[mark + 1] if known else self._past_records) - marks.records[mark]
+        first = marks.log_offsets[mark]
+        end = marks.log_offsets[mark + 1] if known else self._end
+        return records * min(log_offset - first, end - first) // (end - first) if end > first else 0
+
+
+def _goes_back(header: BatchHeader, expected: int) -> LogCorrupt:
+    return LogCorrupt(
+        f"queue {header.queue_id}: the batch at log offset {header.log_offset} begins at queue offset "
+        f"{header.base_queue_offset}, below {expected}; the log was written by a broken master",
+        first=header.log_offset,
+        last=header.next_log_offset,
+    )

@@ -8,10 +8,11 @@ alone. Rejected: a lock around every method (it would be taken for each batch, t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from mirrorlog.commitlog.checkpoint import Checkpoint
@@ -22,16 +23,30 @@ from mirrorlog.commitlog.flush import FlushJob
 from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, log_seed, read_header, stamp
 from mirrorlog.commitlog.identity import FORMAT_VERSION
 from mirrorlog.commitlog.ingest import check_run
-from mirrorlog.commitlog.opening import OpenedLog, open_directory
+from mirrorlog.commitlog.opening import OnPast, OpenedLog, open_directory
 from mirrorlog.commitlog.prepare import PrepareJob
 from mirrorlog.commitlog.recovery import RecoveryReport
 from mirrorlog.commitlog.scan import OnBatch, Rules, scan_file
 from mirrorlog.commitlog.segment import Segment
+from mirrorlog.commitlog.table import SegmentTable, table_name
+from mirrorlog.commitlog.tables import Tables, table_from_segment
 from mirrorlog.commitlog.warmer import WarmJob
 from mirrorlog.config import LogSettings
-from mirrorlog.errors import BadBatch, BadRequest, DiskFailed, LogUnavailable, MirrorlogError, OffsetOutOfRange
+from mirrorlog.errors import (
+    BadBatch,
+    BadRequest,
+    DiskFailed,
+    IndexDoubtful,
+    LogUnavailable,
+    MirrorlogError,
+    OffsetOutOfRange,
+)
 
 _EMPTY: Final = memoryview(b"")
+
+
+def _nothing(tables: Tables) -> None:
+    """An OnPast for who keeps no index."""
 
 
 class LogState(Enum):
@@ -40,6 +55,14 @@ class LogState(Enum):
     OPEN = "open"
     FAILED = "failed"
     CLOSED = "closed"
+
+
+class SegmentInfo(NamedTuple):
+    """Log offsets, and µs UTC."""
+
+    start: int
+    end: int
+    last_append_time_us: int
 
 
 class CommitLog:
@@ -63,6 +86,7 @@ class CommitLog:
         self._flusher = opened.flusher
         self._warmer = opened.warmer
         self._preparer = opened.preparer
+        self.tables = opened.tables
         self._confirmed = opened.confirmed
         self._state_from = opened.state_from
         self._closed = False
@@ -78,10 +102,12 @@ class CommitLog:
         settings: LogSettings,
         max_batch_bytes: int,
         on_batch: OnBatch,
+        on_past: OnPast = _nothing,
         write_through: bool = False,
         files: Files = OS_FILES,
     ) -> CommitLog:
-        """Open the log in `directory`, made when absent; blocking. Every batch that it holds is given to `on_batch`.
+        """Open the log in `directory`, made when absent; blocking. `on_past` is given the tables of the sealed
+        segments, then `on_batch` every batch behind them; together that is what the log holds.
 
         `write_through`: its confirms wait for the disk, so batches are stored by pwrite (see `chain`).
         `max_batch_bytes` limits what a mirror takes in; what is stored already may be larger.
@@ -99,6 +125,7 @@ class CommitLog:
                 seed=log_seed(log_id),
                 settings=settings,
                 write_through=write_through,
+                on_past=on_past,
                 on_batch=on_batch,
             )
         except OSError as error:
@@ -416,6 +443,55 @@ class CommitLog:
 
     def complete_prepare(self, job: PrepareJob) -> None:
         self._preparer.complete(job)
+
+    # --- Into the past ------------------------------------------------------------------------------------------
+
+    def next_to_seal(self) -> tuple[int, int] | None:
+        """[start, end) of the next segment that can be sealed, or None. Its begin may be freed already.
+
+        It is on disk, confirmed, and far enough behind that nobody is sent it from memory.
+        """
+        for segment in self._chain.segments[:-1]:
+            if not segment.sealed:
+                behind = segment.file is None and segment.view is None and segment.end <= self._confirmed
+                return (segment.start, segment.end) if behind and segment.end > self.begin else None
+        return None
+
+    def seal(self, end: int) -> None:
+        """The segment that ends there has its table, and whoever keeps an index has it from that."""
+        segment = next(segment for segment in self._chain.segments if segment.end == end)
+        segment.sealed = True
+        segment.borders = array("Q")
+
+    def check_table(self, start: int) -> None:
+        """Make the table of a sealed segment anew if it is damaged; blocking. Raises LogCorrupt and OSError."""
+        segment = self._chain.find(start)
+        try:
+            with SegmentTable.open(
+                self._files, segment.path.with_name(table_name(start)), start=start, end=segment.end, seed=self.seed
+            ) as table:
+                table.verify()
+        except (IndexDoubtful, FileNotFoundError):
+            first = max(start, self.begin)
+            rules = Rules(self.seed, self.epochs)
+            content = table_from_segment(
+                self._files, segment.path, start=start, first=first, end=segment.end, rules=rules
+            )
+            self.tables.store(start, segment.end, content)
+
+    @property
+    def first_segment(self) -> int:
+        """Where the first segment begins: at the begin, or below it."""
+        return self._chain.segments[0].start
+
+    def segments(self) -> list[SegmentInfo]:
+        """What retention decides on: every segment but the last."""
+        return [SegmentInfo(each.start, each.end, each.last_append_time_us) for each in self._chain.segments[:-1]]
+
+    @property
+    def active_start(self) -> int:
+        """Where the segment begins that is appended to."""
+        return self._chain.active.start
 
     def close(self) -> None:
         """Flush, write the checkpoint and let everything go; blocking, idempotent. Raises DiskFailed.

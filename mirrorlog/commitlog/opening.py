@@ -4,12 +4,14 @@ log.json        log id, cluster id, name, format version; written last, so a dir
 epochs          see `epochs`
 checkpoint      see `checkpoint`
 <20 digits>     segments, see `chain`
+<digits>.table  where the batches of a sealed segment stand, see `table`
+index/          which segment holds which records, see `past`
 spare-<n>       a file prepared for the next segment, see `prepare`
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,9 +29,13 @@ from mirrorlog.commitlog.prepare import Preparer
 from mirrorlog.commitlog.recovery import Recovery, RecoveryReport
 from mirrorlog.commitlog.scan import OnBatch, Rules
 from mirrorlog.commitlog.segment import segment_start
+from mirrorlog.commitlog.tables import Tables
 from mirrorlog.commitlog.warmer import Warmer
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import ForeignDirectory, LogCorrupt
+
+OnPast = Callable[[Tables], None]
+"""Called once, before any batch, with the tables of the segments whose batches are not given."""
 
 IDENTITY_NAME: Final = "log.json"
 NO_CHECKPOINT: Final = (
@@ -45,6 +51,7 @@ class OpenedLog:
     flusher: Flusher
     warmer: Warmer
     preparer: Preparer
+    tables: Tables
     epochs: EpochList
     report: RecoveryReport
     confirmed: int
@@ -61,6 +68,7 @@ def open_directory(
     seed: int,
     settings: LogSettings,
     write_through: bool,
+    on_past: OnPast,
     on_batch: OnBatch,
 ) -> OpenedLog:
     """Make or recover the log in `directory`.
@@ -73,9 +81,12 @@ def open_directory(
     recorded = checkpoints.stored if checkpoints is not None else None
     warnings = (NO_CHECKPOINT,) if recorded is None and _segment_starts(files, directory) else ()
 
+    tables = Tables(files, directory, seed=seed)
     recovery = Recovery(
-        files, directory, Rules(seed, epochs), recorded or Checkpoint(_first_start(files, directory), 0, 0)
+        files, directory, Rules(seed, epochs), recorded or Checkpoint(_first_start(files, directory), 0, 0), tables
     )
+    recovery.take_sealed()
+    on_past(tables)
     recovery.scan(on_batch)
     recovery.repair()
     begin, flushed, confirmed, state = recovery.recorded
@@ -87,7 +98,10 @@ def open_directory(
         checkpoints.write_both(checkpoint)
 
     preparer = Preparer(files, directory, segment_bytes=settings.segment_bytes, prepare_bytes=settings.prepare_bytes)
-    chain = SegmentChain(files, directory, recovery.segments, preparer, write_through=write_through)
+    chain = SegmentChain(
+        files, directory, recovery.segments, preparer,
+        kept_mapped_bytes=settings.kept_mapped_bytes, write_through=write_through,
+    )  # fmt: skip
     if not chain.segments:
         chain.begin_first(begin)
     chain.open_files(checkpoint.flushed)
@@ -96,6 +110,7 @@ def open_directory(
         flusher=Flusher(files, checkpoints, checkpoint.flushed),
         warmer=Warmer(files, populate_bytes=0 if write_through else settings.populate_bytes),
         preparer=preparer,
+        tables=tables,
         epochs=epochs,
         report=recovery.report(warnings),
         confirmed=checkpoint.confirmed,

@@ -13,6 +13,7 @@ all "no batch stands here". Running it again finds nothing left to report.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,9 @@ from mirrorlog.commitlog.format import ALIGNMENT, HEADER_SIZE, BatchHeader
 from mirrorlog.commitlog.prepare import SPARE_PREFIX
 from mirrorlog.commitlog.scan import BlockReader, OnBatch, Rules, bad_bytes, nonzero_end, walk, zero_out
 from mirrorlog.commitlog.segment import Segment, segment_name, segment_start
-from mirrorlog.errors import BadBatch
+from mirrorlog.commitlog.table import TableHead, table_start
+from mirrorlog.commitlog.tables import Tables, table_from_segment
+from mirrorlog.errors import BadBatch, IndexDoubtful
 
 _REPLACEMENT_SUFFIX: Final = ".new"
 
@@ -68,6 +71,7 @@ class Recovery:
     directory: Path
     rules: Rules
     recorded: Checkpoint
+    tables: Tables
     segments: list[Segment] = field(default_factory=list)
     end: int = 0
     batches: int = 0
@@ -76,10 +80,32 @@ class Recovery:
     _waiting: list[Stretch] = field(default_factory=list)
     _leftover: list[Path] = field(default_factory=list)
 
-    def scan(self, on_batch: OnBatch) -> None:
-        """Give every batch of the log to `on_batch`. Raises LogCorrupt naming range and file."""
+    def take_sealed(self) -> None:
+        """Take in the segments of the past by their tables, and make those that are missing or doubtful anew.
+
+        The past is what is flushed, confirmed, and not needed for the state of the queues. The last file may be
+        appended to, and is walked. Raises LogCorrupt naming range and file.
+        """
         self.end = self.recorded.begin
         self._waiting = self._list_files()
+        past = min(self.recorded.flushed, self.recorded.confirmed, self.recorded.state)
+        while len(self._waiting) > 1 and self._waiting[0].start <= self.end < self._waiting[1].start <= past:
+            stretch, end = self._waiting.pop(0), self._waiting[0].start
+            head = self._table(stretch, end)
+            with closing(self.files.open(stretch.path)) as file:
+                capacity = file.size()
+            self.segments.append(
+                Segment(
+                    stretch.start, stretch.path, capacity, end, sealed=True,
+                    last_append_time_us=head.last_append_time_us,
+                )
+            )  # fmt: skip
+            self.batches += head.borders
+            self.last_append_time_us = max(self.last_append_time_us, head.last_append_time_us)
+            self.end = end
+
+    def scan(self, on_batch: OnBatch) -> None:
+        """Give every batch behind the sealed segments to `on_batch`. Raises LogCorrupt naming range and file."""
         while self._waiting and self.damage is None:
             self._next_file(on_batch)
         if self.end < self.recorded.flushed and self.damage is None:
@@ -109,6 +135,15 @@ class Recovery:
         bad, valid = self.damage or (None, None)
         return RecoveryReport(self.recorded.begin, self.end, self.batches, self.recorded, bad, valid, warnings)
 
+    def _table(self, stretch: Stretch, end: int) -> TableHead:
+        try:
+            return self.tables.load(stretch.start, end)
+        except (IndexDoubtful, FileNotFoundError):
+            content = table_from_segment(
+                self.files, stretch.path, start=stretch.start, first=self.end, end=end, rules=self.rules
+            )
+            return self.tables.store(stretch.start, end, content)
+
     # --- Which files ----------------------------------------------------------------------------------------------
 
     def _list_files(self) -> list[Stretch]:
@@ -125,7 +160,7 @@ class Recovery:
                 found[start] = self.directory / name
             elif start is not None or name.startswith(SPARE_PREFIX):
                 spares.append(self.directory / name)
-            elif name.endswith(_REPLACEMENT_SUFFIX):
+            elif name.endswith(_REPLACEMENT_SUFFIX) or self._is_orphan(name, starts):
                 self._leftover.append(self.directory / name)
         for path in spares:
             # A spare, which may be a segment that was freed, is renamed before its first byte; but after a power loss
@@ -134,6 +169,12 @@ class Recovery:
             if start is None or start < begin or found.setdefault(start, path) != path:
                 self._leftover.append(path)
         return [Stretch(start, found[start], 0) for start in sorted(found)]
+
+    @staticmethod
+    def _is_orphan(name: str, starts: Container[int]) -> bool:
+        """Whether it is the table of a segment that is gone."""
+        start = table_start(name)
+        return start is not None and start not in starts
 
     def _first_batch(self, path: Path) -> int | None:
         """The log offset of the batch that a file begins with, if it is one of this log."""
@@ -147,7 +188,7 @@ class Recovery:
 
     def _drop_empty(self) -> None:
         """See `chain`: a file without batches is not kept behind another."""
-        while len(self.segments) > 1 and not self.segments[-1].borders:
+        while len(self.segments) > 1 and self.segments[-1].end == self.segments[-1].start:
             self._leftover.append(self.segments.pop().path)
 
     # --- What they hold -------------------------------------------------------------------------------------------

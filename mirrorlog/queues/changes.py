@@ -1,14 +1,19 @@
-"""Changes to queues, as the log keeps them: msgpack values inside control and queue-state batches.
+"""Changes to queues, as the log keeps them: msgpack values inside control, queue-state and checkpoint batches.
 
-    CONTROL      queue id 0   EpochStarted, QueueDeclared
+    CONTROL      queue id 0   EpochStarted, QueueDeclared, BeginMoved
     QUEUE_STATE  the queue's  PositionCommitted
+    CHECKPOINT   queue id 0   CheckpointBegan, QueueState, ProducerState, CheckpointEnded
 
 They use the ordinary columnar body (one value per change), so every tool that reads batches reads them too, and they
 are replicated, confirmed, recovered and truncated like records. Unknown fields are ignored, so fields can be added.
+
+A change is a map with the names of its fields. The values of a checkpoint are arrays that begin with a letter: there
+may be 100,000 of them, and names would be most of their bytes. New fields of these go to the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -52,10 +57,73 @@ class PositionCommitted(_Change, frozen=True):
     queue_offset: int
 
 
-Change = EpochStarted | QueueDeclared | PositionCommitted
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    pass
+
+
+class CheckpointBegan(_State, frozen=True, tag="B"):
+    """A checkpoint begins here; what follows it in the log, together with it, gives all of the state.
+
+    `queue_id_max`: the largest queue id that was ever given out, also to a queue that is gone.
+    """
+
+    queue_id_max: int
+
+
+class QueueState(_State, frozen=True, tag="Q"):
+    """A queue as of this place in the log. One of many groups comes in several, each with a part of its positions.
+
+    `next_queue_offset`: of the next record appended. `positions`: (log id, epoch, queue offset) by group, the newest
+    ones appended. `declared_at`: log offset of its declaration, which may be gone.
+    """
+
+    queue_id: int
+    name: str
+    incarnation: str
+    arguments: dict[str, Any]
+    next_queue_offset: int
+    positions: dict[str, tuple[str, int, int]]
+    declared_at: int
+
+
+class ProducerState(_State, frozen=True, tag="P"):
+    """A producer in a queue as of this place in the log.
+
+    `last_append_time_us`: of its last batch. `landed`: its newest batches by sequence, oldest first: CRC, record
+    count, log offset, base queue offset, next log offset, epoch.
+    """
+
+    producer_id: int
+    queue_id: int
+    producer_epoch: int
+    next_sequence: int
+    last_append_time_us: int
+    landed: dict[int, tuple[int, int, int, int, int, int]]
+
+
+class CheckpointEnded(_State, frozen=True, tag="E"):
+    """The checkpoint that began at the log offset `began_at` is complete.
+
+    `producer_epoch_floor`: where producers that are not known begin; see `queues.producers`.
+    """
+
+    began_at: int
+    producer_epoch_floor: int
+
+
+class BeginMoved(_Change, frozen=True):
+    """The log begins at `log_offset`, a segment's end on the master, once this is confirmed: what stands below is
+    needed by nobody."""
+
+    log_offset: int
+
+
+Change = EpochStarted | QueueDeclared | PositionCommitted | BeginMoved
+State = CheckpointBegan | QueueState | ProducerState | CheckpointEnded
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Change)
+_STATE_DECODER: Final = msgspec.msgpack.Decoder(State)
 
 
 class _Tag(msgspec.Struct):
@@ -63,7 +131,9 @@ class _Tag(msgspec.Struct):
 
 
 _TAG_DECODER: Final = msgspec.msgpack.Decoder(_Tag)
-_KNOWN: Final = frozenset(kind.__name__ for kind in (EpochStarted, QueueDeclared, PositionCommitted))
+_KNOWN: Final = frozenset(kind.__name__ for kind in (EpochStarted, QueueDeclared, PositionCommitted, BeginMoved))
+_STATE_TAG_DECODER: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQPE")
 
 
 def encode_change(change: Change, *, queue_id: int = CONTROL_QUEUE_ID) -> bytearray:
@@ -85,6 +155,29 @@ def decode_changes(batch: Buffer) -> list[Change]:
     return [change for change in changes if change is not None]
 
 
+def encode_state(state: State) -> bytes:
+    """One value of a checkpoint."""
+    return _ENCODER.encode(state)
+
+
+def encode_checkpoint(values: Sequence[bytes]) -> bytearray:
+    """A checkpoint batch of values as `encode_state` gives them, ready to be appended."""
+    return encode_batch([Record(value) for value in values], queue_id=CONTROL_QUEUE_ID, kind=Kind.CHECKPOINT)
+
+
+def decode_checkpoint(batch: Buffer) -> list[State]:
+    """The states in a checkpoint batch; those of a newer software are left out.
+
+    Raises BadBatch for one that is known and does not fit.
+    """
+    values = parse_batch_body(batch).values
+    try:
+        states = [_decode_state(values[index] or b"") for index in range(len(values))]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBatch(f"a checkpoint that does not fit: {error}") from None
+    return [state for state in states if state is not None]
+
+
 def _decode_change(value: bytes | memoryview) -> Change | None:
     try:
         change: Change = _DECODER.decode(value)
@@ -93,3 +186,14 @@ def _decode_change(value: bytes | memoryview) -> Change | None:
             raise
         return None
     return change
+
+
+def _decode_state(value: bytes | memoryview) -> State | None:
+    try:
+        state: State = _STATE_DECODER.decode(value)
+    except msgspec.ValidationError:
+        parts = _STATE_TAG_DECODER.decode(value)
+        if not parts or bytes(parts[0]) in _KNOWN_STATES:
+            raise
+        return None
+    return state

@@ -1,8 +1,11 @@
-"""The queues of a log and their groups' positions, built from the log's control and queue-state batches.
+"""The queues of a log and their groups' positions, built from the log's control, queue-state and checkpoint batches.
 
 Declarations count from their append (a producer may write as soon as its declare was answered, also after the master
 restarted and before it is confirmed again); positions count from their confirm, so that none points beyond what
 survives. `cut` undoes what a truncation removed. Applying a batch twice equals applying it once (invariant 8).
+
+A checkpoint says again what stood before it, for copies that begin with it. Such a copy may meet records and
+positions of queues before it meets the queues themselves; the checkpoint's own words come after these and hold them.
 
 Pure: batches in, state out; deciding to declare gives the batch to append.
 """
@@ -11,22 +14,38 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
 from mirrorlog.errors import BadRequest, NoSuchQueue, Overloaded, QueueExists
-from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, decode_changes, encode_change
+from mirrorlog.queues.changes import (
+    CheckpointBegan,
+    PositionCommitted,
+    QueueDeclared,
+    QueueState,
+    State,
+    decode_changes,
+    decode_checkpoint,
+    encode_change,
+)
 
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 _ARGUMENTS_MAX: Final = 100
 _ARGUMENT_DEPTH_MAX: Final = 8
+_FLUSHES: Final = ("memory", "disk")
+_LIMITS: Final = ("retention_ms", "retention_bytes")
+_LIMIT_MAX: Final = 2**63 - 1
 
 
 @dataclass(slots=True)
 class Queue:
-    """`declared_at`: log offset of its declaration."""
+    """`declared_at`: log offset of its declaration. `positions`: the confirmed ones by group; `newest`: the appended.
+
+    `next_queue_offset`: of the record that followed when the newest confirmed checkpoint was written; 0 without one.
+    Records may have come since; but there may be none left from before, and then only this says where to go on.
+    """
 
     name: str
     queue_id: int
@@ -34,6 +53,17 @@ class Queue:
     arguments: dict[str, Any]
     declared_at: int
     positions: dict[str, PositionCommitted] = field(default_factory=dict)
+    newest: dict[str, PositionCommitted] = field(default_factory=dict)
+    next_queue_offset: int = 0
+
+
+class _Unconfirmed(NamedTuple):
+    """What becomes visible when everything below `log_offset` is confirmed."""
+
+    log_offset: int
+    queue_id: int
+    positions: tuple[PositionCommitted, ...]
+    next_queue_offset: int = 0
 
 
 class QueueRegistry:
@@ -44,8 +74,10 @@ class QueueRegistry:
         self._groups_max = groups_max
         self._by_name: dict[str, Queue] = {}
         self._by_id: dict[int, Queue] = {}
-        self._unconfirmed: deque[tuple[int, int, PositionCommitted]] = deque()
+        self._unconfirmed: deque[_Unconfirmed] = deque()
         self._id_max = 0
+        # (log offset, largest id) of the newest confirmed checkpoint and of those behind it.
+        self._checkpoints: deque[tuple[int, int]] = deque()
 
     def __iter__(self) -> Iterator[Queue]:
         return iter(self._by_id.values())
@@ -75,6 +107,36 @@ class QueueRegistry:
     def has_id(self, queue_id: int) -> bool:
         return queue_id in self._by_id
 
+    @property
+    def queue_id_max(self) -> int:
+        """The largest queue id that was ever given out."""
+        return self._id_max
+
+    def queue_ids(self) -> list[int]:
+        """All queues that are here now, in no order."""
+        return list(self._by_id)
+
+    def groups(self, queue_id: int) -> list[str]:
+        """The groups that have a position in a queue, a confirmed one or not."""
+        queue = self._by_id.get(queue_id)
+        return list(queue.newest) if queue is not None else []
+
+    def state(self, queue_id: int, groups: Sequence[str], *, next_queue_offset: int) -> QueueState | None:
+        """A queue as appended up to now, with the positions of `groups`, for a checkpoint; None if it is gone."""
+        queue = self._by_id.get(queue_id)
+        if queue is None:
+            return None
+        found = [queue.newest[group] for group in groups if group in queue.newest]
+        return QueueState(
+            queue_id=queue_id,
+            name=queue.name,
+            incarnation=queue.incarnation,
+            arguments=queue.arguments,
+            next_queue_offset=next_queue_offset,
+            positions={each.group: (each.log_id, each.epoch, each.queue_offset) for each in found},
+            declared_at=queue.declared_at,
+        )
+
     # --- deciding ---
 
     def declare(self, name: str, arguments: Mapping[str, Any], *, incarnation: str = "") -> bytearray | None:
@@ -92,6 +154,7 @@ class QueueRegistry:
         if there is not None:
             _refuse_difference(there, arguments)
             return None
+        _check_known_arguments(arguments)
         if len(self._by_id) >= self._queues_max:
             raise Overloaded(f"this log has {self._queues_max} queues (limits.max_queues)", limit="max_queues")
         queue_id = self._id_max + 1
@@ -104,7 +167,7 @@ class QueueRegistry:
         queue = self.find(name)
         if not _NAME.fullmatch(change.group):
             raise BadRequest("a group's name has 1 to 255 characters and no control characters")
-        if change.group not in queue.positions and len(queue.positions) >= self._groups_max:
+        if change.group not in queue.newest and len(queue.newest) >= self._groups_max:
             raise Overloaded(
                 f"queue {name!r} has {self._groups_max} groups (limits.max_groups_per_queue)",
                 limit="max_groups_per_queue",
@@ -114,37 +177,86 @@ class QueueRegistry:
     # --- following the log ---
 
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
-        """A batch was appended."""
+        """A batch was appended. Raises BadBatch for a change that does not fit."""
         if header.kind == Kind.CONTROL:
             for change in decode_changes(batch):
                 if isinstance(change, QueueDeclared):
-                    self._declared(change, header.log_offset)
+                    self._declare(change.queue_id, change.name, change.incarnation, change.arguments, header.log_offset)
         elif header.kind == Kind.QUEUE_STATE:
             for change in decode_changes(batch):
                 if isinstance(change, PositionCommitted):
-                    self._unconfirmed.append((header.next_log_offset, header.queue_id, change))
+                    self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (change,)))
+        elif header.kind == Kind.CHECKPOINT:
+            self.restore(header, decode_checkpoint(batch))
+
+    def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
+        """A batch of a checkpoint was appended: `apply`, of one that was decoded already."""
+        for state in states:
+            if isinstance(state, QueueState):
+                self._restore(header, state)
+            elif isinstance(state, CheckpointBegan):
+                self._checkpoints.append((header.log_offset, state.queue_id_max))
+                self._id_max = max(self._id_max, state.queue_id_max)
 
     def confirm(self, log_offset: int) -> None:
         """Everything below `log_offset` is confirmed."""
-        while self._unconfirmed and self._unconfirmed[0][0] <= log_offset:
-            _, queue_id, change = self._unconfirmed.popleft()
-            if queue_id in self._by_id:
-                self._by_id[queue_id].positions[change.group] = change
+        while self._unconfirmed and self._unconfirmed[0].log_offset <= log_offset:
+            _, queue_id, positions, next_queue_offset = self._unconfirmed.popleft()
+            queue = self._by_id.get(queue_id)
+            if queue is not None:
+                queue.positions.update((change.group, change) for change in positions)
+                queue.next_queue_offset = max(queue.next_queue_offset, next_queue_offset)
+        while len(self._checkpoints) > 1 and self._checkpoints[1][0] < log_offset:
+            self._checkpoints.popleft()
 
     def cut(self, log_offset: int) -> None:
         """The log now ends at `log_offset`."""
-        while self._unconfirmed and self._unconfirmed[-1][0] > log_offset:
-            self._unconfirmed.pop()
         for queue in [queue for queue in self if queue.declared_at >= log_offset]:
             del self._by_id[queue.queue_id], self._by_name[queue.name]
-        self._id_max = max(self._by_id, default=0)
+        while self._checkpoints and self._checkpoints[-1][0] >= log_offset:
+            self._checkpoints.pop()
+        self._id_max = max(self._checkpoints[-1][1] if self._checkpoints else 0, max(self._by_id, default=0))
+        undone = set()
+        while self._unconfirmed and self._unconfirmed[-1].log_offset > log_offset:
+            undone.add(self._unconfirmed.pop().queue_id)
+        self._find_newest(undone)
 
-    def _declared(self, change: QueueDeclared, log_offset: int) -> None:
-        if change.queue_id in self._by_id:
-            return
-        queue = Queue(change.name, change.queue_id, change.incarnation, change.arguments, log_offset)
-        self._by_name[queue.name] = self._by_id[queue.queue_id] = queue
-        self._id_max = max(self._id_max, queue.queue_id)
+    # --- inside ---
+
+    def _declare(
+        self, queue_id: int, name: str, incarnation: str, arguments: dict[str, Any], declared_at: int
+    ) -> Queue:
+        """The queue of this id, which is made if it is not there."""
+        queue = self._by_id.get(queue_id)
+        if queue is None:
+            queue = Queue(name, queue_id, incarnation, arguments, declared_at)
+            self._by_name[name] = self._by_id[queue_id] = queue
+            self._id_max = max(self._id_max, queue_id)
+        return queue
+
+    def _restore(self, header: BatchHeader, state: QueueState) -> None:
+        queue = self._declare(state.queue_id, state.name, state.incarnation, state.arguments, state.declared_at)
+        positions = (
+            PositionCommitted(group=group, log_id=log_id, epoch=epoch, queue_offset=queue_offset)
+            for group, (log_id, epoch, queue_offset) in state.positions.items()
+        )
+        # What is the newest already stands before this in the log, and is confirmed before it.
+        news = tuple(change for change in positions if queue.newest.get(change.group) != change)
+        self._appended(_Unconfirmed(header.next_log_offset, queue.queue_id, news, state.next_queue_offset))
+
+    def _appended(self, change: _Unconfirmed) -> None:
+        self._unconfirmed.append(change)
+        queue = self._by_id.get(change.queue_id)
+        if queue is not None:
+            queue.newest.update((position.group, position) for position in change.positions)
+
+    def _find_newest(self, queue_ids: Set[int]) -> None:
+        """After a cut: the newest positions of some queues, from the confirmed ones and those that are left."""
+        for queue_id in queue_ids & self._by_id.keys():
+            self._by_id[queue_id].newest = dict(self._by_id[queue_id].positions)
+        for change in self._unconfirmed if queue_ids else ():
+            if change.queue_id in queue_ids and change.queue_id in self._by_id:
+                self._by_id[change.queue_id].newest.update((each.group, each) for each in change.positions)
 
 
 def no_such_queue(name: str) -> NoSuchQueue:
@@ -160,6 +272,18 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
                 f"argument {key!r} is no number, text, bytes or flag, nor lists or tables of these, "
                 f"nested at most {_ARGUMENT_DEPTH_MAX} deep"
             )
+
+
+def _check_known_arguments(arguments: Mapping[str, Any]) -> None:
+    """Those that mean something to the server; others are kept as they are, for whoever gave them."""
+    flush = arguments.get("flush", _FLUSHES[0])
+    if flush not in _FLUSHES:
+        raise BadRequest(f"argument 'flush' is {flush!r}, it must be 'memory' or 'disk'")
+    for key in _LIMITS:
+        limit = arguments.get(key, 1)
+        # A flag is an int to Python, and to nobody else.
+        if type(limit) is not int or not 1 <= limit <= _LIMIT_MAX:
+            raise BadRequest(f"argument {key!r} is {limit!r}, it must be a whole number from 1 to {_LIMIT_MAX}")
 
 
 def _is_plain(value: object, depth: int) -> bool:

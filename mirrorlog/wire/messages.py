@@ -115,7 +115,8 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as this node knows it. Queue offsets are those of confirmed records: `begin` up to `next`.
 
-    `incarnation` tells it from another queue that has or had the same name and ids.
+    `incarnation` tells it from another queue that has or had the same name and ids. `producer_epoch`: a new producer
+    begins there, as the queue's master knows it.
     """
 
     name: str
@@ -127,6 +128,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     mirrors: list[str]
     begin: int
     next: int
+    producer_epoch: int = 0
     arguments: dict[str, Any] = {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -12,12 +13,15 @@ from hypothesis import strategies as st
 from mirrorlog.client.batching import (
     BATCH_OVERHEAD_BYTES,
     PendingBatch,
-    Receipt,
     as_headers,
     as_timestamp_us,
     record_size,
 )
-from mirrorlog.commitlog.body import Record, parse_batch_body
+from mirrorlog.client.deliveries import Delivery
+from mirrorlog.client.receipts import Receipt
+from mirrorlog.commitlog.body import Draft, Record, parse_batch_body
+from mirrorlog.commitlog.codec import open_body
+from mirrorlog.commitlog.format import HEADER_SIZE, Codec, check_producer_part, read_header
 from mirrorlog.errors import BadInput, DiskFull
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 
@@ -111,7 +115,7 @@ def test_a_time_without_one_meaning_is_refused(timestamp: Any) -> None:
 async def test_a_delivery_gives_the_receipt_of_its_own_record() -> None:
     """The batch's confirm, and the record's place in it; before and after it came."""
     batch = PendingBatch(1.0)
-    first, second = (batch.add(b"", None, (), None, 1) for _ in range(2))
+    first, second = (Delivery(batch, batch.add(b"", None, (), None, 1)) for _ in range(2))
     assert not first.done()
     batch.resolve(Confirm(4096, 70, 5, 3, 1, CONFIRM_DUPLICATE))
     assert await second == second.result() == Receipt(71, 4096, 5, 3, 1, True)
@@ -129,7 +133,7 @@ def test_an_outcome_stands() -> None:
 def test_each_raise_is_an_error_of_its_own() -> None:
     """Thousands of records may end with one batch's error, which would drag all tracebacks along; by raising twice."""
     batch = PendingBatch(1.0)
-    deliveries = [batch.add(b"", None, (), None, 1) for _ in range(2)]
+    deliveries = [Delivery(batch, batch.add(b"", None, (), None, 1)) for _ in range(2)]
     batch.resolve(DiskFull("full", free=0))
     raised = []
     for delivery in deliveries:
@@ -138,3 +142,51 @@ def test_each_raise_is_an_error_of_its_own() -> None:
         raised.append(caught.value)
     assert raised[0] is not raised[1]
     assert raised[1].details == {"free": 0}
+
+
+def test_bytes_that_may_still_be_on_their_way_are_left_alone() -> None:
+    """A connection that was lost may hold on to them; by numbering a batch anew and looking at the old bytes."""
+    batch = batch_of(Record(b"value", key=b"key"))
+    first = batch.encoded(3, 77)
+    before = bytes(first)
+    batch.number(producer_epoch=1, sequence=0)
+    second = batch.encoded(3, 77)
+    assert bytes(first) == before
+    assert read_header(second).producer_epoch == 1
+    assert second[HEADER_SIZE:] == before[HEADER_SIZE:]
+    check_producer_part(memoryview(second), max_batch_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_batch_is_compressed_when_it_is_encoded(codec: Codec) -> None:
+    """The same records come out under any codec, and under any number; by a batch that is numbered twice."""
+    records = [Record(b"value" * 10, key=b"%d" % number) for number in range(100)]
+    batch = PendingBatch(1.0, codec=codec)
+    for record in records:
+        batch.add(record.value, record.key, (), None, record_size(record.value, record.key, ()))
+    for sequence in (0, 40):
+        batch.number(producer_epoch=2, sequence=sequence)
+        encoded = batch.encoded(3, 77)
+        header = check_producer_part(memoryview(encoded), max_batch_bytes=1 << 20)
+        assert (header.codec, header.sequence, header.record_count) == (codec, sequence, 100)
+        assert list(open_body(encoded, body_bytes_max=1 << 20).records()) == records
+
+
+@pytest.mark.parametrize("encode", [False, True])
+def test_a_batch_that_has_ended_keeps_no_records(encode: bool) -> None:
+    """A handle that is kept for its receipt must not keep a window of values alive; by what the batch refers to."""
+    value = b"value"
+    batch = batch_of(Record(value))
+    if encode:
+        batch.encoded(3, 77)
+    assert any(value in bytes(each) for each in held(batch))
+    batch.resolve(DiskFull("full"))
+    assert len(batch) == 1
+    assert held(batch) == []
+
+
+def held(batch: PendingBatch) -> list[Any]:
+    """The bytes that the batch keeps, as values or encoded."""
+    near = gc.get_referents(batch)
+    near += [each for one in near if isinstance(one, list | Draft) for each in gc.get_referents(one)]
+    return [each for each in near if isinstance(each, bytes | bytearray)]

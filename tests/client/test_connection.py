@@ -198,6 +198,67 @@ async def test_a_slow_answer_is_waited_for_while_the_node_lives(
     opened.close()
 
 
+async def publish_kib(client: Client, queue: str, *sizes_kib: int) -> int:
+    """Batches of one record of so many KiB; the queue's id."""
+    async with client.producer(queue) as producer:
+        for number, size in enumerate(sizes_kib):
+            await producer.send(bytes([number]) * 1024 * size)
+    return (await client.admin.metadata([queue])).queues[0].queue_id
+
+
+async def test_a_fetch_is_received_where_its_reader_says(client: Client, queue: str) -> None:
+    """A large answer comes into the memory given for it and a small one needs none; by what is asked for and given."""
+    queue_id = await publish_kib(client, queue, 300, 300, 1)
+    opened = await Connection.open(client.servers[0])
+    rooms: list[bytearray] = []
+
+    def room(size: int) -> memoryview:
+        rooms.append(bytearray(size))
+        return memoryview(rooms[-1])
+
+    async def fetch(queue_offset: int) -> memoryview:
+        _, content = await opened.fetch(
+            queue_id=queue_id, epoch=0, queue_offset=queue_offset, max_bytes=1, wait_ms=0, timeout_ms=10_000, room=room
+        )
+        return content
+
+    contents = await asyncio.gather(*map(fetch, range(3)))
+    assert [content.obj for content in contents[:2]] == rooms
+    assert [bytes(content[200_000:200_010]) for content in contents[:2]] == [bytes(10), b"\1" * 10]
+    assert len(contents[2]) < 2_000
+    assert b"\2" * 1024 in bytes(contents[2])
+    opened.close()
+
+
+async def test_an_answer_that_nobody_waits_for_does_no_harm(client: Client, queue: str) -> None:
+    """Its room is not asked for, and the next answer is whole; by giving fetches up before their answers come."""
+    queue_id = await publish_kib(client, queue, 300, 200)
+    opened = await Connection.open(client.servers[0])
+
+    def no_room(size: int) -> memoryview:
+        raise AssertionError("asked for room after it was given up")
+
+    for queue_offset, room in [(0, no_room), (1, no_room), (0, None)]:
+        fetching = asyncio.ensure_future(
+            opened.fetch(
+                queue_id=queue_id,
+                epoch=0,
+                queue_offset=queue_offset,
+                max_bytes=1,
+                wait_ms=0,
+                timeout_ms=10_000,
+                room=room,
+            )
+        )
+        if room is not None:
+            await asyncio.sleep(0)  # it is sent
+            fetching.cancel()
+    _, content = await fetching
+    assert bytes(content).count(bytes(300 * 1024)) == 1
+    assert opened.usable
+    opened.close()
+
+
 async def test_closing_leaves_nothing_behind(shared_cluster: Cluster, new_name: Callable[[], str]) -> None:
     """No task, no warning; by closing a client whose producer and consumer are at work."""
     before = asyncio.all_tasks()

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.client.consumed import checked_batches
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import HEADER_SIZE, log_seed, stamp
+from mirrorlog.client.consumed import checked_batches, end_of
+from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.codec import compress_draft
+from mirrorlog.commitlog.format import HEADER_SIZE, Codec, log_seed, stamp
 from mirrorlog.errors import BadBatch
 
 LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
@@ -57,6 +58,72 @@ def test_any_stretch_of_a_batch_gives_its_records(records: list[Record], data: s
         (100 + row, record.value, record.key, list(record.headers), record.timestamp_us, 99, "q")
         for row, record in list(enumerate(records))[first:last]
     ]
+
+
+@given(_RECORDS, st.data())
+def test_values_and_keys_are_seen_without_a_copy(records: list[Record], data: st.DataObject) -> None:
+    """As a sequence, by index from either end, by slice, and as copies; by cutting random batches anywhere."""
+    content = stored(records)
+    (batch,) = checked_batches(content, 1, queue="q", log_id=LOG_ID)
+    first = data.draw(st.integers(0, len(records)))
+    last = data.draw(st.integers(first, len(records)))
+    cut = batch.after(first).before(last)
+    for views, expected in (
+        (cut.values, [record.value for record in records[first:last]]),
+        (cut.keys, [record.key for record in records[first:last]]),
+    ):
+        assert len(views) == len(expected)
+        assert list(views) == views.tolist() == expected
+        assert [views[index] for index in range(-len(views), len(views))] == 2 * expected
+        some = data.draw(st.slices(len(expected)))
+        assert list(views[some]) == expected[some]
+        with pytest.raises(IndexError):
+            views[len(expected)]
+        assert all(view is None or (view.obj is content and view.readonly) for view in views)
+    assert [cut.value_bytes(index) for index in range(len(cut))] == cut.values.tolist()
+    assert [cut.key_bytes(index) for index in range(len(cut))] == cut.keys.tolist()
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 1000])
+def test_records_of_one_size_are_cut_where_they_are(size: int) -> None:
+    """The quick way for equal sizes gives what the slow one gives; by values that all differ, from any row on."""
+    values = [bytes([number]) * size for number in range(9)]
+    (batch,) = checked_batches(stored([Record(value) for value in values]), 1, queue="q", log_id=LOG_ID)
+    for first in range(10):
+        for last in range(first, 10):
+            cut = batch.after(first).before(last)
+            assert [record.value for record in cut.records()] == cut.values.tolist() == values[first:last]
+
+
+@pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
+def test_a_compressed_batch_is_opened(codec: Codec) -> None:
+    """Its records are what was packed, its checksums those of what was stored; by each codec, and by damage."""
+    draft = draft_columns([b"value" * 100] * 50, [b"k"] * 50, [()] * 50, [7] * 50)
+    packed = compress_draft(draft, codec).seal(queue_id=1, producer_id=0, producer_epoch=0, sequence=0)
+    assert len(packed) < 2_000
+    seed = log_seed(UUID(LOG_ID))
+    stamp(packed, log_offset=0, base_queue_offset=5, append_time_us=99, epoch=2, flags=0, seed=seed)
+    (batch,) = checked_batches(bytes(packed), 1, queue="q", log_id=LOG_ID)
+    assert [(each.queue_offset, each.value, each.key, each.timestamp) for each in batch.records()] == [
+        (offset, b"value" * 100, b"k", 7) for offset in range(5, 55)
+    ]
+    assert batch.raw == packed
+    assert batch.to_arrow().column("value").to_pylist() == [b"value" * 100] * 50
+    packed[HEADER_SIZE + 5] ^= 1
+    with pytest.raises(BadBatch, match="CRC"):
+        checked_batches(bytes(packed), 1, queue="q", log_id=LOG_ID)
+
+
+def test_the_end_is_found_in_headers_alone() -> None:
+    """Where the next fetch begins; by batches back to back, and by answers that say nothing of use."""
+    first = stored([Record(b"a")] * 3, base=7)
+    content = memoryview(first + stored([Record(b"b" * 99)] * 2, log_offset=len(first), base=10))
+    assert end_of(content, 1) == 10
+    assert end_of(content, 2) == 12
+    assert end_of(content, 3) is None
+    assert end_of(content, 0) is None
+    assert end_of(content[: HEADER_SIZE - 1], 1) is None
+    assert end_of(memoryview(bytes(HEADER_SIZE)), 1) is None
 
 
 def test_batches_stand_back_to_back() -> None:

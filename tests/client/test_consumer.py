@@ -219,6 +219,8 @@ async def test_a_position_starts_a_reader_and_one_of_another_log_is_refused(clie
         ({"max_bytes": 0}, "max_bytes 0"),
         ({"max_bytes": 2**40}, "max_bytes"),
         ({"max_wait_ms": -1}, "max_wait_ms -1"),
+        ({"prefetch_bytes": -1}, "prefetch_bytes -1"),
+        ({"prefetch_bytes": 2**40}, "prefetch_bytes"),
     ],
 )
 async def test_a_wrong_option_is_named(client: Client, queue: Queue, options: dict[str, Any], says: str) -> None:

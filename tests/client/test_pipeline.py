@@ -242,6 +242,24 @@ def test_sequences_count_records_and_at_most_max_in_flight_leave() -> None:
     assert take_all(pipeline, 0.1) == [(0, 4)]
 
 
+def test_it_is_ready_only_when_a_new_batch_would_leave_at_once() -> None:
+    """Else an open batch had better go on filling; by each thing that holds batches back."""
+    pipeline = pipeline_of(max_in_flight=1)
+    first, second = batch_of(0), batch_of(1)
+    assert pipeline.ready(0.0)
+    send_all(pipeline, first)
+    assert not pipeline.ready(0.0), "as many are in flight as may be"
+    pipeline.add(second)
+    pipeline.confirmed(first, confirm_of(0), 0.1)
+    assert not pipeline.ready(0.1), "another one waits before it"
+    take_all(pipeline, 0.1)
+    pipeline.failed(second, DiskFull("full"), 0.2)
+    assert not pipeline.ready(0.2), "a retry is not due yet"
+    take_all(pipeline, 5.0)
+    pipeline.confirmed(second, confirm_of(1), 5.0)
+    assert pipeline.ready(5.0)
+
+
 def test_a_retry_sends_the_identical_bytes() -> None:
     """Same bytes after an unknown outcome; by comparing both attempts."""
     pipeline = pipeline_of()

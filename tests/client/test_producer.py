@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from mirrorlog.client import Client, Producer, Receipt
@@ -21,7 +23,8 @@ from mirrorlog.errors import (
     RecordTooLarge,
     Refused,
 )
-from tests.process.clusters import eventually, fast_cluster, log_of
+from mirrorlog.testing import Cluster
+from tests.process.clusters import eventually, fast_cluster, log_of, mirror_of
 
 pytestmark = pytest.mark.process
 
@@ -110,7 +113,12 @@ async def test_a_sender_waits_for_room_whatever_the_size_of_its_record(client: C
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"value": "text"}, {"value": b"", "timestamp": 2**70}, {"value": b"", "headers": [("\ud800", b"")]}],
+    [
+        {"value": "text"},
+        {"value": b"", "key": "text"},
+        {"value": b"", "timestamp": 2**70},
+        {"value": b"", "headers": [("\ud800", b"")]},
+    ],
 )
 async def test_a_wrong_record_is_refused_alone(client: Client, queue: str, wrong: dict[str, Any]) -> None:
     """It neither spoils its neighbours nor holds a place in the window; by one between two good ones."""
@@ -140,6 +148,15 @@ async def test_a_record_above_a_limit_is_refused_before_it_is_sent(client: Clien
         assert (await producer.send(most)).queue_offset == 0
 
 
+async def test_a_record_above_a_limit_does_not_slip_into_an_open_batch(client: Client, queue: str) -> None:
+    """There is room for it in the batch, but the node would refuse the batch; by one after a small one."""
+    async with client.producer(queue, batch_bytes=8 * 1024 * _KIB) as producer:
+        small = producer.send_nowait(b"small")
+        with pytest.raises(RecordTooLarge, match="max_record_bytes"):
+            producer.send_nowait(b"x" * (4 * 1024 * _KIB + 1))
+        assert (await small).queue_offset == 0
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -153,6 +170,7 @@ async def test_a_record_above_a_limit_is_refused_before_it_is_sent(client: Clien
         {"batch_bytes": 0},
         {"linger_ms": -1},
         {"delivery_timeout_ms": 0},
+        {"compression": "gzip"},
     ],
 )
 async def test_a_wrong_option_is_refused(client: Client, queue: str, options: dict[str, Any]) -> None:
@@ -214,6 +232,117 @@ async def test_a_cancelled_send_leaves_the_batch_to_its_neighbours(client: Clien
         assert impatient.cancelled()
 
 
+# --- Many at once ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["list", "arrow", "numpy"])
+async def test_columns_arrive_as_records(client: Client, queue: str, kind: str) -> None:
+    """In order, with keys, headers and times, whatever the columns are; through a window that holds a part of them."""
+    count = 5_000
+    plain = [b"%07d" % number for number in range(count)]
+    stamps = np.arange(count) * 1_000
+    columns: dict[str, tuple[Any, Any, Any]] = {
+        "list": (plain, plain[::-1], stamps.tolist()),
+        "arrow": (pa.array(plain), pa.array(plain[::-1]), pa.array(stamps, pa.timestamp("us", "UTC"))),
+        "numpy": (np.array(plain), np.array(plain[::-1]).view("V7"), stamps),
+    }
+    given, keys, timestamps = columns[kind]
+    async with client.producer(queue, batch_bytes=4 * _KIB, window_bytes=32 * _KIB) as producer:
+        receipts = await producer.send_many(given, keys=keys, headers={"kind": kind.encode()}, timestamps=timestamps)
+        assert producer.stats.batches > 20
+        assert (producer.stats.sent, producer.stats.confirmed) == (count, count)
+    assert [receipt.queue_offset for receipt in receipts] == list(range(count))
+    assert {receipt.copies for receipt in receipts} == {3}
+    assert len(receipts.ranges) == producer.stats.batches
+    async with client.consumer(queue, until="confirmed") as consumer:
+        found = [(each.value, each.key, each.headers, each.timestamp) async for each in consumer]
+    assert found == [
+        (plain[number], plain[-1 - number], [("kind", kind.encode())], 1_000 * number) for number in range(count)
+    ]
+
+
+async def test_columns_keep_their_place_among_records(client: Client, queue: str) -> None:
+    """What was handed over before stands before; by a record, a column and a record."""
+    async with client.producer(queue) as producer:
+        before = producer.send_nowait(b"0")
+        bulk = producer.send_many_nowait([b"1", None, b"3"])
+        after = producer.send_nowait(b"4")
+        assert [receipt.queue_offset for receipt in await bulk] == [1, 2, 3]
+        assert ((await before).queue_offset, (await after).queue_offset) == (0, 4)
+        assert len(await producer.send_many([])) == 0
+    assert await values(client, queue) == [b"0", b"1", None, b"3", b"4"]
+
+
+async def test_a_column_is_taken_whole_or_not_at_all(client: Client, queue: str) -> None:
+    """One larger than the window goes when the window is empty; else Overloaded comes before any record is taken."""
+    async with client.producer(queue, batch_bytes=1_000, window_bytes=10_000) as producer:
+        large = producer.send_many_nowait([b"x" * 100] * 1_000)
+        with pytest.raises(Overloaded, match="window_bytes"):
+            producer.send_many_nowait([b"y"])
+        with pytest.raises(BadInput):
+            producer.send_many_nowait([b"y", "text"])
+        assert len(await large) == 1_000
+        assert producer.stats.sent == 1_000
+        assert (await producer.send_many([b"z"]))[0].queue_offset == 1_000
+    with pytest.raises(ConnectionLost, match="closed"):
+        producer.send_many_nowait([b"late"])
+
+
+async def test_columns_and_records_share_the_window(client: Client, queue: str) -> None:
+    """Nobody is forgotten; by tasks of both kinds on a window that is too small for most of them."""
+    async with client.producer(queue, batch_bytes=500, window_bytes=1_000) as producer:
+        bulks = [producer.send_many([b"x" * (100 * number)] * 20) for number in range(5)]
+        await asyncio.gather(*bulks, *(producer.send(b"y") for _ in range(50)))
+    assert len(await values(client, queue)) == 150
+
+
+# --- Failures that nobody hears -------------------------------------------------------------------------------------
+
+
+async def test_flush_tells_the_failure_that_nobody_heard(client: Client, queue: str) -> None:
+    """Once, and not what a sender was told already; by a confirm that cannot be had."""
+    async with client.producer(queue, confirm=9) as producer:
+        producer.send_nowait(b"nobody")
+        with pytest.raises(BadRequest):
+            await producer.flush()
+        await producer.flush()
+        told = asyncio.ensure_future(producer.send(b"told"))
+        await asyncio.sleep(0)
+        await producer.flush()
+        with pytest.raises(BadRequest):
+            await told
+        bulk = producer.send_many_nowait([b"asked"])
+        await until(bulk.done, "the end of the bulk")
+        assert [records for records, _ in bulk.failures()] == [range(1)]
+        await producer.flush()
+
+
+async def test_leaving_the_block_tells_it_too(client: Client, queue: str) -> None:
+    """Nothing is lost in silence; but an error of the block itself is the one to tell."""
+    with pytest.raises(BadRequest):
+        async with client.producer(queue, confirm=9) as producer:
+            producer.send_nowait(b"nobody")
+    with pytest.raises(ZeroDivisionError):
+        await nobody_hears_of(client.producer(queue, confirm=9), ZeroDivisionError)
+
+
+async def nobody_hears_of(producer: Producer, error: type[Exception]) -> None:
+    async with producer:
+        producer.send_nowait(b"nobody")
+        raise error
+
+
+async def test_closing_the_client_closes_every_producer_before_it_tells(shared_cluster: Cluster, queue: str) -> None:
+    """One that failed does not cost the others their flush; by a failing one between two good ones."""
+    client = await Client(*shared_cluster.servers).connect()
+    producers = [await client.producer(queue, confirm=confirm).start() for confirm in ("all", 9, "all")]
+    deliveries = [producer.send_nowait(b"v") for producer in producers]
+    with pytest.raises(BadRequest):
+        await client.close()
+    assert all(delivery.done() for delivery in deliveries)
+    assert sorted(producer.stats.confirmed for producer in producers) == [0, 1, 1]
+
+
 # --- Trouble --------------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +389,9 @@ async def test_refused_while_a_mirror_is_away_then_confirmed() -> None:
     async with trouble(3) as (cluster, client), client.producer("q", delivery_timeout_ms=60_000) as producer:
         await producer.send(b"0")
         await asyncio.to_thread(cluster.mirrors[0].kill)
+        # Else they may be appended before it sees that the link is gone, and wait for a confirm instead.
+        gone = cluster.mirrors[0].id
+        await until(lambda: not mirror_of(cluster, gone).connected, "the master sees it")
         sending = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(1, 4)]
         await until(lambda: producer.stats.refused_attempts > 1, "refusals")
         assert not any(task.done() for task in sending)
@@ -268,6 +400,45 @@ async def test_refused_while_a_mirror_is_away_then_confirmed() -> None:
         assert [receipt.queue_offset for receipt in receipts] == [1, 2, 3]
         assert {receipt.copies for receipt in receipts} == {3}
         assert await values(client, "q") == [b"0", b"1", b"2", b"3"]
+
+
+async def test_while_nothing_may_leave_an_open_batch_goes_on_filling() -> None:
+    """After an outage the backlog is full batches, not one for each linger; by a mirror that stands still."""
+    async with trouble(2) as (cluster, client):
+        options = {"linger_ms": 0, "max_in_flight": 1, "delivery_timeout_ms": 60_000}
+        async with client.producer("q", **options) as producer:
+            cluster.mirrors[0].pause()
+            try:
+                deliveries = []
+                for number in range(100):
+                    deliveries.append(producer.send_nowait(b"%d" % number))
+                    for _ in range(3):  # turns of the loop, in which the linger ends
+                        await asyncio.sleep(0)
+                assert producer.stats.batches == 1
+            finally:
+                cluster.mirrors[0].resume()
+            receipts = [await delivery for delivery in deliveries]
+        assert [receipt.queue_offset for receipt in receipts] == list(range(100))
+        assert producer.stats.batches == 2
+
+
+async def test_an_open_batch_that_cannot_leave_ends_at_its_deadline() -> None:
+    """What goes on filling is not forgotten; by a mirror that stands still for longer than the delivery timeout."""
+    async with trouble(2) as (cluster, client):
+        options = {"linger_ms": 0, "max_in_flight": 1, "delivery_timeout_ms": 500}
+        async with client.producer("q", **options) as producer:
+            await producer.send(b"before")
+            cluster.mirrors[0].pause()
+            try:
+                in_flight = producer.send_nowait(b"in flight")
+                await until(lambda: producer.stats.batches == 2, "the batch leaves")
+                open_one = producer.send_nowait(b"open")
+                for delivery in (in_flight, open_one):
+                    async with asyncio.timeout(20):
+                        with pytest.raises((Refused, OutcomeUnknown)):
+                            await delivery
+            finally:
+                cluster.mirrors[0].resume()
 
 
 async def test_at_the_deadline_a_refusal_names_its_reason_and_the_producer_goes_on() -> None:
@@ -308,14 +479,9 @@ async def test_without_a_node_a_record_is_refused_at_its_deadline() -> None:
     async with trouble(1) as (cluster, client), client.producer("q", delivery_timeout_ms=500) as producer:
         await producer.send(b"before")
         await asyncio.to_thread(cluster.master.kill)
-        await until(lambda: not _connected(producer), "the end of the connection is seen")
+        await until(lambda: not producer._sender.connected, "the end of the connection is seen")
         with pytest.raises(Refused, match="nothing was stored"):
             await producer.send(b"never")
-
-
-def _connected(producer: Producer) -> bool:
-    connection = producer._connection
-    return connection is not None and connection.usable
 
 
 async def test_a_master_that_stands_still_holds_nobody_for_ever() -> None:

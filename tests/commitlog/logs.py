@@ -30,12 +30,16 @@ def open_log(
     cluster_id: UUID = CLUSTER_ID,
     populate_bytes: int = 64 * KIB,
     prepare_bytes: int = 0,
+    kept_mapped_bytes: int = 1 << 28,
     write_through: bool = False,
 ) -> CommitLog:
     """A log with small segments; with `epoch` that epoch is opened, as a master does at its start."""
     # model_construct: the tests roll after a few batches, below the least that a user may set.
     settings = LogSettings.model_construct(
-        segment_bytes=segment_bytes, populate_bytes=populate_bytes, prepare_bytes=prepare_bytes
+        segment_bytes=segment_bytes,
+        populate_bytes=populate_bytes,
+        prepare_bytes=prepare_bytes,
+        kept_mapped_bytes=kept_mapped_bytes,
     )
     log = CommitLog.open(
         directory,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.chain import KEPT_MAPPED_BYTES, SegmentChain
+from mirrorlog.commitlog.chain import SegmentChain
 from mirrorlog.commitlog.format import check_stamped
 from mirrorlog.errors import BadBatch, BadRequest, BatchTooLarge, LogUnavailable, OffsetOutOfRange
 from tests.commitlog.logs import (
@@ -214,11 +214,9 @@ def test_a_run_that_was_read_outlives_rolls_and_the_log(tmp_path: Path) -> None:
     assert run.readonly
 
 
-def test_files_far_behind_the_end_are_read_cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: only the neighbourhood of the end stays mapped. Shrink the kept distance, then read the first file."""
-    monkeypatch.setattr("mirrorlog.commitlog.chain.KEPT_MAPPED_BYTES", 1000)
-    assert KEPT_MAPPED_BYTES > 1000
-    log = open_log(tmp_path, segment_bytes=1000, epoch=1)
+def test_files_far_behind_the_end_are_read_cold(tmp_path: Path) -> None:
+    """Goal: only the neighbourhood of the end stays mapped. Keep little, then read the first file."""
+    log = open_log(tmp_path, segment_bytes=1000, kept_mapped_bytes=1000, epoch=1)
     append_sizes(log, [400] * 10)
     before = [log.read(at, 800, until=log.end) for at in (0, 3200)]
     assert all(run is not None for run in before)

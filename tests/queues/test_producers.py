@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import BatchHeader, Flag, Kind, read_header, stamp, write_producer_part
 from mirrorlog.errors import BadBatch, MirrorlogError, OutOfSequence, StaleProducerEpoch
-from mirrorlog.queues.producers import REMEMBERED_BATCHES, Landed, ProducerTable
+from mirrorlog.queues.producers import (
+    EXPIRY_US,
+    PRODUCER_EPOCH_LEAP_MAX,
+    PRODUCER_EPOCH_MAX,
+    REMEMBERED_BATCHES,
+    Landed,
+    ProducerTable,
+)
 
 PRODUCER = 7
 
@@ -28,6 +35,7 @@ def make_header(
     at: int = 0,
     kind: Kind = Kind.DATA,
     flags: int = 0,
+    append_time_us: int = 1,
 ) -> BatchHeader:
     """The header of a real batch, stamped as appended at log offset `at`."""
     batch = encode_batch([Record(value)] * count, queue_id=queue_id)
@@ -43,7 +51,15 @@ def make_header(
         producer_epoch=producer_epoch,
         sequence=sequence,
     )
-    stamp(batch, log_offset=at, base_queue_offset=at // 8, append_time_us=1, epoch=3, flags=flags, seed=0)
+    stamp(
+        batch,
+        log_offset=at,
+        base_queue_offset=at // 8,
+        append_time_us=append_time_us,
+        epoch=3,
+        flags=flags,
+        seed=0,
+    )
     return read_header(batch)
 
 
@@ -250,3 +266,103 @@ def test_the_longest_idle_producer_is_forgotten_first() -> None:
         table.check(make_header(1, producer_id=2))
     assert caught.value.details["last"] == -1
     append(table, make_header(0, producer_id=2, producer_epoch=1))
+
+
+# --- forgetting, and who comes back ---
+
+
+@pytest.mark.parametrize("other", [make_header(0, producer_id=0), make_header(0, queue_id=0, kind=Kind.CONTROL)])
+def test_a_producer_expires_by_the_time_of_the_log(other: BatchHeader) -> None:
+    """Let the append times of a log, of whatever kind of batch, pass a producer's expiry: known up to the very end of
+    it, forgotten after."""
+    table = ProducerTable()
+    first = append(table, make_header(0, append_time_us=1000))
+    table.apply(other._replace(append_time_us=1000 + EXPIRY_US))
+    assert table.check(first) is not None
+    assert table.epoch_floor == 0
+    table.apply(other._replace(append_time_us=1000 + EXPIRY_US + 1))
+    assert len(table) == 0
+    assert table.epoch_floor == 1
+
+
+def test_nobody_expires_while_nothing_is_appended() -> None:
+    """Come back after a long silence of the whole log: its time stood still, so the producer goes on, and with its own
+    batch it is not forgotten either."""
+    table = ProducerTable(expiry_us=10)
+    append(table, make_header(0, append_time_us=1))
+    append(table, make_header(1, append_time_us=10**9))
+    assert table.check(make_header(0)) is not None
+    assert len(table) == 1
+
+
+def test_the_idle_expire_and_the_busy_stay() -> None:
+    """Let three producers write at different times and one of them again: those who are idle too long go, in turn."""
+    table = ProducerTable(expiry_us=10)
+    for producer_id, append_time_us in ((1, 1), (2, 2), (3, 3), (1, 9)):
+        sequence = 1 if append_time_us == 9 else 0
+        append(table, make_header(sequence, producer_id=producer_id, append_time_us=append_time_us))
+    known = []
+    for append_time_us in (12, 13, 14, 19, 20):
+        table.apply(make_header(0, producer_id=0, append_time_us=append_time_us))
+        known.append(sorted(producer_id for producer_id, _ in table.known()))
+    assert known == [[1, 2, 3], [1, 3], [1], [1], []]
+
+
+def test_a_copied_batch_does_not_turn_time_back() -> None:
+    """Append a copy with the time of its original between two batches: who was to expire does, who was not does not."""
+    table = ProducerTable(expiry_us=10)
+    append(table, make_header(0, append_time_us=100))
+    table.apply(make_header(5, flags=Flag.COPIED, append_time_us=1))
+    assert len(table) == 1
+    table.apply(make_header(0, producer_id=0, append_time_us=111))
+    assert len(table) == 0
+
+
+def test_a_retry_of_someone_forgotten_never_lands() -> None:
+    """Forget a producer of epoch 2 and send its batches again: the first is of an epoch that has ended, a later one
+    does not follow. Both refusals say which epochs have ended, and the next one is taken."""
+    table = ProducerTable(expiry_us=10)
+    for sequence in (0, 1):
+        append(table, make_header(sequence, producer_epoch=2, append_time_us=1))
+    table.apply(make_header(0, producer_id=0, append_time_us=12))
+    with pytest.raises(StaleProducerEpoch, match="up to 2 are in use or forgotten") as stale:
+        table.check(make_header(0, producer_epoch=2))
+    assert stale.value.details == {"producer_epoch": 2}
+    with pytest.raises(OutOfSequence) as caught:
+        table.check(make_header(1, producer_epoch=2))
+    assert caught.value.details["last"] == -1
+    append(table, make_header(0, producer_epoch=3))
+
+
+def test_the_floor_is_for_those_who_are_not_known() -> None:
+    """Forget one producer: another one of the same epoch goes on, and even raises its own; someone new of that epoch
+    cannot be told from the one forgotten."""
+    table = ProducerTable(expiry_us=10)
+    append(table, make_header(0, producer_id=1, producer_epoch=5, append_time_us=1))
+    append(table, make_header(0, producer_id=2, append_time_us=5))
+    table.apply(make_header(0, producer_id=0, append_time_us=12))
+    assert table.epoch_floor == 6
+    append(table, make_header(1, producer_id=2))
+    append(table, make_header(0, producer_id=2, producer_epoch=1))
+    with pytest.raises(StaleProducerEpoch) as caught:
+        table.check(make_header(0, producer_id=3))
+    assert caught.value.details == {"producer_epoch": 5}
+    append(table, make_header(0, producer_id=3, producer_epoch=6))
+
+
+def test_a_producer_epoch_far_above_is_refused() -> None:
+    """Begin at the largest leap and one above it, as someone new and as someone known."""
+    table = ProducerTable()
+    for last in (-1, PRODUCER_EPOCH_LEAP_MAX - 1):
+        with pytest.raises(BadBatch, match=f"above {last}, the last one that ended"):
+            table.check(make_header(0, producer_epoch=last + PRODUCER_EPOCH_LEAP_MAX + 1))
+        append(table, make_header(0, producer_epoch=last + PRODUCER_EPOCH_LEAP_MAX))
+
+
+def test_the_floor_ends_at_the_last_producer_epoch() -> None:
+    """Forget a producer of the last epoch that there is: someone new may still begin, at that one."""
+    table = ProducerTable(expiry_us=10)
+    table.apply(make_header(0, producer_epoch=PRODUCER_EPOCH_MAX, append_time_us=1))
+    table.apply(make_header(0, producer_id=0, append_time_us=12))
+    assert table.epoch_floor == PRODUCER_EPOCH_MAX
+    append(table, make_header(0, producer_epoch=PRODUCER_EPOCH_MAX))

@@ -203,3 +203,42 @@ def test_an_argument_is_plain_and_not_deep(value: object) -> None:
     assert registry.get("q") is None
     plain = {"a": 1, "b": "t", "c": True, "d": None, "e": 1.5, "f": [1, {"g": b"\xff"}], "h": nested(8)}
     assert registry.declare("q", plain) is not None
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"flush": "never"}, "'flush' is 'never', it must be 'memory' or 'disk'"),
+        ({"flush": None}, "'flush' is None"),
+        ({"retention_ms": 0}, "'retention_ms' is 0, it must be a whole number from 1"),
+        ({"retention_ms": "7d"}, "'retention_ms' is '7d'"),
+        ({"retention_bytes": 1.5}, r"'retention_bytes' is 1\.5"),
+        ({"retention_bytes": True}, "'retention_bytes' is True"),
+        ({"retention_bytes": 2**63}, "to 9223372036854775807"),
+    ],
+)
+def test_an_argument_that_means_something_is_checked(argument: dict[str, object], message: str) -> None:
+    """Declare with values that no server could follow: refused with what it must be."""
+    registry = QueueRegistry(queues_max=10, groups_max=10)
+    with pytest.raises(BadRequest, match=message):
+        registry.declare("q", argument)
+
+
+def test_known_and_unknown_arguments_are_kept() -> None:
+    """Declare with every known argument at both ends, and with one that nobody knows."""
+    book = Book()
+    book.declare("small", flush="memory", retention_ms=1, retention_bytes=1)
+    book.declare("large", flush="disk", retention_ms=2**63 - 1, retention_bytes=2**63 - 1, flushes="often")
+    assert book.registry.find("small").arguments == {"flush": "memory", "retention_ms": 1, "retention_bytes": 1}
+    assert book.registry.find("large").arguments["flushes"] == "often"
+
+
+def test_groups_are_counted_before_their_confirm() -> None:
+    """Commit for more groups than a queue may have while none is confirmed: the first one too many is refused."""
+    book = Book(groups_max=2)
+    book.declare("q")
+    book.commit("q", "a", 1)
+    book.commit("q", "b", 1)
+    book.commit("q", "a", 2)
+    with pytest.raises(Overloaded):
+        book.commit("q", "c", 1)

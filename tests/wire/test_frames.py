@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mirrorlog.errors import FrameTooLarge, ProtocolError
@@ -161,6 +161,7 @@ def test_fixed_structs_come_back_as_they_were() -> None:
     assert read_transfer(memoryview(TRANSFER.pack(1, 2, largest, 4, 5))) == (1, 2, largest, 4, 5)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3 * PLACED_BYTES_MIN), st.booleans()), min_size=1, max_size=6),
     st.lists(st.integers(1, 40_000), min_size=1, max_size=30),

@@ -1,0 +1,111 @@
+"""What is far behind leaves the memory: sealed segments get their tables, freed ones lose their entries. Thin.
+
+All work on tables and on the index of the past is done on one helper, one job after the other, so that LMDB has one
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import TypeVar
+
+from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.index import Run
+from mirrorlog.commitlog.past import Past
+from mirrorlog.commitlog.table_builder import build_table
+from mirrorlog.errors import IndexDoubtful, LogUnavailable, MirrorlogError
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class PastKeeper:
+    """The past of one replica. `failed` is called with what makes this node's copy untrustworthy."""
+
+    def __init__(self, replica: Replica, *, helper: Executor, failed: Callable[[MirrorlogError], None]) -> None:
+        self._replica = replica
+        self._helper = helper
+        self._failed = failed
+        self._task: asyncio.Task[None] | None = None
+        self._dropped_below = replica.begin
+
+    def wake(self) -> None:
+        """There may be something to do: after a flush, or when the begin has moved."""
+        if (self._task is None or self._task.done()) and self._due():
+            self._task = asyncio.ensure_future(self._work())
+
+    async def stop(self) -> None:
+        """Wait for the job that is under way."""
+        if self._task is not None:
+            await self._task
+
+    async def entries(self, queue_id: int, queue_offset: int, max_bytes: int, *, until: int) -> list[Run]:
+        """See `Past.entries`. Raises LogUnavailable while the index is made anew."""
+        return await self._ask(lambda past: past.entries(queue_id, queue_offset, max_bytes, until=until))
+
+    async def find_time(self, queue_id: int, append_time_us: int) -> int | None:
+        """See `Past.find_time`. Raises LogUnavailable while the index is made anew."""
+        return await self._ask(lambda past: past.find_time(queue_id, append_time_us))
+
+    # --- inside ---
+
+    def _due(self) -> bool:
+        return self._replica.log.next_to_seal() is not None or self._replica.begin > self._dropped_below
+
+    async def _work(self) -> None:
+        try:
+            while self._due():
+                if self._replica.begin > self._dropped_below:
+                    await self._drop(self._replica.begin)
+                if (segment := self._replica.log.next_to_seal()) is not None:
+                    await self._seal(*segment)
+        except MirrorlogError as error:
+            logger.critical("past_failed log=%s reason=%r", self._replica.assignment.name, str(error))
+            self._failed(error)
+        except Exception as error:
+            logger.critical("past_failed log=%s", self._replica.assignment.name, exc_info=error)
+            self._failed(MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
+
+    async def _seal(self, start: int, end: int) -> None:
+        replica = self._replica
+        pieces = replica.index.rows(max(start, replica.begin), end)
+
+        def make_table() -> None:
+            content = build_table(pieces, start=start, end=end, seed=replica.log.seed)
+            replica.log.tables.store(start, end, content)
+
+        await self._run(make_table)
+        await self._run(partial(replica.add_to_past, start))
+        replica.log.seal(end)
+        replica.index.evict(end)
+        logger.info("segment_sealed log=%s start=%s end=%s", replica.assignment.name, start, end)
+
+    async def _drop(self, begin: int) -> None:
+        replica = self._replica
+        begins = await self._run(partial(replica.drop_past, begin))
+        index = replica.index
+        # First what is forgotten, then who begins behind it.
+        index.evict(begin)
+        for queue_id in index.queue_ids():
+            begins.setdefault(queue_id, index.hot_begin(queue_id))
+        index.begin_moved(begin, begins)
+        self._dropped_below = begin
+        logger.info("begin_moved log=%s begin=%s", replica.assignment.name, begin)
+
+    async def _ask(self, question: Callable[[Past], _T]) -> _T:
+        past = self._replica.past
+        assert past is not None
+        try:
+            return await self._run(partial(question, past))
+        except IndexDoubtful as error:
+            logger.warning("index_rebuilt log=%s reason=%r", self._replica.assignment.name, str(error))
+            await self._run(self._replica.rebuild_past)
+            raise LogUnavailable(f"the index of log {self._replica.assignment.name} was rebuilt; ask again") from None
+
+    async def _run(self, job: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._helper, job)

@@ -1,0 +1,51 @@
+"""The master's decision to free the begin of its log, appended as a change and followed by every copy. Thin."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from mirrorlog.broker.publish import Publisher
+from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.retention import RetentionLimits, next_begin
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.queues.changes import BeginMoved, encode_change
+
+logger = logging.getLogger(__name__)
+
+
+class Retention:
+    """One log that this node masters."""
+
+    def __init__(
+        self, replica: Replica, publisher: Publisher, *, limits: RetentionLimits, now_us: Callable[[], int]
+    ) -> None:
+        self._replica = replica
+        self._publisher = publisher
+        self._limits = limits
+        self._now_us = now_us
+        self._asked = 0
+
+    def check(self) -> None:
+        """Move the begin if anything can go; after a flush, a few times a second at most."""
+        log = self._replica.log
+        begin = next_begin(
+            log.segments(),
+            begin=max(log.begin, self._asked),
+            end=log.end,
+            at_most=min(log.confirmed, log.state_from),
+            now_us=self._now_us(),
+            limits=self._limits,
+        )
+        if begin is None or self._publisher.stopping:
+            return
+        try:
+            self._publisher.append_change(encode_change(BeginMoved(log_offset=begin)), self._done)
+            self._asked = begin
+        except MirrorlogError as error:
+            # The next check tries again; meanwhile the log keeps more than it must.
+            logger.debug("begin_not_moved log=%s reason=%r", self._replica.assignment.name, str(error))
+
+    def _done(self, error: MirrorlogError | None) -> None:
+        if error is not None:
+            logger.warning("begin_unconfirmed log=%s reason=%r", self._replica.assignment.name, str(error))

@@ -1,0 +1,98 @@
+"""Bulk: many records as columns, cut into batches by arithmetic on their sizes; a record is never cut. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from mirrorlog.client.columns import (
+    BinaryEntries,
+    HeaderLists,
+    SharedHeaders,
+    TimestampEntries,
+    binary_entries,
+    header_entries,
+    timestamp_entries,
+)
+from mirrorlog.commitlog.body import BodyWriter, Draft, Int64s
+from mirrorlog.errors import BadInput, RecordTooLarge
+from mirrorlog.wire.messages import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """`ends[i]`: what the records up to i take in a batch at most, in bytes."""
+
+    values: BinaryEntries
+    keys: BinaryEntries | None
+    headers: SharedHeaders | HeaderLists | None
+    timestamps: TimestampEntries | None
+    ends: Int64s
+
+    @classmethod
+    def of(cls, values: Any, keys: Any, headers: Any, timestamps: Any) -> Self:
+        """Columns as a caller gives them. Raises BadInput for one of a wrong kind or of another length."""
+        value_entries = binary_entries(values, "values")
+        count = len(value_entries)
+        sizes = value_entries.sizes() + RECORD_OVERHEAD_BYTES
+        key_entries = None if keys is None else binary_entries(keys, "keys")
+        if key_entries is not None:
+            _check_length("keys", len(key_entries), count)
+            sizes += key_entries.sizes()
+        header_lists = None if headers is None else header_entries(headers)
+        if header_lists is not None:
+            if isinstance(header_lists, HeaderLists):
+                _check_length("headers", len(header_lists.lists), count)
+            sizes += header_lists.sizes
+        stamps = None if timestamps is None else timestamp_entries(timestamps)
+        if stamps is not None:
+            _check_length("timestamps", len(stamps), count)
+        return cls(value_entries, key_entries, header_lists, stamps, np.cumsum(sizes))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def check(self, limits: Limits) -> None:
+        """Raises RecordTooLarge, naming the first record that the node would refuse."""
+        sizes = self.values.sizes()
+        if (above := sizes > limits.max_record_bytes).any():
+            index = int(above.argmax())
+            raise RecordTooLarge(
+                f"value {index} of {int(sizes[index])} bytes is above the node's max_record_bytes "
+                f"({limits.max_record_bytes})"
+            )
+        whole = np.diff(self.ends, prepend=0)
+        if (above := whole > limits.max_batch_bytes - BATCH_OVERHEAD_BYTES).any():
+            index = int(above.argmax())
+            raise RecordTooLarge(
+                f"record {index} of {int(whole[index])} bytes is above max_batch_bytes ({limits.max_batch_bytes})"
+            )
+
+    def size_bytes(self, start: int, end: int) -> int:
+        """What the records `start` up to `end` take in a batch at most."""
+        return (int(self.ends[end - 1]) if end else 0) - (int(self.ends[start - 1]) if start else 0)
+
+    def cut(self, start: int, batch_bytes: int) -> int:
+        """Where a batch ends that begins with record `start`: as many as fit, one at least."""
+        before = int(self.ends[start - 1]) if start else 0
+        return max(start + 1, int(self.ends.searchsorted(before + batch_bytes, side="right")))
+
+    def draft(self, start: int, end: int) -> Draft:
+        """The batch of the records `start` up to `end`, their bytes copied once."""
+        writer = BodyWriter(end - start)
+        writer.add_values(*self.values.cut(start, end))
+        if self.keys is not None and self.keys.any_present(start, end):
+            writer.add_keys(*self.keys.cut(start, end))
+        if self.headers is not None and self.headers.any_present(start, end):
+            writer.add_headers(*self.headers.cut(start, end))
+        if self.timestamps is not None and self.timestamps.any_present(start, end):
+            writer.add_timestamps(*self.timestamps.cut(start, end))
+        return writer.draft()
+
+
+def _check_length(what: str, found: int, count: int) -> None:
+    if found != count:
+        raise BadInput(f"{what} has {found} entries for {count} values")

@@ -1,0 +1,130 @@
+"""Collector: the open batch, which records join until it is full, or due and free to leave.
+
+A batch leaves when the loop turns while none of its queue is on its way, else when its linger is over. While nothing
+may be sent (as many in flight as may be, an outage) it stays open beyond that: after an outage there are a few full
+batches to send, not one for each linger. It leaves as soon as something may be sent, and ends at its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES, PendingBatch
+from mirrorlog.client.pipeline import ProducerStats
+from mirrorlog.client.sender import Sender
+from mirrorlog.client.window import Window
+from mirrorlog.commitlog.format import Codec
+
+
+class Collector:
+    """Closes batches and hands them to `sender`; a closed batch holds its place in `window` until it has ended.
+
+    `batch`: the open one, if there is one. `unchecked_bytes`: up to this size it takes records without another look at
+    limits and window.
+    """
+
+    __slots__ = (
+        "_batch_bytes", "_codec", "_delivery_s", "_due", "_linger_s", "_lingered", "_loop", "_sender", "_stats",
+        "_window", "batch", "unchecked_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        sender: Sender,
+        window: Window,
+        stats: ProducerStats,
+        batch_bytes: int,
+        linger_s: float,
+        delivery_s: float,
+        codec: Codec,
+    ) -> None:
+        self.batch: PendingBatch | None = None
+        self.unchecked_bytes = 0
+        self._sender = sender
+        self._window = window
+        self._stats = stats
+        self._batch_bytes = batch_bytes
+        self._linger_s = linger_s
+        self._delivery_s = delivery_s
+        self._codec = codec
+        self._due: asyncio.Handle | None = None
+        self._lingered = False
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def open_bytes(self) -> int:
+        """What the open batch's records take."""
+        return 0 if self.batch is None else self.batch.size_bytes
+
+    @property
+    def batch_bytes_max(self) -> int:
+        """How large a batch may become: so its body is within max_batch_bytes also when it is opened again after
+        compression."""
+        return min(self._batch_bytes, self._sender.limits.max_batch_bytes - BATCH_OVERHEAD_BYTES)
+
+    def deadline(self) -> float:
+        """Of a batch that begins now."""
+        return self._loop.time() + self._delivery_s
+
+    def batch_for(self, size: int) -> PendingBatch:
+        """The batch that a record of `size` bytes joins, for which there is room in the window."""
+        if self.open_bytes + size > self.batch_bytes_max:
+            self.close()
+        if (batch := self.batch) is None:
+            batch = self.batch = PendingBatch(self.deadline(), codec=self._codec)
+            self._schedule()
+        self.unchecked_bytes = min(
+            self.batch_bytes_max,
+            self._window.left_for_open,
+            # A record that is within it is within max_record_bytes, too.
+            batch.size_bytes + self._sender.limits.max_record_bytes,
+        )
+        return batch
+
+    def close(self) -> None:
+        """Send the open batch, if there is one."""
+        if (batch := self.take()) is not None:
+            self._sender.add(batch)
+
+    def send(self, batch: PendingBatch) -> None:
+        """Send a batch that was made elsewhere, behind the open one."""
+        self.close()
+        self._count(batch)
+        self._sender.add(batch)
+
+    def take(self) -> PendingBatch | None:
+        """The open batch, if there is one, closed."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        batch, self.batch = self.batch, None
+        if batch is not None:
+            self._count(batch)
+        return batch
+
+    def turned(self) -> None:
+        """Batches have moved on: see whether the open one may follow."""
+        self.unchecked_bytes = 0  # there may be another node now, with other limits
+        if self.batch is not None and (self._sender.idle or (self._lingered and self._sender.ready)):
+            self.close()
+
+    def _schedule(self) -> None:
+        # "At once" is when the loop turns, so that records handed over together leave together.
+        self._lingered = False
+        if self._sender.idle:
+            self._due = self._loop.call_soon(self.close)
+        else:
+            self._due = self._loop.call_later(self._linger_s, self._linger_over)
+
+    def _linger_over(self) -> None:
+        assert self.batch is not None
+        self._lingered = True
+        self._due = self._loop.call_at(self.batch.deadline, self.close)
+        self.turned()
+
+    def _count(self, batch: PendingBatch) -> None:
+        self._stats.sent += len(batch)
+        self._stats.sent_bytes += batch.size_bytes
+        self._stats.batches += 1
+        self._window.take(batch.size_bytes)

@@ -1,0 +1,550 @@
+"""The client without `await`: the same names, over one event loop in a background thread.
+
+    from mirrorlog.client.sync import Client
+
+    with Client("127.0.0.1:7401") as client:
+        client.admin.declare("flights")
+        with client.producer("flights", confirm="all") as producer:
+            print(producer.send(b"value", key=b"key"))
+            deliveries = [producer.send_nowait(b"%d" % number) for number in range(1000)]
+            print(deliveries[-1].result().queue_offset)
+        with client.consumer("flights", until="confirmed") as consumer:
+            for record in consumer:
+                print(record.queue_offset, record.value)
+
+A client, its producers and its admin may be used from any number of threads; of a consumer's records each goes to
+exactly one of the threads that read it. Every call ends: by its own deadlines, those of the client's and producer's
+options, or with RequestTimeout well behind them. Only reading on waits for as long as no record comes; Ctrl-C ends that
+and every other call. After `close`, and in a forked child, calls raise ConnectionLost: make clients after a fork. A
+program that ends without `close` leaves what is not confirmed to its luck.
+
+The loop runs in a thread of this process. So a program that computes in Python all the time takes turns with it, five
+milliseconds at a time (`sys.setswitchinterval`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+from weakref import WeakSet
+
+from mirrorlog.client import client as awaited
+from mirrorlog.client.batching import (
+    BATCH_OVERHEAD_BYTES,
+    Headers,
+    as_headers,
+    as_timestamp_us,
+    record_size,
+)
+from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
+from mirrorlog.client.handover import Bunch, Handover
+from mirrorlog.client.loop_thread import LoopThread
+from mirrorlog.client.pipeline import ProducerStats
+from mirrorlog.client.receipts import Receipt, Receipts
+from mirrorlog.errors import ConnectionLost, MirrorlogError, RecordTooLarge
+from mirrorlog.wire.messages import Metadata, Position, QueueInfo, Status
+
+__all__ = ["Admin", "Client", "Consumer", "Delivery", "Producer"]
+
+# Behind the deadlines of the calls themselves: they say more about what is wrong.
+_MARGIN_S: Final = 5.0
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+def _options_of(
+    method: Callable[Concatenate[Any, _P], object],
+) -> Callable[[Callable[..., _T]], Callable[Concatenate[Any, _P], _T]]:
+    """Says to type checkers that a method takes what `method` takes, so that options are listed once."""
+    return lambda same: cast(Callable[Concatenate[Any, _P], _T], same)
+
+
+class Client:
+    """A client of one cluster; arguments as of `mirrorlog.client.Client`. The thread begins with the first call."""
+
+    def __init__(
+        self,
+        *servers: str,
+        cluster_id: str | None = None,
+        role: str = "client",
+        connect_timeout_ms: int = 5_000,
+        request_timeout_ms: int = 10_000,
+    ) -> None:
+        self._awaited = awaited.Client(
+            *servers,
+            cluster_id=cluster_id,
+            role=role,
+            connect_timeout_ms=connect_timeout_ms,
+            request_timeout_ms=request_timeout_ms,
+        )
+        # A call may ask one node after the other, and find more nodes than were named.
+        tries = 2 + 2 * len(self._awaited.servers)
+        self._patience_s = tries * (connect_timeout_ms + request_timeout_ms) / 1000 + _MARGIN_S
+        self._lock = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._closed = False
+        self._producers: WeakSet[Producer] = WeakSet()
+
+    # --- life ---
+
+    def connect(self) -> Self:
+        """Reach one of the servers. Raises ConnectionLost naming what each said."""
+        self.call(self._awaited.connect, what="connect")
+        return self
+
+    def close(self) -> None:
+        """Close producers that are still open (they flush first), then all connections. Idempotent.
+
+        Raises the first error that a producer's flush raises, once all are closed.
+        """
+        self._end(None)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.connect()
+        except BaseException:
+            self.close()  # there is no __exit__ to end the thread
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._end(error)
+        except MirrorlogError:
+            if error is None:  # else what the block ended with is the one to tell
+                raise
+
+    # --- what it is for ---
+
+    @property
+    def admin(self) -> Admin:
+        """Queues, offsets, positions, status."""
+        return Admin(self)
+
+    @_options_of(awaited.Client.producer)
+    def producer(self, queue: str, **options: Any) -> Producer:
+        """A producer for `queue`; use it with `with`. Options as of `mirrorlog.client.Client.producer`."""
+        producer = Producer(self, queue, options)
+        self._producers.add(producer)
+        return producer
+
+    @_options_of(awaited.Client.consumer)
+    def consumer(self, queue: str, **options: Any) -> Consumer:
+        """A reader of `queue`; use it with `with`. Options as of `mirrorlog.client.Client.consumer`."""
+        return Consumer(self, queue, options)
+
+    # --- for its parts ---
+
+    @property
+    def awaited(self) -> awaited.Client:
+        """The client behind it, to be used on `thread` only."""
+        return self._awaited
+
+    @property
+    def thread(self) -> LoopThread:
+        """Begun when first asked for. Raises ConnectionLost after `close` and in a forked child."""
+        thread = self._thread
+        if thread is None:
+            with self._lock:
+                if self._closed:
+                    raise ConnectionLost("the client is closed")
+                thread = self._thread = self._thread or LoopThread("mirrorlog-client")
+        return thread
+
+    def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T:
+        """Run a coroutine on the thread; its result or error. `more_s`: what it may take besides asking nodes."""
+        return self.thread.run(make, timeout_s=self._patience_s + more_s, what=what)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._lock:
+            closed, self._closed = self._closed, True
+            thread = self._thread
+        if closed or thread is None or thread.elsewhere:
+            return
+        failures: list[MirrorlogError] = []
+        try:
+            # Who was interrupted is not to wait for confirms: the client abandons its producers then.
+            for producer in list(self._producers) if error is None or isinstance(error, Exception) else ():
+                _collect(failures, producer.close)
+            kind = type(error) if error is not None else None
+            _collect(failures, lambda: self.call(lambda: self._awaited.__aexit__(kind, error, None), what="close"))
+        finally:
+            thread.close()
+        if failures:
+            raise failures[0]
+
+
+def _collect(failures: list[MirrorlogError], act: Callable[[], object]) -> None:
+    try:
+        act()
+    except MirrorlogError as error:
+        failures.append(error)
+
+
+class Delivery:
+    """A record that was handed over."""
+
+    __slots__ = ("_bunch", "_index", "_producer")
+
+    def __init__(self, producer: Producer, bunch: Bunch, index: int) -> None:
+        self._producer = producer
+        self._bunch = bunch
+        self._index = index
+
+    def done(self) -> bool:
+        return self._bunch.has_ended(self._index)
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Wait for the receipt; at most `timeout` seconds, by default until the record has ended at its deadline.
+
+        Raises what its batch ended with; RequestTimeout when the time is up: then it is still on its way.
+        """
+        bunch, index = self._bunch, self._index
+        return bunch.outcome(index) or self._producer.wait(lambda: bunch.ended(index), timeout)
+
+
+class Producer:
+    """Sends records to one queue. Made by `Client.producer`; use it with `with`, from any number of threads."""
+
+    def __init__(self, client: Client, queue: str, options: Mapping[str, Any]) -> None:
+        """Use `Client.producer`. Raises BadRequest for a wrong option."""
+        self.queue = queue
+        self._client = client
+        self._delivery_s = options.get("delivery_timeout_ms", 30_000) / 1000
+        self._thread = client.thread
+        self._awaited = client.call(lambda: _made(lambda: client.awaited.producer(queue, **options)), what="producer")
+        self._handover = Handover(self._awaited, self._thread, patience_s=self._delivery_s)
+        self._record_bytes_max = self._batch_bytes_max = 0
+        self._closed = False
+
+    @property
+    def stats(self) -> ProducerStats:
+        return self._awaited.stats
+
+    @property
+    def producer_id(self) -> int:
+        return self._awaited.producer_id
+
+    # --- life ---
+
+    def start(self) -> Self:
+        """Find the queue and connect to its master. Raises NoSuchQueue or ConnectionLost."""
+        limits = self._client.call(self._start, what=f"producer for {self.queue!r}")
+        self._record_bytes_max, self._batch_bytes_max = limits.max_record_bytes, limits.max_batch_bytes
+        return self
+
+    def close(self) -> None:
+        """Flush: wait until every record has ended, at most the delivery timeout. Idempotent. Raises as `flush`."""
+        if not self._closed and not self._thread.elsewhere:
+            self._closed = True
+            self._in_turn(self._awaited.close, what="close")
+
+    def abandon(self) -> None:
+        """Close without waiting: what was sent ends as OutcomeUnknown, what was not as Refused. Idempotent."""
+        self._closed = True
+        self._thread.call_soon(self._awaited.abandon)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, Exception):
+            self.abandon()  # interrupted: whoever did that is not to wait for confirms
+            return
+        try:
+            self.close()
+        except MirrorlogError:
+            if error is None:  # else what the block ended with is the one to tell
+                raise
+
+    # --- sending ---
+
+    def send(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+    ) -> Receipt:
+        """Send one record and wait for its confirm, behind all that was handed over before.
+
+        `timestamp`: event time, datetime with a zone or µs UTC. Raises Refused, OutcomeUnknown or BadInput.
+        """
+        return self.send_nowait(value, key=key, headers=headers, timestamp=timestamp).result()
+
+    def send_nowait(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+    ) -> Delivery:
+        """Hand one record over; its Delivery has the `result`. While the window is full it waits for room.
+
+        Raises RecordTooLarge, BadInput; Overloaded when no room comes within the delivery timeout; ConnectionLost if
+        closed.
+        """
+        pairs = as_headers(headers)
+        timestamp_us = as_timestamp_us(timestamp)
+        size = record_size(value, key, pairs)
+        if size > self._record_bytes_max:
+            self._check_size(value, size)
+        if self._closed:
+            raise ConnectionLost("the producer is closed")
+        self._thread.check_open()
+        return Delivery(self, *self._handover.put((value, key, pairs, timestamp_us), size))
+
+    def send_many(self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None) -> Receipts:
+        """Send many records as columns and wait for their confirms; as `mirrorlog.client.Producer.send_many`."""
+        return self._in_turn(
+            lambda: self._awaited.send_many(values, keys=keys, headers=headers, timestamps=timestamps),
+            what="send_many",
+        )
+
+    def flush(self) -> None:
+        """Wait until every record handed over so far has ended, well or not.
+
+        Raises the first error since the last flush that nobody has heard of.
+        """
+        self._in_turn(self._awaited.flush, what="flush")
+
+    def wait(self, make: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float | None) -> _T:
+        """For its deliveries: run a coroutine that ends when records have."""
+        patience_s = self._delivery_s + _MARGIN_S if timeout_s is None else timeout_s
+        return self._thread.run(make, timeout_s=patience_s, what="the record's confirm")
+
+    # --- inside ---
+
+    async def _start(self) -> Any:
+        await self._awaited.start()
+        connection, _ = await self._client.awaited.master_of(self.queue)
+        return connection.welcome.limits
+
+    def _check_size(self, value: bytes | None, size: int) -> None:
+        if not self._batch_bytes_max:
+            raise ConnectionLost("the producer is not started; use it with `with`, or call start()")
+        if value is not None and len(value) > self._record_bytes_max:
+            raise RecordTooLarge(
+                f"a value of {len(value)} bytes is above the node's max_record_bytes ({self._record_bytes_max})"
+            )
+        if BATCH_OVERHEAD_BYTES + size > self._batch_bytes_max:
+            raise RecordTooLarge(f"a record of {size} bytes is above max_batch_bytes ({self._batch_bytes_max})")
+
+    def _in_turn(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str) -> _T:
+        """Behind what was handed over before. Raises what that was refused with, if nothing else."""
+
+        async def in_turn() -> _T:
+            await self._handover.taken()
+            result = await make()
+            if (refused := self._handover.take_refused()) is not None:
+                raise refused
+            return result
+
+        # What was handed over has its deadline from when the producer takes it, and so has what comes behind it.
+        return self._client.call(in_turn, what=what, more_s=2 * self._delivery_s)
+
+
+class Consumer:
+    """Reads one queue. Made by `Client.consumer`; use it with `with`."""
+
+    def __init__(self, client: Client, queue: str, options: Mapping[str, Any]) -> None:
+        """Use `Client.consumer`. Raises BadRequest for a wrong option."""
+        self.queue = queue
+        self._client = client
+        self._awaited = client.awaited.consumer(queue, **options)
+        # Held while the cursor moves, never while somebody waits for records.
+        self._lock = threading.Lock()
+
+    @property
+    def group(self) -> str | None:
+        return self._awaited.group
+
+    # --- life ---
+
+    def start(self) -> Self:
+        """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost."""
+        self._client.call(self._awaited.start, what=f"consumer of {self.queue!r}")
+        return self
+
+    def close(self) -> None:
+        """Idempotent. Commits nothing."""
+        with suppress(ConnectionLost):  # the client is closed, and this with it
+            self._client.call(self._awaited.close, what="close")
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- reading ---
+
+    def __iter__(self) -> Iterator[ConsumedRecord]:
+        """Records in queue order, as `batches`. Leave it and come back: it goes on behind the last one given out."""
+        cursor, lock = self._awaited.cursor, self._lock
+        while (found := self._current(None)) is not None:
+            batch, at = found
+            for following, record in enumerate(batch.records(), batch.first + 1):
+                with lock:
+                    if cursor.next != at:
+                        break  # moved on from elsewhere meanwhile
+                    cursor.next = at = following
+                    cursor.epoch = batch.header.epoch
+                yield record
+
+    def batches(self) -> Iterator[ConsumedBatch]:
+        """Batches in queue order. Ends at `until`; otherwise it waits for new records.
+
+        Raises OffsetOutOfRange when the position is gone, BadBatch naming queue and log offset, ConnectionLost after
+        `request_timeout_ms` without any node that answers.
+        """
+        while (batch := self._claim(None, None)) is not None:
+            yield batch
+
+    def read(self, max_records: int | None = None, *, timeout_ms: int) -> list[ConsumedRecord]:
+        """Up to `max_records` records, fewer (perhaps none) when the time is up or `until` is reached first.
+
+        Without `max_records`: what comes first, as soon as it is there. Raises as `batches`.
+        """
+        until_s = time.monotonic() + timeout_ms / 1000
+        found: list[ConsumedRecord] = []
+        while (max_records is None and not found) or (max_records is not None and len(found) < max_records):
+            batch = self._claim(None if max_records is None else max_records - len(found), until_s)
+            if batch is None:
+                break
+            found += batch.records()
+        return found
+
+    @property
+    def position(self) -> Position:
+        """Behind the last record, or the last batch, that was given out."""
+        with self._lock:
+            return self._awaited.position
+
+    @property
+    def served_by(self) -> str | None:
+        """The node that answered last."""
+        return self._awaited.served_by
+
+    def seek(self, queue_offset: int) -> None:
+        """Go on at `queue_offset`, an iteration that is under way too. Raises BadRequest for one that cannot be."""
+        with self._lock:
+            self._client.call(lambda: self._awaited.seek(queue_offset), what="seek")
+
+    def commit(self) -> None:
+        """Store the position for the group. Raises BadRequest without a group, Refused or OutcomeUnknown."""
+        self._client.call(self._awaited.commit, what="commit")
+
+    # --- inside ---
+
+    def _claim(self, limit: int | None, until_s: float | None) -> ConsumedBatch | None:
+        """The next batch, or its first `limit` records, for the caller alone."""
+        while (found := self._current(until_s)) is not None:
+            batch, at = found
+            if limit is not None:
+                batch = batch.before(batch.first + limit)
+            with self._lock:
+                if self._awaited.cursor.next == at:
+                    self._awaited.cursor.passed(batch)
+                    return batch
+        return None
+
+    def _current(self, until_s: float | None) -> tuple[ConsumedBatch, int] | None:
+        """The batch at the position, and the position; None at `until` or when the time is up."""
+        cursor = self._awaited.cursor
+        thread = self._client.thread
+        while True:
+            thread.check_open()
+            with self._lock:
+                if (batch := cursor.current()) is not None:
+                    return batch, cursor.next
+                if cursor.ended:
+                    return None
+            if not self._wait(thread, until_s):
+                return None
+
+    def _wait(self, thread: LoopThread, until_s: float | None) -> bool:
+        """For more batches; False when the time is up."""
+        if until_s is None:
+            thread.run(self._more, timeout_s=None, what=f"records of {self.queue!r}")
+            return True
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            return False
+        return thread.run(lambda: _in_time(self._more, left_s), timeout_s=left_s + _MARGIN_S, what="read")
+
+    async def _more(self) -> None:
+        """Let the cursor hold more; on the loop, the only place where it comes to hold something."""
+        if not self._lock.acquire(blocking=False):
+            return  # somebody moves the cursor: look again
+        try:
+            # Another thread's wait may have brought it meanwhile, and perhaps the end: then nothing would come.
+            if self._awaited.cursor.current() is not None or self._awaited.cursor.ended:
+                return
+        finally:
+            self._lock.release()
+        await self._awaited.take()
+
+
+class Admin:
+    """Made by `Client.admin`; as `mirrorlog.client.admin.Admin`, whose methods say what each raises."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._awaited = client.awaited.admin
+
+    def declare(self, name: str, arguments: Mapping[str, Any] | None = None) -> QueueInfo:
+        """Make a queue, or find it with the same arguments."""
+        return self._client.call(lambda: self._awaited.declare(name, arguments), what="declare")
+
+    def metadata(self, queues: list[str] | None = None) -> Metadata:
+        """Nodes, and all queues or those named."""
+        return self._client.call(lambda: self._awaited.metadata(queues), what="metadata")
+
+    def queues(self) -> list[QueueInfo]:
+        return self._client.call(self._awaited.queues, what="queues")
+
+    def status(self, node_id: str | None = None) -> Status:
+        """What a node knows of its logs; of any node when none is named."""
+        return self._client.call(lambda: self._awaited.status(node_id), what="status")
+
+    def find_offset(self, queue: str, time: datetime | int) -> int:
+        """The first confirmed queue offset whose batch was appended at or after `time` (datetime or µs UTC)."""
+        return self._client.call(lambda: self._awaited.find_offset(queue, time), what="find_offset")
+
+    def position(self, queue: str, group: str) -> Position | None:
+        """Where a group stands; None when it has never committed."""
+        return self._client.call(lambda: self._awaited.position(queue, group), what="position")
+
+    def commit_position(self, queue: str, group: str, position: Position) -> None:
+        """Store where a group stands; returns when it is confirmed by all copies."""
+        self._client.call(lambda: self._awaited.commit_position(queue, group, position), what="commit_position")
+
+
+async def _made(make: Callable[[], _T]) -> _T:
+    """What must be made on the loop."""
+    return make()
+
+
+async def _in_time(act: Callable[[], Coroutine[Any, Any, None]], seconds: float) -> bool:
+    """Whether it ended within `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            await act()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""The batches of one queue that are in memory, in the order of their queue offsets."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+
+
+class QueueOrder:
+    """The batches of one queue in memory, in queue order: base queue offsets and row numbers. Those at or above
+    `next_confirmed` are pending.
+
+    `begin`: first queue offset that the log has. `hot_begin`: from here on all of it is in memory; below are at most
+    some copied batches. `floor`: rows below it were forgotten when this queue was last looked at. `mixed`: the row
+    numbers do not rise with the queue offsets.
+    """
+
+    __slots__ = ("bases", "begin", "floor", "hot_begin", "mixed", "next_appended", "next_confirmed", "numbers")
+
+    def __init__(self, floor: int) -> None:
+        self.bases = array("Q")
+        self.numbers = array("Q")
+        self.begin = 0
+        self.hot_begin = 0
+        self.next_confirmed = 0
+        self.next_appended = 0
+        self.floor = floor
+        self.mixed = False
+
+    @property
+    def visible(self) -> int:
+        """How many of the batches are confirmed."""
+        return bisect_left(self.bases, self.next_confirmed)
+
+    def confirmed_from(self, index: int) -> int:
+        """The first confirmed queue offset from the batch at `index` on; the next one when there is none."""
+        return min(self.bases[index], self.next_confirmed) if index < len(self.bases) else self.next_confirmed
+
+    def insert(self, base: int, number: int) -> None:
+        """A copied batch, somewhere below the last one; it takes the place of one that holds the same records."""
+        self.mixed = True
+        index = bisect_left(self.bases, base)
+        if index < len(self.bases) and self.bases[index] == base:
+            self.numbers[index] = number
+        else:
+            self.bases.insert(index, base)
+            self.numbers.insert(index, number)
+
+    def cut(self, count: int) -> None:
+        """Forget the pending batches with numbers from `count` on."""
+        while self.numbers and self.numbers[-1] >= count and self.bases[-1] >= self.next_confirmed:
+            self.numbers.pop()
+            self.bases.pop()
+
+    def trim(self, floor: int) -> None:
+        """Forget the batches with numbers below `floor`."""
+        self.floor = floor
+        if not self.mixed:
+            gone = bisect_left(self.numbers, floor)
+            if gone:
+                del self.bases[:gone], self.numbers[:gone]
+                self.hot_begin = self.confirmed_from(0)
+            return
+        held = [index for index, number in enumerate(self.numbers) if number >= floor]
+        if len(held) < len(self.numbers):
+            self._keep(held)
+
+    def _keep(self, held: list[int]) -> None:
+        """Keep the batches at these places; from behind the last one that goes, the memory is complete."""
+        complete = len(self.numbers)
+        for index in reversed(held):
+            if index != complete - 1:
+                break
+            complete = index
+        self.hot_begin = max(self.hot_begin, self.confirmed_from(complete))
+        self.bases = array("Q", [self.bases[index] for index in held])
+        self.numbers = array("Q", [self.numbers[index] for index in held])

@@ -1,0 +1,38 @@
+"""Where a log begins: decided by its master, logged, and true for every copy once that is confirmed (invariant 12).
+
+Pure: batches in, a log offset out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
+from mirrorlog.queues.changes import BeginMoved, decode_changes
+
+
+class BeginTracker:
+    """The decisions that a log holds."""
+
+    def __init__(self) -> None:
+        # (end of the batch, new begin) of those that are not confirmed.
+        self._unconfirmed: deque[tuple[int, int]] = deque()
+
+    def apply(self, header: BatchHeader, batch: Buffer) -> None:
+        """A batch was appended. Raises BadBatch for a change that does not fit."""
+        if header.kind == Kind.CONTROL:
+            for change in decode_changes(batch):
+                if isinstance(change, BeginMoved):
+                    self._unconfirmed.append((header.next_log_offset, change.log_offset))
+
+    def confirm(self, log_offset: int) -> int | None:
+        """Everything below `log_offset` is confirmed. Gives where the log begins by what became true now, or None."""
+        begin = None
+        while self._unconfirmed and self._unconfirmed[0][0] <= log_offset:
+            begin = self._unconfirmed.popleft()[1]
+        return begin
+
+    def cut(self, log_offset: int) -> None:
+        """The log now ends at `log_offset`."""
+        while self._unconfirmed and self._unconfirmed[-1][0] > log_offset:
+            self._unconfirmed.pop()

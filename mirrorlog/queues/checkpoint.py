@@ -1,0 +1,213 @@
+"""A log's queue state in the log itself: who writes it there, and from where on it is whole.
+
+A checkpoint is a run of batches of Kind.CHECKPOINT among those that are appended meanwhile:
+
+    CheckpointBegan   QueueState ...   ProducerState ...   CheckpointEnded
+
+Each piece says the state as of its own place, so it is made and appended in one step of the loop, and others come in
+between. What is read from the first batch on, all kinds in the order of the log, gives the state that the whole log
+gives: whoever changed since the beginning is in the batches themselves, everybody else is in a piece. Only a complete
+checkpoint counts, and only from its confirm on.
+
+Rejected: all in one step (10,000 queues would hold the loop up), a copy of the state to write from (twice the memory,
+and the copy takes as long), a file beside the log (it would have to be replicated, confirmed and cut like the log).
+
+Pure: state in, batches out; batches in, a log offset out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
+
+from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Buffer, Kind
+from mirrorlog.queues.changes import (
+    CheckpointBegan,
+    CheckpointEnded,
+    State,
+    decode_checkpoint,
+    encode_checkpoint,
+    encode_state,
+)
+from mirrorlog.queues.producers import ProducerKey, ProducerTable
+from mirrorlog.queues.registry import QueueRegistry
+
+QUEUES_PER_BATCH: Final = 250
+PRODUCERS_PER_BATCH: Final = 400
+"""Each about 1 ms of the loop."""
+
+BATCH_BYTES_MAX: Final = 256 * 1024
+"""A batch of several states ends below this. One state alone may be larger, by the arguments of its queue."""
+
+GROUPS_PER_STATE: Final = 128
+"""A group's name has up to 255 characters of up to 4 bytes: so many of them, and 32 KiB of arguments, fit a batch."""
+
+CARRIED_BATCHES: Final = 100_000
+"""Landed batches of all producers in a checkpoint, about 4 MB; when they are spent the others come in brief."""
+
+Key = TypeVar("Key")
+QueuePart = tuple[int, Sequence[str]]
+"""A queue's id, and the groups whose positions its state carries."""
+
+
+class CheckpointWriter:
+    """Writes one checkpoint, batch by batch. `next_queue_offset` gives a queue id's next one to be appended."""
+
+    def __init__(
+        self,
+        registry: QueueRegistry,
+        producers: ProducerTable,
+        next_queue_offset: Callable[[int], int],
+        *,
+        queues_per_batch: int = QUEUES_PER_BATCH,
+        producers_per_batch: int = PRODUCERS_PER_BATCH,
+    ) -> None:
+        self._registry = registry
+        self._producers = producers
+        self._next_queue_offset = next_queue_offset
+        self._queues_per_batch = queues_per_batch
+        self._producers_per_batch = producers_per_batch
+        self._batches_left = CARRIED_BATCHES
+        self._began_at: int | None = None
+        self._cuts: list[_Cut[QueuePart] | _Cut[ProducerKey]] = []
+        self._ended = False
+
+    def next_batch(self, log_end: int) -> bytearray | None:
+        """The next batch, to be appended at the log's end, `log_end`, before anything else is; None after the last.
+
+        If it cannot be appended, this checkpoint stays incomplete: write another one.
+        """
+        if self._began_at is None:
+            return self._begin(log_end)
+        while self._cuts:
+            batch = self._cuts[0].next_batch()
+            if batch is not None:
+                return batch
+            del self._cuts[0]
+        return self._end()
+
+    def _begin(self, log_end: int) -> bytearray:
+        self._began_at = log_end
+        # Who is there now. Those who come later are in the log behind this place, those who go leave no state.
+        self._cuts = [
+            _Cut(self._queue_parts(self._registry.queue_ids()), self._queue_state, self._queues_per_batch),
+            _Cut(iter(self._producers.known()), self._producer_state, self._producers_per_batch),
+        ]
+        return encode_checkpoint([encode_state(CheckpointBegan(queue_id_max=self._registry.queue_id_max))])
+
+    def _end(self) -> bytearray | None:
+        if self._ended:
+            return None
+        self._ended = True
+        assert self._began_at is not None
+        ended = CheckpointEnded(began_at=self._began_at, producer_epoch_floor=self._producers.epoch_floor)
+        return encode_checkpoint([encode_state(ended)])
+
+    def _queue_parts(self, queue_ids: Sequence[int]) -> Iterator[QueuePart]:
+        for queue_id in queue_ids:
+            groups = self._registry.groups(queue_id)
+            for first in range(0, max(1, len(groups)), GROUPS_PER_STATE):
+                yield queue_id, groups[first : first + GROUPS_PER_STATE]
+
+    def _queue_state(self, part: QueuePart) -> State | None:
+        queue_id, groups = part
+        return self._registry.state(queue_id, groups, next_queue_offset=self._next_queue_offset(queue_id))
+
+    def _producer_state(self, key: ProducerKey) -> State | None:
+        state = self._producers.state(key, brief=self._batches_left <= 0)
+        if state is not None:
+            self._batches_left -= len(state.landed)
+        return state
+
+
+class _Cut(Generic[Key]):
+    """Cuts a row of states into batches; each state is taken when its batch is made."""
+
+    def __init__(self, keys: Iterator[Key], state: Callable[[Key], State | None], states_max: int) -> None:
+        self._keys = keys
+        self._state = state
+        self._states_max = states_max
+        self._held: Key | None = None
+
+    def next_batch(self) -> bytearray | None:
+        """None when none is left."""
+        values: list[bytes] = []
+        # Both columns are padded; offsets begin with one more than there are values.
+        left = BATCH_BYTES_MAX - HEADER_SIZE - 4 - 2 * 8
+        while len(values) < self._states_max and (key := self._next_key()) is not None:
+            state = self._state(key)
+            if state is None:
+                continue
+            value = encode_state(state)
+            left -= len(value) + 4
+            if values and left < 0:
+                # Taken anew for the next batch: by then it may have moved on.
+                self._held = key
+                break
+            values.append(value)
+        return encode_checkpoint(values) if values else None
+
+    def _next_key(self) -> Key | None:
+        key, self._held = self._held, None
+        return key if key is not None else next(self._keys, None)
+
+
+class CheckpointTracker:
+    """Which checkpoint of a log is the newest that can be relied upon.
+
+    `state_from`: the log offset from which on the log gives all of its state; that of a CheckpointBegan, or 0. Nothing
+    at or above it may be freed.
+    """
+
+    def __init__(self) -> None:
+        self.state_from = 0
+        # Where the newest checkpoint began, as long as it has not ended.
+        self._open: int | None = None
+        # (end of its last batch, where it began) of those that are complete and not confirmed.
+        self._unconfirmed: deque[tuple[int, int]] = deque()
+
+    def apply(self, header: BatchHeader, batch: Buffer) -> None:
+        """A batch was appended. Raises BadBatch for a checkpoint that does not fit."""
+        # The first and the last one stand alone; a long batch need not be read for them.
+        if header.kind == Kind.CHECKPOINT and header.record_count == 1:
+            self.follow(header, decode_checkpoint(batch))
+
+    def follow(self, header: BatchHeader, states: Sequence[State]) -> None:
+        """A batch of a checkpoint was appended: `apply`, of one that was decoded already."""
+        for state in states:
+            if isinstance(state, CheckpointBegan):
+                self._open = header.log_offset
+            elif isinstance(state, CheckpointEnded) and state.began_at == self._open:
+                self._unconfirmed.append((header.next_log_offset, state.began_at))
+                self._open = None
+
+    def confirm(self, log_offset: int) -> None:
+        """Everything below `log_offset` is confirmed."""
+        while self._unconfirmed and self._unconfirmed[0][0] <= log_offset:
+            self.state_from = self._unconfirmed.popleft()[1]
+
+    def cut(self, log_offset: int) -> None:
+        """The log now ends at `log_offset`."""
+        if self._open is not None and self._open >= log_offset:
+            self._open = None
+        while self._unconfirmed and self._unconfirmed[-1][0] > log_offset:
+            _, began_at = self._unconfirmed.pop()
+            if began_at < log_offset:
+                # Its end is gone, its beginning is not: what is fetched again may complete it.
+                self._open = began_at
+
+
+def apply_checkpoint(
+    header: BatchHeader,
+    batch: Buffer,
+    *,
+    registry: QueueRegistry,
+    producers: ProducerTable,
+    tracker: CheckpointTracker,
+) -> None:
+    """A batch of Kind.CHECKPOINT was appended: tell all three, and decode it once. Raises BadBatch."""
+    states = decode_checkpoint(batch)
+    registry.restore(header, states)
+    producers.restore(header, states)
+    tracker.follow(header, states)

@@ -1,0 +1,51 @@
+"""Each workload on real nodes with very little data: that it ends, loses nothing and gives the figures it promises."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import open_loop, w1_publish, w2_one_outstanding, w3_consume, w5_catch_up
+from bench.measure import Figure
+from bench.publishing import WAYS
+from bench.workload import KIB, MIB
+
+pytestmark = pytest.mark.process
+
+TOTAL = 2 * MIB
+
+
+def _names(figures: list[Figure]) -> list[str]:
+    assert all(figure.value > 0 for figure in figures), figures
+    return [figure.name for figure in figures]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_publishing_counts_every_record(way: str) -> None:
+    """Two copies, two producers; a record too few or a confirm by too few copies would fail the workload itself."""
+    case = w1_publish.Case(2, KIB, TOTAL, way, producers=2)
+    assert _names(w1_publish.run(case, str(case))) == ["rate", "throughput"]
+
+
+def test_one_outstanding_gives_percentiles() -> None:
+    """On disk, one copy."""
+    case = w2_one_outstanding.Case(1, 100, 0.1, "disk")
+    assert _names(w2_one_outstanding.run(case, str(case))) == ["p50", "p90", "p99", "p99.9"]
+
+
+def test_a_backlog_is_read_whole_in_both_ways() -> None:
+    """The client fails when it reads another number of records than was published."""
+    figures = w3_consume.run(w3_consume.Case(KIB, TOTAL, 0.1), "a")
+    assert [figure.case for figure in figures] == ["a, batches", "a, batches", "a, records", "a, records"]
+    assert _names(figures) == ["rate", "throughput"] * 2
+
+
+def test_a_returning_mirror_catches_up_while_records_are_confirmed() -> None:
+    """Its rate, the C program's, and confirms before and meanwhile."""
+    figures = w5_catch_up.run(w5_catch_up.Case(KIB, 16 * MIB), "a")
+    assert _names(figures) == ["catch-up", "sendfile copy", *("p50", "p99", "max") * 2]
+
+
+def test_the_open_loop_times_records_by_their_schedule() -> None:
+    """A short schedule at half of the peak that it has found itself."""
+    figures = open_loop.run(open_loop.Case(KIB, 4 * MIB, 0.3), "a")
+    assert _names(figures) == ["rate", "p50", "p99", "p99.9", "max"]

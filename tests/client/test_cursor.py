@@ -1,0 +1,68 @@
+"""Where a reader stands: what it is given next, whatever batches are held."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mirrorlog.client.consumed import ConsumedBatch, checked_batches
+from mirrorlog.client.cursor import Cursor
+from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.format import log_seed, stamp
+
+LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
+
+
+def batch(base: int, count: int, epoch: int = 1) -> ConsumedBatch:
+    content = encode_batch([Record(b"")] * count, queue_id=1)
+    seed = log_seed(UUID(LOG_ID))
+    stamp(content, log_offset=0, base_queue_offset=base, append_time_us=1, epoch=epoch, flags=0, seed=seed)
+    return checked_batches(bytes(content), 1, queue="q", log_id=LOG_ID)[0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), max_size=6),
+    st.integers(0, 30),
+    st.none() | st.integers(0, 30),
+    st.lists(st.integers(1, 7), min_size=40, max_size=40),
+)
+def test_what_is_given_out_is_exactly_what_lies_between_the_position_and_the_end(
+    shapes: list[tuple[int, int]], start: int, until: int | None, steps: list[int]
+) -> None:
+    """Any batches, with leaps between them, any start and end, taken in any steps; compared with a plain list."""
+    cursor = Cursor()
+    cursor.until = until
+    cursor.seek(start)
+    expected: list[int] = []
+    base = 0
+    for count, leap in shapes:
+        base += leap
+        cursor.hold([batch(base, count)])
+        expected += range(base, base + count)
+        base += count
+    found: list[int] = []
+    for step in steps:
+        if (current := cursor.current()) is None:
+            break
+        part = current.before(current.first + step)
+        found += range(part.first, part.next)
+        cursor.passed(part)
+    assert found == [offset for offset in expected if start <= offset < (base if until is None else until)]
+    beyond = [offset for offset in expected if offset >= (until or 0)]
+    assert cursor.ended == (until is not None and (cursor.next >= until or bool(beyond)))
+
+
+def test_a_seek_forgets_what_is_held_and_the_epoch_is_of_what_was_given() -> None:
+    """The next batches begin at the new place; by seeking before what is held."""
+    cursor = Cursor()
+    cursor.hold([batch(10, 5, epoch=3)])
+    current = cursor.current()
+    assert current is not None
+    cursor.passed(current)
+    assert (cursor.next, cursor.epoch) == (15, 3)
+    cursor.hold([batch(15, 5)])
+    cursor.seek(2)
+    assert cursor.current() is None
+    assert not cursor.ended

@@ -1,0 +1,390 @@
+"""The sync face on real nodes: the same results as with `await`, from plain functions and from several threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from mirrorlog.client.sync import Client, Delivery
+from mirrorlog.errors import (
+    BadInput,
+    BadRequest,
+    ConnectionLost,
+    MirrorlogError,
+    NoSuchQueue,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    RecordTooLarge,
+    Refused,
+    RequestTimeout,
+)
+from mirrorlog.testing import Cluster
+from tests.process.clusters import eventually, fast_cluster
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def client(shared_cluster: Cluster) -> Iterator[Client]:
+    with Client(*shared_cluster.servers) as connected:
+        yield connected
+
+
+@pytest.fixture
+def queue(client: Client, new_name: Callable[[], str]) -> str:
+    return client.admin.declare(new_name()).name
+
+
+def publish(client: Client, queue: str, *sizes: int) -> None:
+    """Batches of so many records; the values count from 0."""
+    number = 0
+    with client.producer(queue) as producer:
+        for size in sizes:
+            producer.send_many([b"%d" % each for each in range(number, number + size)])
+            number += size
+
+
+# --- Sending --------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_comes_back_as_it_was_sent(client: Client, queue: str) -> None:
+    """Every field and absence, by each way to send; the receipts name the places."""
+    sent: list[dict[str, Any]] = [
+        {"value": b"v", "key": b"k", "headers": [("a", b"1"), ("a", None)], "timestamp": 5},
+        {"value": None},
+        {"value": b"", "key": b"", "headers": {"ü": b""}, "timestamp": datetime(2026, 1, 2, tzinfo=UTC)},
+    ]
+    with client.producer(queue, confirm="all") as producer:
+        receipts = [producer.send(**record) for record in sent]
+        receipts += [delivery.result() for delivery in [producer.send_nowait(**record) for record in sent]]
+        receipts += producer.send_many([b"x", None], keys=[None, b"y"])
+    assert [receipt.queue_offset for receipt in receipts] == list(range(8))
+    with client.consumer(queue, until="confirmed") as consumer:
+        got = [(record.value, record.key, record.headers, record.timestamp) for record in consumer]
+    expected = [
+        (b"v", b"k", [("a", b"1"), ("a", None)], 5),
+        (None, None, [], None),
+        (b"", b"", [("ü", b"")], 1_767_312_000_000_000),
+    ]
+    assert got == [*expected, *expected, (b"x", None, [], None), (None, b"y", [], None)]
+
+
+def test_ways_to_send_keep_one_order(client: Client, queue: str) -> None:
+    """What is handed over first lands first; by mixing send_nowait, send and send_many in one thread."""
+    number = 0
+    with client.producer(queue) as producer:
+        for _ in range(20):
+            for _ in range(30):
+                producer.send_nowait(b"%d" % number)
+                number += 1
+            producer.send_many([b"%d" % number, b"%d" % (number + 1)])
+            producer.send(b"%d" % (number + 2))
+            number += 3
+    with client.consumer(queue, until="confirmed") as consumer:
+        assert [int(record.value or b"") for record in consumer] == list(range(number))
+
+
+def test_threads_share_a_producer(client: Client, queue: str) -> None:
+    """Each thread's records keep their order and none is lost; by four threads, two ways to send."""
+    count = 600
+
+    def send(thread: int) -> None:
+        for number in range(count):
+            delivery = producer.send_nowait(b"%d %d" % (thread, number))
+            if number % 100 == 0:
+                delivery.result()
+
+    with client.producer(queue, window_bytes=20_000) as producer, ThreadPoolExecutor(4) as threads:
+        for sending in [threads.submit(send, thread) for thread in range(4)]:
+            sending.result(60)
+        producer.flush()
+    with client.consumer(queue, until="confirmed") as consumer:
+        got = [tuple(map(int, (record.value or b"").split())) for record in consumer]
+    for thread in range(4):
+        assert [number for sender, number in got if sender == thread] == list(range(count))
+
+
+def test_a_full_window_makes_the_sender_wait(client: Client, queue: str) -> None:
+    """No Overloaded to handle, and no more held than allowed; by ten windows' worth in one go."""
+    with client.producer(queue, window_bytes=100_000) as producer:
+        deliveries = [producer.send_nowait(bytes(10_000)) for _ in range(100)]
+        assert [delivery.result().queue_offset for delivery in deliveries] == list(range(100))
+        assert all(delivery.done() for delivery in deliveries)
+
+
+def test_bad_records_are_refused_in_the_call(client: Client, queue: str) -> None:
+    """In the caller's thread, and nothing of them is stored; one kind of mistake at a time."""
+    with client.producer(queue) as producer:
+        for bad in ({"value": "text"}, {"value": b"", "key": 5}, {"value": b"", "headers": 3}):
+            with pytest.raises(BadInput):
+                producer.send_nowait(**bad)  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match="time zone"):
+            producer.send_nowait(b"", timestamp=datetime(2026, 1, 1))
+        with pytest.raises(RecordTooLarge, match="max_record_bytes"):
+            producer.send_nowait(bytes(5 * 1024 * 1024))
+        with pytest.raises(RecordTooLarge, match="max_batch_bytes"):
+            producer.send_nowait(b"", key=bytes(9 * 1024 * 1024))
+        assert producer.send(b"good").queue_offset == 0
+
+
+def test_wrong_options_and_names_raise_at_once(client: Client, new_name: Callable[[], str]) -> None:
+    """Where they are given, not at the first record; by each of them."""
+    with pytest.raises(BadRequest, match="confirm level"):
+        client.producer("q", confirm="most")
+    with pytest.raises(BadRequest, match="max_bytes"):
+        client.consumer("q", max_bytes=0)
+    with pytest.raises(NoSuchQueue):
+        client.producer(new_name()).start()
+    with pytest.raises(NoSuchQueue):
+        client.consumer(new_name()).start()
+    with pytest.raises(ConnectionLost, match="not started"):
+        client.producer("q").send(b"v")
+
+
+def test_a_delivery_can_be_waited_for_again() -> None:
+    """A time limit ends the wait and not the record; by a node that stands still for a moment."""
+    with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
+        client.admin.declare("q")
+        with client.producer("q") as producer:
+            producer.send(b"first")
+            cluster.master.pause()
+            try:
+                delivery = producer.send_nowait(b"second")
+                with pytest.raises(RequestTimeout, match=r"no answer within 0\.1 s"):
+                    delivery.result(0.1)
+                assert not delivery.done()
+            finally:
+                cluster.master.resume()
+            assert delivery.result().queue_offset == 1
+
+
+def test_what_a_node_does_not_confirm_ends_at_its_deadline() -> None:
+    """No call waits for ever; by a node that is gone: the result, flush and close all say so."""
+    with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
+        client.admin.declare("q")
+        producer = client.producer("q", delivery_timeout_ms=300).start()
+        producer.send(b"first")
+        cluster.master.kill()
+        with pytest.raises((Refused, OutcomeUnknown)):
+            producer.send(b"second")
+        producer.send_nowait(b"third")
+        with pytest.raises((Refused, OutcomeUnknown)):
+            producer.flush()
+        producer.send_nowait(b"fourth")
+        with pytest.raises((Refused, OutcomeUnknown)):
+            producer.close()
+
+
+# --- Reading --------------------------------------------------------------------------------------------------------
+
+
+def test_batches_records_and_reads_go_on_behind_one_another(client: Client, queue: str) -> None:
+    """One position for all ways to read; by leaving each in the middle."""
+    publish(client, queue, 3, 4, 5)
+    with client.consumer(queue, until="confirmed") as consumer:
+        for batch in consumer.batches():
+            assert (batch.first, batch.next) == (0, 3)
+            break
+        for record in consumer:
+            if record.queue_offset == 4:
+                break
+        assert consumer.position.queue_offset == 5
+        assert [record.queue_offset for record in consumer.read(3, timeout_ms=10_000)] == [5, 6, 7]
+        assert [record.queue_offset for record in consumer] == [8, 9, 10, 11]
+        assert consumer.read(timeout_ms=10_000) == []
+
+
+def test_reading_waits_for_a_record_and_ends_in_time(client: Client, queue: str) -> None:
+    """Long before its longest wait when one comes, and with nothing when none does; by publishing behind a reader."""
+    with client.consumer(queue, max_wait_ms=60_000) as consumer:
+        assert consumer.read(timeout_ms=20) == []
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(next, iter(consumer))
+            publish(client, queue, 1)
+            assert waiting.result(20).value == b"0"
+
+
+def test_seek_holds_in_an_iteration_that_is_under_way(client: Client, queue: str) -> None:
+    """Back and forth, within a batch and beyond it; by seeking inside the loop."""
+    publish(client, queue, 4, 4)
+    jumps = {1: 6, 6: 3, 4: 0}
+    found = []
+    with client.consumer(queue, until="confirmed") as consumer:
+        for record in consumer:
+            found.append(record.queue_offset)
+            if (target := jumps.pop(record.queue_offset, None)) is not None:
+                consumer.seek(target)
+    assert found == [0, 1, 6, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("by", ["records", "batches", "reads"])
+def test_threads_share_a_consumer(client: Client, queue: str, by: str) -> None:
+    """Each record goes to exactly one of them; by four threads that read one consumer until it ends."""
+    sizes = [1, 50, 3, 200, 7, 1, 90]
+    publish(client, queue, *sizes)
+
+    def read() -> list[int]:
+        if by == "records":
+            return [record.queue_offset for record in consumer]
+        if by == "batches":
+            return [offset for batch in consumer.batches() for offset in range(batch.first, batch.next)]
+        return [record.queue_offset for _ in range(30) for record in consumer.read(10, timeout_ms=5_000)]
+
+    with client.consumer(queue, until="confirmed") as consumer, ThreadPoolExecutor(4) as threads:
+        found = [reading.result(60) for reading in [threads.submit(read) for _ in range(4)]]
+    assert sorted(offset for part in found for offset in part) == list(range(sum(sizes)))
+    assert all(part == sorted(part) for part in found)
+
+
+def test_a_group_goes_on_where_it_committed(client: Client, queue: str) -> None:
+    """By two consumers one after the other, and by admin."""
+    publish(client, queue, 5)
+    with client.consumer(queue, group="g") as consumer:
+        consumer.read(3, timeout_ms=10_000)
+        consumer.commit()
+    stored = client.admin.position(queue, "g")
+    assert stored is not None
+    assert stored.queue_offset == 3
+    with client.consumer(queue, group="g", until="confirmed") as consumer:
+        assert [record.queue_offset for record in consumer] == [3, 4]
+    with client.consumer(queue) as consumer, pytest.raises(BadRequest, match="without a group"):
+        consumer.commit()
+
+
+def test_errors_of_reading_surface(client: Client, queue: str) -> None:
+    """And the consumer can be used on; by an offset where nothing is."""
+    publish(client, queue, 2)
+    with client.consumer(queue, start=7) as consumer:
+        with pytest.raises(OffsetOutOfRange):
+            next(iter(consumer))
+        consumer.seek(1)
+        assert [record.value for record in consumer.read(1, timeout_ms=10_000)] == [b"1"]
+
+
+def test_admin_answers(client: Client, queue: str, shared_cluster: Cluster) -> None:
+    """Each method once."""
+    publish(client, queue, 2)
+    assert queue in [each.name for each in client.admin.queues()]
+    assert [each.name for each in client.admin.metadata([queue]).queues] == [queue]
+    assert client.admin.status().node_id in shared_cluster.nodes
+    assert client.admin.find_offset(queue, 0) == 0
+
+
+def blocked_in(thread: int, function: str) -> bool:
+    """Whether that thread is in a call of `function` of concurrent.futures now."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_name == function and "concurrent" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# --- Ends -----------------------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_the_thread_and_later_calls_say_so(client: Client, queue: str, shared_cluster: Cluster) -> None:
+    """Nothing is left behind, and nothing hangs; by every kind of call after the close."""
+    before = threading.active_count()
+    other = Client(*shared_cluster.servers).connect()
+    producer = other.producer(queue).start()
+    consumer = other.consumer(queue).start()
+    delivery = producer.send_nowait(b"v")
+    other.close()
+    other.close()
+    assert threading.active_count() == before
+    assert delivery.result().queue_offset == 0  # close flushed it
+    calls: list[Callable[[], object]] = [
+        other.connect,
+        lambda: producer.send_nowait(b"v"),
+        lambda: producer.send(b"v"),
+        producer.flush,
+        lambda: next(iter(consumer)),
+        lambda: consumer.read(timeout_ms=100),
+        consumer.commit,
+        lambda: consumer.seek(0),
+        other.admin.queues,
+    ]
+    for call in calls:
+        with pytest.raises((ConnectionLost, BadRequest), match=r"closed|group"):
+            call()
+
+
+def test_closing_wakes_a_reader_in_another_thread(shared_cluster: Cluster, client: Client, queue: str) -> None:
+    """It gets ConnectionLost instead of waiting on; by closing the client under it."""
+    other = Client(*shared_cluster.servers).connect()
+    consumer = other.consumer(queue, max_wait_ms=60_000).start()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(next, iter(consumer))
+        other.close()
+        with pytest.raises(ConnectionLost, match="closed"):
+            waiting.result(20)
+
+
+def test_leaving_by_an_interrupt_does_not_wait_for_confirms() -> None:
+    """Whoever presses Ctrl-C wants to go; by a KeyboardInterrupt in the block while the node stands still."""
+    with fast_cluster(1, min_in_sync=1) as cluster:
+        with Client(*cluster.servers) as client:
+            client.admin.declare("q")
+        deliveries: list[Delivery] = []
+
+        def interrupted() -> None:
+            with Client(*cluster.servers) as client, client.producer("q") as producer:
+                cluster.master.pause()
+                deliveries.append(producer.send_nowait(b"v"))
+                raise KeyboardInterrupt
+
+        started = time.monotonic()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                interrupted()
+            assert time.monotonic() - started < 10  # far below the delivery timeout
+            with pytest.raises(MirrorlogError):
+                deliveries[0].result()
+        finally:
+            cluster.master.resume()
+
+
+def test_ctrl_c_ends_a_wait(client: Client, queue: str) -> None:
+    """A reader that waits for a record is interrupted at once and can go on; by a real SIGINT to this process."""
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        eventually(lambda: blocked_in(main, "result"), "the reader waits")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with client.consumer(queue, max_wait_ms=60_000) as consumer, ThreadPoolExecutor(1) as thread:
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the signal comes while it waits
+            thread.submit(interrupt)
+            next(iter(consumer))
+        publish(client, queue, 1)
+        assert [record.value for record in consumer.read(1, timeout_ms=10_000)] == [b"0"]
+
+
+def test_a_forked_child_is_told(client: Client, queue: str) -> None:
+    """The thread is not there in the child: calls fail at once instead of hanging; by forking."""
+    with client.producer(queue) as producer:
+        producer.send(b"parent")
+        child = os.fork()
+        if child == 0:
+            told = 0
+            try:
+                for call in (client.admin.queues, lambda: producer.send_nowait(b"child"), producer.flush):
+                    with pytest.raises(ConnectionLost, match="fork"):
+                        call()
+                    told += 1
+                client.close()
+                told += 1
+            finally:
+                os._exit(told)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+        assert producer.send(b"parent").queue_offset == 1
