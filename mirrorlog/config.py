@@ -195,6 +195,10 @@ class HaSettings(_Section):
         description="RocketMQ's 32 KiB would cut our batches of 256 KiB; a frame carries whole batches",
     )
     sync_flush_timeout_ms: int = Field(5_000, ge=1, alias="syncFlushTimeout")
+    start: Literal["begin", "last-segment"] = Field(
+        "begin",
+        description="where an empty mirror begins; at the last segment it is in sync only once older records are gone",
+    )
     reconnect_interval_ms: int = Field(
         500,
         ge=1,

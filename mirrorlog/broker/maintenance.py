@@ -103,12 +103,15 @@ class Maintenance:
             self._failed(MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
 
     async def _flush(self) -> None:
+        if not self._replica.usable:
+            return
+        log = self._replica.log
         loop = asyncio.get_running_loop()
         # The checkpoint is a second sync: no confirm waits for it, so it is not written with every group.
         record = loop.time() - self._recorded_at >= self._interval_s
         if record:
             self._recorded_at = loop.time()
-        job = self._replica.log.start_flush(record=record)
+        job = log.start_flush(record=record)
         run = loop.run_in_executor(self._flush_helper, job.run)
         try:
             # A stop must not leave a job half done behind: the helper finishes it first.
@@ -116,8 +119,11 @@ class Maintenance:
         except asyncio.CancelledError:
             await run
             raise
-        before = self._replica.log.flushed
-        if self._replica.log.complete_flush(job) > before:
+        before = log.flushed
+        gained = log.complete_flush(job) > before
+        if not self._replica.usable or self._replica.log is not log:
+            return  # the copy began anew meanwhile
+        if gained:
             self._flushed()
         if record:
             for check in self._checks:
@@ -126,6 +132,8 @@ class Maintenance:
             self._warm()
 
     def _warm(self) -> None:
+        if not self._replica.usable:
+            return
         log = self._replica.log
         if self._warming is None or self._warming.done():
             self._warming = self._run_jobs(self._warm_helper, log.start_warm, log.complete_warm)

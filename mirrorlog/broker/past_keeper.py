@@ -55,6 +55,8 @@ class PastKeeper:
     # --- inside ---
 
     def _due(self) -> bool:
+        if not self._replica.usable:
+            return False
         return self._replica.log.next_to_seal() is not None or self._replica.begin > self._dropped_below
 
     async def _work(self) -> None:

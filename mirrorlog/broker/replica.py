@@ -6,8 +6,10 @@ derived state can be thrown away; the log is the truth (invariant 10).
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -23,7 +25,7 @@ from mirrorlog.commitlog.past import Past, PastIndex
 from mirrorlog.commitlog.past import delete as delete_index
 from mirrorlog.commitlog.tables import Tables
 from mirrorlog.config import LogAssignment, Settings
-from mirrorlog.errors import DiskFailed, IndexDoubtful, LogCorrupt, MirrorlogError
+from mirrorlog.errors import DiskFailed, IndexDoubtful, LogCorrupt, LogUnavailable, MirrorlogError
 from mirrorlog.queues.begins import BeginTracker
 from mirrorlog.queues.changes import QueueState, decode_checkpoint
 from mirrorlog.queues.checkpoint import CheckpointTracker
@@ -41,6 +43,19 @@ class Replica:
     def __init__(self, assignment: LogAssignment, log_id: UUID, settings: Settings) -> None:
         self.assignment = assignment
         self.log_id = log_id
+        self._settings = settings
+        self._usable = True
+        self._log: CommitLog | None = None
+        self._forget_derived()
+        self.is_master = assignment.master == settings.node.id
+        self.on_appended: list[Callable[[], None]] = []
+        self.on_flush_wanted: list[Callable[[], None]] = []
+        self.on_confirmed: list[Callable[[Set[int]], None]] = []
+        """Called with the ids of the queues that gained confirmed records."""
+        self.on_broken: Callable[[MirrorlogError], None] = _raise
+
+    def _forget_derived(self) -> None:
+        settings = self._settings
         self.index = QueueIndex()
         self.queues = QueueRegistry(
             queues_max=settings.limits.max_queues, groups_max=settings.limits.max_groups_per_queue
@@ -51,17 +66,12 @@ class Replica:
         self.checkpoints = CheckpointTracker()
         self.begins = BeginTracker()
         self.past: Past | None = None
-        self.is_master = assignment.master == settings.node.id
-        self.on_appended: list[Callable[[], None]] = []
-        self.on_flush_wanted: list[Callable[[], None]] = []
-        self.on_confirmed: list[Callable[[Set[int]], None]] = []
-        """Called with the ids of the queues that gained confirmed records."""
-        self.on_broken: Callable[[MirrorlogError], None] = _raise
-        self._settings = settings
-        self._log: CommitLog | None = None
 
-    def open(self, directory: Path) -> None:
-        """Recover the copy; blocking. Raises LogCorrupt, ForeignDirectory, DiskFull or DiskFailed."""
+    def open(self, directory: Path, *, begin: int = 0, epochs: Sequence[Epoch] = ()) -> None:
+        """Recover the copy, or make one that begins at `begin` under `epochs`; blocking.
+
+        Raises LogCorrupt, ForeignDirectory, DiskFull or DiskFailed.
+        """
         self._directory = directory
         self._log = CommitLog.open(
             directory,
@@ -70,11 +80,13 @@ class Replica:
             name=self.assignment.name,
             settings=self._settings.log,
             max_batch_bytes=self._settings.limits.max_batch_bytes,
+            begin=begin,
+            first_epochs=epochs,
             on_past=self._open_past,
             on_batch=self._apply,
             write_through=self.assignment.flush == "disk",
         )
-        self._confirm_derived(self.log.confirmed)
+        self._confirm_derived(self._opened.confirmed)
 
     def _open_past(self, tables: Tables) -> None:
         """What the tables of the sealed segments say, before the batches behind them come."""
@@ -88,6 +100,13 @@ class Replica:
 
     @property
     def log(self) -> CommitLog:
+        """Raises LogUnavailable while the copy begins anew."""
+        if not self._usable:
+            raise LogUnavailable(f"this copy of log {self.assignment.name} begins anew; ask again")
+        return self._opened
+
+    @property
+    def _opened(self) -> CommitLog:
         assert self._log is not None, "the replica is not open"
         return self._log
 
@@ -116,6 +135,11 @@ class Replica:
     def is_border(self, log_offset: int) -> bool:
         """Whether a batch begins or the log ends there."""
         return self.log.is_border(log_offset)
+
+    @property
+    def last_start(self) -> int:
+        """Where a copy may begin that wants no more than the newest records."""
+        return self.log.last_start
 
     def read(self, log_offset: int, max_bytes: int, *, until: int) -> memoryview | None:
         return self.log.read(log_offset, max_bytes, until=until)
@@ -165,15 +189,42 @@ class Replica:
             for tell in self.on_confirmed:
                 tell(gained)
 
-    def align(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
-        """Mirror: cut at `log_offset` if the copy reaches beyond, take over `epochs`; blocking, on disk afterwards."""
-        if log_offset < self.log.end:
+    def begin_anew(self) -> None:
+        """Mirror: `align` is about to set this copy aside; until `aligned` nobody can use it."""
+        self._usable = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a log to work on; not while the copy begins anew."""
+        return self._usable
+
+    def align(self, log_offset: int, epochs: Sequence[Epoch], *, anew: bool = False) -> None:
+        """Mirror: cut at `log_offset` if the copy reaches beyond, take over `epochs`; blocking, on disk afterwards.
+
+        `anew`: set the copy aside instead, and begin an empty one at `log_offset`.
+        """
+        if anew:
+            self._open_anew(log_offset, epochs)
+        elif log_offset < self.log.end:
             self.log.truncate(log_offset, epochs)
         else:
             self.log.adopt_epochs(epochs)
 
+    def _open_anew(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
+        """An empty copy in the place of this one."""
+        with suppress(MirrorlogError):  # its bytes are of no use here; what of them is on disk is enough
+            self.close()
+        with self._disk_named("begin anew in"):
+            if self._opened.end > self._opened.begin:
+                self._directory.rename(_free_name(self._directory))
+            else:
+                shutil.rmtree(self._directory)
+        self._forget_derived()
+        self.open(self._directory, begin=log_offset, epochs=epochs)
+
     def aligned(self) -> None:
         """After `align`, back on the loop: what was derived from cut bytes goes too."""
+        self._usable = True
         for derived in (self.index, self.queues, self.checkpoints, self.begins):
             derived.cut(self.log.end)
 
@@ -298,11 +349,18 @@ class Replica:
     def _confirm_derived(self, log_offset: int) -> Set[int]:
         self.queues.confirm(log_offset)
         self.checkpoints.confirm(log_offset)
-        self.log.set_state_from(self.checkpoints.state_from)
+        self._opened.set_state_from(self.checkpoints.state_from)
         gained = self.index.confirm(log_offset)
         if (begin := self.begins.confirm(log_offset)) is not None:
-            self.log.move_begin(begin)
+            self._opened.move_begin(begin)
         return gained
+
+
+def _free_name(directory: Path) -> Path:
+    """Beside `directory`, for a copy that is set aside: nobody opens it there, and it is not thrown away."""
+    return next(
+        path for number in count(1) if not (path := directory.with_name(f"{directory.name}.aside-{number}")).exists()
+    )
 
 
 def _raise(error: MirrorlogError) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mirrorlog.broker.replica import Replica, UnavailableReplica
+from mirrorlog.errors import LogUnavailable
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.wire.messages import GroupStatus, LogStatus, MirrorStatus, Position, QueueStatus
@@ -29,19 +30,24 @@ def master_status(
 
 def mirror_status(replica: Replica, service: HAClientService) -> LogStatus:
     """The log as one of its mirrors sees it."""
+    if not replica.usable:
+        error = LogUnavailable("the copy begins anew")
+        return unavailable_status(
+            UnavailableReplica(replica.assignment, replica.log_id, error), role="mirror", state="opening"
+        )
     following = service.following
     reason = "" if following else str(service.client.last_error or "")
     return _log(replica, role="mirror", state="following" if following else "disconnected", reason=reason, mirrors=[])
 
 
-def unavailable_status(replica: UnavailableReplica, *, role: str) -> LogStatus:
-    """A log that this node refuses to serve."""
+def unavailable_status(replica: UnavailableReplica, *, role: str, state: str = "corrupt") -> LogStatus:
+    """A log that this node refuses to serve, or whose copy begins anew (`opening`)."""
     assignment = replica.assignment
     return LogStatus(
         log_id=str(replica.log_id),
         name=assignment.name,
         role=role,
-        state="corrupt",
+        state=state,
         reason=str(replica.error),
         flush=assignment.flush,
         min_in_sync=assignment.copies_wanted,
@@ -115,14 +121,14 @@ def _mirror(
         node_id=node,
         connected=link is not None,
         proven=proven,
-        in_sync=proven and lag_bytes <= fall_behind_bytes,
+        in_sync=proven and mastership.progress.is_member(node) and lag_bytes <= fall_behind_bytes,
         requested=link.read_half.requested if link else -1,
         sent=link.write_half.next_transfer if link else -1,
         acked=held.written,
         flushed=held.flushed,
         lag_bytes=lag_bytes,
         lag_records=replica.index.records_between(held.written, replica.end),
-        lag_records_estimated=False,
+        lag_records_estimated=held.written < replica.index.hot_from,
         lag_seconds=_lag_seconds(replica, held.written, now_us),
         bytes_per_second=link.write_half.rate.per_second(now) if link else 0.0,
         last_read_us=_wall(link, now, now_us, read=True),

@@ -398,12 +398,12 @@ class Consumer:
         cursor, lock = self._awaited.cursor, self._lock
         while (found := self._current(None)) is not None:
             batch, at = found
+            cursor.epoch = batch.header.epoch
             for following, record in enumerate(batch.records(), batch.first + 1):
                 with lock:
                     if cursor.next != at:
                         break  # moved on from elsewhere meanwhile
                     cursor.next = at = following
-                    cursor.epoch = batch.header.epoch
                 yield record
 
     def batches(self) -> Iterator[ConsumedBatch]:

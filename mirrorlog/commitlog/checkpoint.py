@@ -82,11 +82,11 @@ class CheckpointFile:
         self.stored: Checkpoint | None = max(slots)[1] if slots else None
 
     @classmethod
-    def create(cls, files: Files, directory: Path, log_id: UUID) -> None:
-        """An empty log's checkpoint in both slots. Raises OSError."""
+    def create(cls, files: Files, directory: Path, log_id: UUID, first: Checkpoint) -> None:
+        """A new log's checkpoint in both slots. Raises OSError."""
         content = bytearray(2 * SLOT_BYTES)
         for number in (0, 1):
-            slot = encode_slot(number, Checkpoint(0, 0, 0), log_id)
+            slot = encode_slot(number, first, log_id)
             content[number * SLOT_BYTES : number * SLOT_BYTES + len(slot)] = slot
         replace_file(files, directory / FILE_NAME, bytes(content))
 

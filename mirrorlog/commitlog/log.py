@@ -23,7 +23,7 @@ from mirrorlog.commitlog.flush import FlushJob
 from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, log_seed, read_header, stamp
 from mirrorlog.commitlog.identity import FORMAT_VERSION
 from mirrorlog.commitlog.ingest import check_run
-from mirrorlog.commitlog.opening import OnPast, OpenedLog, open_directory
+from mirrorlog.commitlog.opening import FirstState, OnPast, OpenedLog, open_directory
 from mirrorlog.commitlog.prepare import PrepareJob
 from mirrorlog.commitlog.recovery import RecoveryReport
 from mirrorlog.commitlog.scan import OnBatch, Rules, scan_file
@@ -103,12 +103,15 @@ class CommitLog:
         max_batch_bytes: int,
         on_batch: OnBatch,
         on_past: OnPast = _nothing,
+        begin: int = 0,
+        first_epochs: Iterable[EpochLike] = (),
         write_through: bool = False,
         files: Files = OS_FILES,
     ) -> CommitLog:
         """Open the log in `directory`, made when absent; blocking. `on_past` is given the tables of the sealed
         segments, then `on_batch` every batch behind them; together that is what the log holds.
 
+        `begin`, `first_epochs`: of a log that is made now, a mirror's that starts behind the log's first byte.
         `write_through`: its confirms wait for the disk, so batches are stored by pwrite (see `chain`).
         `max_batch_bytes` limits what a mirror takes in; what is stored already may be larger.
         Raises ForeignDirectory, LogCorrupt (nothing was changed on disk), DiskFull or DiskFailed.
@@ -124,6 +127,7 @@ class CommitLog:
                 log_id=log_id,
                 seed=log_seed(log_id),
                 settings=settings,
+                first=FirstState(begin, EpochList.of(first_epochs)),
                 write_through=write_through,
                 on_past=on_past,
                 on_batch=on_batch,
@@ -487,6 +491,12 @@ class CommitLog:
     def segments(self) -> list[SegmentInfo]:
         """What retention decides on: every segment but the last."""
         return [SegmentInfo(each.start, each.end, each.last_append_time_us) for each in self._chain.segments[:-1]]
+
+    @property
+    def last_start(self) -> int:
+        """The start of the last segment that is not above `state_from`; the begin when there is none."""
+        starts = [each.start for each in self._chain.segments if self.begin <= each.start <= self._state_from]
+        return max(starts, default=self.begin)
 
     @property
     def active_start(self) -> int:

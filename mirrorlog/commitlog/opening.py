@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from mirrorlog.commitlog.chain import SegmentChain
@@ -59,6 +59,13 @@ class OpenedLog:
     last_append_time_us: int
 
 
+class FirstState(NamedTuple):
+    """Of a log that is made now: where it begins, and the epochs that it has then."""
+
+    begin: int
+    epochs: EpochList
+
+
 def open_directory(
     files: Files,
     directory: Path,
@@ -67,6 +74,7 @@ def open_directory(
     log_id: UUID,
     seed: int,
     settings: LogSettings,
+    first: FirstState,
     write_through: bool,
     on_past: OnPast,
     on_batch: OnBatch,
@@ -75,7 +83,7 @@ def open_directory(
 
     Raises ForeignDirectory, LogCorrupt (then nothing was changed), DiskFull and OSError.
     """
-    _prepare(files, directory, identity, log_id)
+    _prepare(files, directory, identity, log_id, first)
     epochs = _load_epochs(files, directory)
     checkpoints = _open_checkpoints(files, directory, log_id)
     recorded = checkpoints.stored if checkpoints is not None else None
@@ -92,7 +100,7 @@ def open_directory(
     begin, flushed, confirmed, state = recovery.recorded
     checkpoint = Checkpoint(begin, min(flushed, recovery.end), min(confirmed, recovery.end), min(state, recovery.end))
     if checkpoints is None:
-        CheckpointFile.create(files, directory, log_id)
+        CheckpointFile.create(files, directory, log_id, Checkpoint(0, 0, 0))
         checkpoints = CheckpointFile.open(files, directory, log_id)
     if checkpoint != recorded:
         checkpoints.write_both(checkpoint)
@@ -119,7 +127,7 @@ def open_directory(
     )
 
 
-def _prepare(files: Files, directory: Path, identity: Mapping[str, str | int], log_id: UUID) -> None:
+def _prepare(files: Files, directory: Path, identity: Mapping[str, str | int], log_id: UUID, first: FirstState) -> None:
     """Check whose the directory is, or make it ours when nothing is there."""
     files.make_directory(directory)
     path = directory / IDENTITY_NAME
@@ -128,8 +136,9 @@ def _prepare(files: Files, directory: Path, identity: Mapping[str, str | int], l
             raise ForeignDirectory(
                 f"{directory} holds segments but no {IDENTITY_NAME}; restore that file or move them away"
             )
-        CheckpointFile.create(files, directory, log_id)
-        store_epochs(files, directory, EpochList())
+        begin = first.begin
+        CheckpointFile.create(files, directory, log_id, Checkpoint(begin, begin, begin, begin))
+        store_epochs(files, directory, first.epochs)
         write_identity(files, path, identity)
         files.fsync_directory(directory.parent)
     check_identity(files, path, identity)

@@ -23,7 +23,8 @@ Column = NDArray[Any]
 
 
 def build_table(pieces: Sequence[memoryview], *, start: int, end: int, seed: int) -> memoryview:
-    """The file of the segment [start, end) whose batches are `pieces`: `ROW`s in log order, all of them.
+    """The bytes of a table's file: of the segment [start, end) whose batches are `pieces`, `ROW`s in log order, all of
+    them.
 
     For a helper thread: 1,000,000 batches take a quarter of a second, nearly all of it without the interpreter lock,
     and 120 MB while it lasts. Raises LogCorrupt when batches of a queue overlap or the rows leave a gap.

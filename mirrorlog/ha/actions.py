@@ -30,10 +30,14 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Align:
-    """Cut the log at `log_offset` if it reaches beyond, take over `epochs`, both on disk; answer with `aligned`."""
+    """Cut the log at `log_offset` if it reaches beyond, take over `epochs`, both on disk; answer with `aligned`.
+
+    `anew`: set the copy aside, and begin an empty one there.
+    """
 
     log_offset: int
     epochs: tuple[Epoch, ...]
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,7 @@ class HAClient:
             begin=self._log.begin,
             end=self._log.end,
             confirmed=self._log.confirmed,
+            start=self._settings.start,
         )
         self.state = ClientState.ASKING
         return [self._say(FrameType.FOLLOW, follow, now)]
@@ -228,7 +229,9 @@ class HAClient:
         self.master_end = history.end
         self.state = ClientState.ALIGNING
         self._align_out = True
-        return [Align(point, theirs.entries)]
+        if history.start_at is None:
+            return [Align(point, theirs.entries)]
+        return [Align(history.start_at, theirs.entries, anew=True)]
 
     def _transfer(self, frame_: Frame, now: float) -> Sequence[Action]:
         facts = read_transfer(frame_.payload)

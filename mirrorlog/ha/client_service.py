@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Protocol
 
 from mirrorlog.commitlog.epochs import Epoch
@@ -26,8 +27,11 @@ logger = logging.getLogger(__name__)
 class MirrorLog(ReplicaLog, Protocol):
     """What a mirror's side needs of its copy beyond appending."""
 
-    def align(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
+    def align(self, log_offset: int, epochs: Sequence[Epoch], *, anew: bool) -> None:
         """Blocking: run on a helper."""
+
+    def begin_anew(self) -> None:
+        """The copy will be set aside by `align`: nobody may use it from here on until `aligned`."""
 
     def aligned(self) -> None: ...
 
@@ -148,7 +152,10 @@ class HAClientService:
         before = self._log.end
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._helper, self._log.align, action.log_offset, action.epochs)
+            if action.anew:
+                self._log.begin_anew()
+            align = partial(self._log.align, action.log_offset, action.epochs, anew=action.anew)
+            await loop.run_in_executor(self._helper, align)
             self._log.aligned()
         except Exception as error:
             # Whatever it was, the link must end and another one be tried: nobody else would.
@@ -161,7 +168,9 @@ class HAClientService:
             if not isinstance(error, MirrorlogError):
                 raise
             return
-        if self._log.end < before:
+        if action.anew:
+            logger.warning("copy_began_anew log=%s at=%s; the former one is set aside", self._name, self._log.end)
+        elif self._log.end < before:
             logger.warning("log_truncated log=%s first=%s last=%s", self._name, self._log.end, before)
         logger.info("mirror_follows log=%s master=%s from=%s", self._name, self.client.master, self._log.end)
         self._do(self.client.aligned(self._now()))

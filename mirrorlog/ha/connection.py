@@ -42,6 +42,10 @@ class SourceLog(Protocol):
     def confirmed(self) -> int: ...
     @property
     def epochs(self) -> EpochList: ...
+    @property
+    def last_start(self) -> int:
+        """Where a copy may begin that wants the newest records only: the state of the queues is told from there on."""
+
     def read(self, log_offset: int, max_bytes: int, *, until: int) -> memoryview | None: ...
     def read_cold(self, log_offset: int, max_bytes: int, *, until: int) -> ColdRead: ...
 
@@ -126,10 +130,17 @@ class HAConnection:
         # A link lives in one epoch: a new mastership starts with new links.
         self._epoch = log.epochs.current
         self._from = 0
+        self._begin = 0
 
     @property
     def proven(self) -> bool:
         return self.state is LinkState.TRANSFER
+
+    @property
+    def complete(self) -> bool:
+        """Whether the mirror holds the log from its begin on. One that began at the last segment does so only when
+        older records are gone; until then it is in no in-sync set."""
+        return self._begin <= self._log.begin
 
     # --- read half ---
 
@@ -138,7 +149,10 @@ class HAConnection:
         self._expect(LinkState.GREETED, "Follow")
         self.read_half.last_read = now
         theirs = EpochList.of(message.epochs)
-        self._from = self._common_point(theirs, message)
+        point = self._common_point(theirs, message)
+        start_at = self._start_at(point, message)
+        self._from = point if start_at is None else start_at
+        self._begin = message.begin if start_at is None else start_at
         self.state = LinkState.FOLLOWED
         history = History(
             epoch=self._epoch,
@@ -146,6 +160,7 @@ class HAConnection:
             begin=self._log.begin,
             end=self._log.end,
             confirmed=self._log.confirmed,
+            start_at=start_at,
         )
         self.write_half.last_write = now
         return [Send((frame(FrameType.HISTORY, encode(history)),))]
@@ -257,13 +272,13 @@ class HAConnection:
                 first=point,
                 last=message.end,
             )
-        if point < self._log.begin:
-            raise OffsetOutOfRange(
-                f"mirror {self.node_id} shares no history with this log; move its copy aside to let it start anew",
-                begin=self._log.begin,
-                next=self._log.end,
-            )
         return point
+
+    def _start_at(self, point: int, message: Follow) -> int | None:
+        """Where a mirror begins anew of whose copy nothing is of use (invariant 1); None when it goes on."""
+        if point < self._log.begin or (message.end == 0 and message.start == "last-segment"):
+            return self._log.last_start if message.start == "last-segment" else self._log.begin
+        return None
 
     def _may_cut(self, theirs: EpochList, point: int, message: Follow) -> bool:
         """Only bytes may be cut from a mirror that are not confirmed as far as it knows, and that were written by the

@@ -55,8 +55,8 @@ class Mastership:
 
     @property
     def copies_up(self) -> int:
-        """The master and its live, proven mirrors."""
-        return 1 + sum(link.proven for link in self.links.values())
+        """The master and its live, proven, complete mirrors."""
+        return 1 + sum(link.proven and link.complete for link in self.links.values())
 
     @property
     def waiting(self) -> int:
@@ -144,6 +144,7 @@ class Mastership:
     def proven(self, link: HAConnection) -> list[Answer]:
         """The link's mirror asked for an offset that its history and this one share: it holds all below."""
         self._unheard.discard(link.node_id)
+        self._judge(link)
         self.progress.acked(link.node_id, written=link.read_half.acked, flushed=0)
         return self._transfers.progressed(self.progress)
 
@@ -151,7 +152,16 @@ class Mastership:
         """Raises AckBeyondEnd or ProtocolError when the ack cannot be true; it counts for nothing then."""
         link.ack(ack, now)
         self.progress.acked(link.node_id, written=ack.written, flushed=ack.flushed)
+        if not self.progress.is_member(link.node_id):
+            self._judge(link)
         return self._transfers.progressed(self.progress)
+
+    def _judge(self, link: HAConnection) -> None:
+        """A copy that lacks older records leaves the set; it enters when it lacks nothing that is confirmed."""
+        if not link.complete:
+            self.progress.leave(link.node_id)
+        elif link.read_half.acked >= self.progress.confirmed:
+            self.progress.enter(link.node_id)
 
     def ahead(self, error: MirrorAhead) -> None:
         """A mirror holds what this master lost: stay closed until an operator has settled it."""

@@ -35,6 +35,7 @@ class Progress:
         self._durability = durability
         self._held = {node: Held() for node in (own, *mirrors)}
         self._confirmed = confirmed
+        self._absent: set[str] = set()
 
     @property
     def confirmed(self) -> int:
@@ -44,7 +45,19 @@ class Progress:
     @property
     def copies(self) -> int:
         """Members of the set, the master included."""
-        return len(self._held)
+        return len(self._held) - len(self._absent)
+
+    def leave(self, node: str) -> None:
+        """A mirror that began at the last segment lacks older records: it is no member, and nobody waits for it."""
+        self._absent.add(node)
+        self._advance()
+
+    def enter(self, node: str) -> None:
+        """The mirror holds everything from the log's begin to the confirmed offset."""
+        self._absent.discard(node)
+
+    def is_member(self, node: str) -> bool:
+        return node not in self._absent
 
     def held(self, node: str) -> Held:
         return self._held[node]
@@ -67,12 +80,12 @@ class Progress:
 
     def reached_by(self, copies: int, durability: int) -> int:
         """Up to which log offset at least `copies` members hold every byte."""
-        offsets = sorted((held.at(durability) for held in self._held.values()), reverse=True)
-        return offsets[copies - 1]
+        offsets = sorted((held.at(durability) for held in self._members()), reverse=True)
+        return offsets[copies - 1] if copies <= len(offsets) else 0
 
     def copies_of(self, end: int, durability: int) -> int:
         """How many members hold everything below `end`."""
-        return sum(held.at(durability) >= end for held in self._held.values())
+        return sum(held.at(durability) >= end for held in self._members())
 
     def copies_for(self, level: int) -> int:
         """The number of copies that a confirm level of the wire means here. Raises BadRequest when there are fewer."""
@@ -84,6 +97,11 @@ class Progress:
             raise BadRequest(f"confirm level of {level} copies, but this log has {self.copies}; ask for fewer or `all`")
         return level
 
+    def _members(self) -> list[Held]:
+        if not self._absent:
+            return list(self._held.values())
+        return [held for node, held in self._held.items() if node not in self._absent]
+
     def _advance(self) -> None:
-        everywhere = min(held.at(self._durability) for held in self._held.values())
+        everywhere = min(held.at(self._durability) for held in self._members())
         self._confirmed = max(self._confirmed, everywhere)

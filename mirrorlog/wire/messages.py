@@ -75,23 +75,31 @@ class EpochEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Follow(Message, frozen=True):
-    """Mirror to master: what it holds. `confirmed`: the confirmed offset it knows, below which it never truncates."""
+    """Mirror to master: what it holds. `confirmed`: the confirmed offset it knows, below which it never truncates.
+
+    `start`: where a copy that has to begin anew wants to begin: at the log's begin, or at its last segment.
+    """
 
     log_id: str
     epochs: list[EpochEntry]
     begin: int
     end: int
     confirmed: int
+    start: str = "begin"
 
 
 class History(Message, frozen=True):
-    """Master to mirror: what the log is. The mirror finds the common point, truncates, and answers with Pull."""
+    """Master to mirror: what the log is. The mirror finds the common point, truncates, and answers with Pull.
+
+    `start_at`: None, or where the mirror begins anew, because its copy ends below the log's begin or is empty.
+    """
 
     epoch: int
     epochs: list[EpochEntry]
     begin: int
     end: int
     confirmed: int
+    start_at: int | None = None
 
 
 class Pull(Message, frozen=True):

@@ -147,7 +147,7 @@ def test_a_checkpoint_slot_of_version_1_is_read() -> None:
 
 def test_checkpoints_are_written_in_turn_into_two_blocks(tmp_path: Path) -> None:
     """Goal: the newest slot is never overwritten. Write three times and look which block changed."""
-    CheckpointFile.create(OS_FILES, tmp_path, LOG_ID)
+    CheckpointFile.create(OS_FILES, tmp_path, LOG_ID, Checkpoint(0, 0, 0))
     file = CheckpointFile.open(OS_FILES, tmp_path, LOG_ID)
     for number in (2, 3, 4):
         before = (tmp_path / "checkpoint").read_bytes()

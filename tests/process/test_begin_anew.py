@@ -1,0 +1,122 @@
+"""A mirror whose copy is of no use to the log any more begins anew, where the log begins or at its last segment."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mirrorlog.client import Client
+from mirrorlog.testing import Cluster, Node
+from tests.process.clusters import MIB, eventually, fast_cluster, log_of, mirror_of
+from tests.process.test_past import SMALL, publish, read
+
+pytestmark = pytest.mark.process
+
+RETAINED = {**SMALL, "log.retention_bytes": 2 * MIB}
+
+
+def fill(cluster: Cluster, seed: int, total_bytes: int) -> None:
+    asyncio.run(publish(cluster.servers, seed, total_bytes, ("q",)))
+
+
+def assert_reads_the_same(cluster: Cluster, mirror: Node) -> None:
+    """What the mirror has of the queue is what the master has from there on."""
+    end = cluster.wait_confirmed().end
+    eventually(lambda: log_of(mirror).confirmed == end, "the mirror knows the last confirm")
+    from_master = asyncio.run(read(cluster.servers, "q"))
+    from_mirror = asyncio.run(read(cluster.servers, "q", read_from=mirror.id))
+    assert from_mirror
+    assert from_master[-len(from_mirror) :] == from_mirror
+
+
+def aside(node: Node) -> list[Path]:
+    return sorted((node.data_dir / "logs").glob("*.aside-*"))
+
+
+def test_a_blank_mirror_begins_where_the_log_begins(tmp_path: Path) -> None:
+    """Goal: invariant 1, none in common. Remove a mirror's disk after retention has moved the begin; it comes back as a
+    whole member, with queues and positions that were declared below the begin."""
+    with fast_cluster(2, segment_bytes=MIB, settings=RETAINED, min_in_sync=1) as cluster:
+        cluster.wait_in_sync()
+        fill(cluster, 1, 6 * MIB)
+        cluster.wait_confirmed()
+        eventually(lambda: log_of(cluster.master).begin > 2 * MIB, "the begin has moved")
+        (mirror,) = cluster.mirrors
+        mirror.stop()
+        shutil.rmtree(mirror.data_dir)
+        mirror.start()
+        cluster.wait_in_sync()
+        assert log_of(mirror).begin > 2 * MIB
+        assert [queue.name for queue in log_of(mirror).queues] == ["q"]
+        assert_reads_the_same(cluster, mirror)
+        assert mirror_of(cluster, mirror.id).in_sync
+        assert aside(mirror) == []
+
+
+def test_a_copy_that_ends_below_the_begin_is_set_aside(tmp_path: Path) -> None:
+    """Goal: invariant 1, an end below the master's begin. Keep a mirror of three away while retention passes its end:
+    its former copy is kept beside the new one, and it becomes a member again. (Its absence holds the confirmed offset
+    still, so the begin is moved by a master that was told to do without it.)"""
+    with fast_cluster(3, segment_bytes=MIB, settings=RETAINED, min_in_sync=2) as cluster:
+        cluster.wait_in_sync()
+        fill(cluster, 2, MIB)
+        cluster.wait_confirmed()
+        away = cluster.mirrors[1]
+        away.stop()
+        kept = tmp_path / "kept"
+        shutil.copytree(away.data_dir, kept)
+        away.start()
+        cluster.wait_in_sync()
+        fill(cluster, 3, 6 * MIB)
+        cluster.wait_confirmed()
+        eventually(lambda: log_of(cluster.master).begin > 3 * MIB, "the begin has moved")
+        # As if it had been away all the time.
+        away.stop()
+        shutil.rmtree(away.data_dir)
+        kept.rename(away.data_dir)
+        away.start()
+        cluster.wait_in_sync()
+        assert log_of(away).begin > 3 * MIB
+        assert len(aside(away)) == 1
+        assert_reads_the_same(cluster, away)
+        away.stop()
+        away.start()
+        cluster.wait_in_sync()
+        assert_reads_the_same(cluster, away)
+
+
+def test_a_mirror_that_starts_at_the_last_segment_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    """Goal: it is in sync only once older records are gone. A blank mirror with `ha.start=last-segment` follows, serves
+    the newest records, and no confirm waits for it; when retention has moved the begin past its own it is a member."""
+    settings = {**SMALL, "log.retention_bytes": 8 * MIB}
+    with fast_cluster(3, segment_bytes=MIB, settings=settings, min_in_sync=2) as cluster:
+        cluster.wait_in_sync()
+        fill(cluster, 4, 4 * MIB)
+        cluster.wait_confirmed()
+        late = cluster.mirrors[1]
+        late.stop()
+        shutil.rmtree(late.data_dir)
+        late.start("--set", "ha.start=last-segment")
+        eventually(lambda: log_of(late).begin > 2 * MIB, "it begins late")
+        eventually(lambda: not mirror_of(cluster, late.id).in_sync, "it is not in sync")
+        eventually(lambda: mirror_of(cluster, late.id).acked == log_of(cluster.master).end, "it follows")
+        assert_reads_the_same(cluster, late)
+
+        async def send_while_it_hangs() -> int:
+            async with Client(*cluster.servers) as client, client.producer("q", confirm="all") as producer:
+                return (await producer.send(b"nobody waits for it")).copies
+
+        late.pause()
+        try:
+            assert asyncio.run(send_while_it_hangs()) == 2
+        finally:
+            late.resume()
+        begin = log_of(late).begin
+        fill(cluster, 5, 12 * MIB)
+        eventually(lambda: log_of(cluster.master).begin >= begin, "older records are gone")
+        fill(cluster, 6, MIB // 4)
+        eventually(lambda: mirror_of(cluster, late.id).in_sync, "it is a member now")
+        assert_reads_the_same(cluster, late)
