@@ -7,13 +7,16 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 GENERATED := .build/proto
 PB := mirrorlog/pb
+# The picture and the peers' clients are an extra of their own; nothing is fetched when they are there.
+BENCH_CLIENTS = $(BIN)/python -c 'import confluent_kafka, matplotlib, nats, redis' 2>/dev/null || \
+  $(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[bench]"
 PROTOS = $(sort $(wildcard proto/mirrorlog/*/*.proto))
 
 export MIRRORLOG_JARS ?= $(CURDIR)/.build/jars
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help venv jars proto check format test demo demo-keep bench clean
+.PHONY: help venv jars proto check format test torture fuzz demo demo-keep bench clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,14 +63,31 @@ format: venv ## format the sources and repair what the linter can
 test: venv jars ## all tests
 	$(BIN)/pytest
 
+# Both go on where the last run stopped and add up in .build: `make torture ROUNDS=50`, as often as wanted.
+torture: venv ## kill -9, stop and pause real nodes under load; ROUNDS=100, SEED, FLUSH=memory|disk
+	$(BIN)/python -m tests.process.torture --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(FLUSH),--flush $(FLUSH))
+
+fuzz: venv ## fuzz the parsers, guided by coverage; SECONDS=60 for each, SEED
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+	  $(BIN)/python -m pip install --disable-pip-version-check --editable ".[fuzz]"
+	$(BIN)/python -m tests.fuzz.harness --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
+
 demo: venv jars ## the story from the first message to the Delta table
 	$(BIN)/python -m demo.main_job
 
 demo-keep: venv jars ## the same, and leave the nodes and the table for a look
 	$(BIN)/python -m demo.main_job --keep
 
-bench: venv ## measure W1 and W2, three rounds interleaved; writes bench/results/latest.json
-	$(BIN)/python -m bench
+# BENCH=--quick, BENCH="--only 'W2 3 copies' --rounds 5", BENCH=--resume: see python -m bench --help.
+bench: venv ## measure mirrorlog and the machine's limits, three rounds; writes bench/results/latest.json and .png
+	@$(BENCH_CLIENTS)
+	$(BIN)/python -m bench $(BENCH)
+
+bench-peers: venv ## fetch Kafka, NATS, RabbitMQ, RocketMQ and Redis, and measure them beside mirrorlog
+	@$(BENCH_CLIENTS)
+	@$(BIN)/python -m bench.peers.install || echo "going on without those" >&2
+	$(BIN)/python -m bench --peers --out bench/results/peers.json $(BENCH)
 
 clean: ## remove .build and Python's caches; .venv stays
 	rm -rf .build

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from uuid import UUID, uuid5
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from mirrorlog.errors import ConfigError
@@ -26,10 +34,12 @@ ENVIRONMENT_PREFIX: Final = "MIRRORLOG__"
 CLIENT_PORT: Final = 7401
 REPLICATION_PORT: Final = 7402
 GRPC_PORT: Final = 7403
+LOG_NUMBER_MAX: Final = 255
 
 _NAMESPACE: Final = UUID("6d697272-6f72-6c6f-672e-636c75737465")  # "mirrorlog.cluste" in ASCII
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
+_GIB: Final = 1024 * _MIB
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
@@ -51,9 +61,14 @@ class Member(_Section):
 
 
 class LogAssignment(_Section):
-    """A log and the nodes that hold it. `min_in_sync` defaults to 1 with one or two copies, else to the majority."""
+    """A log and the nodes that hold it. `min_in_sync` defaults to 1 with one or two copies, else to the majority.
+
+    `number` is the high byte of its queues' ids, so that an id tells the log. It is kept with the log's data: by
+    default the place in [[cluster.logs]], from 0, and to be written there before the list is put in another order.
+    """
 
     name: Name = "main"
+    number: int | None = Field(None, ge=0, le=LOG_NUMBER_MAX)
     master: Name
     mirrors: tuple[Name, ...] = ()
     flush: Flush = "memory"
@@ -62,6 +77,11 @@ class LogAssignment(_Section):
     @property
     def nodes(self) -> tuple[str, ...]:
         return (self.master, *self.mirrors)
+
+    @property
+    def log_number(self) -> int:
+        """`number`; 0 for an assignment that is in no list."""
+        return self.number or 0
 
     @property
     def copies_wanted(self) -> int:
@@ -88,6 +108,15 @@ class ClusterSettings(_Section):
     members: tuple[Member, ...] = ()
     logs: tuple[LogAssignment, ...] = ()
 
+    @field_validator("logs")
+    @classmethod
+    def _number(cls, logs: tuple[LogAssignment, ...]) -> tuple[LogAssignment, ...]:
+        """A log without a number has that of its place."""
+        return tuple(
+            log if log.number is not None else log.model_copy(update={"number": place})
+            for place, log in enumerate(logs)
+        )
+
     @property
     def cluster_id(self) -> UUID:
         return self.id or uuid5(_NAMESPACE, self.name)
@@ -107,9 +136,15 @@ class ClusterSettings(_Section):
         ids = [member.id for member in self.members]
         if len(set(ids)) != len(ids):
             raise ValueError(f"[[cluster.members]] names a node twice: {', '.join(ids)}")
-        if len(self.logs) > 1:
-            # Queue ids are numbered per log, and a publish carries only the id: two logs on a node would mix them up.
-            raise ValueError("more than one log in [[cluster.logs]] is not supported yet; leave one")
+        names = [log.name for log in self.logs]
+        if len(set(names)) != len(names):
+            raise ValueError(f"[[cluster.logs]] names a log twice: {', '.join(names)}")
+        numbers = [log.log_number for log in self.logs]
+        if len(set(numbers)) != len(numbers):
+            given = ", ".join(f"{log.name} {log.log_number}" for log in self.logs)
+            raise ValueError(
+                f"[[cluster.logs]] gives a number twice ({given}); write `number` for every log or for none"
+            )
         for log in self.logs:
             if unknown := set(log.nodes) - set(ids):
                 raise ValueError(
@@ -180,7 +215,36 @@ class LogSettings(_Section):
     retention_bytes: int | None = Field(
         None, ge=_MIB, description="the oldest segments are freed while the log is larger; absent: no limit"
     )
+    retention_on_low_disk: bool = Field(
+        False, description="while the master's disk is low the oldest segment is freed, one a second"
+    )
+    disk_low_percent: float = Field(
+        10, ge=0, le=99, description="of the disk; with less free, or no room for another segment, it is warned"
+    )
+    disk_low_bytes: int = Field(32 * _GIB, ge=0, description="never more than this must be free")
+    disk_full_percent: float = Field(
+        2, ge=0, le=99, description="of the disk; with less free data is refused, acks and control go on"
+    )
+    disk_full_bytes: int = Field(4 * _GIB, ge=0, description="never more than this must be free")
+    reserve_bytes: int = Field(
+        8 * _MIB,
+        ge=0,
+        description="left in a segment for acks and control when no next one can be made; at most 1/8 of it",
+    )
     send_at_once_bytes: int = Field(_MIB, ge=4 * _KIB, description="largest batch run read at once for a consumer")
+
+    @property
+    def reserve(self) -> int:
+        """`reserve_bytes`, but at most an eighth of a segment."""
+        return min(self.reserve_bytes, self.segment_bytes // 8)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.disk_full_percent > self.disk_low_percent or self.disk_full_bytes > self.disk_low_bytes:
+            raise ValueError(
+                "disk_full_percent and disk_full_bytes cannot be above disk_low_percent and disk_low_bytes"
+            )
+        return self
 
 
 class HaSettings(_Section):
@@ -302,7 +366,7 @@ def _with_defaults(settings: Settings) -> Settings:
         cluster = cluster.model_copy(update={"members": (own,)})
     if not cluster.logs:
         first, *others = (member.id for member in cluster.members)
-        cluster = cluster.model_copy(update={"logs": (LogAssignment(master=first, mirrors=tuple(others)),)})
+        cluster = cluster.model_copy(update={"logs": (LogAssignment(number=0, master=first, mirrors=tuple(others)),)})
     cluster.member(settings.node.id)
     return settings.model_copy(update={"cluster": cluster})
 

@@ -72,6 +72,25 @@ def test_min_in_sync_defaults_to_the_majority_of_three(tmp_path: Path) -> None:
     assert two.cluster.logs[0].copies_wanted == 1
 
 
+def test_a_log_has_the_number_of_its_place_unless_one_is_written(tmp_path: Path) -> None:
+    """Goal: queue ids keep their log when the list grows or, with numbers written, is put in another order."""
+    text = THREE_NODES.replace("]\n[node]", ', { name = "disk", master = "n2", flush = "disk" }]\n[node]')
+    logs = load_settings(write(tmp_path, text), environment={}).cluster.logs
+    assert [(log.name, log.number) for log in logs] == [("main", 0), ("disk", 1)]
+    text = THREE_NODES.replace("logs = [{", 'logs = [{ name = "disk", master = "n2", number = 7 }, { number = 0,')
+    logs = load_settings(write(tmp_path, text), environment={}).cluster.logs
+    assert [(log.name, log.number) for log in logs] == [("disk", 7), ("main", 0)]
+    assert load_settings(None, [], {}).cluster.logs[0].number == 0
+
+
+def test_the_reserve_is_an_eighth_of_a_small_segment() -> None:
+    """Goal: a small segment is for data, too. Two sizes of a segment, and a reserve that is given."""
+    assert load_settings(None, [], {}).log.reserve == 8 * 1024 * 1024
+    small = load_settings(None, ["log.segment_bytes=16777216"], {})
+    assert small.log.reserve == 2 * 1024 * 1024
+    assert load_settings(None, ["log.reserve_bytes=4096"], {}).log.reserve == 4096
+
+
 def test_bound_and_advertised_addresses_are_apart(tmp_path: Path) -> None:
     """What others use is in the members, where the node listens may be somewhere else."""
     text = THREE_NODES.replace('id = "n2"\n[ha]', 'id = "n1"\n[client]\nbind = "0.0.0.0:9000"\n[ha]')
@@ -115,10 +134,14 @@ def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
         ("[client]\nbind = 'host:65536'", "client.bind"),
         ("[ha]\nhaHousekeepingInterval = 5000", "must be above"),
         ("[limits]\noutgoing_bytes_max = 1048576", "two batches"),
+        ("[cluster]\nmembers = [{ id = 'n1' }]\nlogs = [{ master = 'n1' }, { master = 'n1' }]", "names a log twice"),
         (
-            "[cluster]\nmembers = [{ id = 'n1' }]\nlogs = [{ master = 'n1' }, { name = 'b', master = 'n1' }]",
-            "more than one log",
+            "[cluster]\nmembers = [{ id = 'a' }]\nlogs = [{ master = 'a', number = 1 }, { name = 'b', master = 'a' }]",
+            "gives a number twice (main 1, b 1)",
         ),
+        ("[cluster]\nmembers = [{ id = 'n1' }]\nlogs = [{ master = 'n1', number = 256 }]", "cluster.logs.0.number"),
+        ("[log]\ndisk_full_percent = 11", "cannot be above"),
+        ("[log]\ndisk_full_bytes = 100\ndisk_low_bytes = 99", "cannot be above"),
         ("node = 3", "a table of keys"),
     ],
 )

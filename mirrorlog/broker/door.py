@@ -20,6 +20,7 @@ from mirrorlog.errors import (
     ProtocolError,
     StalledFrame,
 )
+from mirrorlog.queues.registry import log_number_of
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, PRODUCE, Frame, FrameType, frame, read_fetch
 from mirrorlog.wire.greeting import check_hello
@@ -48,13 +49,17 @@ class NativeDoor:
         logs: Mapping[str, DoorLog],
         refusals: Mapping[str, MirrorlogError],
         requests: Requests,
+        push: Callable[[], None],
     ) -> None:
         self.settings = settings
         self.welcome = welcome
         self.requests = requests
+        self._push = push
         self.sessions: set[ClientSession] = set()
         self._logs = list(logs.values())
-        self._refusals = refusals
+        numbers = {str(settings.cluster.log_id(log)): log.log_number for log in settings.own_logs}
+        self._by_number = {numbers[log_id]: log for log_id, log in logs.items()}
+        self._refused = {numbers[log_id]: error for log_id, error in refusals.items()}
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> None:
@@ -67,15 +72,23 @@ class NativeDoor:
         ))  # fmt: skip
 
     def log_of(self, queue_id: int) -> DoorLog:
-        """Raises NoSuchQueue, or LogUnavailable when the queue may be in a log that this node refuses to serve."""
-        for log in self._logs:
-            if log.replica.queues.has_id(queue_id):
-                return log
-        for error in self._refusals.values():
-            raise error.with_traceback(None)  # shared: it must not collect the frames of all who raise it
-        if len(self._logs) == 1:
-            return self._logs[0]
-        raise NoSuchQueue(f"no queue has the id {queue_id}; ask for the queue's metadata again")
+        """The log that gave out this id, if it did: whether the queue is there is for the log to say.
+
+        Raises NoSuchQueue, or LogUnavailable when this node refuses to serve that log.
+        """
+        number = log_number_of(queue_id)
+        log = self._by_number.get(number)
+        if log is not None:
+            return log
+        if number in self._refused:
+            raise self._refused[number].with_traceback(None)  # shared: it must not collect its raisers' frames
+        raise NoSuchQueue(
+            f"no queue has the id {queue_id} in a log that this node holds; ask for the queue's metadata again"
+        )
+
+    def push(self) -> None:
+        """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""
+        self._push()
 
     def forget(self, session: ClientSession) -> None:
         """Its connection is gone."""
@@ -138,6 +151,9 @@ class ClientSession:
             raise
         except MirrorlogError as error:
             self.refuse(error, frame_.correlation_id)
+
+    def handled(self) -> None:
+        self._door.push()
 
     def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -60,6 +61,10 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
 def run_node(settings: Settings, *, debug: bool = False) -> int:
     """Run a node in this process; its exit code. Raises MirrorlogError when it cannot start."""
     configure_logs(settings.node.id, debug=debug)
+
+    # The objects of a publish die with it. Looking for cycles among them every few publishes, and among all that lives
+    # now and then, would hold the loop up for nothing.
+    gc.set_threshold(50_000, 20, 100)
 
     async def main() -> int:
         node = Node(settings, debug=debug)

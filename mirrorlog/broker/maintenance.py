@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
 from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.prepare import PrepareJob
 from mirrorlog.errors import DiskFailed, MirrorlogError
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,9 @@ class Maintenance:
         self._failed = failed
         self._due = asyncio.Event()
         self._recorded_at = 0.0
+        # Where the log ended when it was last looked at: it is idle while it still does.
+        self._noted_at = 0.0
+        self._end_before = -1
         self._stopped = False
         self._task: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
@@ -93,6 +97,7 @@ class Maintenance:
                     async with asyncio.timeout(self._interval_s):
                         await self._due.wait()
                 self._due.clear()
+                self._note_growth()
                 await self._flush()
         except DiskFailed as error:
             logger.critical("disk_failed log=%s reason=%r", self._replica.assignment.name, str(error))
@@ -101,6 +106,11 @@ class Maintenance:
             # A node that flushes no more must not live on: under flush=disk every publish would end as unknown.
             logger.critical("flush_loop_failed log=%s", self._replica.assignment.name, exc_info=error)
             self._failed(MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
+
+    def _note_growth(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._noted_at + self._interval_s and self._replica.usable:
+            self._noted_at, self._end_before = now, self._replica.log.end
 
     async def _flush(self) -> None:
         if not self._replica.usable:
@@ -138,7 +148,11 @@ class Maintenance:
         if self._warming is None or self._warming.done():
             self._warming = self._run_jobs(self._warm_helper, log.start_warm, log.complete_warm)
         if self._preparing is None or self._preparing.done():
-            self._preparing = self._run_jobs(self._prepare_helper, log.start_prepare, log.complete_prepare)
+            self._preparing = self._run_jobs(self._prepare_helper, self._next_to_prepare, log.complete_prepare)
+
+    def _next_to_prepare(self) -> PrepareJob | None:
+        log = self._replica.log
+        return log.start_prepare(idle=log.end == self._end_before)
 
     def _run_jobs(
         self, helper: Executor, start: Callable[[], _Job | None], complete: Callable[[_Job], None]

@@ -19,9 +19,12 @@ from functools import partial
 from typing import Final
 
 from mirrorlog import __version__
+from mirrorlog.broker.disk_limits import DiskReport, DiskState
+from mirrorlog.broker.disk_watch import DiskWatch
 from mirrorlog.broker.door import DoorLog, NativeDoor
 from mirrorlog.broker.fetch import Fetcher
 from mirrorlog.broker.grpc_process import GrpcDoorProcess
+from mirrorlog.broker.loss_keeper import LossKeeper
 from mirrorlog.broker.maintenance import Maintenance
 from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.publish import ElsewhereLog, Publisher
@@ -29,7 +32,7 @@ from mirrorlog.broker.replica import Replica, UnavailableReplica
 from mirrorlog.broker.requests import Requests
 from mirrorlog.broker.retention import Retention
 from mirrorlog.broker.state_keeper import StateKeeper
-from mirrorlog.broker.status import master_status, mirror_status, unavailable_status
+from mirrorlog.broker.status import disk_status, master_status, mirror_status, unavailable_status, with_disk
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.retention import RetentionLimits
 from mirrorlog.config import LogAssignment, Settings
@@ -68,12 +71,16 @@ class Node:
         self._start_id = str(uuid.uuid4())
         self._stopping = asyncio.Event()
         self._failure: MirrorlogError | None = None
-        # Each helper has one kind of work, so that a slow flush delays no read.
-        self._flush_helper = ThreadPoolExecutor(1, "flush")
+        # Each helper has one kind of work, so that a slow flush delays no read, nor the flush of another log.
+        self._flush_helpers = {log.name: ThreadPoolExecutor(1, f"flush-{log.name}") for log in settings.own_logs}
         self._warm_helper = ThreadPoolExecutor(1, "warm")
         self._prepare_helper = ThreadPoolExecutor(1, "prepare", initializer=yield_to_others)
         self._read_helper = ThreadPoolExecutor(2, "read")
         self._index_helper = ThreadPoolExecutor(1, "index")
+        self._disk_helper = ThreadPoolExecutor(1, "disk")
+        self._disk = DiskWatch(settings.node.data_dir, settings.log, helper=self._disk_helper)
+        self._disk.on_measured.append(self._disk_measured)
+        self._retentions: list[Retention] = []
         self._pasts: list[PastKeeper] = []
         self._directory: DataDirectory | None = None
         self._replicas: dict[str, Replica] = {}
@@ -126,6 +133,7 @@ class Node:
         settings = self._settings
         cluster_id = settings.cluster.cluster_id
         self._directory = DataDirectory.open(settings.node.data_dir, cluster_id=cluster_id, node_id=settings.node.id)
+        await self._disk.start()
         for assignment in settings.own_logs:
             await self._open_log(self._directory, assignment)
         accept = AcceptSocketService(
@@ -147,6 +155,7 @@ class Node:
             logs=self._door_logs,
             refusals=self._refusals(),
             requests=Requests(settings, self._door_logs, self._refusals(), self._status),
+            push=accept.push,
         )
         await self._door.start(settings.client_bind)
         # From here on clients are answered, so deadlines must be kept; the door below may take its time.
@@ -178,15 +187,17 @@ class Node:
             self._door.close()
         if self._ha is not None:
             await self._ha.stop()
+        await self._disk.stop()
         await self._close_logs()
         if self._directory is not None:
             self._directory.close()
         for helper in (
-            self._flush_helper,
+            *self._flush_helpers.values(),
             self._warm_helper,
             self._prepare_helper,
             self._read_helper,
             self._index_helper,
+            self._disk_helper,
         ):
             helper.shutdown(wait=True, cancel_futures=True)
         logger.info("node_stopped reason=%r", str(self._failure or "asked to"))
@@ -200,7 +211,7 @@ class Node:
         loop = asyncio.get_running_loop()
         for replica in self._replicas.values():
             try:
-                await loop.run_in_executor(self._flush_helper, replica.close)
+                await loop.run_in_executor(self._flush_helpers[replica.assignment.name], replica.close)
             except MirrorlogError as error:
                 self.fail(error)
 
@@ -230,8 +241,9 @@ class Node:
         replica.on_broken = self.fail
         loop = asyncio.get_running_loop()
         started = loop.time()
+        helper = self._flush_helpers[assignment.name]
         try:
-            await loop.run_in_executor(self._flush_helper, replica.open, directory.log_directory(log_id))
+            await loop.run_in_executor(helper, replica.open, directory.log_directory(log_id))
         except LogUnavailable as error:
             # Other logs of this node go on; this one is refused by its reason until it is repaired.
             logger.error("log_unavailable log=%s reason=%r", assignment.name, str(error))
@@ -265,7 +277,7 @@ class Node:
         epoch = replica.epochs.current + 1
         loop = asyncio.get_running_loop()
         open_epoch = partial(replica.log.open_epoch, epoch, node_id=settings.node.id, start_id=self._start_id)
-        await loop.run_in_executor(self._flush_helper, open_epoch)
+        await loop.run_in_executor(self._flush_helpers[assignment.name], open_epoch)
         mastership = Mastership(
             name=assignment.name,
             own=settings.node.id,
@@ -288,6 +300,7 @@ class Node:
         )
         publisher.log = mastered
         self._publishers.append(publisher)
+        replica.log.keep_reserve(settings.log.reserve)
         StateKeeper(replica, publisher)
         self._mastered[str(replica.log_id)] = mastered
         # The epoch's first batch: its confirm proves that every member follows this mastership (invariant 4).
@@ -296,7 +309,8 @@ class Node:
         mastership.progress.flushed(replica.flushed)
         mastered.progressed(mastership.appended(replica.end))
         logger.info("epoch_opened log=%s epoch=%s offset=%s", assignment.name, epoch, replica.end)
-        self._serve(replica, publisher, lambda: mastered.progressed(mastership.flushed(replica.flushed)))
+        loss = LossKeeper(replica, mastership, helper=self._flush_helpers[assignment.name])
+        self._serve(replica, publisher, lambda: mastered.progressed(mastership.flushed(replica.flushed)), loss.check)
 
     def _mirror(self, replica: Replica) -> None:
         settings = self._settings
@@ -321,16 +335,22 @@ class Node:
         service = HAClientService(
             client=client,
             log=replica,
-            helper=self._flush_helper,
+            helper=self._flush_helpers[replica.assignment.name],
             name=replica.assignment.name,
             frame_bytes_max=max(settings.limits.max_batch_bytes, settings.ha.transfer_batch_bytes),
             limits=settings.limits,
         )
         self._mirrored[str(replica.log_id)] = service
-        elsewhere = ElsewhereLog(replica.assignment.name, master.id, master.client)
+        elsewhere = ElsewhereLog(replica.assignment.name, master)
         self._serve(replica, elsewhere, service.flushed)
 
-    def _serve(self, replica: Replica, publisher: Publisher | ElsewhereLog, flushed: Callable[[], None]) -> None:
+    def _serve(
+        self,
+        replica: Replica,
+        publisher: Publisher | ElsewhereLog,
+        flushed: Callable[[], None],
+        *checks: Callable[[], None],
+    ) -> None:
         settings = self._settings
         loop = asyncio.get_running_loop()
         past = PastKeeper(replica, helper=self._index_helper, failed=self.fail)
@@ -339,26 +359,40 @@ class Node:
             replica, limits=settings.limits, settings=settings.log, past=past, helper=self._read_helper, now=loop.time
         )
         self._door_logs[str(replica.log_id)] = DoorLog(replica, publisher, fetcher, past)
-        checks = [past.wake]
+        checks = (*checks, past.wake)
         if isinstance(publisher, Publisher):
             limits = RetentionLimits(
                 max_age_us=settings.log.retention_ms * 1000 if settings.log.retention_ms is not None else None,
                 max_bytes=settings.log.retention_bytes,
             )
-            checks.append(Retention(replica, publisher, limits=limits, now_us=now_us).check)
+            retention = Retention(replica, publisher, limits=limits, now_us=now_us)
+            self._retentions.append(retention)
+            checks = (*checks, retention.check)
         maintenance = Maintenance(
             replica,
             flush_interval_ms=settings.log.flush_interval_ms,
             flush_bytes=settings.log.flush_bytes,
-            flush_helper=self._flush_helper,
+            flush_helper=self._flush_helpers[replica.assignment.name],
             warm_helper=self._warm_helper,
             prepare_helper=self._prepare_helper,
             flushed=flushed,
             checks=checks,
             failed=self.fail,
         )
+        if self._disk.report is not None:
+            self._disk_measured(self._disk.report)
         maintenance.start()
         self._maintenance.append(maintenance)
+
+    def _disk_measured(self, report: DiskReport) -> None:
+        for publisher in self._publishers:
+            publisher.data_refused = report.refusal
+        for replica in self._replicas.values():
+            if replica.usable:
+                replica.log.allow_bytes(report.allowed_bytes)
+        if report.state is not DiskState.OK and self._settings.log.retention_on_low_disk:
+            for retention in self._retentions:
+                retention.disk_is_low()
 
     # --- facts ---
 
@@ -397,7 +431,8 @@ class Node:
             node_id=self._settings.node.id,
             start_id=self._start_id,
             now_us=wall,
-            logs=logs,
+            logs=with_disk(logs, self._disk.report),
+            disk=disk_status(self._disk.report),
         )
 
     def _readiness(self) -> str:

@@ -14,10 +14,11 @@ from functools import partial
 from typing import TypeVar
 
 from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.index import Run
 from mirrorlog.commitlog.past import Past
 from mirrorlog.commitlog.table_builder import build_table
-from mirrorlog.errors import IndexDoubtful, LogUnavailable, MirrorlogError
+from mirrorlog.errors import DiskFull, IndexDoubtful, LogUnavailable, MirrorlogError
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class PastKeeper:
         self._helper = helper
         self._failed = failed
         self._task: asyncio.Task[None] | None = None
-        self._dropped_below = replica.begin
+        self._waits_for_space = False
 
     def wake(self) -> None:
         """There may be something to do: after a flush, or when the begin has moved."""
@@ -57,15 +58,21 @@ class PastKeeper:
     def _due(self) -> bool:
         if not self._replica.usable:
             return False
-        return self._replica.log.next_to_seal() is not None or self._replica.begin > self._dropped_below
+        return self._replica.log.next_to_seal() is not None or self._begin_due()
 
     async def _work(self) -> None:
         try:
             while self._due():
-                if self._replica.begin > self._dropped_below:
-                    await self._drop(self._replica.begin)
+                if self._begin_due():
+                    await self._move_begin(self._replica.begin_decided)
                 if (segment := self._replica.log.next_to_seal()) is not None:
                     await self._seal(*segment)
+                self._waits_for_space = False
+        except DiskFull as error:
+            # The memory keeps what it has, and the next flush wakes this again.
+            if not self._waits_for_space:
+                logger.warning("past_waits_for_space log=%s reason=%r", self._replica.assignment.name, str(error))
+            self._waits_for_space = True
         except MirrorlogError as error:
             logger.critical("past_failed log=%s reason=%r", self._replica.assignment.name, str(error))
             self._failed(error)
@@ -79,7 +86,10 @@ class PastKeeper:
 
         def make_table() -> None:
             content = build_table(pieces, start=start, end=end, seed=replica.log.seed)
-            replica.log.tables.store(start, end, content)
+            try:
+                replica.log.tables.store(start, end, content)
+            except OSError as error:
+                raise disk_error(error, "write a table in", replica.log.directory) from None
 
         await self._run(make_table)
         await self._run(partial(replica.add_to_past, start))
@@ -87,16 +97,17 @@ class PastKeeper:
         replica.index.evict(end)
         logger.info("segment_sealed log=%s start=%s end=%s", replica.assignment.name, start, end)
 
-    async def _drop(self, begin: int) -> None:
+    def _begin_due(self) -> bool:
         replica = self._replica
-        begins = await self._run(partial(replica.drop_past, begin))
-        index = replica.index
-        # First what is forgotten, then who begins behind it.
-        index.evict(begin)
-        for queue_id in index.queue_ids():
-            begins.setdefault(queue_id, index.hot_begin(queue_id))
-        index.begin_moved(begin, begins)
-        self._dropped_below = begin
+        return replica.begin < replica.begin_decided <= replica.log.state_from
+
+    async def _move_begin(self, begin: int) -> None:
+        replica = self._replica
+        begins = await self._run(partial(replica.begins_behind, begin))
+        if not replica.usable:
+            return
+        replica.begin_moved(begin, begins)
+        await self._run(partial(replica.drop_past, begin))
         logger.info("begin_moved log=%s begin=%s", replica.assignment.name, begin)
 
     async def _ask(self, question: Callable[[Past], _T]) -> _T:

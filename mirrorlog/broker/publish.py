@@ -12,11 +12,12 @@ from typing import NamedTuple, Protocol
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.body import check_uncompressed
 from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Codec, Kind, check_producer_part
-from mirrorlog.config import HaSettings, LimitSettings
+from mirrorlog.config import HaSettings, LimitSettings, Member
 from mirrorlog.errors import (
     BadBatch,
     BadRequest,
     BatchTooLarge,
+    DiskFull,
     FlushDiskTimeout,
     FlushSlaveTimeout,
     MirrorlogError,
@@ -95,6 +96,8 @@ class Publisher:
         self._now_us = now_us
         self.log: MasteredLog | None = None
         self.stopping = False
+        self.data_refused = ""
+        """Why the disk takes no data, while it takes none; what is no data goes on."""
 
     def publish(self, payload: memoryview, reply: Reply, correlation_id: int) -> None:
         """One PRODUCE payload: append its batch and wait for its level. Raises MirrorlogError: nothing was stored."""
@@ -110,6 +113,8 @@ class Publisher:
         if landed is None:
             flags = 0
             self._admit()
+            if self.data_refused:
+                raise DiskFull(self.data_refused)
             landed = _landed(self._replica.append(batch, header, self._now_us()))
         else:
             # Stored already: whatever has happened since, it is wrong to say that nothing was.
@@ -219,10 +224,9 @@ class Publisher:
 class ElsewhereLog:
     """Stands where a Publisher stands, on a node that does not master the log: it refuses and names who does."""
 
-    def __init__(self, name: str, master: str, master_address: str) -> None:
+    def __init__(self, name: str, master: Member) -> None:
         self._name = name
         self._master = master
-        self._address = master_address
 
     def publish(self, payload: memoryview, reply: Reply, correlation_id: int) -> None:
         raise self._refusal()
@@ -235,11 +239,14 @@ class ElsewhereLog:
 
     def _refusal(self) -> NotMaster:
         # A new one each time: an exception keeps the frames of everybody who ever raised it, and what they hold.
-        return NotMaster(
-            f"log {self._name} is written by node {self._master} at {self._address}",
-            master=self._address,
-            node=self._master,
-        )
+        return not_master(self._name, self._master)
+
+
+def not_master(log: str, master: Member) -> NotMaster:
+    """The refusal of a node that does not write the log, with the address of the one that does."""
+    return NotMaster(
+        f"log {log} is written by node {master.id} at {master.client}", master=master.client, node=master.id
+    )
 
 
 def _landed(stamped: BatchHeader) -> Landed:

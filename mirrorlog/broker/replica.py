@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn, cast
 from uuid import UUID
 
 from mirrorlog.commitlog.cold import ColdRead
@@ -30,7 +30,7 @@ from mirrorlog.queues.begins import BeginTracker
 from mirrorlog.queues.changes import QueueState, decode_checkpoint
 from mirrorlog.queues.checkpoint import CheckpointTracker
 from mirrorlog.queues.producers import ProducerTable
-from mirrorlog.queues.registry import QueueRegistry
+from mirrorlog.queues.registry import QueueRegistry, id_base_of
 
 # Plain numbers: comparing with a member of an enum takes a microsecond.
 _NUMBERED: Final = frozenset({int(Kind.DATA), int(Kind.TRANSACTION)})
@@ -44,8 +44,10 @@ class Replica:
         self.assignment = assignment
         self.log_id = log_id
         self._settings = settings
-        self._usable = True
         self._log: CommitLog | None = None
+        self.log: CommitLog = _no_log(assignment.name)
+        """Every use raises LogUnavailable before the log is open, and while the copy begins anew. A plain attribute: it
+        is looked up a dozen times per batch."""
         self._forget_derived()
         self.is_master = assignment.master == settings.node.id
         self.on_appended: list[Callable[[], None]] = []
@@ -58,13 +60,17 @@ class Replica:
         settings = self._settings
         self.index = QueueIndex()
         self.queues = QueueRegistry(
-            queues_max=settings.limits.max_queues, groups_max=settings.limits.max_groups_per_queue
+            queues_max=settings.limits.max_queues,
+            groups_max=settings.limits.max_groups_per_queue,
+            id_base=id_base_of(self.assignment.log_number),
         )
         self.producers = ProducerTable(
             producers_max=settings.limits.max_producers, expiry_us=settings.limits.producer_expiry_ms * 1000
         )
         self.checkpoints = CheckpointTracker()
         self.begins = BeginTracker()
+        self.begin_decided = 0
+        """Where the log begins by what is logged and confirmed; it follows when the index is ready for it."""
         self.past: Past | None = None
 
     def open(self, directory: Path, *, begin: int = 0, epochs: Sequence[Epoch] = ()) -> None:
@@ -80,13 +86,15 @@ class Replica:
             name=self.assignment.name,
             settings=self._settings.log,
             max_batch_bytes=self._settings.limits.max_batch_bytes,
+            number=self.assignment.log_number,
             begin=begin,
             first_epochs=epochs,
             on_past=self._open_past,
             on_batch=self._apply,
             write_through=self.assignment.flush == "disk",
         )
-        self._confirm_derived(self._opened.confirmed)
+        self._confirm_derived(self._log.confirmed)
+        self.log = self._log
 
     def _open_past(self, tables: Tables) -> None:
         """What the tables of the sealed segments say, before the batches behind them come."""
@@ -97,13 +105,6 @@ class Replica:
             )
         for queue_id, (begin, following) in self.past.index.queues().items():
             self.index.set_queue(queue_id, begin=begin, next_offset=following)
-
-    @property
-    def log(self) -> CommitLog:
-        """Raises LogUnavailable while the copy begins anew."""
-        if not self._usable:
-            raise LogUnavailable(f"this copy of log {self.assignment.name} begins anew; ask again")
-        return self._opened
 
     @property
     def _opened(self) -> CommitLog:
@@ -191,12 +192,12 @@ class Replica:
 
     def begin_anew(self) -> None:
         """Mirror: `align` is about to set this copy aside; until `aligned` nobody can use it."""
-        self._usable = False
+        self.log = _no_log(self.assignment.name)
 
     @property
     def usable(self) -> bool:
         """Whether there is a log to work on; not while the copy begins anew."""
-        return self._usable
+        return isinstance(self.log, CommitLog)
 
     def align(self, log_offset: int, epochs: Sequence[Epoch], *, anew: bool = False) -> None:
         """Mirror: cut at `log_offset` if the copy reaches beyond, take over `epochs`; blocking, on disk afterwards.
@@ -209,6 +210,9 @@ class Replica:
             self.log.truncate(log_offset, epochs)
         else:
             self.log.adopt_epochs(epochs)
+        if not anew:
+            # What it lost it will be sent again: all that it acks from here on it has.
+            self.log.settle_loss()
 
     def _open_anew(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
         """An empty copy in the place of this one."""
@@ -224,14 +228,19 @@ class Replica:
 
     def aligned(self) -> None:
         """After `align`, back on the loop: what was derived from cut bytes goes too."""
-        self._usable = True
+        self.log = self._opened
         for derived in (self.index, self.queues, self.checkpoints, self.begins):
             derived.cut(self.log.end)
 
     def align_failed(self, error: Exception) -> None:
-        """After `align` raised, back on the loop: a disk that failed in it ends the node too."""
+        """After `align` raised, back on the loop: a disk that failed in it ends the node too, and so does a copy that
+        could not begin anew: a start tries again."""
         if isinstance(error, DiskFailed):
             self.on_broken(error)
+        elif not self.usable:
+            self.on_broken(
+                error if isinstance(error, MirrorlogError) else MirrorlogError(f"cannot begin anew: {error}")
+            )
 
     def ask_flush(self) -> None:
         """A confirm waits for this disk."""
@@ -247,18 +256,46 @@ class Replica:
             except IndexDoubtful:
                 self.rebuild_past()
 
-    def drop_past(self, begin: int) -> dict[int, int]:
-        """Forget the segments that end at or below `begin`; blocking. The first queue offset of each queue that the
-        past still has."""
+    def begins_behind(self, begin: int) -> dict[int, int]:
+        """The first queue offset that the past has of each queue at or behind `begin`; blocking. Nothing is changed."""
+        with self._disk_named("index"):
+            try:
+                return self._begins_behind(begin)
+            except IndexDoubtful:
+                self.rebuild_past()
+                return self._begins_behind(begin)
+
+    def _begins_behind(self, begin: int) -> dict[int, int]:
+        past = self._open_index()
+        found: dict[int, int] = {}
+        for queue_id, first in past.index.begins().items():
+            place = past.index.segment_of(queue_id, first)
+            while place is not None and past.tables.heads[place.segment].end <= begin:
+                place = past.index.segment_of(queue_id, place.next)
+            if place is not None:
+                found[queue_id] = place.base
+        return found
+
+    def begin_moved(self, begin: int, begins: dict[int, int]) -> None:
+        """Log and index begin there from now on, at once, so that nobody is told of what cannot be read. `begins`: as
+        `begins_behind` gives them; the other queues begin in memory."""
+        self.log.move_begin(begin)
+        index = self.index
+        # First what is forgotten, then who begins behind it.
+        index.evict(begin)
+        for queue_id in index.queue_ids():
+            begins.setdefault(queue_id, index.hot_begin(queue_id))
+        index.begin_moved(begin, begins)
+
+    def drop_past(self, begin: int) -> None:
+        """Forget the segments that end at or below `begin`; blocking."""
         with self._disk_named("index"):
             past = self._open_index()
             try:
                 for start in [start for start, head in past.tables.heads.items() if head.end <= begin]:
                     past.drop(start)
-                return past.index.begins()
             except IndexDoubtful:
                 self.rebuild_past()
-                return self._open_index().index.begins()
 
     def rebuild_past(self) -> None:
         """Make the index anew from the tables, and tables that are damaged from their segments; blocking."""
@@ -352,8 +389,22 @@ class Replica:
         self._opened.set_state_from(self.checkpoints.state_from)
         gained = self.index.confirm(log_offset)
         if (begin := self.begins.confirm(log_offset)) is not None:
-            self._opened.move_begin(begin)
+            self.begin_decided = max(self.begin_decided, begin)
         return gained
+
+
+class _NoLog:
+    """Stands where a log will be."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        raise LogUnavailable(f"this copy of log {self._name} begins anew; ask again")
+
+
+def _no_log(name: str) -> CommitLog:
+    return cast(CommitLog, _NoLog(name))
 
 
 def _free_name(directory: Path) -> Path:

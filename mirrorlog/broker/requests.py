@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol, get_args
 from uuid import uuid4
 
 from mirrorlog.broker.past_keeper import PastKeeper
-from mirrorlog.broker.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.publish import ElsewhereLog, Publisher, not_master
 from mirrorlog.broker.replica import Replica
-from mirrorlog.config import Settings
+from mirrorlog.config import Flush, LogAssignment, Settings
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError
 from mirrorlog.queues.changes import PositionCommitted
 from mirrorlog.queues.registry import Queue, no_such_queue
@@ -94,7 +94,7 @@ class Requests:
         return self._as_metadata(found, missing)
 
     def _declare(self, message: DeclareQueue, respond: Respond) -> Message | None:
-        log = self._home(message.name)
+        log = self._home(message)
         batch = log.replica.queues.declare(message.name, message.arguments, incarnation=uuid4().hex)
         if batch is not None and len(batch) > DECLARATION_BYTES_MAX:
             raise BadRequest(f"a declaration of {len(batch)} bytes is above the limit of {DECLARATION_BYTES_MAX}")
@@ -165,14 +165,22 @@ class Requests:
 
     # --- inside ---
 
-    def _home(self, name: str) -> ServedLog:
-        """The log of a queue; a new queue goes to the first log that this node masters, else to its first log."""
-        if (place := self._place(name)) is not None:
+    def _home(self, message: DeclareQueue) -> ServedLog:
+        """The log of a queue; a new one goes to the first log of the cluster with the flush mode that it asks for.
+
+        The first one whoever is asked, so that a declaration that is repeated at another node makes no second queue.
+        Raises BadRequest when no log has that mode, NotMaster, or why that log is not served.
+        """
+        if (place := self._place(message.name)) is not None:
             return place[0]
-        logs = sorted(self._logs.values(), key=lambda log: not log.replica.is_master)
-        if not logs:
-            raise self._unavailable()
-        return logs[0]
+        cluster = self._settings.cluster
+        assignment = _home_of(cluster.logs, message.arguments.get("flush"))
+        log_id = str(cluster.log_id(assignment))
+        if log_id in self._refusals:
+            raise self._refusals[log_id].with_traceback(None)  # shared: it must not collect its raisers' frames
+        if log_id not in self._logs:
+            raise not_master(assignment.name, cluster.member(assignment.master))
+        return self._logs[log_id]
 
     def _find(self, name: str) -> tuple[ServedLog, Queue]:
         """Raises NoSuchQueue, or why a log that may have the queue is not served."""
@@ -225,3 +233,15 @@ class Requests:
             queues=queues,
             missing=missing,
         )
+
+
+def _home_of(logs: Sequence[LogAssignment], flush: object) -> LogAssignment:
+    """Raises BadRequest. A mode that is none is for the registry to refuse."""
+    if flush not in get_args(Flush):
+        return logs[0]
+    for log in logs:
+        if log.flush == flush:
+            return log
+    raise BadRequest(
+        f"no log of this cluster has flush = {flush!r}; add one that has to [[cluster.logs]] of every node"
+    )

@@ -25,17 +25,30 @@ class Retention:
         self._limits = limits
         self._now_us = now_us
         self._asked = 0
+        self._disk_low = False
+
+    def disk_is_low(self) -> None:
+        """The next check frees the oldest segment too.
+
+        One per measurement: it takes a moment until what goes is seen on the disk, and more would go for nothing.
+        """
+        self._disk_low = True
 
     def check(self) -> None:
         """Move the begin if anything can go; after a flush, a few times a second at most."""
         log = self._replica.log
+        segments, known = log.segments(), max(log.begin, self._asked)
+        limits = self._limits
+        if self._disk_low:
+            limits = limits.without_oldest(segments, begin=known, end=log.end)
+            self._disk_low = False
         begin = next_begin(
-            log.segments(),
-            begin=max(log.begin, self._asked),
+            segments,
+            begin=known,
             end=log.end,
             at_most=min(log.confirmed, log.state_from),
             now_us=self._now_us(),
-            limits=self._limits,
+            limits=limits,
         )
         if begin is None or self._publisher.stopping:
             return

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from mirrorlog.broker.disk_limits import DiskReport
 from mirrorlog.broker.replica import Replica, UnavailableReplica
 from mirrorlog.errors import LogUnavailable
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.mastership import Mastership
-from mirrorlog.wire.messages import GroupStatus, LogStatus, MirrorStatus, Position, QueueStatus
+from mirrorlog.wire.messages import DiskStatus, GroupStatus, LogStatus, MirrorStatus, Position, QueueStatus
 
 if TYPE_CHECKING:
     from mirrorlog.ha.client_service import HAClientService
@@ -60,6 +63,25 @@ def unavailable_status(replica: UnavailableReplica, *, role: str, state: str = "
         queues=[],
         groups=[],
     )
+
+
+def disk_status(report: DiskReport | None) -> DiskStatus | None:
+    """The disk of the data directory."""
+    if report is None:
+        return None
+    return DiskStatus(
+        state=report.state.value,
+        reason=report.warning,
+        free_bytes=report.space.free_bytes,
+        size_bytes=report.space.size_bytes,
+    )
+
+
+def with_disk(logs: Sequence[LogStatus], report: DiskReport | None) -> list[LogStatus]:
+    """What is wrong with the disk is the reason of every log for which nothing else is to be told."""
+    if report is None or not report.warning:
+        return list(logs)
+    return [log if log.reason else msgspec.structs.replace(log, reason=report.warning) for log in logs]
 
 
 def _log(replica: Replica, *, role: str, state: str, reason: str, mirrors: list[MirrorStatus]) -> LogStatus:

@@ -87,6 +87,11 @@ class Collector:
         if (batch := self.take()) is not None:
             self._sender.add(batch)
 
+    def close_if_idle(self) -> None:
+        """Send the open batch now if none of the queue is on its way."""
+        if self.batch is not None and self._sender.idle:
+            self.close()
+
     def send(self, batch: PendingBatch) -> None:
         """Send a batch that was made elsewhere, behind the open one."""
         self.close()

@@ -200,6 +200,9 @@ class Connection:
         elif (answered := self._waiting.pop(frame_.correlation_id, None)) is not None:
             answered(_failure(frame_) if frame_.type == FrameType.ERROR else frame_)
 
+    def handled(self) -> None:
+        pass
+
     def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
         """Where its reader wants the answer to a fetch; what nobody waits for any more goes where it will."""
         room = self._rooms.get(correlation_id)

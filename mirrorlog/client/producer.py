@@ -175,6 +175,8 @@ class Producer:
                 break
             except Overloaded:
                 await self._window.room()
+        # Who awaits one record does not wait for the loop to turn: others may join the next batch meanwhile.
+        self._collector.close_if_idle()
         return await delivery
 
     def send_nowait(

@@ -55,6 +55,16 @@ _NO_HEADER: Final = bytes(HEADER_SIZE)
 _ZEROS: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
+# Plain numbers: an operation with a member of an enum takes a microsecond, and a body is parsed for every batch.
+_VALUES_VALIDITY: Final = int(Column.VALUES_VALIDITY)
+_KEYS: Final = int(Column.KEYS)
+_KEYS_VALIDITY: Final = int(Column.KEYS_VALIDITY)
+_HEADERS: Final = int(Column.HEADERS)
+_HEADER_VALUES_VALIDITY: Final = int(Column.HEADER_VALUES_VALIDITY)
+_TIMESTAMPS: Final = int(Column.TIMESTAMPS)
+_TIMESTAMPS_VALIDITY: Final = int(Column.TIMESTAMPS_VALIDITY)
+
+
 class Record(NamedTuple):
     """One message as a producer gives it. `timestamp_us`: event time, µs UTC."""
 
@@ -169,16 +179,16 @@ def parse_body(body: memoryview, *, record_count: int, columns: int) -> Body:
     are missing, or when bytes are left over.
     """
     cursor = _Cursor(body)
-    values = cursor.binary(record_count, bool(columns & Column.VALUES_VALIDITY), "value")
+    values = cursor.binary(record_count, bool(columns & _VALUES_VALIDITY), "value")
     keys = None
-    if columns & Column.KEYS:
-        keys = cursor.binary(record_count, bool(columns & Column.KEYS_VALIDITY), "key")
+    if columns & _KEYS:
+        keys = cursor.binary(record_count, bool(columns & _KEYS_VALIDITY), "key")
     headers = None
-    if columns & Column.HEADERS:
-        headers = cursor.headers(record_count, bool(columns & Column.HEADER_VALUES_VALIDITY))
+    if columns & _HEADERS:
+        headers = cursor.headers(record_count, bool(columns & _HEADER_VALUES_VALIDITY))
     timestamps = None
-    if columns & Column.TIMESTAMPS:
-        timestamps = cursor.timestamps(record_count, bool(columns & Column.TIMESTAMPS_VALIDITY))
+    if columns & _TIMESTAMPS:
+        timestamps = cursor.timestamps(record_count, bool(columns & _TIMESTAMPS_VALIDITY))
     if cursor.at != len(body):
         raise BadBatch(f"the columns end at byte {cursor.at}, the body at {len(body)}")
     return Body(values, keys, headers, timestamps)

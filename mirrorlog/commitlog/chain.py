@@ -23,13 +23,15 @@ from pathlib import Path
 from typing import Final
 
 from mirrorlog.commitlog.files import File, Files, disk_error
-from mirrorlog.commitlog.format import HEADER_SIZE
-from mirrorlog.commitlog.prepare import Preparer, spare_path
+from mirrorlog.commitlog.format import HEADER_SIZE, KIND_AT, Kind
+from mirrorlog.commitlog.prepare import Preparer
 from mirrorlog.commitlog.scan import zero_out
-from mirrorlog.commitlog.segment import FreedFile, Segment, make_spare_file, pin_of, segment_name
+from mirrorlog.commitlog.segment import FreedFile, Segment, SpareFile, pin_of, segment_name
 from mirrorlog.errors import BatchTooLarge, DiskFailed
 
 _END_MARK: Final = bytes(HEADER_SIZE)
+# Plain numbers: comparing with a member of an enum takes a microsecond.
+_DATA: Final = frozenset({int(Kind.DATA), int(Kind.TRANSACTION)})
 
 
 def _end_mark(active: Segment, length: int) -> bytes:
@@ -40,13 +42,15 @@ def _end_mark(active: Segment, length: int) -> bytes:
 class SegmentChain:
     """At least one segment; the last one is active. `stalls`: rolls that found no spare file ready.
 
+    `reserve_bytes`: data is refused rather than stored in the last so many bytes of a segment while no next one is
+    there (see docs/decisions/0014); 0 for a mirror, which takes what its master has taken.
     A segment stays mapped while it ends within `kept_mapped_bytes` of the log's end: that is where mirrors read.
     `directory_changes` counts made, renamed and removed names, so that a flush knows whether to sync the directory.
     """
 
     __slots__ = (
         "_files", "_kept_mapped_bytes", "_preparer", "_retired", "_starts", "_write_through", "directory",
-        "directory_changes", "segments", "stalls",
+        "directory_changes", "reserve_bytes", "segments", "stalls",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +71,7 @@ class SegmentChain:
         self.directory = directory
         self.directory_changes = 0
         self.stalls = 0
+        self.reserve_bytes = 0
         self.segments: list[Segment] = list(segments)
         self._starts = [segment.start for segment in segments]
 
@@ -101,8 +106,8 @@ class SegmentChain:
         Raises BatchTooLarge, DiskFull or DiskFailed; nothing counts as stored then.
         """
         length = len(header) + len(body)
-        if length > self.active.room:
-            self._roll(length)
+        if length + self.reserve_bytes > self.active.room:
+            self._make_room(length, self.reserve_bytes if header[KIND_AT] in _DATA else 0)
         active = self.active
         at = active.end - active.start
         mark = _end_mark(active, length)
@@ -159,22 +164,33 @@ class SegmentChain:
         """Make the file of an empty log. Raises BatchTooLarge, DiskFull or DiskFailed."""
         self._add(start)
 
-    def _roll(self, length: int) -> None:
-        if length > self._preparer.segment_bytes:
-            raise BatchTooLarge(
-                f"a batch of {length} bytes is above log.segment_bytes ({self._preparer.segment_bytes})"
-            )
-        self._add(self.end)
+    def _make_room(self, length: int, reserve: int) -> None:
+        """Roll if a batch of `length` bytes does not fit; before it takes of the reserve, have the next file ready.
 
-    def _add(self, start: int) -> None:
-        path = self.directory / segment_name(start)
+        So there is always room for a batch that is no data: in the reserve, or in a file that is there already.
+        """
+        if length > self.active.room:
+            if length > self._preparer.segment_bytes:
+                raise BatchTooLarge(
+                    f"a batch of {length} bytes is above log.segment_bytes ({self._preparer.segment_bytes})"
+                )
+            self._add(self.end, for_data=reserve > 0)
+        if length + reserve > self.active.room and self._preparer.spare is None:
+            self._preparer.spare = self._make_file(self.end, for_data=True)
+
+    def _make_file(self, start: int, *, for_data: bool) -> SpareFile:
+        """Make the next file here and now. Raises DiskFull or DiskFailed."""
+        if for_data:
+            self._preparer.check_allowed()
+        self.stalls += bool(self.segments)
         try:
-            spare = self._preparer.take()
-            if spare is None:
-                self.stalls += bool(self.segments)
-                spare = make_spare_file(self._files, spare_path(self.directory), self._preparer.segment_bytes)
+            return self._preparer.make()
         except OSError as error:
-            raise disk_error(error, "make the next segment", path) from None
+            raise disk_error(error, "make the next segment", self.directory / segment_name(start)) from None
+
+    def _add(self, start: int, *, for_data: bool = False) -> None:
+        path = self.directory / segment_name(start)
+        spare = self._preparer.take() or self._make_file(start, for_data=for_data)
         try:
             # Named before its first byte is stored: a crash of the process never leaves batches in a spare.
             self._files.rename(spare.path, path)

@@ -49,7 +49,8 @@ def assess(files: Files, rules: Rules, *, place: int, reason: str, stretches: Se
         with closing(files.open(stretch.path)) as file:
             reader = BlockReader(file)
             for run in _valid_runs(reader, stretch, rules):
-                first, last = first or run, run
+                if run[0] >= place:
+                    first, last = first or run, run
             nonzero = max(nonzero, stretch.start + nonzero_end(reader, stretch.at))
     if first is None or last is None:
         return Damage(Range(place, nonzero, reason), None)

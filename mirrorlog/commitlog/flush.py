@@ -69,7 +69,8 @@ class Flusher:
         self._files = files
         self._checkpoints = checkpoints
         self._directory = checkpoints.path.parent
-        self._synced_changes = 0
+        # Not that of the chain: names that a process made before it was killed are to be synced too.
+        self._synced_changes = -1
         self.lock = threading.Lock()
         self.flushed = flushed
         self.generation = 0

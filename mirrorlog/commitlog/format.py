@@ -60,10 +60,13 @@ _BROKER_PART = struct.Struct("<QQqIII")
 _PRODUCER_PART = struct.Struct("<IIIIIBBBBHHQIIQq")
 _HEADER_CRC = struct.Struct("<I")
 
+_LENGTH = struct.Struct("<I")
+_LENGTH_AT: Final = 44
 _HEADER_CRC_AT: Final = 32
 _CRC_AT: Final = 36
 _CRC_COVERS_FROM: Final = 40
 MAGIC_AT: Final = 40
+KIND_AT: Final = 57
 
 assert _HEADER.size == HEADER_SIZE
 assert _BROKER_PART.size == _CRC_AT
@@ -166,6 +169,11 @@ def read_header(buffer: Buffer, at: int = 0) -> BatchHeader:
     if len(buffer) - at < HEADER_SIZE:
         raise BadBatch(f"a batch header needs {HEADER_SIZE} bytes, {max(0, len(buffer) - at)} are there")
     return BatchHeader._make(_HEADER.unpack_from(buffer, at))
+
+
+def batch_length(batch: Buffer) -> int:
+    """What the header of a batch says of its length, unchecked; 0 when there is no whole header."""
+    return _LENGTH.unpack_from(batch, _LENGTH_AT)[0] if len(batch) >= HEADER_SIZE else 0
 
 
 def write_producer_part(

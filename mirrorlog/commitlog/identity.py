@@ -14,6 +14,9 @@ from mirrorlog.commitlog.files import Files, read_file, replace_file
 from mirrorlog.errors import ForeignDirectory
 
 FORMAT_VERSION: Final = 1
+NUMBER: Final = "number"
+"""Of a log in its cluster. It came later: a file without it means 0."""
+
 _BYTES_MAX: Final = 64 * 1024
 
 
@@ -34,10 +37,24 @@ def check_identity(files: Files, path: Path, identity: Mapping[str, str | int]) 
     if not isinstance(found, dict):
         raise ForeignDirectory(f"{path} is no JSON object; it does not name a directory of mirrorlog")
     for key, expected in identity.items():
-        if found.get(key) != expected:
+        if key == NUMBER:
+            _check_number(path, found, int(expected))
+        elif found.get(key) != expected:
             raise ForeignDirectory(
                 f"{path.parent} belongs to {key} {found.get(key)!r}, this is {key} {expected!r}; "
                 "give each node a data directory of its own",
                 found=str(found.get(key)),
                 expected=str(expected),
             )
+
+
+def _check_number(path: Path, found: Mapping[str, object], expected: int) -> None:
+    """All queue ids of the log carry its number."""
+    number = found.get(NUMBER, 0)
+    if number != expected:
+        raise ForeignDirectory(
+            f"log {found.get('name')!r} has number {number!r} in {path} and {expected} in [[cluster.logs]], "
+            f"which was put in another order; write number = {number} for it there, on every node",
+            found=str(number),
+            expected=str(expected),
+        )

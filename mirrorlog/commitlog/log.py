@@ -9,7 +9,8 @@ alone. Rejected: a lock around every method (it would be taken for each batch, t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,11 +18,11 @@ from uuid import UUID
 
 from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.cold import ColdRead
-from mirrorlog.commitlog.epochs import EpochLike, EpochList, store_epochs
+from mirrorlog.commitlog.epochs import EpochLike, EpochList, load_epochs, store_epochs
 from mirrorlog.commitlog.files import OS_FILES, Files, disk_error
 from mirrorlog.commitlog.flush import FlushJob
-from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, log_seed, read_header, stamp
-from mirrorlog.commitlog.identity import FORMAT_VERSION
+from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, batch_length, log_seed, read_header, stamp
+from mirrorlog.commitlog.identity import FORMAT_VERSION, NUMBER
 from mirrorlog.commitlog.ingest import check_run
 from mirrorlog.commitlog.opening import FirstState, OnPast, OpenedLog, open_directory
 from mirrorlog.commitlog.prepare import PrepareJob
@@ -36,6 +37,7 @@ from mirrorlog.errors import (
     BadBatch,
     BadRequest,
     DiskFailed,
+    DiskFull,
     IndexDoubtful,
     LogUnavailable,
     MirrorlogError,
@@ -87,6 +89,7 @@ class CommitLog:
         self._warmer = opened.warmer
         self._preparer = opened.preparer
         self.tables = opened.tables
+        self._loss = opened.loss
         self._confirmed = opened.confirmed
         self._state_from = opened.state_from
         self._closed = False
@@ -103,6 +106,7 @@ class CommitLog:
         max_batch_bytes: int,
         on_batch: OnBatch,
         on_past: OnPast = _nothing,
+        number: int = 0,
         begin: int = 0,
         first_epochs: Iterable[EpochLike] = (),
         write_through: bool = False,
@@ -111,13 +115,16 @@ class CommitLog:
         """Open the log in `directory`, made when absent; blocking. `on_past` is given the tables of the sealed
         segments, then `on_batch` every batch behind them; together that is what the log holds.
 
+        `number`: of the log in its cluster, kept with it.
         `begin`, `first_epochs`: of a log that is made now, a mirror's that starts behind the log's first byte.
         `write_through`: its confirms wait for the disk, so batches are stored by pwrite (see `chain`).
         `max_batch_bytes` limits what a mirror takes in; what is stored already may be larger.
-        Raises ForeignDirectory, LogCorrupt (nothing was changed on disk), DiskFull or DiskFailed.
+        Raises ForeignDirectory, LogCorrupt (nothing was changed on disk but tables, which are derived), DiskFull or
+        DiskFailed.
         """
         identity: dict[str, str | int] = {
             "format_version": FORMAT_VERSION, "cluster_id": str(cluster_id), "log_id": str(log_id), "name": name,
+            NUMBER: number,
         }  # fmt: skip
         try:
             opened = open_directory(
@@ -202,9 +209,8 @@ class CommitLog:
         before an epoch was opened, DiskFull, DiskFailed, LogUnavailable; nothing has changed then.
         """
         self._require_writable()
-        length = len(batch)
-        if read_header(batch).length != length:
-            raise BadBatch(f"{length} bytes are not one batch: its header says {read_header(batch).length}")
+        if batch_length(batch) != len(batch):
+            raise BadBatch(f"{len(batch)} bytes are not one batch: its header says {batch_length(batch)}")
         self._check_epoch_open()
         append_time_us = max(append_time_us, self.last_append_time_us)
         header = bytearray(batch[:HEADER_SIZE])
@@ -271,15 +277,31 @@ class CommitLog:
 
     def drop_placed(self, run: memoryview) -> None:
         """Mirror: what was received there will not be kept. Zeros end a log; bytes that are no batch look torn."""
-        run[:] = bytes(len(run))
+        # From the back, in steps smaller than any batch: a process that is killed in it leaves whole batches in front,
+        # and never one behind bytes that are none.
+        for end in range(len(run), 0, -HEADER_SIZE):
+            begin = max(0, end - HEADER_SIZE)
+            run[begin:end] = bytes(end - begin)
 
     def _undo_run(self, log_offset: int, error: MirrorlogError) -> None:
         """A roll inside a run failed: what was placed before it goes, since nobody was told of its headers."""
         if isinstance(error, DiskFailed):
             self._flusher.fail(error)
         if self.end != log_offset:
-            with self._flusher.disk("undo an append in"):
+            # Else batches stand there that nobody was told of, and the log cannot go on behind them.
+            with self._whole("undo an append in"):
                 self._chain.cut(log_offset)
+
+    @contextmanager
+    def _whole(self, what: str) -> Iterator[None]:
+        """What must not end half done: a full disk is a failure here. Raises DiskFailed."""
+        try:
+            with self._flusher.disk(what):
+                yield
+        except (DiskFull, DiskFailed) as error:
+            failed = DiskFailed(error.message, **error.details)
+            self._flusher.fail(failed)
+            raise failed from None
 
     def _check_epoch_open(self) -> None:
         if not self.epochs.current or self.epochs.at(self.end) != self.epochs.current:
@@ -395,13 +417,22 @@ class CommitLog:
             flushed = min(self.flushed, log_offset)
             self._flusher.lower(Checkpoint(self.begin, flushed, self._confirmed, self._state_from))
             self._store_epochs(epochs)
-            self._chain.cut(log_offset)
+            # With the new list and the old bytes the log would speak of a history that never was.
+            with self._whole("truncate"):
+                self._chain.cut(log_offset)
             # A flush that the loop asked for meanwhile has the old end as its target.
             self._flusher.void()
             self._cooled()
 
     def _store_epochs(self, epochs: EpochList) -> None:
-        store_epochs(self._files, self.directory, epochs)
+        try:
+            store_epochs(self._files, self.directory, epochs)
+        except OSError:
+            # Appended under the old list, batches would not count under the new one.
+            with self._whole("store the epochs of"):
+                if load_epochs(self._files, self.directory) != self.epochs:
+                    raise
+            raise
         self.epochs = epochs
 
     # --- Disk work ----------------------------------------------------------------------------------------------
@@ -438,15 +469,25 @@ class CommitLog:
     def complete_warm(self, job: WarmJob) -> None:
         self._warmer.complete(job)
 
-    def start_prepare(self) -> PrepareJob | None:
+    def start_prepare(self, *, idle: bool = True) -> PrepareJob | None:
         """A job that makes a spare file or brings pages far ahead into memory; None when nothing is due or one is out.
 
-        It may be slow, so it belongs on a helper of its own.
+        It may be slow, so it belongs on a helper of its own. `idle`: nothing was appended for a while.
         """
-        return self._preparer.start(self._chain.active) if self.state is LogState.OPEN else None
+        return self._preparer.start(self._chain.active, idle=idle) if self.state is LogState.OPEN else None
 
     def complete_prepare(self, job: PrepareJob) -> None:
         self._preparer.complete(job)
+
+    def keep_reserve(self, size: int) -> None:
+        """Master: data leaves the last `size` bytes of a segment to other batches while no next segment is there."""
+        self._chain.reserve_bytes = size
+
+    def allow_bytes(self, size: int) -> None:
+        """How much of the disk may be taken by new files for data, as it was just measured; below a segment's size
+        none is made ahead, and data that needs one is refused with DiskFull."""
+        self._preparer.allowed_bytes = size
+        self._preparer.allow()
 
     # --- Into the past ------------------------------------------------------------------------------------------
 
@@ -462,14 +503,27 @@ class CommitLog:
         return None
 
     def seal(self, end: int) -> None:
-        """The segment that ends there has its table, and whoever keeps an index has it from that."""
-        segment = next(segment for segment in self._chain.segments if segment.end == end)
-        segment.sealed = True
-        segment.borders = array("Q")
+        """The segment that ends there has its table, and whoever keeps an index has it from that. It may have been
+        freed meanwhile."""
+        for segment in self._chain.segments[:-1]:
+            if segment.end == end:
+                segment.sealed = True
+                segment.borders = array("Q")
+
+    def settle_loss(self) -> None:
+        """This copy has been compared with the others: it counts as complete again; blocking. Raises DiskFull,
+        DiskFailed."""
+        with self._flusher.disk("settle the loss of"):
+            self._loss.settle()
 
     def check_table(self, start: int) -> None:
-        """Make the table of a sealed segment anew if it is damaged; blocking. Raises LogCorrupt and OSError."""
-        segment = self._chain.find(start)
+        """Make the table of a sealed segment anew if it is damaged, and remove that of one below the begin; blocking.
+        Raises LogCorrupt and OSError."""
+        segment = next((each for each in self._chain.segments if each.start == start), None)
+        # One made now would be empty, and be believed where a crash takes the begin back.
+        if segment is None or segment.end <= self.begin:
+            self.tables.remove(start)
+            return
         try:
             with SegmentTable.open(
                 self._files, segment.path.with_name(table_name(start)), start=start, end=segment.end, seed=self.seed

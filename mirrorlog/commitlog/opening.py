@@ -5,6 +5,7 @@ epochs          see `epochs`
 checkpoint      see `checkpoint`
 <20 digits>     segments, see `chain`
 <digits>.table  where the batches of a sealed segment stand, see `table`
+lossy           what a recovery lost that nobody has acted on yet, see `loss`
 index/          which segment holds which records, see `past`
 spare-<n>       a file prepared for the next segment, see `prepare`
 """
@@ -25,6 +26,7 @@ from mirrorlog.commitlog.epochs import EpochList, load_epochs, store_epochs
 from mirrorlog.commitlog.files import Files
 from mirrorlog.commitlog.flush import Flusher
 from mirrorlog.commitlog.identity import check_identity, write_identity
+from mirrorlog.commitlog.loss import Loss
 from mirrorlog.commitlog.prepare import Preparer
 from mirrorlog.commitlog.recovery import Recovery, RecoveryReport
 from mirrorlog.commitlog.scan import OnBatch, Rules
@@ -32,10 +34,11 @@ from mirrorlog.commitlog.segment import segment_start
 from mirrorlog.commitlog.tables import Tables
 from mirrorlog.commitlog.warmer import Warmer
 from mirrorlog.config import LogSettings
-from mirrorlog.errors import ForeignDirectory, LogCorrupt
+from mirrorlog.errors import ForeignDirectory, IndexDoubtful, LogCorrupt
 
 OnPast = Callable[[Tables], None]
-"""Called once, before any batch, with the tables of the segments whose batches are not given."""
+"""Called before any batch, with the tables of the segments whose batches are not given; again, when it raises
+IndexDoubtful, after all of them were checked and damaged ones made anew."""
 
 IDENTITY_NAME: Final = "log.json"
 NO_CHECKPOINT: Final = (
@@ -52,6 +55,7 @@ class OpenedLog:
     warmer: Warmer
     preparer: Preparer
     tables: Tables
+    loss: Loss
     epochs: EpochList
     report: RecoveryReport
     confirmed: int
@@ -81,7 +85,7 @@ def open_directory(
 ) -> OpenedLog:
     """Make or recover the log in `directory`.
 
-    Raises ForeignDirectory, LogCorrupt (then nothing was changed), DiskFull and OSError.
+    Raises ForeignDirectory, LogCorrupt (then nothing was changed but tables, which are derived), DiskFull and OSError.
     """
     _prepare(files, directory, identity, log_id, first)
     epochs = _load_epochs(files, directory)
@@ -94,8 +98,20 @@ def open_directory(
         files, directory, Rules(seed, epochs), recorded or Checkpoint(_first_start(files, directory), 0, 0), tables
     )
     recovery.take_sealed()
-    on_past(tables)
+    try:
+        on_past(tables)
+    except IndexDoubtful:
+        recovery.check_tables()
+        on_past(tables)
     recovery.scan(on_batch)
+    loss = Loss(files, directory)
+    # What is believed must be on disk before anything is done because of it: a killed process may have written it only,
+    # the names of the epoch list and of files included.
+    files.fsync_directory(directory)
+    if checkpoints is not None and recorded is not None:
+        checkpoints.write_both(recorded)
+    if recovery.report(()).lossy:
+        loss.note(recovery.report(()))
     recovery.repair()
     begin, flushed, confirmed, state = recovery.recorded
     checkpoint = Checkpoint(begin, min(flushed, recovery.end), min(confirmed, recovery.end), min(state, recovery.end))
@@ -120,7 +136,8 @@ def open_directory(
         preparer=preparer,
         tables=tables,
         epochs=epochs,
-        report=recovery.report(warnings),
+        report=loss.told(recovery.report(warnings)),
+        loss=loss,
         confirmed=checkpoint.confirmed,
         state_from=checkpoint.state,
         last_append_time_us=recovery.last_append_time_us,

@@ -21,10 +21,13 @@ from typing import Final
 
 from mirrorlog.commitlog.files import File, Files
 from mirrorlog.commitlog.segment import FreedFile, Segment, SpareFile, make_spare_file, recycle_file
+from mirrorlog.errors import DiskFull
 
 SPARE_PREFIX: Final = "spare-"
 STEP_BYTES: Final = 16 * 1024 * 1024
 PIECE_BYTES: Final = 1024 * 1024
+BUSY_BYTES: Final = 64 * 1024 * 1024
+"""How far ahead is prepared while the log grows."""
 
 # Never the same name twice in a process: a job of a log that was closed meanwhile cannot touch its successor's file.
 _numbers = itertools.count(1)
@@ -91,22 +94,31 @@ class Preparer:
     there, it is removed.
     """
 
-    __slots__ = ("_files", "_freed", "_pending", "_refused", "directory", "prepare_bytes", "segment_bytes", "spare")
+    __slots__ = (
+        "_files", "_freed", "_pending", "_refused", "allowed_bytes", "directory", "prepare_bytes", "segment_bytes",
+        "spare",
+    )  # fmt: skip
 
     def __init__(self, files: Files, directory: Path, *, segment_bytes: int, prepare_bytes: int) -> None:
         self._files = files
         self._freed: list[FreedFile] = []
         self._pending: PrepareJob | None = None
         self._refused = False
+        self.allowed_bytes: int | None = None
+        """How much of the disk new files for data may still take, as it was last measured; None: all that there is."""
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.prepare_bytes = prepare_bytes
         self.spare: SpareFile | None = None
 
-    def start(self, active: Segment) -> PrepareJob | None:
-        """The next job, or None when all is prepared or one is out already."""
+    def start(self, active: Segment, *, idle: bool) -> PrepareJob | None:
+        """The next job, or None when all is prepared or one is out already.
+
+        While the log grows (not `idle`) only what will be needed at once: first touches would take the core, and the
+        memory's bandwidth, that the publishes need.
+        """
         if self._pending is None:
-            self._pending = self._next_job(active)
+            self._pending = self._next_job(active, self.prepare_bytes if idle else min(BUSY_BYTES, self.prepare_bytes))
             return self._pending
         return None
 
@@ -121,7 +133,12 @@ class Preparer:
         if job.prepared is not None:
             job.prepared.prepared_to = max(job.prepared.prepared_to, job.to)
         self._refused = job.error is not None
-        self.spare = job.spare or self.spare
+        if self.spare is not None:  # the loop could not wait for the job's
+            self.discard(job.spare)
+        elif job.spare is not None:
+            self.spare = job.spare
+            if job.freed is None:
+                self._spent(job.spare.capacity)
 
     def offer(self, freed: FreedFile) -> None:
         """The log has no use for this file any more, and its new begin is on disk."""
@@ -130,6 +147,26 @@ class Preparer:
     def take(self) -> SpareFile | None:
         """The spare file, which is the caller's from here on."""
         spare, self.spare = self.spare, None
+        return spare
+
+    def check_allowed(self) -> None:
+        """Raises DiskFull when a further file for data would take more of the disk than is allowed."""
+        if not self._is_allowed():
+            raise DiskFull(
+                f"cannot make the next segment of {self.directory}: its disk has no room for {self.segment_bytes} "
+                "bytes beside what log.disk_full_percent and log.disk_full_bytes keep; free space on its disk",
+                path=str(self.directory),
+            )
+
+    def make(self) -> SpareFile:
+        """A file, made here and now. Raises OSError; data is not to ask again until the disk was measured anew."""
+        try:
+            spare = make_spare_file(self._files, spare_path(self.directory), self.segment_bytes)
+        except OSError:
+            if self.allowed_bytes is not None:
+                self.allowed_bytes = 0
+            raise
+        self._spent(self.segment_bytes)
         return spare
 
     def allow(self) -> None:
@@ -155,18 +192,18 @@ class Preparer:
         with contextlib.suppress(OSError):  # recovery removes it
             self._files.unlink(path)
 
-    def _next_job(self, active: Segment) -> PrepareJob | None:
+    def _next_job(self, active: Segment, ahead: int) -> PrepareJob | None:
         if (job := self._freed_job()) is not None:
             return job
         tail = active.end - active.start
         urgent = active.room * 2 <= active.capacity
         if urgent and self._wants_spare():
             return self._spare_job()
-        job = self._pages_job(active, tail, min(active.capacity, tail + self.prepare_bytes))
-        if job is None and self._wants_spare() and self.prepare_bytes > active.room:
+        job = self._pages_job(active, tail, min(active.capacity, tail + ahead))
+        if job is None and self._wants_spare() and ahead > active.room:
             job = self._spare_job()
         if job is None and self.spare is not None:
-            job = self._pages_job(self.spare, 0, min(self.spare.capacity, self.prepare_bytes - active.room))
+            job = self._pages_job(self.spare, 0, min(self.spare.capacity, ahead - active.room))
         return job
 
     def _freed_job(self) -> PrepareJob | None:
@@ -180,16 +217,24 @@ class Preparer:
         return None
 
     def _wants_spare(self) -> bool:
-        return self.spare is None and not self._refused
+        return self.spare is None and not self._refused and self._is_allowed()
+
+    def _is_allowed(self) -> bool:
+        return self.allowed_bytes is None or self.allowed_bytes >= self.segment_bytes
+
+    def _spent(self, size: int) -> None:
+        if self.allowed_bytes is not None:
+            self.allowed_bytes -= size
 
     def _spare_job(self) -> PrepareJob:
         return PrepareJob(self._files, spare=(spare_path(self.directory), self.segment_bytes))
 
     def _pages_job(self, prepared: Segment | SpareFile, tail: int, to: int) -> PrepareJob | None:
         """The next step of `prepared` from its tail on; None when it is prepared up to `to`."""
-        first = max(prepared.prepared_to, tail) // PIECE_BYTES * PIECE_BYTES
+        done = max(prepared.prepared_to, tail)
+        first = done // PIECE_BYTES * PIECE_BYTES
         # Small remains wait until they are a step, or the end of the file.
-        if prepared.view is None or first >= to or (to - first < STEP_BYTES and to < prepared.capacity):
+        if prepared.view is None or done >= to or (to - first < STEP_BYTES and to < prepared.capacity):
             return None
         end = min(first + STEP_BYTES, to)
         return PrepareJob(self._files, prepared=prepared, pages=prepared.view[first:end], to=end)

@@ -3,7 +3,7 @@
 Where no batch stands at the place at which the next one must begin:
 
 - zeros in place of a header, and nothing valid behind them: the log ends here;
-- below the flushed offset: corruption. LogCorrupt, and nothing on disk is changed;
+- below the flushed offset: corruption. LogCorrupt, and nothing on disk is changed, but for tables that were missing;
 - above it, and nothing valid follows: a torn tail, cut;
 - above it, and valid batches follow: cut too, but this start is `lossy`, since those batches were whole once.
 
@@ -14,21 +14,31 @@ all "no batch stands here". Running it again finds nothing left to report.
 from __future__ import annotations
 
 from collections.abc import Container
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.damage import Damage, Range, Stretch, assess, next_valid
-from mirrorlog.commitlog.files import Files
+from mirrorlog.commitlog.files import Files, disk_error
 from mirrorlog.commitlog.format import ALIGNMENT, HEADER_SIZE, BatchHeader
 from mirrorlog.commitlog.prepare import SPARE_PREFIX
-from mirrorlog.commitlog.scan import BlockReader, OnBatch, Rules, bad_bytes, nonzero_end, walk, zero_out
+from mirrorlog.commitlog.scan import (
+    BLOCK_BYTES,
+    BlockReader,
+    OnBatch,
+    Rules,
+    bad_bytes,
+    find_starts,
+    nonzero_end,
+    walk,
+    zero_out,
+)
 from mirrorlog.commitlog.segment import Segment, segment_name, segment_start
 from mirrorlog.commitlog.table import TableHead, table_start
 from mirrorlog.commitlog.tables import Tables, table_from_segment
-from mirrorlog.errors import BadBatch, IndexDoubtful
+from mirrorlog.errors import DiskFull, IndexDoubtful
 
 _REPLACEMENT_SUFFIX: Final = ".new"
 
@@ -79,6 +89,7 @@ class Recovery:
     damage: Damage | None = None
     _waiting: list[Stretch] = field(default_factory=list)
     _leftover: list[Path] = field(default_factory=list)
+    _unnamed: set[Path] = field(default_factory=set)
 
     def take_sealed(self) -> None:
         """Take in the segments of the past by their tables, and make those that are missing or doubtful anew.
@@ -90,8 +101,13 @@ class Recovery:
         self._waiting = self._list_files()
         past = min(self.recorded.flushed, self.recorded.confirmed, self.recorded.state)
         while len(self._waiting) > 1 and self._waiting[0].start <= self.end < self._waiting[1].start <= past:
-            stretch, end = self._waiting.pop(0), self._waiting[0].start
+            if self._waiting[1].path in self._unnamed:
+                return  # where it belongs is not certain
+            stretch, end = self._waiting[0], self._waiting[1].start
             head = self._table(stretch, end)
+            if head is None:
+                return  # no space for a table: what is left is walked
+            del self._waiting[0]
             with closing(self.files.open(stretch.path)) as file:
                 capacity = file.size()
             self.segments.append(
@@ -104,10 +120,19 @@ class Recovery:
             self.last_append_time_us = max(self.last_append_time_us, head.last_append_time_us)
             self.end = end
 
+    def check_tables(self) -> None:
+        """Read the tables as a whole and make damaged ones anew; blocking. Raises LogCorrupt."""
+        for segment in self.segments:
+            try:
+                self.tables.get(segment.start).verify()
+            except IndexDoubtful:
+                self.tables.store(segment.start, segment.end, self._made_anew(segment.path, segment.start, segment.end))
+
     def scan(self, on_batch: OnBatch) -> None:
         """Give every batch behind the sealed segments to `on_batch`. Raises LogCorrupt naming range and file."""
         while self._waiting and self.damage is None:
             self._next_file(on_batch)
+            self._drop_elsewhere()
         if self.end < self.recorded.flushed and self.damage is None:
             raise bad_bytes(self.end, self.recorded.flushed, self.directory, "the log ends too early")
         self._drop_empty()
@@ -124,25 +149,51 @@ class Recovery:
                 self.files.rename(segment.path, path)
                 segment.path = path
                 changed = True
-        for path in (*self._leftover, *(stretch.path for stretch in self._waiting)):
-            self.files.unlink(path)
+        kept = {segment.path for segment in self.segments}
+        unnamed = [path for path in self._unnamed if path not in kept]
+        for path in sorted({*self._leftover, *unnamed, *(stretch.path for stretch in self._waiting)}):
+            with suppress(FileNotFoundError):  # a half-made table was made anew under the same name
+                self.files.unlink(path)
             changed = True
+        self._rewrite_unflushed()
         if changed:
             self.files.fsync_directory(self.directory)
         return changed
+
+    def _rewrite_unflushed(self) -> None:
+        """Make the kernel write what it may have given up: after a failed sync it can call pages clean that are not on
+        disk, and the next sync passes them over. What is read here from its memory is written again."""
+        for segment in self.segments:
+            at = max(self.recorded.flushed, segment.start) - segment.start
+            end = segment.end - segment.start
+            if at >= end:
+                continue
+            with closing(self.files.open(segment.path)) as file:
+                buffer = memoryview(bytearray(min(BLOCK_BYTES, end - at)))
+                while at < end:
+                    got = file.pread(buffer[: end - at], at)
+                    file.pwrite(buffer[:got], at)
+                    at += got
 
     def report(self, warnings: tuple[str, ...]) -> RecoveryReport:
         bad, valid = self.damage or (None, None)
         return RecoveryReport(self.recorded.begin, self.end, self.batches, self.recorded, bad, valid, warnings)
 
-    def _table(self, stretch: Stretch, end: int) -> TableHead:
-        try:
+    def _table(self, stretch: Stretch, end: int) -> TableHead | None:
+        """The table of a segment, made if need be; None when there is no space for it."""
+        with suppress(IndexDoubtful, FileNotFoundError):
             return self.tables.load(stretch.start, end)
-        except (IndexDoubtful, FileNotFoundError):
-            content = table_from_segment(
-                self.files, stretch.path, start=stretch.start, first=self.end, end=end, rules=self.rules
-            )
+        content = self._made_anew(stretch.path, stretch.start, end)
+        try:
             return self.tables.store(stretch.start, end, content)
+        except OSError as error:
+            if isinstance(disk_error(error, "store a table in", self.directory), DiskFull):
+                return None
+            raise
+
+    def _made_anew(self, path: Path, start: int, end: int) -> memoryview:
+        first = max(start, self.recorded.begin)
+        return table_from_segment(self.files, path, start=start, first=first, end=end, rules=self.rules)
 
     # --- Which files ----------------------------------------------------------------------------------------------
 
@@ -164,10 +215,10 @@ class Recovery:
                 self._leftover.append(self.directory / name)
         for path in spares:
             # A spare, which may be a segment that was freed, is renamed before its first byte; but after a power loss
-            # the bytes may be there and not the name.
-            start = self._first_batch(path)
-            if start is None or start < begin or found.setdefault(start, path) != path:
-                self._leftover.append(path)
+            # the bytes may be there and not the name. Of what is flushed the name is there.
+            self._unnamed.add(path)
+            for start in self._starts_of(path, lowest=max(begin, self.recorded.flushed)):
+                found.setdefault(start, path)
         return [Stretch(start, found[start], 0) for start in sorted(found)]
 
     @staticmethod
@@ -176,15 +227,19 @@ class Recovery:
         start = table_start(name)
         return start is not None and start not in starts
 
-    def _first_batch(self, path: Path) -> int | None:
-        """The log offset of the batch that a file begins with, if it is one of this log."""
+    def _starts_of(self, path: Path, *, lowest: int) -> list[int]:
+        """The log offsets at which a file may begin, by the batches of this log that stand in it."""
         with closing(self.files.open(path)) as file:
-            reader = BlockReader(file)
-            start = int.from_bytes(reader.view(0, 8), "little")
-            try:
-                return self.rules.check(reader, start, 0)[0].log_offset
-            except BadBatch:
-                return None
+            return find_starts(BlockReader(file), self.rules, lowest=lowest)
+
+    def _drop_elsewhere(self) -> None:
+        """Pass over places at which a file without a name could have stood, and does not."""
+        taken = {segment.path for segment in self.segments}
+        self._waiting = [
+            each
+            for each in self._waiting
+            if each.path not in self._unnamed or (each.start >= self.end and each.path not in taken)
+        ]
 
     def _drop_empty(self) -> None:
         """See `chain`: a file without batches is not kept behind another."""
@@ -202,6 +257,9 @@ class Recovery:
         del self._waiting[0]
         with closing(self.files.open(stretch.path)) as file:
             reader = BlockReader(file)
+            if not reader.size:
+                self._leftover.append(stretch.path)
+                return
             segment = Segment(stretch.start, stretch.path, reader.size, self.end)
             self.segments.append(segment)
             reason = self._walk(reader, segment, on_batch)

@@ -6,7 +6,7 @@ Deciding is the master's alone; every copy follows the decision once it is logge
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 
@@ -26,6 +26,13 @@ class RetentionLimits:
 
     max_age_us: int | None = None
     max_bytes: int | None = None
+
+    def without_oldest(self, segments: Iterable[Aged], *, begin: int, end: int) -> RetentionLimits:
+        """As if the bytes of a log [begin, end) were limited to what follows its oldest segment, or less."""
+        oldest = next((segment.end for segment in segments if segment.end > begin), None)
+        if oldest is None or (self.max_bytes is not None and self.max_bytes <= end - oldest):
+            return self
+        return replace(self, max_bytes=end - oldest)
 
 
 def next_begin(

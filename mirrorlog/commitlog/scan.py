@@ -6,8 +6,9 @@ Recovery, rebuilding and tools use this and never the map, so that a bad sector 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,6 +24,7 @@ OnBatch = Callable[[BatchHeader, memoryview], None]
 """Called with a checked header and the whole batch; the view is valid only during the call."""
 
 BLOCK_BYTES: Final = 2 * 1024 * 1024
+_STARTS_MAX: Final = 4
 
 _ZEROS: Final = bytes(BLOCK_BYTES)
 _MAGIC: Final = re.compile(b"MLB1")
@@ -149,6 +151,27 @@ def find_batch(reader: BlockReader, *, start: int, at: int, rules: Rules) -> Bat
             except BadBatch:
                 continue
     return None
+
+
+def find_starts(reader: BlockReader, rules: Rules, *, lowest: int) -> list[int]:
+    """The log offsets, from `lowest` on, that the first byte of a file may have whose name does not say it, by the
+    batches of this log that stand in it; none without one.
+
+    There may be several: a recycled file holds former batches behind new ones, and a record may be a copy of a batch.
+    Then those of the most bytes.
+    """
+    found: Counter[int] = Counter()
+    end = 0
+    for place, block in reader.blocks(0):
+        for candidate in _candidates(place, bytes(block), 0):
+            start = int.from_bytes(reader.view(candidate, 8), "little") - candidate
+            if candidate < end or start < lowest:
+                continue
+            with suppress(BadBatch):
+                header = rules.check(reader, start, candidate)[0]
+                found[start] += header.length
+                end = candidate + header.length
+    return sorted(found, key=lambda start: (-found[start], -start))[:_STARTS_MAX]
 
 
 def _candidates(place: int, block: bytes, lowest: int) -> Iterator[int]:

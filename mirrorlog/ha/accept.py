@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 _SPARE_LINKS: Final = 16
 
+ANNOUNCE_S: Final = 0.005
+"""How long what is confirmed may wait for bytes that carry it to the mirrors."""
+
 
 class MasterLog(SourceLog, Protocol):
     """What a master's side needs of its log beyond reading."""
@@ -88,11 +91,14 @@ class MasterLink:
         else:
             self._transfer(frame_, now)
 
+    def handled(self) -> None:
+        pass
+
     def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
         return None
 
     def writable(self) -> None:
-        self.pump()
+        self.pump(announce=True)
 
     def disconnected(self, error: MirrorlogError | None) -> None:
         self._service.links.discard(self)
@@ -105,10 +111,10 @@ class MasterLink:
 
     # --- driving ---
 
-    def pump(self) -> None:
-        """Push what the log has gained, unless the socket is full."""
+    def pump(self, *, announce: bool) -> None:
+        """Push what the log has gained, unless the socket is full; and what is confirmed, if nothing carries it."""
         if self.connection is not None and self.endpoint.open and not self.endpoint.paused:
-            self._do(self.connection.pump(self._service.now()))
+            self._do(self.connection.pump(self._service.now(), announce=announce))
 
     def tick(self, now: float, limits: LimitSettings) -> None:
         if self.connection is None:
@@ -156,7 +162,7 @@ class MasterLink:
             ack = read_ack(frame_.payload)
             self._check_borders(ack)
             self._log.progressed(self._log.mastership.acked(self.connection, ack, now))
-            self.pump()
+            self.pump(announce=False)
         elif frame_.type == FrameType.PULL:
             actions = self.connection.pull(expect_message(frame_, FrameType.PULL, Pull), now)
             # Only now, when this link is proven, may it take the place of an older one of the same mirror.
@@ -253,6 +259,7 @@ class AcceptSocketService:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._pump_due = False
+        self._announce_due = False
 
     async def start(self, address: str) -> None:
         """Listen for mirrors. Raises PortTaken."""
@@ -277,17 +284,22 @@ class AcceptSocketService:
         return frame(FrameType.WELCOME, encode(msgspec.structs.replace(self.welcome, version=version)))
 
     def wake(self) -> None:
-        """A log has grown, or more of it is confirmed: push once in this turn of the loop, whatever came in it.
-
-        Every link is served: a confirm that one mirror's ack or a flush has brought is news to the other mirrors too.
-        """
+        """A log has grown: push once in this turn of the loop, whatever came in it."""
         if not self._pump_due and self.links:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
 
+    def push(self) -> None:
+        """Push now what `wake` has told of, if anything."""
+        if self._pump_due:
+            self._pump()
+
     def gained(self, queue_ids: Set[int]) -> None:
-        """More is confirmed, of these queues; the mirrors are told, whichever they are."""
-        self.wake()
+        """More is confirmed, of these queues: news to all mirrors, that the next bytes carry, or soon a frame of its
+        own. A frame at once for each would cost a busy master two sends, and a mirror a turn, per publish."""
+        if not self._announce_due and self.links:
+            self._announce_due = True
+            asyncio.get_running_loop().call_later(ANNOUNCE_S, self._announce)
 
     def tick(self, now: float) -> None:
         for link in list(self.links):
@@ -311,13 +323,20 @@ class AcceptSocketService:
         if self._server is not None:
             self._server.close()
         for link in list(self.links):
-            link.pump()
+            link.pump(announce=True)
             link.endpoint.send([frame(FrameType.GOODBYE)])
             link.endpoint.close()
         for task in self._tasks:
             task.cancel()
 
     def _pump(self) -> None:
+        if not self._pump_due:
+            return  # pushed already
         self._pump_due = False
         for link in list(self.links):
-            link.pump()
+            link.pump(announce=False)
+
+    def _announce(self) -> None:
+        self._announce_due = False
+        for link in list(self.links):
+            link.pump(announce=True)

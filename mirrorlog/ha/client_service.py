@@ -101,6 +101,9 @@ class HAClientService:
             if was is not self.client.state:
                 logger.debug("mirror_state log=%s state=%s", self._name, self.client.state.value)
 
+    def handled(self) -> None:
+        pass
+
     def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
         return self.client.place(frame_type, facts, size)
 

@@ -192,9 +192,12 @@ class HAConnection:
 
     # --- write half ---
 
-    def pump(self, now: float) -> list[Action]:
-        """As much of the log as the window allows; then, if the mirror does not know it yet, the confirmed offset."""
-        return self._push(now, announce=False) if self.state is LinkState.TRANSFER else []
+    def pump(self, now: float, *, announce: bool = True) -> list[Action]:
+        """As much of the log as the window allows; then, with `announce` and if the mirror does not know it yet, the
+        confirmed offset in a frame of its own."""
+        if self.state is not LinkState.TRANSFER:
+            return []
+        return self._push(now, announce=announce and self.write_half.confirmed_told < self._log.confirmed)
 
     def want_flush(self, log_offset: int) -> None:
         """A confirm waits until the mirror has everything below on its disk; told with the next `pump`."""
@@ -237,7 +240,7 @@ class HAConnection:
             actions.append(self.write_half.transfer(self._log, run, self._epoch, now))
         half = self.write_half
         flush_due = half.flush_told < half.flush_wanted <= half.next_transfer
-        if announce or flush_due or half.confirmed_told < self._log.confirmed:
+        if flush_due or (announce and not actions):
             actions.append(self.write_half.transfer(self._log, b"", self._epoch, now))
         return actions
 

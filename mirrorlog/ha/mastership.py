@@ -59,6 +59,11 @@ class Mastership:
         return 1 + sum(link.proven and link.complete for link in self.links.values())
 
     @property
+    def heard_all(self) -> bool:
+        """Whether no mirror can hold more than this master: none does, or nothing was lost here."""
+        return not self._unheard and self.state is LogState.SERVING
+
+    @property
     def waiting(self) -> int:
         return len(self._transfers)
 

@@ -31,6 +31,9 @@ from mirrorlog.queues.changes import (
     encode_change,
 )
 
+IDS_PER_LOG: Final = 1 << 24
+"""Queue id = number of the log << 24 | number of the queue in it, from 1."""
+
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 _ARGUMENTS_MAX: Final = 100
 _ARGUMENT_DEPTH_MAX: Final = 8
@@ -67,15 +70,15 @@ class _Unconfirmed(NamedTuple):
 
 
 class QueueRegistry:
-    """All queues of one log by name and id."""
+    """All queues of one log by name and id. `id_base`: below all ids of this log, see `id_base_of`."""
 
-    def __init__(self, *, queues_max: int, groups_max: int) -> None:
+    def __init__(self, *, queues_max: int, groups_max: int, id_base: int = 0) -> None:
         self._queues_max = queues_max
         self._groups_max = groups_max
         self._by_name: dict[str, Queue] = {}
         self._by_id: dict[int, Queue] = {}
         self._unconfirmed: deque[_Unconfirmed] = deque()
-        self._id_max = 0
+        self._id_base = self._id_max = id_base
         # (log offset, largest id) of the newest confirmed checkpoint and of those behind it.
         self._checkpoints: deque[tuple[int, int]] = deque()
 
@@ -109,7 +112,7 @@ class QueueRegistry:
 
     @property
     def queue_id_max(self) -> int:
-        """The largest queue id that was ever given out."""
+        """The largest queue id that was ever given out; the base before the first."""
         return self._id_max
 
     def queue_ids(self) -> list[int]:
@@ -158,6 +161,8 @@ class QueueRegistry:
         if len(self._by_id) >= self._queues_max:
             raise Overloaded(f"this log has {self._queues_max} queues (limits.max_queues)", limit="max_queues")
         queue_id = self._id_max + 1
+        if queue_id - self._id_base >= IDS_PER_LOG:
+            raise Overloaded(f"this log has given out all of its {IDS_PER_LOG - 1} queue ids", limit="queue_ids")
         return encode_change(
             QueueDeclared(name=name, queue_id=queue_id, incarnation=incarnation, arguments=dict(arguments))
         )
@@ -215,7 +220,7 @@ class QueueRegistry:
             del self._by_id[queue.queue_id], self._by_name[queue.name]
         while self._checkpoints and self._checkpoints[-1][0] >= log_offset:
             self._checkpoints.pop()
-        self._id_max = max(self._checkpoints[-1][1] if self._checkpoints else 0, max(self._by_id, default=0))
+        self._id_max = max(self._checkpoints[-1][1] if self._checkpoints else 0, *self._by_id, self._id_base)
         undone = set()
         while self._unconfirmed and self._unconfirmed[-1].log_offset > log_offset:
             undone.add(self._unconfirmed.pop().queue_id)
@@ -257,6 +262,16 @@ class QueueRegistry:
         for change in self._unconfirmed if queue_ids else ():
             if change.queue_id in queue_ids and change.queue_id in self._by_id:
                 self._by_id[change.queue_id].newest.update((each.group, each) for each in change.positions)
+
+
+def id_base_of(log_number: int) -> int:
+    """Below all queue ids of the log with this number."""
+    return log_number * IDS_PER_LOG
+
+
+def log_number_of(queue_id: int) -> int:
+    """The number of the log that the queue with this id is in."""
+    return queue_id // IDS_PER_LOG
 
 
 def no_such_queue(name: str) -> NoSuchQueue:

@@ -1,4 +1,4 @@
-"""A cluster of real node processes on loopback, with one log: `n1` is its master, the others are mirrors."""
+"""A cluster of real node processes on loopback. By default it has one log: `n1` is its master, the others mirrors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import atexit
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -27,7 +27,7 @@ _START_ATTEMPTS: Final = 5
 
 
 _Condition = Callable[[LogStatus, Mapping[str, LogStatus]], bool]
-"""Given the log on its master, and on every node that answers."""
+"""Given a log on its master, and on every node that has it, by node id."""
 
 # A test writes little: bringing more pages in would cost it more time than it saves.
 _PREPARE_BYTES: Final = 8 * _MIB
@@ -38,6 +38,9 @@ class Cluster:
 
     - `min_in_sync`: by default the majority, with one or two copies 1.
     - `flush`: "memory" or "disk".
+    - `logs`: for more than one log, a table of `[[cluster.logs]]` for each: `[{}, {"name": "disk", "flush": "disk",
+      "master": "n2"}]`. What is left out: the name "main", n1 as master, all other nodes as mirrors, `min_in_sync` and
+      `flush` as above.
     - `data_dir`: where data, configuration and log of every node lie. By default a temporary directory that is removed
       at the end; one that is given stays, and a later cluster on it goes on with its data.
     - `settings`: of all nodes, `{"section.key": value}`, above everything else given here.
@@ -53,6 +56,7 @@ class Cluster:
         *,
         min_in_sync: int | None = None,
         flush: str = "memory",
+        logs: Sequence[Mapping[str, Any]] = ({},),
         data_dir: Path | str | None = None,
         settings: Mapping[str, Any] | None = None,
         grpc: bool = False,
@@ -64,10 +68,13 @@ class Cluster:
         self.name = name
         self.nodes: dict[str, Node] = {}
         self._node_ids = [f"n{number}" for number in range(1, copies + 1)]
-        self._log = {"min_in_sync": min_in_sync, "flush": flush}
+        self._logs = [self._assignment({"min_in_sync": min_in_sync, "flush": flush, **log}) for log in logs]
         self._settings = {
             "log.segment_bytes": segment_bytes,
             "log.prepare_bytes": _PREPARE_BYTES,
+            # A disk that is nearly full for everyday use has room for a test.
+            "log.disk_low_percent": 0,
+            "log.disk_full_percent": 0,
             "grpc.enabled": grpc,
             **(settings or {}),
         }
@@ -126,11 +133,12 @@ class Cluster:
 
     @property
     def servers(self) -> list[str]:
-        """The client addresses of all nodes, `host:port`, the master first."""
+        """The client addresses of all nodes, `host:port`, that of `master` first."""
         return [node.client for node in self.nodes.values()]
 
     @property
     def master(self) -> Node:
+        """n1, the master of every log that names no other."""
         return self.nodes[self._node_ids[0]]
 
     @property
@@ -157,14 +165,15 @@ class Cluster:
     # --- Waiting --------------------------------------------------------------------------------------------------
 
     def wait_in_sync(self, timeout: float = 30.0) -> LogStatus:
-        """Until every mirror is connected, proven and in sync; the log's status on its master.
+        """Until every mirror of every log is connected, proven and in sync; the first log's status on its master.
 
         Blocks: from a coroutine, `await asyncio.to_thread(cluster.wait_in_sync)`. Raises RequestTimeout.
         """
         return self._wait(_in_sync, timeout, "every mirror is in sync")
 
     def wait_confirmed(self, timeout: float = 30.0) -> LogStatus:
-        """Until everything in the log is confirmed and every running node knows it; the log's status on its master.
+        """Until all that is in the logs is confirmed and every running node knows it; the first log's status on its
+        master.
 
         Blocks and raises as `wait_in_sync`. Meaningful once nobody publishes.
         """
@@ -176,11 +185,17 @@ class Cluster:
         def met() -> LogStatus | None:
             seen.clear()
             seen.update(self.statuses())
-            copies = {node_id: log for node_id, status in seen.items() if (log := _main_log(status)) is not None}
-            master = copies.get(self.master.id)
-            running = {node.id for node in self.nodes.values() if node.running}
-            complete = master is not None and copies.keys() == running
-            return master if complete and master is not None and condition(master, copies) else None
+            if seen.keys() != {node.id for node in self.nodes.values() if node.running}:
+                return None
+            masters = []
+            for log in self._logs:
+                copies = _copies(seen, log["name"])
+                master = copies.get(log["master"])
+                holders = seen.keys() & {log["master"], *log["mirrors"]}
+                if master is None or copies.keys() != holders or not condition(master, copies):
+                    return None
+                masters.append(master)
+            return masters[0]
 
         return wait_for(met, timeout=timeout, what=lambda: f"{what}; the nodes say {_summary(seen)}")
 
@@ -220,20 +235,24 @@ class Cluster:
             node.config_file.write_text(dump_toml(self._configuration(node)))
 
     def _configuration(self, node: Node) -> dict[str, dict[str, Any]]:
-        first, *others = self._node_ids
         members = [
             {"id": each.id, "client": each.client, "replication": each.replication, "grpc": each.grpc}
             for each in self.nodes.values()
         ]
-        logs = [{"name": LOG_NAME, "master": first, "mirrors": others, **self._log}]
         tables: dict[str, dict[str, Any]] = {
-            "cluster": {"name": self.name, "members": members, "logs": logs},
+            "cluster": {"name": self.name, "members": members, "logs": self._logs},
             "node": {"id": node.id, "data_dir": node.data_dir.absolute()},
         }
         for key, value in self._settings.items():
             section, _, name = key.partition(".")
             tables.setdefault(section, {})[name] = value
         return tables
+
+    def _assignment(self, log: Mapping[str, Any]) -> dict[str, Any]:
+        """The log's table of `[[cluster.logs]]`, with everything in it."""
+        master = log.get("master", self._node_ids[0])
+        others = [node_id for node_id in self._node_ids if node_id != master]
+        return {"name": LOG_NAME, "master": master, "mirrors": others, **log}
 
     def _stop_all(self) -> None:
         # The mirrors first: a master that is left alone has nobody to wait for.
@@ -247,8 +266,9 @@ class Cluster:
             node.kill()
 
 
-def _main_log(status: Status) -> LogStatus | None:
-    return next(iter(status.logs), None)
+def _copies(statuses: Mapping[str, Status], name: str) -> dict[str, LogStatus]:
+    """A log as each node has it, by node id."""
+    return {node_id: log for node_id, status in statuses.items() for log in status.logs if log.name == name}
 
 
 def _in_sync(master: LogStatus, copies: Mapping[str, LogStatus]) -> bool:
@@ -264,7 +284,8 @@ def _confirmed(master: LogStatus, copies: Mapping[str, LogStatus]) -> bool:
 def _summary(statuses: Mapping[str, Status]) -> str:
     """A line per node for the message of a wait that failed."""
     lines = [
-        f"{node_id}: {log.role} {log.state} {log.reason} epoch={log.epoch} end={log.end} confirmed={log.confirmed} "
+        f"{node_id}: {log.role} {log.state} {log.reason} log={log.name} epoch={log.epoch} end={log.end} "
+        f"confirmed={log.confirmed} "
         + " ".join(
             f"{mirror.node_id}(connected={mirror.connected} proven={mirror.proven} in_sync={mirror.in_sync} "
             f"acked={mirror.acked})"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mirrorlog.tools.arguments import parse_time
-from mirrorlog.tools.output import NOTHING, print_json_line, time_text
+from mirrorlog.tools.output import print_json_line
+from mirrorlog.tools.records import record_fields, record_line
 from mirrorlog.tools.session import session_of
 
 if TYPE_CHECKING:
@@ -79,53 +79,9 @@ async def _begin(client: Client, queue: str, start: str) -> int | str:
     return await client.admin.find_offset(queue, parse_time(start))
 
 
-# --- One record -----------------------------------------------------------------------------------------------------
-
-
-def record_line(record: ConsumedRecord) -> str:
-    """A record for people. What is not UTF-8, or would break the line, is escaped."""
-    cells = [
-        str(record.queue_offset),
-        time_text(record.timestamp) if record.timestamp is not None else NOTHING,
-        _cell(record.key),
-        _cell(record.value),
-    ]
-    return "\t".join(cells)
-
-
-def record_fields(record: ConsumedRecord) -> dict[str, Any]:
-    """A record for programs. Times are µs UTC."""
-    return {
-        "queue": record.queue,
-        "queue_offset": record.queue_offset,
-        "timestamp_us": record.timestamp,
-        "append_time_us": record.append_time_us,
-        **_bytes_field("key", record.key),
-        **_bytes_field("value", record.value),
-        "headers": [{"name": name, **_bytes_field("value", value)} for name, value in record.headers],
-    }
-
-
 def _write_text(record: ConsumedRecord) -> None:
     typer.echo(record_line(record))
 
 
 def _write_json(record: ConsumedRecord) -> None:
     print_json_line(record_fields(record))
-
-
-def _cell(content: bytes | memoryview | None) -> str:
-    if content is None:
-        return NOTHING
-    text = bytes(content).decode("utf-8", errors="backslashreplace")
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def _bytes_field(name: str, content: bytes | memoryview | None) -> dict[str, str | None]:
-    if content is None:
-        return {name: None}
-    plain = bytes(content)
-    try:
-        return {name: plain.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(plain).decode("ascii")}

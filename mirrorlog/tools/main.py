@@ -21,7 +21,9 @@ from mirrorlog.tools.nodes import nodes
 from mirrorlog.tools.offsets import offsets
 from mirrorlog.tools.publish import publish
 from mirrorlog.tools.queues import queues
+from mirrorlog.tools.recover import recover
 from mirrorlog.tools.session import DEFAULT_SERVERS, SERVERS_VARIABLE, Session, parse_servers, session_of
+from mirrorlog.tools.tail import tail
 from mirrorlog.tools.verify import verify
 
 app = typer.Typer(
@@ -60,7 +62,7 @@ def options(
     session.servers = parse_servers(servers)
 
 
-for command in (offsets, nodes, queues, groups, declare, publish, consume, dump, verify):
+for command in (offsets, nodes, queues, groups, declare, publish, consume, tail, dump, verify, recover):
     app.command()(command)
 app.command("find-offset")(find_offset)
 

@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -16,6 +16,7 @@ from mirrorlog.errors import BadInput, MirrorlogError, Overloaded
 from mirrorlog.tools.arguments import parse_pair
 from mirrorlog.tools.lines import read_lines
 from mirrorlog.tools.output import print_json
+from mirrorlog.tools.records import GivenRecord, parse_record
 from mirrorlog.tools.session import AsJson, session_of
 from mirrorlog.wire.frames import Level
 
@@ -47,6 +48,12 @@ def publish(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE|-", help="A record per line; - for stdin.")
     ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(
+            "--records", metavar="FILE|-", help="Records as `consume --json` and `dump --records` print them."
+        ),
+    ] = None,
     key: Annotated[str | None, typer.Option(metavar="TEXT", help="The key of every record.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header of every record. Repeatable.")
@@ -61,22 +68,23 @@ def publish(
 ) -> None:
     """Publish records and wait until they are confirmed.
 
-    When an error ends it, what was confirmed before is still printed.
+    When an error ends it, what was confirmed before is still printed. --records keeps each record's own value, key,
+    headers and timestamp; they get new queue offsets.
 
     Example: mqtool publish flights --value hello --key UA1545 --header row=1 --confirm majority
     """
-    if bool(value) == bool(file):
-        raise BadInput("give the records with --value (as often as needed) or with --file, not both")
+    if [bool(value), file is not None, records is not None].count(True) != 1:
+        raise BadInput("give the records with --value (as often as needed), with --file or with --records, not both")
+    if records is not None and (key is not None or header):
+        raise BadInput("--records has each record's own key and headers; leave --key and --header out")
     Level.parse(confirm)
-    columns: dict[str, Any] = {
-        "key": None if key is None else os.fsencode(key),
-        "headers": [_header(text) for text in header or []],
-    }
+    own = GivenRecord(None, None if key is None else os.fsencode(key), [_header(text) for text in header or []], None)
+    given = _values(value or [], file, own) if records is None else _records(records)
     published = Published(queue=queue)
 
     async def send(client: Client) -> None:
         async with client.producer(queue, confirm=_level(confirm), delivery_timeout_ms=int(timeout * 1000)) as producer:
-            await _send_all(producer, _values(value or [], file), columns, published)
+            await _send_all(producer, given, published)
 
     try:
         session_of(context).run(send)
@@ -96,12 +104,22 @@ def _level(confirm: str) -> str | int:
     return int(confirm) if confirm.isdecimal() else confirm
 
 
-async def _values(values: Sequence[str], file: Path | None) -> AsyncIterator[bytes]:
-    """The bytes that were typed, or the lines of the file."""
+async def _values(values: Sequence[str], file: Path | None, own: GivenRecord) -> AsyncIterator[GivenRecord]:
+    """The bytes that were typed, or the lines of the file; all else as in `own`."""
     for value in values:
-        yield os.fsencode(value)
-    if file is None:
-        return
+        yield own._replace(value=os.fsencode(value))
+    if file is not None:
+        async for line in _lines(file):
+            yield own._replace(value=line)
+
+
+async def _records(file: Path) -> AsyncIterator[GivenRecord]:
+    async for line in _lines(file):
+        if line.strip():
+            yield parse_record(line)
+
+
+async def _lines(file: Path) -> AsyncIterator[bytes]:
     if str(file) == "-":
         async for line in read_lines(sys.stdin.fileno()):
             yield line
@@ -115,14 +133,12 @@ async def _values(values: Sequence[str], file: Path | None) -> AsyncIterator[byt
             yield line
 
 
-async def _send_all(
-    producer: Producer, values: AsyncIterator[bytes], columns: dict[str, Any], published: Published
-) -> None:
+async def _send_all(producer: Producer, records: AsyncIterator[GivenRecord], published: Published) -> None:
     """Keep the producer's window full; receipts are taken in the order of the records."""
     waiting: deque[Delivery] = deque()
     try:
-        async for value in values:
-            waiting.append(await _hand_over(producer, value, columns))
+        async for record in records:
+            waiting.append(await _hand_over(producer, record))
             while waiting and waiting[0].done():
                 published.add(waiting.popleft().result())
     finally:
@@ -141,11 +157,13 @@ async def _count(waiting: deque[Delivery], published: Published) -> None:
         raise failure
 
 
-async def _hand_over(producer: Producer, value: bytes, columns: dict[str, Any]) -> Delivery:
+async def _hand_over(producer: Producer, record: GivenRecord) -> Delivery:
     """Wait for room in the window, not for the confirm."""
     while True:
         try:
-            return producer.send_nowait(value, **columns)
+            return producer.send_nowait(
+                record.value, key=record.key, headers=record.headers, timestamp=record.timestamp_us
+            )
         except Overloaded:
             await producer.room()
 

@@ -37,6 +37,9 @@ class FrameHandler(Protocol):
     def frame(self, frame: Frame) -> None:
         """A frame came. Its payload is valid until this returns. A MirrorlogError closes the connection."""
 
+    def handled(self) -> None:
+        """All that was received so far has been given to `frame`."""
+
     def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
         """Where a large frame's bytes shall be received, see `frames.Place`; None: in the connection's own buffer."""
 
@@ -148,6 +151,7 @@ class Endpoint(asyncio.BufferedProtocol):
             while self.open and not self._congested() and (frame := self._reader.next_frame()) is not None:
                 self._partial_since = None
                 self._handler.frame(frame)
+            self._handler.handled()
         except MirrorlogError as error:
             self._refuse(error)
         except Exception as error:

@@ -33,6 +33,8 @@ FRAME_HEADER_SIZE: Final = 16
 PROTOCOL_VERSION_MIN: Final = 1
 PROTOCOL_VERSION_MAX: Final = 1
 
+_PAGE: Final = 4096
+
 # Below it asking where a frame shall go costs more than copying it.
 PLACED_BYTES_MIN: Final = 16 * 1024
 
@@ -186,7 +188,10 @@ class FrameReader:
         if placed is None:
             return
         there = self._view[begin + facts_size : self._end]
-        placed[: len(there)] = there
+        for at in range(0, len(there), _PAGE):
+            # In order: a log's bytes that are there must be those in front, should the process be killed in this.
+            piece = there[at : at + _PAGE]
+            placed[at : at + len(piece)] = piece
         self._placed, self._placed_end = placed, len(there)
         self._placed_head = Frame(kind, correlation_id, facts)
         self._start = self._end = 0

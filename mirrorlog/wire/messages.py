@@ -271,13 +271,26 @@ class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[GroupStatus]
 
 
+class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk of a node's data directory. `state`: ok, low (`reason` says what is missing) or full: data is
+    refused."""
+
+    state: str
+    reason: str
+    free_bytes: int
+    size_bytes: int
+
+
 class Status(Message, frozen=True):
+    """`disk`: None when it could not be measured."""
+
     cluster_id: str
     cluster_name: str
     node_id: str
     start_id: str
     now_us: int
     logs: list[LogStatus]
+    disk: DiskStatus | None = None
 
 
 AnyMessage = (

@@ -10,6 +10,7 @@ from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.commitlog.format import BatchHeader, Kind
 from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.commitlog.opening import OnPast
 from mirrorlog.commitlog.scan import OnBatch, ignore_batch
 from mirrorlog.config import LogSettings
 
@@ -25,6 +26,7 @@ def open_log(
     segment_bytes: int = 256 * KIB,
     files: Files = OS_FILES,
     on_batch: OnBatch = ignore_batch,
+    on_past: OnPast = lambda tables: None,
     epoch: int | None = None,
     log_id: UUID = LOG_ID,
     cluster_id: UUID = CLUSTER_ID,
@@ -48,6 +50,7 @@ def open_log(
         name="main",
         settings=settings,
         max_batch_bytes=MAX_BATCH_BYTES,
+        on_past=on_past,
         on_batch=on_batch,
         write_through=write_through,
         files=files,

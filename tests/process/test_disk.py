@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +13,24 @@ import pytest
 
 from mirrorlog.errors import DiskFull, LogCorrupt, MirrorlogError
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import GetMetadata, Metadata, QueueInfo
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE
+from mirrorlog.wire.messages import (
+    CommitPosition,
+    Done,
+    FetchPosition,
+    FoundPosition,
+    GetMetadata,
+    Metadata,
+    Position,
+    QueueInfo,
+)
 from tests.process.clusters import (
     MIB,
     assert_copies_equal,
     declare,
     error_of,
     eventually,
+    facts,
     fast_cluster,
     log_directory,
     log_lines,
@@ -31,6 +45,7 @@ SMALL = {
     "limits.max_batch_bytes": 256 * 1024,
     "limits.max_record_bytes": 128 * 1024,
 }
+WATCHED = {**SMALL, "log.disk_low_percent": 10, "log.disk_full_percent": 2}
 
 
 def run(*command: str) -> str:
@@ -59,11 +74,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def fill(raw: Raw, queue: QueueInfo) -> tuple[int, MirrorlogError]:
     """Publish records of 100 KiB until one fails: how many were confirmed, and the error."""
-    for number in range(1000):
+    return fill_from(raw, queue, 0)
+
+
+def fill_from(raw: Raw, queue: QueueInfo, first: int, *, size: int = 100_000) -> tuple[int, MirrorlogError]:
+    """As `fill`, after so many records. A disk is full when it stays so: the next file may just be in the making."""
+    number = first
+    refusals = 0
+    while number < 1000:
         try:
-            raw.produce(batch_of([b"%d" % number + b"." * 100_000], queue, producer_id=41, sequence=number))
+            raw.produce(numbered(number, queue, size))
         except MirrorlogError as error:
-            return number, error
+            refusals += 1
+            if refusals == 20 or type(error) is not DiskFull:
+                return number, error
+        else:
+            number, refusals = number + 1, 0
     raise AssertionError("the disk is never full")
 
 
@@ -71,31 +97,139 @@ def numbers(values: list[bytes]) -> list[int]:
     return [int(value.split(b".")[0]) for value in values]
 
 
-def test_a_full_disk_refuses_and_reads_go_on(small_disk: Path) -> None:
-    """Goal: DISK_FULL is a refusal, not a failure. Method: publish until it comes, read everything, free space, publish
-    on; restart, and read again."""
-    with fast_cluster(1, data_dir=small_disk / "node", settings=SMALL) as one:
-        queue = declare(one.servers[0], "q")
+def numbered(number: int, queue: QueueInfo, size: int = 100_000) -> bytearray:
+    return batch_of([b"%d" % number + b"." * size], queue, producer_id=41, sequence=number)
+
+
+def commit(raw: Raw, queue: QueueInfo, queue_offset: int) -> None:
+    position = Position(log_id=queue.log_id, epoch=queue.epoch, queue_offset=queue_offset)
+    raw.request(CommitPosition(queue=queue.name, group="g", position=position), Done)
+
+
+@pytest.mark.parametrize("settings", [SMALL, WATCHED])
+@pytest.mark.parametrize("flush", ["memory", "disk"])
+def test_a_full_disk_refuses_data_and_all_else_goes_on(small_disk: Path, settings: dict[str, int], flush: str) -> None:
+    """Goal: DISK_FULL is a refusal of data, not a failure; acks, which let space be freed, land. Method: publish until
+    it comes, read everything, commit positions, declare; restart; free space, publish on; restart, read again."""
+    with fast_cluster(1, data_dir=small_disk / "node", settings=settings, flush=flush) as one:
+        queue = declare(one.servers[0], "q", retention_ms=1)
         with Raw(one.servers[0]) as raw:
             count, error = fill(raw, queue)
             assert type(error) is DiskFull, repr(error)
             assert "free space" in error.message
             assert count >= 20
-            end = log_of(one.master).end
-            for _ in range(20):
-                batch = batch_of([b"." * 100_000], queue, producer_id=41, sequence=count)
-                assert type(error_of(lambda batch=batch: raw.produce(batch))) is DiskFull  # type: ignore[misc]
-            log = log_of(one.master)
-            assert (log.end, log.state) == (end, "serving")
+            # The remains of the segment too, to the last batch that is data.
+            last = numbered(count - 1, queue)
+            for size in (5_000, 100, 1):
+                before, (count, _) = count, fill_from(raw, queue, count, size=size)
+                last = numbered(count - 1, queue, size) if count > before else last
+            assert log_of(one.master).state == "serving"
             assert numbers(raw.values(queue.queue_id)) == list(range(count))
+            for number in range(100):
+                commit(raw, queue, number % count)
+                declare(one.servers[0], f"another-{number}")
+            assert produced(raw, numbered(count, queue, 1)) is False
+            assert raw.produce(last).flags & CONFIRM_DUPLICATE, "what landed is still confirmed"
+        one.master.kill()
+        one.master.start()
+        with Raw(one.servers[0]) as raw:
+            assert numbers(raw.values(queue.queue_id)) == list(range(count))
+            commit(raw, queue, 1)
+            assert fill_from(raw, queue, count)[0] == count
             (small_disk / "ballast").unlink()
-            for number in range(count, count + 5):
-                batch = batch_of([b"%d" % number + b"." * 100_000], queue, producer_id=41, sequence=number)
-                raw.produce(batch)
+            eventually(lambda: produced(raw, numbered(count, queue)), "publishing goes on by itself")
+            for number in range(count + 1, count + 5):
+                raw.produce(numbered(number, queue))
         one.master.kill()
         one.master.start()
         with Raw(one.servers[0]) as raw:
             assert numbers(raw.values(queue.queue_id)) == list(range(count + 5))
+            assert len(raw.request(GetMetadata(), Metadata).queues) == 101
+            found = raw.request(FetchPosition(queue="q", group="g"), FoundPosition)
+            assert found.position is not None
+            assert found.position.queue_offset == 1
+
+
+def test_below_the_full_watermark_data_is_refused_at_once(small_disk: Path) -> None:
+    """Goal: the last of a disk is not the log's; the state is told, and left by itself. Method: another's file takes
+    the space down to the watermark, while the segment has room: data is refused, a position is not; remove it."""
+    with fast_cluster(1, data_dir=small_disk / "node", settings=WATCHED) as one:
+        queue = declare(one.servers[0], "q")
+        with Raw(one.servers[0]) as raw:
+            raw.produce(numbered(0, queue))
+            free = os.statvfs(small_disk)
+            others = small_disk / "others"
+            others.write_bytes(bytes((free.f_bavail - 20) * free.f_bsize))
+            eventually(lambda: log_lines(one.master, "disk_state_changed"), "the watch has seen it")
+            count, error = fill_from(raw, queue, 1)
+            assert count < 8, "there is room in the segment"
+            assert "log.disk_full_percent" in error.message
+            assert "nothing was stored" in error.message
+            commit(raw, queue, 1)
+            declare(one.servers[0], "p")
+            status = one.master.status()
+            assert status.disk is not None
+            assert (status.disk.state, status.logs[0].state) == ("full", "serving")
+            assert status.disk.free_bytes < status.disk.size_bytes // 50
+            assert "the disk is full" in status.logs[0].reason
+            others.unlink()
+            eventually(lambda: produced(raw, numbered(count, queue)), "data is taken again")
+            assert log_of(one.master).reason == ""
+            assert [facts(line)["state"] for line in log_lines(one.master, "disk_state_changed")] == ["full", "ok"]
+            assert numbers(raw.values(queue.queue_id)) == list(range(count + 1))
+
+
+def test_retention_on_a_low_disk_lets_publishing_go_on(small_disk: Path) -> None:
+    """Goal: a disk much smaller than what is published, and nobody has to free it. Method: with the setting, publish
+    twice the disk, each refusal tried again; what is left at the end is the newest, without a gap."""
+    settings = {**WATCHED, "log.retention_on_low_disk": True}
+    with fast_cluster(1, data_dir=small_disk / "node", settings=settings) as one:
+        queue = declare(one.servers[0], "q")
+        records = 100
+        with Raw(one.servers[0]) as raw:
+            for number in range(records):
+                eventually(lambda number=number: produced(raw, numbered(number, queue)), f"record {number}")  # type: ignore[misc]
+            info = raw.request(GetMetadata(queues=["q"]), Metadata).queues[0]
+            assert info.begin > records // 4
+            assert numbers(raw.values(queue.queue_id, info.begin)) == list(range(info.begin, records))
+        assert log_of(one.master).begin > 0
+
+
+def produced(raw: Raw, batch: bytearray) -> bool:
+    try:
+        raw.produce(batch)
+    except DiskFull:
+        return False
+    return True
+
+
+def test_what_is_derived_waits_for_space(small_disk: Path) -> None:
+    """Goal: a node whose tables and index find no space lives on. Method: no byte free while segments get old; then
+    free space: they are sealed."""
+    settings = {**SMALL, "log.kept_mapped_bytes": 0}
+    with fast_cluster(1, data_dir=small_disk / "node", settings=settings) as one:
+        queue = declare(one.servers[0], "q")
+        with Raw(one.servers[0]) as raw:
+            for number in range(7):
+                raw.produce(numbered(number, queue))
+            eventually(lambda: list(log_directory(one.master).glob("spare-*")), "the next file is there")
+            fill_up(small_disk / "others")
+            count, _ = fill_from(raw, queue, 7)
+            eventually(lambda: log_lines(one.master, "past_waits_for_space"), "a table finds no space")
+            commit(raw, queue, count)
+            assert numbers(raw.values(queue.queue_id)) == list(range(count))
+            (small_disk / "others").unlink()
+            eventually(lambda: log_lines(one.master, "segment_sealed"), "it is written")
+            assert numbers(raw.values(queue.queue_id)) == list(range(count))
+            assert len(log_lines(one.master, "past_waits_for_space")) == 1
+        assert one.master.running
+
+
+def fill_up(path: Path) -> None:
+    """Take all that is free."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 def test_a_mirrors_full_disk_holds_the_confirms_and_says_why(small_disk: Path, tmp_path: Path) -> None:
@@ -105,7 +239,7 @@ def test_a_mirrors_full_disk_holds_the_confirms_and_says_why(small_disk: Path, t
     data.mkdir()
     (data / "n2").symlink_to(small_disk / "n2")
     (small_disk / "n2").mkdir()
-    with fast_cluster(2, data_dir=data, settings=SMALL) as two:
+    with fast_cluster(2, data_dir=data, settings={**SMALL, "ha.reconnect_interval_ms": 200}) as two:
         two.wait_in_sync()
         queue = declare(two.servers[0], "q")
         with Raw(two.servers[0]) as raw:
@@ -117,6 +251,12 @@ def test_a_mirrors_full_disk_holds_the_confirms_and_says_why(small_disk: Path, t
                 "the master's log names it",
             )
             assert mirror_of(two, "n2").acked < log_of(two.master).end
+            # It tries again, at the pace of any lost link.
+            tried, at = len(log_lines(two.master, "mirror_left")), time.monotonic()
+            eventually(lambda: len(log_lines(two.master, "mirror_left")) >= tried + 5, "it tries again")
+            assert time.monotonic() - at > 4 * 0.2
+            error = error_of(lambda: raw.produce(numbered(count, queue), deadline_ms=500))
+            assert error.code in ("IN_SYNC_REPLICAS_NOT_ENOUGH", "SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT")
             (small_disk / "ballast").unlink()
             eventually(lambda: log_of(two.master).confirmed == log_of(two.master).end, "it follows again")
             two.wait_in_sync()

@@ -8,14 +8,14 @@ from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header, stamp
 from mirrorlog.errors import BadBatch, BadRequest, NoSuchQueue, Overloaded, QueueExists
 from mirrorlog.queues.changes import EpochStarted, PositionCommitted, QueueDeclared, decode_changes, encode_change
-from mirrorlog.queues.registry import QueueRegistry
+from mirrorlog.queues.registry import IDS_PER_LOG, QueueRegistry, id_base_of, log_number_of
 
 
 class Book:
     """A registry fed as by a log: each batch stands after the one before it."""
 
-    def __init__(self, *, queues_max: int = 100, groups_max: int = 100) -> None:
-        self.registry = QueueRegistry(queues_max=queues_max, groups_max=groups_max)
+    def __init__(self, *, queues_max: int = 100, groups_max: int = 100, id_base: int = 0) -> None:
+        self.registry = QueueRegistry(queues_max=queues_max, groups_max=groups_max, id_base=id_base)
         self.batches: list[tuple[BatchHeader, bytes]] = []
         self.end = 0
 
@@ -242,3 +242,25 @@ def test_groups_are_counted_before_their_confirm() -> None:
     book.commit("q", "a", 2)
     with pytest.raises(Overloaded):
         book.commit("q", "c", 1)
+
+
+def test_the_ids_of_a_log_carry_its_number() -> None:
+    """Declare in the logs 0 and 255, cut all away, declare again: ids of their own log, from 1."""
+    for number in (0, 255):
+        book = Book(id_base=id_base_of(number))
+        for _ in range(2):
+            book.declare("a")
+            book.declare("b")
+            ids = [queue.queue_id for queue in book.registry]
+            assert ids == [number << 24 | 1, number << 24 | 2]
+            assert {log_number_of(queue_id) for queue_id in ids} == {number}
+            book.registry.cut(0)
+
+
+def test_a_log_that_has_given_out_all_ids_refuses_queues() -> None:
+    """Give out the last id by hand: no id of another log follows it."""
+    book = Book(id_base=id_base_of(3))
+    last = id_base_of(3) + IDS_PER_LOG - 1
+    book.append(encode_change(QueueDeclared(name="last", queue_id=last)))
+    with pytest.raises(Overloaded, match="all of its 16777215 queue ids"):
+        book.registry.declare("one more", {})

@@ -13,7 +13,7 @@ from mirrorlog.tools.main import app, main
 RUNNER = CliRunner()
 COMMANDS = [
     *("offsets", "nodes", "queues", "groups", "declare", "publish", "consume", "find-offset"),
-    *("dump", "verify"),
+    *("tail", "dump", "verify", "recover"),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mirrorlog.client import ConsumedRecord
 from mirrorlog.testing import Cluster
-from mirrorlog.tools.consume import record_fields, record_line
+from mirrorlog.tools.records import record_fields, record_line
 from tests.tools.conftest import SEGMENT_BYTES, Tool
 
 pytestmark = pytest.mark.process

@@ -1,0 +1,20 @@
+"""What exactly is measured beside mirrorlog. The only place that names a version; a test compares `nats_go/go.mod`.
+
+Kafka 4.4.0 and RocketMQ 5.5.1 are not complete on Maven Central. RabbitMQ 3.10 is the last line in Debian 12 and still
+has classic mirrored queues.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KAFKA: Final = "4.3.1"
+NATS_SERVER: Final = "2.15.2"
+NATS_GO: Final = "1.55.0"
+RABBITMQ: Final = "3.10.8"
+RABBITMQ_PERF_TEST: Final = "2.22.1"
+REDIS: Final = "7.0.15"
+ROCKETMQ: Final = "5.5.0"
+
+JAVA_MAJOR_MIN: Final = 17
+"""Kafka's servers need it."""

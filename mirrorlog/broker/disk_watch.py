@@ -1,0 +1,108 @@
+"""Looks at the disk of the data directory once a second and tells who asked for it. Thin: `disk_limits` decides.
+
+On a helper of its own: asking a disk that does not answer may take for ever, and then nobody else is to wait for it.
+Rejected: to ask before each publish (a system call each), or only when a file cannot be made (too late to warn, and
+the space that the index, the epoch lists and everybody else on that disk needs is gone by then).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Final
+
+from mirrorlog.broker.disk_limits import DiskLimits, DiskReport, DiskSpace, DiskState
+from mirrorlog.config import LogSettings
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 1.0
+
+
+def measure(path: Path) -> DiskSpace:
+    """The file system that `path` is on; blocking. Raises OSError."""
+    found = os.statvfs(path)
+    size = found.f_blocks - found.f_bfree + found.f_bavail
+    return DiskSpace(size * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+class DiskWatch:
+    """One data directory. `report` is None until it was measured for the first time.
+
+    Each of `on_measured` is called with every report, on the loop.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: LogSettings,
+        *,
+        helper: Executor,
+        measure: Callable[[Path], DiskSpace] = measure,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self.report: DiskReport | None = None
+        self.on_measured: list[Callable[[DiskReport], None]] = []
+        self._path = path
+        self._settings = settings
+        self._helper = helper
+        self._measure = measure
+        self._interval_s = interval_s
+        self._failed = ""
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when the disk was measured once, or could not be."""
+        await self._look()
+        self._task = asyncio.ensure_future(self._look_for_ever())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self._look()
+            except Exception:
+                # The watermarks stay as they are; a disk that is really full is met by whoever writes to it.
+                logger.exception("disk_watch_failed path=%s", self._path)
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            space = await loop.run_in_executor(self._helper, self._measure, self._path)
+        except OSError as error:
+            if str(error) != self._failed:
+                logger.warning("disk_not_measured path=%s reason=%r", self._path, str(error))
+            self._failed = str(error)
+            return
+        self._failed = ""
+        self._measured(space)
+
+    def _measured(self, space: DiskSpace) -> None:
+        before = self.report.state if self.report is not None else DiskState.OK
+        limits = DiskLimits.of(self._settings, space.size_bytes)
+        report = DiskReport(limits.judge(space.free_bytes, before), space, limits)
+        self.report = report
+        if report.state is not before:
+            _told(before, report, self._path)
+        for tell in self.on_measured:
+            tell(report)
+
+
+def _told(before: DiskState, report: DiskReport, path: Path) -> None:
+    space, limits = report.space, report.limits
+    logger.log(
+        logging.INFO if report.state is DiskState.OK else logging.WARNING,
+        "disk_state_changed state=%s was=%s free_bytes=%s size_bytes=%s low_bytes=%s full_bytes=%s path=%s",
+        report.state.value, before.value, space.free_bytes, space.size_bytes, limits.low_bytes, limits.full_bytes, path,
+    )  # fmt: skip

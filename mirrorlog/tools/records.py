@@ -1,0 +1,150 @@
+"""Records as lines: for people with tabs between, for programs as JSON that `mqtool publish --records` takes back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from mirrorlog.commitlog.codec import open_body
+from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.errors import BadInput
+from mirrorlog.tools.output import NOTHING, time_text
+
+_BODY_BYTES_MAX: Final = 2**28
+"""Of a compressed body when opened: as much as one fetch of a consumer may bring."""
+
+Header = tuple[str, bytes | None]
+
+
+class ShownRecord(Protocol):
+    """A record with its place. `timestamp`: event time, `append_time_us`: of its batch, both µs UTC."""
+
+    @property
+    def queue(self) -> str: ...
+    @property
+    def queue_offset(self) -> int: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Sequence[Header]: ...
+    @property
+    def timestamp(self) -> int | None: ...
+    @property
+    def append_time_us(self) -> int: ...
+
+
+class StoredRecord(NamedTuple):
+    """A record out of a stored batch, see `ShownRecord`."""
+
+    queue: str
+    queue_offset: int
+    value: bytes | None
+    key: bytes | None
+    headers: Sequence[Header]
+    timestamp: int | None
+    append_time_us: int
+
+
+def stored_records(header: BatchHeader, batch: memoryview, queue: str) -> Iterator[StoredRecord]:
+    """The records of a batch of data, whatever its codec. Raises BadBatch for a body that cannot be opened."""
+    body = open_body(batch, body_bytes_max=_BODY_BYTES_MAX)
+    for number, (value, key, headers, timestamp) in enumerate(body.records(), header.base_queue_offset):
+        yield StoredRecord(queue, number, value, key, headers, timestamp, header.append_time_us)
+
+
+# --- Out --------------------------------------------------------------------------------------------------------------
+
+
+def record_line(record: ShownRecord) -> str:
+    """A record for people. What is not UTF-8, or would break the line, is escaped."""
+    cells = [
+        str(record.queue_offset),
+        time_text(record.timestamp) if record.timestamp is not None else NOTHING,
+        _cell(record.key),
+        _cell(record.value),
+    ]
+    return "\t".join(cells)
+
+
+def record_fields(record: ShownRecord) -> dict[str, Any]:
+    """A record for programs. Times are µs UTC."""
+    return {
+        "queue": record.queue,
+        "queue_offset": record.queue_offset,
+        "timestamp_us": record.timestamp,
+        "append_time_us": record.append_time_us,
+        **_bytes_field("key", record.key),
+        **_bytes_field("value", record.value),
+        "headers": [{"name": name, **_bytes_field("value", value)} for name, value in record.headers],
+    }
+
+
+def _cell(content: bytes | memoryview | None) -> str:
+    if content is None:
+        return NOTHING
+    text = bytes(content).decode("utf-8", errors="backslashreplace")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _bytes_field(name: str, content: bytes | memoryview | None) -> dict[str, str | None]:
+    if content is None:
+        return {name: None}
+    plain = bytes(content)
+    try:
+        return {name: plain.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(plain).decode("ascii")}
+
+
+# --- In ---------------------------------------------------------------------------------------------------------------
+
+
+class GivenRecord(NamedTuple):
+    """What a line says of a record that is to be published."""
+
+    value: bytes | None
+    key: bytes | None
+    headers: list[Header]
+    timestamp_us: int | None
+
+
+def parse_record(line: bytes) -> GivenRecord:
+    """The record that `record_fields` gave as JSON; its place and other names are passed over.
+
+    Raises BadInput for a line that is none, one without a value too: `"value": null` is an absent one.
+    """
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, Any])
+        headers = [(_text(each["name"]), _bytes_of("value", each)) for each in fields.get("headers") or []]
+        timestamp = fields.get("timestamp_us")
+        if timestamp is not None and type(timestamp) is not int:
+            raise ValueError("timestamp_us is no whole number")
+        if "value" not in fields and "value_base64" not in fields:
+            raise ValueError("it has neither value nor value_base64")
+        return GivenRecord(_bytes_of("value", fields), _bytes_of("key", fields), headers, timestamp)
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        shown = line[:60].decode(errors="backslashreplace")
+        raise BadInput(f"{shown!r} is no record as `mqtool consume --json` prints it: {error}") from None
+
+
+def _bytes_of(name: str, fields: dict[str, Any]) -> bytes | None:
+    coded = fields.get(f"{name}_base64")
+    if coded is not None:
+        try:
+            return base64.b64decode(_text(coded), validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"{name}_base64: {error}") from None
+    plain = fields.get(name)
+    return None if plain is None else _text(plain).encode()
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
