@@ -55,7 +55,7 @@ class InstantClient:
     """The part of a Client that a Producer needs."""
 
     async def master_of(self, queue: str) -> tuple[InstantConnection, Any]:
-        return InstantConnection(), SimpleNamespace(queue_id=1)
+        return InstantConnection(), SimpleNamespace(queue_id=1, producer_epoch=0)
 
 
 class Workload(Protocol):

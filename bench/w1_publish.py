@@ -1,55 +1,50 @@
-"""W1: publish as fast as one Python producer can, every record confirmed by all copies (page cache unless said).
+"""W1: publish as fast as the producers can, every record confirmed by all copies.
 
-Measured from the first `send_nowait` to the last receipt, records made beforehand. The producer runs in a process of
-its own, as a user's would.
+From before the first record is handed over to the last confirm, of all producers. The records are made, and the nodes
+have prepared their pages, before.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
+from dataclasses import dataclass
 from typing import Final
 
-import uvloop
+from bench.clients import run_clients
+from bench.measure import Figure, publish_figures
+from bench.nodes import prepared_cluster
+from bench.publishing import Publish, publish, rate_of
 
-from bench.measure import Figure
-from mirrorlog.client import Client
-from mirrorlog.errors import Overloaded
-from mirrorlog.testing import Cluster
-
-_BURST: Final = 256
+QUEUE: Final = "w1"
 
 
-def run(copies: int, record_bytes: int, total_bytes: int, *, flush: str = "memory") -> list[Figure]:
-    """One round: a fresh cluster of `copies` nodes, `total_bytes` of records of `record_bytes`."""
-    count = max(1, total_bytes // record_bytes)
-    with Cluster(copies, min_in_sync=copies, flush=flush) as cluster:
-        cluster.wait_in_sync()
-        seconds = uvloop.run(_publish(cluster.servers, record_bytes, count))
-    case = f"{copies} copies, {record_bytes} B, {flush}, 1 producer, send_nowait"
-    return [
-        Figure("W1", case, "rate", "msg/s", count / seconds),
-        Figure("W1", case, "throughput", "MB/s", count * record_bytes / 1e6 / seconds),
-    ]
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`total_bytes`: of all records of all producers; `flush`: memory or disk, of the nodes' log."""
+
+    copies: int
+    record_bytes: int
+    total_bytes: int
+    way: str = "send"
+    flush: str = "memory"
+    producers: int = 1
+
+    def __str__(self) -> str:
+        plural = "" if self.producers == 1 else "s"
+        return (
+            f"{self.copies} {'copy' if self.copies == 1 else 'copies'}, {self.record_bytes} B, {self.flush}, "
+            f"{self.producers} producer{plural}, {self.way}"
+        )
 
 
-async def _publish(servers: list[str], record_bytes: int, count: int) -> float:
-    value = bytes(record_bytes)
-    async with Client(*servers) as client:
-        await client.admin.declare("w1")
-        async with client.producer("w1", confirm="all") as producer:
-            await producer.send(value)
-            started = time.perf_counter()
-            for number in range(count):
-                while True:
-                    try:
-                        delivery = producer.send_nowait(value)
-                        break
-                    except Overloaded:
-                        await producer.room()
-                if number % _BURST == 0:
-                    await asyncio.sleep(0)
-            await producer.flush()
-            await delivery  # raises if the last batch failed
-            assert producer.stats.confirmed == count + 1, producer.stats
-            return time.perf_counter() - started
+def run(case: Case, name: str) -> list[Figure]:
+    """One round."""
+    count = max(1, case.total_bytes // case.record_bytes // case.producers)
+    # What is stored besides the records: headers and offsets, for the smallest ones a twentieth.
+    stored_bytes = case.total_bytes * 11 // 10
+    with prepared_cluster(QUEUE, case.copies, stored_bytes, flush=case.flush) as cluster:
+        jobs = [
+            Publish(tuple(cluster.servers), QUEUE, case.way, case.record_bytes, count, case.copies, seed=seed)
+            for seed in range(case.producers)
+        ]
+        published, seconds = rate_of(run_clients(publish, jobs))
+    return publish_figures("W1", name, count=published, record_bytes=case.record_bytes, seconds=seconds)

@@ -26,6 +26,8 @@ from mirrorlog.errors import DiskFull
 SPARE_PREFIX: Final = "spare-"
 STEP_BYTES: Final = 16 * 1024 * 1024
 PIECE_BYTES: Final = 1024 * 1024
+RECYCLED_MAX: Final = 2
+"""How many recycled files are kept beside the next one."""
 BUSY_BYTES: Final = 64 * 1024 * 1024
 """How far ahead is prepared while the log grows."""
 
@@ -90,18 +92,19 @@ class PrepareJob:
 class Preparer:
     """Decides what to prepare next; one job at a time. Used on the loop only.
 
-    A file that the log gives up becomes the next spare once no reader has a view of it any more; while a spare is
-    there, it is removed.
+    A file that the log gives up becomes a spare once no reader has a view of it any more. A few are kept, so that a log
+    in its steady state makes no new file, whatever order rolls and frees come in; more are removed.
     """
 
     __slots__ = (
-        "_files", "_freed", "_pending", "_refused", "allowed_bytes", "directory", "prepare_bytes", "segment_bytes",
+        "_files", "_freed", "_pending", "_recycled", "_refused", "allowed_bytes", "directory", "prepare_bytes", "segment_bytes",
         "spare",
     )  # fmt: skip
 
     def __init__(self, files: Files, directory: Path, *, segment_bytes: int, prepare_bytes: int) -> None:
         self._files = files
         self._freed: list[FreedFile] = []
+        self._recycled: list[SpareFile] = []
         self._pending: PrepareJob | None = None
         self._refused = False
         self.allowed_bytes: int | None = None
@@ -133,9 +136,13 @@ class Preparer:
         if job.prepared is not None:
             job.prepared.prepared_to = max(job.prepared.prepared_to, job.to)
         self._refused = job.error is not None
-        if self.spare is not None:  # the loop could not wait for the job's
+        if job.spare is None:
+            return
+        if job.freed is not None and self.spare is not None and self._keeps_recycled():
+            self._recycled.append(job.spare)
+        elif self.spare is not None:  # the loop could not wait for the job's
             self.discard(job.spare)
-        elif job.spare is not None:
+        else:
             self.spare = job.spare
             if job.freed is None:
                 self._spent(job.spare.capacity)
@@ -146,7 +153,7 @@ class Preparer:
 
     def take(self) -> SpareFile | None:
         """The spare file, which is the caller's from here on."""
-        spare, self.spare = self.spare, None
+        spare, self.spare = self.spare, self._recycled.pop() if self._recycled else None
         return spare
 
     def check_allowed(self) -> None:
@@ -174,10 +181,11 @@ class Preparer:
         self._refused = False
 
     def close(self) -> None:
-        """Remove the spare and the files that were given up. A job that is still out removes its own when it is
+        """Remove the spares and the files that were given up. A job that is still out removes its own when it is
         completed."""
         self._pending = None
-        self.discard(self.take())
+        while (spare := self.take()) is not None:
+            self.discard(spare)
         for freed in self._freed:
             self._unlink(freed.path)
         self._freed.clear()
@@ -208,13 +216,16 @@ class Preparer:
 
     def _freed_job(self) -> PrepareJob | None:
         for freed in self._freed:
-            recycle = self.spare is None and freed.capacity == self.segment_bytes
+            recycle = freed.capacity == self.segment_bytes and (self.spare is None or self._keeps_recycled())
             if recycle and freed.pin() is not None:
                 continue  # a reader is slow: bytes that it was promised must not change under it
             self._freed.remove(freed)
             spare = (spare_path(self.directory), freed.capacity) if recycle else None
             return PrepareJob(self._files, spare=spare, freed=freed)
         return None
+
+    def _keeps_recycled(self) -> bool:
+        return len(self._recycled) < RECYCLED_MAX and self._is_allowed()
 
     def _wants_spare(self) -> bool:
         return self.spare is None and not self._refused and self._is_allowed()

@@ -36,6 +36,7 @@ def queue_message(queue: QueueInfo) -> pb.QueueInfo:
         next=queue.next,
         arguments={name: argument_message(value) for name, value in queue.arguments.items()},
         incarnation=queue.incarnation,
+        producer_epoch=queue.producer_epoch,
     )
 
 

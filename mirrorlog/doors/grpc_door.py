@@ -20,15 +20,18 @@ from typing import Final, TypeVar
 import grpc
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from mirrorlog.client import Client
 from mirrorlog.config import split_address
 from mirrorlog.doors.admin_service import AdminService
+from mirrorlog.doors.consumer_service import ConsumeLimits, ConsumerService
+from mirrorlog.doors.heap import keep_freed_memory
 from mirrorlog.doors.node_watch import NodeWatch
 from mirrorlog.doors.parent import watch_parent
 from mirrorlog.doors.producer_service import ProducerService, StreamLimits
 from mirrorlog.errors import MirrorlogError, PortTaken
-from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, producer_pb2, producer_pb2_grpc
+from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2, producer_pb2_grpc
 from mirrorlog.wire.messages import Limits
 
 logger = logging.getLogger(__name__)
@@ -38,6 +41,9 @@ CALLS_PER_CONNECTION_MAX: Final = 1024
 # Around a batch of the largest size: the request's own fields, and records whose batch would be a little too large,
 # which are better answered with the limit's name than with gRPC's RESOURCE_EXHAUSTED.
 MESSAGE_SLACK_BYTES: Final = 1024 * 1024
+# Of a call; nothing here needs any.
+METADATA_BYTES_MAX: Final = 16 * 1024
+FRAME_BYTES_MAX: Final = 1024 * 1024
 KEEPALIVE_MS: Final = 30_000
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
 PING_INTERVAL_MS_MIN: Final = 10_000
@@ -46,9 +52,9 @@ STOP_GRACE_S: Final = 3.0
 _T = TypeVar("_T")
 
 _SERVICES: Final = (
-    health.OVERALL_HEALTH,
     admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
     producer_pb2.DESCRIPTOR.services_by_name["Producer"].full_name,
+    consumer_pb2.DESCRIPTOR.services_by_name["Consumer"].full_name,
 )
 
 
@@ -57,6 +63,10 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", limits.max_batch_bytes + MESSAGE_SLACK_BYTES),
         ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION_MAX),
+        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+        # HTTP/2's default is 16 KiB: a batch would come in dozens of frames.
+        ("grpc.http2.max_frame_size", FRAME_BYTES_MAX),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -76,6 +86,7 @@ class GrpcDoor:
         self._watch = NodeWatch(self._client, node, self._node_changed)
         self._admin = AdminService(self._client, node)
         self._producer = ProducerService(self._client, StreamLimits())
+        self._consumer = ConsumerService(self._client, ConsumeLimits())
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -97,6 +108,8 @@ class GrpcDoor:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin, server)
         producer_pb2_grpc.add_ProducerServicer_to_server(self._producer, server)
+        consumer_pb2_grpc.add_ConsumerServicer_to_server(self._consumer, server)
+        reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         try:
             bound = _listen(server, self._bind)
             await self._node_changed(True)
@@ -107,11 +120,12 @@ class GrpcDoor:
             # A server that was made and not stopped can keep its process from ending.
             await self._health.enter_graceful_shutdown()
             self._producer.stop()
+            self._consumer.stop()
             await server.stop(STOP_GRACE_S)
 
     async def _node_changed(self, answers: bool) -> None:
         statuses = health_pb2.HealthCheckResponse
-        for service in _SERVICES:
+        for service in (health.OVERALL_HEALTH, *_SERVICES):
             await self._health.set(service, statuses.SERVING if answers else statuses.NOT_SERVING)
 
     async def _unless_stopping(self, work: Awaitable[_T]) -> _T | None:
@@ -167,6 +181,7 @@ def main() -> int:
     parser.add_argument("--debug", action="store_true", help="debug logs, and tracebacks for errors")
     arguments = parser.parse_args()
     _configure_logs(arguments.bind, debug=arguments.debug)
+    keep_freed_memory()
     try:
         uvloop.run(_main(arguments.node, arguments.bind))
     except MirrorlogError as error:

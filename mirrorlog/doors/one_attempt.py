@@ -48,8 +48,9 @@ class OneAttempt:
         """Raises MirrorlogError when nothing was sent."""
         connection = await self._master()
         if batch.WhichOneof("content") == "ready":
-            idempotent = check_ready(batch.ready, self._opening, queue_id=self.queue_id, limits=self.limits)
-            return Sent(self._produce(connection, batch.ready), idempotent)
+            ready = batch.ready  # once: each look at the field is a copy of its bytes
+            idempotent = check_ready(ready, self._opening, queue_id=self.queue_id, limits=self.limits)
+            return Sent(self._produce(connection, ready), idempotent)
         records = read_records(batch.records)
         numbered = number_records(records, self._opening, sequence=batch.sequence, queue_id=self.queue_id)
         check_size(numbered, self.limits)

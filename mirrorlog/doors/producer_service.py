@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from mirrorlog.client import Client
+from mirrorlog.doors.admission import Admission, node_stopping
 from mirrorlog.doors.calls import abort
 from mirrorlog.doors.one_attempt import OneAttempt
 from mirrorlog.doors.opening import Opening, read_opening
 from mirrorlog.doors.publish_stream import PublishStream
 from mirrorlog.doors.retrying import Retrying
 from mirrorlog.doors.window import Window
-from mirrorlog.errors import BadRequest, MirrorlogError, NodeStopping, Overloaded
+from mirrorlog.errors import BadRequest, MirrorlogError
 from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.pb.v1 import producer_pb2_grpc as pb_grpc
 
@@ -49,31 +50,21 @@ class ProducerService(pb_grpc.ProducerServicer):
     def __init__(self, client: Client, limits: StreamLimits) -> None:
         self._client = client
         self._limits = limits
-        self._calls = 0
+        self._admission = Admission("Publish", streams_max=limits.streams_max)
         self._streams: set[PublishStream] = set()
-        self._stopping = False
 
     async def Publish(self, request_iterator: AsyncIterator[pb.PublishRequest], context: PublishCall) -> None:
-        self._calls += 1
         try:
-            self._admit()
-            await self._serve(request_iterator, context)
+            with self._admission.place():
+                await self._serve(request_iterator, context)
         except MirrorlogError as error:
             await abort(context, error)
-        finally:
-            self._calls -= 1
 
     def stop(self) -> None:
         """End all streams once what they have read is answered; open no more."""
-        self._stopping = True
+        self._admission.stopping = True
         for stream in self._streams:
-            stream.end(NodeStopping("this door is stopping; open the stream again"))
-
-    def _admit(self) -> None:
-        if self._stopping:
-            raise NodeStopping("this door is stopping; open the stream again")
-        if self._calls > self._limits.streams_max:
-            raise Overloaded(f"{self._limits.streams_max} Publish streams are open", limit="streams_max")
+            stream.end(node_stopping())
 
     async def _serve(self, requests: AsyncIterator[pb.PublishRequest], context: PublishCall) -> None:
         opening = await _first(requests)
@@ -91,7 +82,7 @@ class ProducerService(pb_grpc.ProducerServicer):
         reading = asyncio.ensure_future(stream.read(requests))
         try:
             # The end may have been asked for while the stream was being opened.
-            if self._stopping:
+            if self._admission.stopping:
                 self.stop()
             async for result in stream.results():
                 await context.write(pb.PublishResponse(result=result))

@@ -59,8 +59,8 @@ def test_a_copy_by_sendfile_ends_at_the_bytes_asked_for(tmp_path: Path) -> None:
     for file in files:
         file.write_bytes(os.urandom(100_000))
     names = [str(file) for file in files]
-    assert limits.run_program("sendfile_copy", "150000", *names)["bytes"] == 150_000
-    assert limits.run_program("sendfile_copy", "999999", *names)["bytes"] == 200_000
+    assert limits.run_program("sendfile_copy", "new", "150000", *names)["bytes"] == 150_000
+    assert limits.run_program("sendfile_copy", "warm", "999999", *names)["bytes"] == 200_000
 
 
 @needs_compiler

@@ -83,7 +83,7 @@ _NAMES = {
     "W1": ("throughput",),
     "W2": ("p50",),
     "W3": ("throughput",),
-    "W5": ("catch-up", "sendfile copy"),
+    "W5": ("catch-up", "sendfile copy, warm file"),
     "open loop": ("p99",),
     "limit": ("throughput", "p50"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench import cli, registry
-from bench.workload import LIMIT, OWN, Workload, name_of
+from bench.workload import LIMIT, OWN, TRAP, Workload, name_of
 from mirrorlog.errors import BadInput
 
 
@@ -42,9 +42,9 @@ def test_a_quick_run_has_the_same_workloads() -> None:
     assert [(each.group, each.workload) for each in full] == [(each.group, each.workload) for each in quick]
 
 
-def test_limits_stand_beside_the_own_workloads() -> None:
-    """Both groups are there without peers."""
-    assert {each.group for each in _all()} == {OWN, LIMIT}
+def test_limits_and_traps_stand_beside_the_own_workloads() -> None:
+    """All three groups are there without peers."""
+    assert {each.group for each in _all()} == {OWN, LIMIT, TRAP}
 
 
 def test_workloads_are_chosen_by_a_pattern() -> None:

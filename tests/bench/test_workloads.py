@@ -42,7 +42,8 @@ def test_a_backlog_is_read_whole_in_both_ways() -> None:
 def test_a_returning_mirror_catches_up_while_records_are_confirmed() -> None:
     """Its rate, the C program's, and confirms before and meanwhile."""
     figures = w5_catch_up.run(w5_catch_up.Case(KIB, 16 * MIB), "a")
-    assert _names(figures) == ["catch-up", "sendfile copy", *("p50", "p99", "max") * 2]
+    copies = ["sendfile copy, warm file", "sendfile copy, new file"]
+    assert _names(figures) == ["catch-up", *("p50", "p99", "max") * 2, *copies]
 
 
 def test_the_open_loop_times_records_by_their_schedule() -> None:

@@ -15,7 +15,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from mirrorlog.pb.v1 import admin_pb2_grpc, producer_pb2, producer_pb2_grpc
+from mirrorlog.pb.v1 import admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2, producer_pb2_grpc
 
 DEADLINE_S = 30.0
 HOST = "127.0.0.1"
@@ -154,6 +154,59 @@ class Publishing:
 
     def __exit__(self, *_: object) -> None:
         self.cancel()
+
+
+class Consuming:
+    """One Consume stream: `opened` first, then responses in their order."""
+
+    def __init__(self, channel: grpc.Channel, queue_name: str, *, timeout_s: float = DEADLINE_S, **asked: Any) -> None:
+        request = consumer_pb2.ConsumeRequest(queue=queue_name, **asked)
+        self._call = consumer_pb2_grpc.ConsumerStub(channel).Consume(request, timeout=timeout_s)
+
+    def opened(self) -> consumer_pb2.ConsumeResponse:
+        """The first response, which says where the reader begins."""
+        response = self.response()
+        assert response.WhichOneof("content") is None, response
+        return response
+
+    def response(self) -> consumer_pb2.ConsumeResponse:
+        return next(self._call)
+
+    def with_records(self) -> consumer_pb2.ConsumeResponse:
+        """The next response that has any."""
+        while (response := self.response()).WhichOneof("content") is None:
+            pass
+        return response
+
+    def values(self, count: int) -> list[bytes]:
+        """The values of the next `count` records."""
+        found: list[bytes] = []
+        while len(found) < count:
+            found += values_of(self.with_records())
+        assert len(found) == count, found
+        return found
+
+    def rest(self) -> list[consumer_pb2.ConsumeResponse]:
+        """What still comes until the stream has ended well."""
+        return list(self._call)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+def values_of(response: consumer_pb2.ConsumeResponse) -> list[bytes]:
+    """Of a response in the records shape; each batch must begin where the one before it ended."""
+    found: list[bytes] = []
+    for batch in response.batches.batches:
+        assert batch.base_queue_offset == response.first + len(found), response
+        found += [record.value for record in batch.records]
+    return found
 
 
 def failure_of(call: Any) -> grpc.RpcError:

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from mirrorlog.client import Client
+from mirrorlog.doors.grpc_door import MESSAGE_SLACK_BYTES, METADATA_BYTES_MAX
 from mirrorlog.doors.producer_service import ProducerService, StreamLimits
 from mirrorlog.pb.v1 import admin_pb2, common_pb2, producer_pb2, producer_pb2_grpc
 from mirrorlog.testing import Cluster
@@ -156,9 +157,21 @@ def test_a_message_larger_than_any_batch_ends_the_stream_alone(
         large.opened()
         other.opened()
         large.publish([bytes(4 * 1024 * 1024)])
-        assert failure_of(large.result).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        error = failure_of(large.result)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert str(BATCH_MAX + MESSAGE_SLACK_BYTES) in error.details()
         other.publish([b"other"])
         assert other.confirm().base_queue_offset == 0
+
+
+def test_metadata_larger_than_any_call_needs_is_refused(channel: grpc.Channel) -> None:
+    """Goal: a header list is no way to the door's memory. Method: just below the limit, and above it; then go on."""
+    calls = admin(channel)
+    request = admin_pb2.GetStatusRequest()
+    calls.GetStatus(request, timeout=30, metadata=[("note", "x" * (METADATA_BYTES_MAX // 2))])
+    error = failure_of(lambda: calls.GetStatus(request, timeout=30, metadata=[("note", "x" * METADATA_BYTES_MAX)]))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    calls.GetStatus(request, timeout=30)
 
 
 def test_the_same_sequence_on_a_new_stream_lands_once(

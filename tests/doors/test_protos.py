@@ -12,13 +12,14 @@ from pathlib import Path
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FieldDescriptorProto
 
-from mirrorlog.pb.v1 import admin_pb2, common_pb2, producer_pb2, status_pb2
+from mirrorlog.pb.v1 import admin_pb2, common_pb2, consumer_pb2, producer_pb2, status_pb2
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "protos.txt"
 MODULES = {
     "mirrorlog/v1/admin.proto": admin_pb2,
     "mirrorlog/v1/common.proto": common_pb2,
+    "mirrorlog/v1/consumer.proto": consumer_pb2,
     "mirrorlog/v1/producer.proto": producer_pb2,
     "mirrorlog/v1/status.proto": status_pb2,
 }

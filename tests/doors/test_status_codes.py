@@ -47,8 +47,8 @@ STATUSES = {
     "OUT_OF_RANGE": ["OffsetOutOfRange"],
     "PERMISSION_DENIED": ["NotAMember"],
     "UNAVAILABLE": [
-        "ConnectionLost", "DiskFailed", "DiskFull", "InSyncReplicasNotEnough", "LogRecovering", "LogUnavailable",
-        "NodeStopping", "NotMaster", "Overloaded", "Refused",
+        "ConnectionLost", "DiskFailed", "DiskFull", "InSyncReplicasNotEnough", "IndexDoubtful", "LogRecovering",
+        "LogUnavailable", "NodeStopping", "NotMaster", "Overloaded", "Refused",
     ],
 }  # fmt: skip
 

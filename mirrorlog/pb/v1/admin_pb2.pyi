@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class QueueInfo(_message.Message):
-    __slots__ = ("name", "queue_id", "log_id", "epoch", "master", "mirrors", "begin", "next", "arguments", "incarnation")
+    __slots__ = ("name", "queue_id", "log_id", "epoch", "master", "mirrors", "begin", "next", "arguments", "incarnation", "producer_epoch")
     class ArgumentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class QueueInfo(_message.Message):
     NEXT_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     name: str
     queue_id: int
     log_id: str
@@ -37,7 +38,8 @@ class QueueInfo(_message.Message):
     next: int
     arguments: _containers.MessageMap[str, Argument]
     incarnation: str
-    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., log_id: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    producer_epoch: int
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., log_id: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., incarnation: _Optional[str] = ..., producer_epoch: _Optional[int] = ...) -> None: ...
 
 class Argument(_message.Message):
     __slots__ = ("boolean", "integer", "number", "text", "binary", "list", "table")

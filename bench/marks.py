@@ -1,0 +1,130 @@
+"""The marks: what mirrorlog shall reach, each a ratio of medians of one run.
+
+A mark compares the best of its own figures that fit with the best of the others. `figure` and `other` are regular
+expressions on `workload | case | name`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bench.measure import Summary
+
+_KAFKA: Final = r"Kafka .*confluent-kafka"
+_NATS: Final = r"NATS .*Go client"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`at_least`: the ratio own / other shall be `bound` or more; else it shall be `bound` or less.
+
+    `other` is None where `bound` is a number of its own, in the figure's unit.
+    """
+
+    work: str
+    figure: str
+    other: str | None
+    bound: float
+    at_least: bool = True
+
+    @property
+    def wanted(self) -> str:
+        """The bound, as text."""
+        return f"{'≥' if self.at_least else '≤'} {self.bound:g}" + ("" if self.other else " MB/s")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A mark and what was measured. `own`, `other`: the medians compared; None where nothing was measured."""
+
+    mark: Mark
+    own: Summary | None
+    other: Summary | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Own median / other median, or the own median where the bound is absolute."""
+        if self.own is None:
+            return None
+        if self.mark.other is None:
+            return self.own.median
+        if self.other is None or self.other.median == 0:
+            return None
+        return self.own.median / self.other.median
+
+    @property
+    def reached(self) -> bool | None:
+        """None when it cannot be said."""
+        ratio = self.ratio
+        if ratio is None:
+            return None
+        return ratio >= self.mark.bound if self.mark.at_least else ratio <= self.mark.bound
+
+
+def judge(marks: Sequence[Mark], own: Iterable[Summary], others: Iterable[Summary]) -> list[Verdict]:
+    """Every mark with the figures that it compares; a mark against own figures (W2) looks among those too."""
+    own_summaries = list(own)
+    other_summaries = [*others, *own_summaries]
+    return [
+        Verdict(
+            mark,
+            best(own_summaries, mark.figure, largest=mark.at_least),
+            best(other_summaries, mark.other, largest=mark.at_least) if mark.other else None,
+        )
+        for mark in marks
+    ]
+
+
+def best(summaries: Iterable[Summary], pattern: str, *, largest: bool) -> Summary | None:
+    """The one with the largest (or smallest) median among those that fit."""
+    fitting = [each for each in summaries if re.search(pattern, f"{each.workload} | {each.case} | {each.name}")]
+    if not fitting:
+        return None
+    return (max if largest else min)(fitting, key=lambda each: each.median)
+
+
+_W1: Final = r"^W1 \| 3 copies, 1024 B, memory, 1 producer, {way} \| throughput$"
+_W1_DISK: Final = r"^W1 \| 3 copies, 1024 B, disk, 1 producer, .* \| throughput$"
+_W1_PEERS: Final = rf"^W1 \| ({_KAFKA}|{_NATS}).* \| throughput$"
+_W2: Final = r"^W2 \| 3 copies, 1024 B, memory, send \| p50$"
+_W3: Final = r"^W3 \| 3 copies, 1024 B, memory, {way} \| throughput$"
+_W5: Final = r"^W5 \| 3 copies, 1024 B, memory, [^,]* \| {name}$"
+
+MARKS: Final[tuple[Mark, ...]] = (
+    Mark("W1, 3 copies, send per record / the better of Kafka and NATS", _W1.format(way="send"), _W1_PEERS, 5),
+    Mark("W1, 3 copies, send_many / the better of Kafka and NATS", _W1.format(way="send_many"), _W1_PEERS, 10),
+    Mark("W1, 3 copies, ready batches / the better of Kafka and NATS", _W1.format(way="batches"), _W1_PEERS, 10),
+    Mark("W1, 3 copies, disk / three streams on the disk alone", _W1_DISK, r"^limit \| 3 files, fdatasync", 0.7),
+    Mark("W1, 3 copies, disk / RabbitMQ quorum queue", _W1_DISK, r"^W1 \| RabbitMQ .*quorum.* \| throughput$", 20),
+    Mark("W2, 3 copies, p50 / Kafka", _W2, rf"^W2 \| {_KAFKA}.* \| p50$", 0.3, at_least=False),
+    Mark("W2, 3 copies, p50 / NATS", _W2, r"^W2 \| NATS .* \| p50$", 0.5, at_least=False),
+    Mark("W2, 3 copies, p50 / Redis with WAIT 2", _W2, r"^W2 \| Redis .* \| p50$", 1, at_least=False),
+    Mark(
+        "W2, 3 copies, p50 / C making the same hops", _W2, r"^limit \| 3 copies, 1024 B, .* \| p50$", 2, at_least=False
+    ),
+    Mark("W3, batches / confluent-kafka", _W3.format(way="batches"), rf"^W3 \| {_KAFKA}.* \| throughput$", 3),
+    Mark(
+        "W3, records / confluent-kafka, value of each",
+        _W3.format(way="records"),
+        rf"^W3 \| {_KAFKA}.*value\(\).* \| throughput$",
+        1,
+    ),
+    Mark("W5 / sendfile copy", _W5.format(name="catch-up"), _W5.format(name="sendfile copy, .* file"), 0.8),
+    Mark(
+        "open loop at half of peak, p99 / W2 p50",
+        r"^open loop \| 3 copies, 1024 B, .* \| p99$",
+        _W2,
+        10,
+        at_least=False,
+    ),
+    Mark("gRPC door, W1", r"^W1 \| 3 copies, 1024 B, .*gRPC.* \| throughput$", None, 200),
+    Mark(
+        "W1, one node without mirrors / loopback stream",
+        r"^W1 \| 1 copy, 1024 B, memory, 1 producer, .* \| throughput$",
+        r"^limit \| loopback stream, .*nothing stored \| throughput$",
+        0.7,
+    ),
+)

@@ -1,0 +1,93 @@
+"""The nodes of a workload: with the product's own settings, and with their pages prepared as far as it will write.
+
+A node prepares the pages ahead of its tail in spare time. A benchmark that starts writing at once would measure a node
+in its first seconds, so it waits until as much is prepared as it is going to write; `W1 sustained` does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from bench.workload import MIB, WorkloadFailed
+from mirrorlog.client import Client
+from mirrorlog.config import LogSettings
+from mirrorlog.testing import Cluster, Node
+
+PREPARED_SECONDS_MAX: Final = 60.0
+
+_MARGIN_BYTES: Final = 64 * MIB
+_POLL_SECONDS: Final = 0.05
+_QUIET_SECONDS: Final = 1.0
+
+
+@contextmanager
+def prepared_cluster(
+    queue: str,
+    copies: int,
+    total_bytes: int,
+    *,
+    flush: str = "memory",
+    segment_bytes: int = LogSettings().segment_bytes,
+    min_in_sync: int | None = None,
+) -> Iterator[Cluster]:
+    """A cluster of `copies` nodes, with one queue, that is ready for `total_bytes` of batches.
+
+    `min_in_sync`: by default all of them.
+    """
+    with Cluster(
+        copies,
+        flush=flush,
+        segment_bytes=segment_bytes,
+        min_in_sync=min_in_sync or copies,
+        settings={"log.prepare_bytes": total_bytes + _MARGIN_BYTES},
+    ) as cluster:
+        cluster.wait_in_sync()
+        for node in cluster.nodes.values():
+            wait_prepared(node, total_bytes)
+        asyncio.run(_declare(cluster.servers, queue))
+        try:
+            yield cluster
+        except Exception as error:
+            # The nodes' logs go with them; what they say is often the reason.
+            raise WorkloadFailed("; ".join([str(error), *_last_words(cluster)])) from error
+
+
+def _last_words(cluster: Cluster) -> Iterator[str]:
+    """Of each node that has ended or complained, the last line of its log that says so."""
+    for node in cluster.nodes.values():
+        lines = node.log_tail(200).splitlines()
+        complaints = [line for line in lines if "rror" in line or "WARNING" in line or "CRITICAL" in line]
+        if not node.running:
+            yield f"{node.id} ended with {node.exit_code}: {(complaints or lines or [''])[-1]}"
+        elif complaints:
+            yield f"{node.id}: {complaints[-1]}"
+
+
+async def _declare(servers: list[str], queue: str) -> None:
+    async with Client(*servers) as client:
+        await client.admin.declare(queue)
+
+
+def wait_prepared(node: Node, total_bytes: int) -> None:
+    """Until so many bytes of pages are ready, or the node has been quiet for a second: it may prepare fewer.
+
+    The kernel counts a page that becomes dirty for the process that touched it.
+    """
+    deadline = time.monotonic() + PREPARED_SECONDS_MAX
+    dirtied, since = dirtied_bytes(node.pid), time.monotonic()
+    while dirtied < total_bytes and time.monotonic() < deadline and time.monotonic() - since < _QUIET_SECONDS:
+        time.sleep(_POLL_SECONDS)
+        now_dirtied = dirtied_bytes(node.pid)
+        if now_dirtied != dirtied:
+            dirtied, since = now_dirtied, time.monotonic()
+
+
+def dirtied_bytes(pid: int) -> int:
+    """Bytes of file pages that a process has made dirty."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))

@@ -1,0 +1,149 @@
+"""Latency at half of the peak: records leave by a fixed schedule, whatever became of those before them.
+
+First the peak: `send_nowait` as fast as the window allows, on the same nodes. Then half of that rate for some seconds.
+A record's latency counts from the time at which it was due, so a stall counts for every record that it held up. One
+record a millisecond is timed. Segments are small, so that logs go through several of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import uvloop
+
+from bench.clients import Pace, run_clients
+from bench.measure import Figure, latencies
+from bench.nodes import prepared_cluster
+from bench.publishing import BATCH_BYTES, send_each
+from bench.records import random_records
+from bench.workload import MIB
+from mirrorlog.client import Client, Delivery, Producer
+from mirrorlog.errors import Overloaded
+
+QUEUE: Final = "open"
+COPIES: Final = 3
+SEGMENT_BYTES: Final = 64 * MIB
+SHARE: Final = 0.5
+
+_TICK_S: Final = 0.001
+_PEAK_SECONDS_MIN: Final = 0.5
+_PREPARED_BYTES: Final = 512 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`peak_bytes`: published to find the peak; `seconds`: of the schedule."""
+
+    record_bytes: int
+    peak_bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{COPIES} copies, {self.record_bytes} B, memory, send, segments of {SEGMENT_BYTES // MIB} MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """`rate`: records a second that were due; `latencies_us`: of the timed ones."""
+
+    rate: float
+    latencies_us: list[float]
+
+
+def run(case: Case, name: str) -> list[Figure]:
+    """One round."""
+    with prepared_cluster(QUEUE, COPIES, _PREPARED_BYTES, segment_bytes=SEGMENT_BYTES) as cluster:
+        (answered,) = run_clients(send_by_schedule, [(tuple(cluster.servers), case)])
+    shares = ("p50", "p99", "p99.9", "max")
+    return [
+        Figure("open loop", name, "rate", "msg/s", answered.rate),
+        *latencies("open loop", name, answered.latencies_us, shares),
+    ]
+
+
+def send_by_schedule(pace: Pace, job: tuple[tuple[str, ...], Case]) -> Answered:
+    """The client."""
+    servers, case = job
+    return uvloop.run(_send_by_schedule(pace, servers, case))
+
+
+async def _send_by_schedule(pace: Pace, servers: tuple[str, ...], case: Case) -> Answered:
+    records = random_records(case.record_bytes, max(1, case.peak_bytes // case.record_bytes), seed=7)
+    async with Client(*servers) as client, client.producer(QUEUE, confirm="all") as producer:
+        await producer.send(records[0])
+        pace.begin()
+        peak = await _peak(producer, records)
+        schedule = Schedule(producer, records, rate=peak * SHARE)
+        await schedule.send(case.seconds)
+        return Answered(schedule.rate, schedule.latencies_us)
+
+
+async def _peak(producer: Producer, records: Sequence[bytes]) -> float:
+    """Records a second, of as many rounds of `records` as it takes to measure them."""
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < _PEAK_SECONDS_MIN:
+        await send_each(producer, records)
+        count += len(records)
+    await producer.flush()
+    return count / (time.perf_counter() - began)
+
+
+class Schedule:
+    """Sends record i at `began + i / rate`, in ticks of a millisecond: what is due at a tick leaves at once."""
+
+    def __init__(self, producer: Producer, records: Sequence[bytes], *, rate: float) -> None:
+        self.rate = rate
+        self.latencies_us: list[float] = []
+        self._producer = producer
+        self._records = records
+        self._sent = 0
+        self._burst = max(1, BATCH_BYTES // len(records[0]))
+        self._timed_every = max(1, int(rate * _TICK_S))
+        self._timing: set[asyncio.Task[None]] = set()
+
+    async def send(self, seconds: float) -> None:
+        """All records of so many seconds, and until each timed one is confirmed."""
+        began = time.perf_counter()
+        total = int(self.rate * seconds)
+        while self._sent < total:
+            now = time.perf_counter()
+            due = min(total, int((now - began) * self.rate) + 1)
+            await self._hand_over(min(due, self._sent + self._burst), began)
+            # After a stall the loop turns between bursts, so that confirms are read meanwhile.
+            await asyncio.sleep(max(0.0, now + _TICK_S - time.perf_counter()) if self._sent == due else 0)
+        await self._producer.flush()
+        await asyncio.gather(*self._timing)
+
+    async def _hand_over(self, end: int, began: float) -> None:
+        """The records from the first one that was not sent up to number `end` (exclusive)."""
+        send, pool = self._producer.send_nowait, self._records
+        for number in range(self._sent, end):
+            record = pool[number % len(pool)]
+            try:
+                delivery = send(record)
+            except Overloaded:
+                delivery = await self._hand_over_with_room(record)
+            if number % self._timed_every == 0:
+                self._time(delivery, began + number / self.rate)
+        self._sent = end
+
+    async def _hand_over_with_room(self, record: bytes) -> Delivery:
+        while True:
+            await self._producer.room()
+            try:
+                return self._producer.send_nowait(record)
+            except Overloaded:
+                continue
+
+    def _time(self, delivery: Delivery, due: float) -> None:
+        task = asyncio.ensure_future(self._wait(delivery, due))
+        self._timing.add(task)
+        task.add_done_callback(self._timing.discard)
+
+    async def _wait(self, delivery: Delivery, due: float) -> None:
+        await delivery
+        self.latencies_us.append((time.perf_counter() - due) * 1e6)

@@ -1,0 +1,152 @@
+"""Reads one queue over the native door: finds where to begin, fetches, and goes on over another connection. Thin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from mirrorlog.client import Client
+from mirrorlog.client.connection import Connection
+from mirrorlog.doors.fetched import Fetched, Source, read_fetched
+from mirrorlog.doors.subscription import AppendTime, Edge, GroupPosition, Start, Subscription, Until
+from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue
+from mirrorlog.wire.messages import GetMetadata, Limits, Metadata, Position, QueueInfo
+
+_RETRY_S: Final = 0.1
+# Beyond what the node may hold a fetch; also how long it may take to describe a queue.
+_ANSWER_TIMEOUT_MS: Final = 10_000
+
+_T = TypeVar("_T")
+
+
+class QueueReader:
+    """Stands nowhere: whoever fetches says where. `open` comes first."""
+
+    def __init__(self, client: Client, subscription: Subscription) -> None:
+        self._client = client
+        self._subscription = subscription
+        self._connection: Connection | None = None
+        self._info: QueueInfo | None = None
+        self._until: int | None = None
+        self._limits: Limits | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """Of the node that was reached last."""
+        assert self._limits is not None, "the reader is not open"
+        return self._limits
+
+    async def open(self) -> Fetched:
+        """Settle where to begin and to end; nothing is fetched yet. Raises NoSuchQueue, BadRequest, ConnectionLost."""
+        connection, info = await self._insist(self._own_info)
+        self._until = _until(self._subscription.until, info)
+        start = await self._insist(lambda: self._start(self._subscription.start, info))
+        at = start.queue_offset
+        return Fetched(self._source(connection, info), memoryview(b""), (), at, at, start.epoch, info.begin, info.next)
+
+    def done(self, queue_offset: int) -> bool:
+        """Whether a reader that stands here has everything that it asked for."""
+        return self._until is not None and queue_offset >= self._until
+
+    async def fetch(self, queue_offset: int, epoch: int) -> Fetched:
+        """What is there from `queue_offset` on; without batches when `max_wait_ms` passed.
+
+        `epoch`: of what was read before. Raises OffsetOutOfRange, BadBatch; ConnectionLost or what the nodes answer
+        when none has served within `outage_timeout_ms`.
+        """
+        return await self._insist(lambda: self._fetch_once(queue_offset, epoch))
+
+    # --- inside ---
+
+    async def _fetch_once(self, queue_offset: int, epoch: int) -> Fetched:
+        connection = await self._connected()
+        info = self._info
+        assert info is not None
+        facts, content = await connection.fetch(
+            queue_id=info.queue_id,
+            epoch=epoch,
+            queue_offset=queue_offset,
+            max_bytes=self._subscription.max_bytes,
+            wait_ms=self._subscription.max_wait_ms,
+            timeout_ms=_ANSWER_TIMEOUT_MS,
+        )
+        source = self._source(connection, info)
+        return read_fetched(facts, content, source, queue_offset=queue_offset, epoch=epoch, until=self._until)
+
+    def _source(self, connection: Connection, info: QueueInfo) -> Source:
+        return Source(self._subscription.queue, info.log_id, connection.welcome.node_id)
+
+    async def _insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Ask again, over another connection, until `outage_timeout_ms` have passed since the first failure."""
+        loop = asyncio.get_running_loop()
+        give_up_at: float | None = None
+        while True:
+            try:
+                return await ask()
+            except MirrorlogError as error:
+                self._connection = None
+                give_up_at = give_up_at or loop.time() + self._subscription.outage_timeout_ms / 1000
+                # A mirror may not have heard yet of a queue that others know.
+                passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
+                if not passing or loop.time() >= give_up_at:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+
+    async def _own_info(self) -> tuple[Connection, QueueInfo]:
+        """The node that is read from, and the queue as it knows that: another one may know more to be confirmed."""
+        connection = await self._connected()
+        asked = GetMetadata(queues=[self._subscription.queue])
+        answer = await connection.request(asked, Metadata, timeout_ms=_ANSWER_TIMEOUT_MS)
+        if not answer.queues:
+            queue = self._subscription.queue
+            raise NoSuchQueue(f"no queue {queue!r} on node {answer.node_id}", queue=queue)
+        return connection, answer.queues[0]
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or not self._connection.usable:
+            self._connection = await self._connect()
+        return self._connection
+
+    async def _connect(self) -> Connection:
+        """To the node that shall be read from. Raises ConnectionLost, BadRequest for a node without this queue."""
+        info = self._info = await self._client.queue_info(self._subscription.queue)
+        failures: list[str] = []
+        for node_id in _wanted(self._subscription, info):
+            try:
+                connection = await self._client.connection_to(await self._client.node_address(node_id))
+            except ConnectionLost as error:
+                failures.append(str(error))
+            else:
+                self._limits = connection.welcome.limits
+                return connection
+        raise ConnectionLost("; ".join(failures))
+
+    async def _start(self, start: Start, info: QueueInfo) -> Position:
+        if isinstance(start, GroupPosition):
+            start = await self._client.admin.position(info.name, start.group) or Edge.EARLIEST
+        elif isinstance(start, AppendTime):
+            start = await self._client.admin.find_offset(info.name, start.us)
+        if isinstance(start, Edge):
+            start = info.next if start is Edge.LATEST else info.begin
+        if isinstance(start, int):
+            start = Position(log_id=info.log_id, epoch=info.epoch, queue_offset=start)
+        if start.log_id != info.log_id:
+            raise BadRequest(f"a position of log {start.log_id}, but queue {info.name!r} is in {info.log_id}")
+        return start
+
+
+def _wanted(subscription: Subscription, info: QueueInfo) -> list[str]:
+    """The nodes to read from, the first that answers. Raises BadRequest when there are none."""
+    holders = [info.master, *info.mirrors]
+    if subscription.node_id:
+        if subscription.node_id not in holders:
+            raise BadRequest(f"queue {info.name!r} is on {', '.join(holders)}; not on {subscription.node_id!r}")
+        return [subscription.node_id]
+    if subscription.from_mirror and not info.mirrors:
+        raise BadRequest(f"queue {info.name!r} has no mirror; read from its master, {info.master}")
+    return info.mirrors if subscription.from_mirror else [info.master]
+
+
+def _until(until: Until, info: QueueInfo) -> int | None:
+    return info.next if isinstance(until, Edge) else until
