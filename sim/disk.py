@@ -137,6 +137,16 @@ class SimulatedFiles:
         """Whether a power loss would change nothing: all is on the device."""
         return self._names.settled and all(inode.cache == inode.disk for inode in self._names.files.values())
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether a failed sync left pages that can be read and may be gone the next moment."""
+        return any(inode.forgotten for inode in self._names.files.values())
+
+    def evict(self) -> None:
+        """The kernel lets such pages go."""
+        for inode in self._names.files.values():
+            inode.evict(self.random)
+
     def flip_bit(self, path: Path, at: int, bit: int) -> None:
         """The device gives one bit of a file wrong from now on. Raises OSError."""
         inode = self._names.find(path)

@@ -18,7 +18,7 @@ from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.index import Run
 from mirrorlog.config import LimitSettings, LogSettings
-from mirrorlog.errors import MirrorlogError, OffsetOutOfRange, Overloaded
+from mirrorlog.errors import LogUnavailable, MirrorlogError, OffsetOutOfRange, Overloaded
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import BATCHES, Fetch, FrameType, frame_header
 from mirrorlog.wire.messages import error_frame
@@ -62,6 +62,7 @@ class Fetcher:
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         replica.on_confirmed.append(self._confirmed)
+        replica.on_anew.append(self._began_anew)
 
     def fetch(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int) -> None:
         """Answer with BATCHES now or later. Raises NoSuchQueue, OffsetOutOfRange or Overloaded."""
@@ -94,6 +95,14 @@ class Fetcher:
                 self._send(reader.fetch, reader.endpoint, reader.correlation_id, [], 0)
 
     # --- inside ---
+
+    def _began_anew(self) -> None:
+        """The copy is another one: whoever waits here stands at a place of the former."""
+        error = LogUnavailable(f"the copy of log {self._replica.assignment.name} begins anew; ask again")
+        waiting, self._waiting, self._count = self._waiting, {}, 0
+        for readers in waiting.values():
+            for reader in readers.values():
+                reader.endpoint.send([error_frame(error, reader.correlation_id)])
 
     def _has_records(self, fetch: Fetch) -> bool:
         """Whether a confirmed record is there. Raises OffsetOutOfRange where none ever will be.
@@ -144,6 +153,10 @@ class Fetcher:
         if not endpoint.open:
             return
         index = self._replica.index
+        if fetch.queue_offset < index.begin(fetch.queue_id):
+            # Freed, or another copy, since it was asked for: what comes next must not pass for it.
+            endpoint.send([error_frame(self._freed(fetch), correlation_id)])
+            return
         max_bytes = min(fetch.max_bytes, self._settings.send_at_once_bytes)
         past_until = index.past_until(fetch.queue_id, fetch.queue_offset)
         if past_until is not None:
@@ -167,6 +180,8 @@ class Fetcher:
     async def _answer_from_past(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, until: int) -> None:
         max_bytes = min(fetch.max_bytes, self._settings.send_at_once_bytes)
         runs = await self._past.entries(fetch.queue_id, fetch.queue_offset, max_bytes, until=until)
+        if fetch.queue_offset < self._replica.index.begin(fetch.queue_id):
+            raise self._freed(fetch)
         if runs:
             await self._answer_cold(fetch, endpoint, correlation_id, runs)
         else:
@@ -212,6 +227,9 @@ class Fetcher:
     def _send(
         self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, parts: Sequence[memoryview], batch_count: int
     ) -> None:
+        if not self._replica.usable:
+            endpoint.send([error_frame(LogUnavailable("the copy begins anew; ask again"), correlation_id)])
+            return
         index = self._replica.index
         facts = BATCHES.pack(
             index.begin(fetch.queue_id),

@@ -12,9 +12,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Protocol, TypeVar
 
 from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.prepare import PrepareJob
 from mirrorlog.errors import DiskFailed, MirrorlogError
 
@@ -61,6 +63,7 @@ class Maintenance:
         self._noted_at = 0.0
         self._end_before = -1
         self._stopped = False
+        self._resting = False
         self._task: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[None] | None = None
@@ -72,6 +75,20 @@ class Maintenance:
         self._due.set()
         self._task = asyncio.ensure_future(self._flush_for_ever())
         self._warm()
+
+    @property
+    def replica(self) -> Replica:
+        return self._replica
+
+    async def rest(self) -> None:
+        """Wait for the pages and files that are being prepared; more follow when the log grows again."""
+        self._resting = True
+        try:
+            for task in (self._warming, self._preparing):
+                if task is not None:
+                    await task
+        finally:
+            self._resting = False
 
     async def stop(self) -> None:
         """Wait for what is under way; the log's close does the last flush."""
@@ -148,10 +165,11 @@ class Maintenance:
         if self._warming is None or self._warming.done():
             self._warming = self._run_jobs(self._warm_helper, log.start_warm, log.complete_warm)
         if self._preparing is None or self._preparing.done():
-            self._preparing = self._run_jobs(self._prepare_helper, self._next_to_prepare, log.complete_prepare)
+            self._preparing = self._run_jobs(
+                self._prepare_helper, partial(self._next_to_prepare, log), log.complete_prepare
+            )
 
-    def _next_to_prepare(self) -> PrepareJob | None:
-        log = self._replica.log
+    def _next_to_prepare(self, log: CommitLog) -> PrepareJob | None:
         return log.start_prepare(idle=log.end == self._end_before)
 
     def _run_jobs(
@@ -169,7 +187,7 @@ class Maintenance:
             while job is not None:
                 await loop.run_in_executor(helper, job.run)
                 complete(job)
-                job = None if self._stopped else start()
+                job = None if self._stopped or self._resting else start()
         except Exception:
             # Without it appends are slower, not wrong.
             logger.exception("warming_failed log=%s", self._replica.assignment.name)

@@ -301,7 +301,7 @@ class Node:
         publisher.log = mastered
         self._publishers.append(publisher)
         replica.log.keep_reserve(settings.log.reserve)
-        StateKeeper(replica, publisher)
+        StateKeeper(replica, publisher, batch_bytes_max=settings.limits.max_batch_bytes)
         self._mastered[str(replica.log_id)] = mastered
         # The epoch's first batch: its confirm proves that every member follows this mastership (invariant 4).
         started = EpochStarted(epoch=epoch, node_id=settings.node.id, start_id=self._start_id)
@@ -339,6 +339,7 @@ class Node:
             name=replica.assignment.name,
             frame_bytes_max=max(settings.limits.max_batch_bytes, settings.ha.transfer_batch_bytes),
             limits=settings.limits,
+            quiesce=partial(self._quiesce, replica),
         )
         self._mirrored[str(replica.log_id)] = service
         elsewhere = ElsewhereLog(replica.assignment.name, master)
@@ -393,6 +394,13 @@ class Node:
         if report.state is not DiskState.OK and self._settings.log.retention_on_low_disk:
             for retention in self._retentions:
                 retention.disk_is_low()
+
+    async def _quiesce(self, replica: Replica) -> None:
+        """Wait until nothing works on the copy any more but the link that asks."""
+        await self._door_logs[str(replica.log_id)].past.stop()
+        for maintenance in self._maintenance:
+            if maintenance.replica is replica:
+                await maintenance.rest()
 
     # --- facts ---
 

@@ -11,16 +11,20 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.index import Run
+from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.past import Past
 from mirrorlog.commitlog.table_builder import build_table
-from mirrorlog.errors import DiskFull, IndexDoubtful, LogUnavailable, MirrorlogError
+from mirrorlog.errors import DiskFull, IndexDoubtful, LogUnavailable, MirrorlogError, Overloaded
 
 logger = logging.getLogger(__name__)
+
+QUESTIONS_MAX: Final = 1_000
+"""Look-ups in the past of one log that may wait for its helper."""
 
 _T = TypeVar("_T")
 
@@ -33,6 +37,9 @@ class PastKeeper:
         self._helper = helper
         self._failed = failed
         self._task: asyncio.Task[None] | None = None
+        self._rebuilding: asyncio.Task[None] | None = None
+        self._questions = 0
+        self._resting: CommitLog | None = None
         self._waits_for_space = False
 
     def wake(self) -> None:
@@ -41,7 +48,8 @@ class PastKeeper:
             self._task = asyncio.ensure_future(self._work())
 
     async def stop(self) -> None:
-        """Wait for the job that is under way."""
+        """Wait for the job that is under way; nothing more is done on this log."""
+        self._resting = self._replica.log if self._replica.usable else self._resting
         if self._task is not None:
             await self._task
 
@@ -56,7 +64,7 @@ class PastKeeper:
     # --- inside ---
 
     def _due(self) -> bool:
-        if not self._replica.usable:
+        if not self._replica.usable or self._replica.log is self._resting:
             return False
         return self._replica.log.next_to_seal() is not None or self._begin_due()
 
@@ -112,13 +120,28 @@ class PastKeeper:
 
     async def _ask(self, question: Callable[[Past], _T]) -> _T:
         past = self._replica.past
-        assert past is not None
+        name = self._replica.assignment.name
+        if past is None or not self._replica.usable:
+            raise LogUnavailable(f"this copy of log {name} begins anew; ask again")
+        if self._questions >= QUESTIONS_MAX:
+            raise Overloaded(f"{QUESTIONS_MAX} look-ups in the past of log {name} wait", limit="past_lookups")
+        self._questions += 1
         try:
             return await self._run(partial(question, past))
         except IndexDoubtful as error:
-            logger.warning("index_rebuilt log=%s reason=%r", self._replica.assignment.name, str(error))
-            await self._run(self._replica.rebuild_past)
-            raise LogUnavailable(f"the index of log {self._replica.assignment.name} was rebuilt; ask again") from None
+            await self._rebuild(str(error))
+            raise LogUnavailable(f"the index of log {name} was rebuilt; ask again") from None
+        except OSError as error:
+            raise disk_error(error, "look into the past of", self._replica.log.directory) from None
+        finally:
+            self._questions -= 1
+
+    async def _rebuild(self, reason: str) -> None:
+        """Once for all who found it damaged."""
+        if self._rebuilding is None or self._rebuilding.done():
+            logger.warning("index_rebuilt log=%s reason=%r", self._replica.assignment.name, reason)
+            self._rebuilding = asyncio.ensure_future(self._run(self._replica.rebuild_past))
+        await asyncio.shield(self._rebuilding)
 
     async def _run(self, job: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._helper, job)

@@ -30,6 +30,7 @@ from mirrorlog.errors import (
 from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.group_transfer import Answer, PutStatus
 from mirrorlog.ha.mastership import Mastership
+from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.queues.producers import Landed
 from mirrorlog.wire.frames import (
     CONFIRM,
@@ -119,7 +120,7 @@ class Publisher:
         else:
             # Stored already: whatever has happened since, it is wrong to say that nothing was.
             flags = CONFIRM_DUPLICATE
-            if self._mastership.progress.copies_of(landed.next_log_offset, durability) < copies:
+            if not self._mastership.progress.holds(landed.next_log_offset, copies, durability):
                 self._mastership.check_room()
         token = Waiting(
             reply, correlation_id, landed.log_offset, landed.base_queue_offset, landed.epoch, durability, flags
@@ -151,7 +152,7 @@ class Publisher:
         self._wait_for_all(self._replica.end, done)
 
     def _wait_for_all(self, end: int, done: Callable[[MirrorlogError | None], None]) -> None:
-        self._wait(ChangeWaiting(done), end, self._mastership.progress.copies, self._mastership.durability, 0)
+        self._wait(ChangeWaiting(done), end, ALL_MEMBERS, self._mastership.durability, 0)
 
     def answer(self, answer: Answer) -> None:
         """A wait has ended: tell its owner."""

@@ -54,6 +54,8 @@ class Replica:
         self.on_flush_wanted: list[Callable[[], None]] = []
         self.on_confirmed: list[Callable[[Set[int]], None]] = []
         """Called with the ids of the queues that gained confirmed records."""
+        self.on_anew: list[Callable[[], None]] = []
+        """Called when the copy begins anew: nothing that was known of it holds any more."""
         self.on_broken: Callable[[MirrorlogError], None] = _raise
 
     def _forget_derived(self) -> None:
@@ -95,6 +97,9 @@ class Replica:
         )
         self._confirm_derived(self._log.confirmed)
         self.log = self._log
+        if self.log.begin > self.log.first_segment:
+            # The begin is within a segment (a mirror's files may end elsewhere than its master's).
+            self.begin_moved(self.log.begin, self.begins_behind(self.log.begin))
 
     def _open_past(self, tables: Tables) -> None:
         """What the tables of the sealed segments say, before the batches behind them come."""
@@ -136,6 +141,11 @@ class Replica:
     def is_border(self, log_offset: int) -> bool:
         """Whether a batch begins or the log ends there."""
         return self.log.is_border(log_offset)
+
+    @property
+    def begin_ahead(self) -> int:
+        """Where the log begins or will begin, by the newest decision that it holds, confirmed or not."""
+        return max(self.log.begin, self.begins.newest)
 
     @property
     def last_start(self) -> int:
@@ -193,6 +203,8 @@ class Replica:
     def begin_anew(self) -> None:
         """Mirror: `align` is about to set this copy aside; until `aligned` nobody can use it."""
         self.log = _no_log(self.assignment.name)
+        for tell in self.on_anew:
+            tell()
 
     @property
     def usable(self) -> bool:
@@ -219,10 +231,11 @@ class Replica:
         with suppress(MirrorlogError):  # its bytes are of no use here; what of them is on disk is enough
             self.close()
         with self._disk_named("begin anew in"):
-            if self._opened.end > self._opened.begin:
-                self._directory.rename(_free_name(self._directory))
-            else:
-                shutil.rmtree(self._directory)
+            # Renamed first in any case: a directory that is half removed when the process is killed is nobody's log.
+            former = _free_name(self._directory)
+            self._directory.rename(former)
+            if self._opened.end == self._opened.begin:
+                shutil.rmtree(former)
         self._forget_derived()
         self.open(self._directory, begin=log_offset, epochs=epochs)
 
@@ -257,24 +270,13 @@ class Replica:
                 self.rebuild_past()
 
     def begins_behind(self, begin: int) -> dict[int, int]:
-        """The first queue offset that the past has of each queue at or behind `begin`; blocking. Nothing is changed."""
+        """See `Past.begins_behind`; blocking."""
         with self._disk_named("index"):
             try:
-                return self._begins_behind(begin)
+                return self._open_index().begins_behind(begin)
             except IndexDoubtful:
                 self.rebuild_past()
-                return self._begins_behind(begin)
-
-    def _begins_behind(self, begin: int) -> dict[int, int]:
-        past = self._open_index()
-        found: dict[int, int] = {}
-        for queue_id, first in past.index.begins().items():
-            place = past.index.segment_of(queue_id, first)
-            while place is not None and past.tables.heads[place.segment].end <= begin:
-                place = past.index.segment_of(queue_id, place.next)
-            if place is not None:
-                found[queue_id] = place.base
-        return found
+                return self._open_index().begins_behind(begin)
 
     def begin_moved(self, begin: int, begins: dict[int, int]) -> None:
         """Log and index begin there from now on, at once, so that nobody is told of what cannot be read. `begins`: as
@@ -284,7 +286,8 @@ class Replica:
         # First what is forgotten, then who begins behind it.
         index.evict(begin)
         for queue_id in index.queue_ids():
-            begins.setdefault(queue_id, index.hot_begin(queue_id))
+            if queue_id not in begins:
+                begins[queue_id] = index.hot_begin(queue_id)
         index.begin_moved(begin, begins)
 
     def drop_past(self, begin: int) -> None:

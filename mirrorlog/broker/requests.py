@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, get_args
 from uuid import uuid4
@@ -31,6 +32,8 @@ from mirrorlog.wire.messages import (
     QueueInfo,
     Status,
 )
+
+logger = logging.getLogger(__name__)
 
 DECLARATION_BYTES_MAX: Final = 32 * 1024
 """A queue with its arguments, as a batch. Far below any `max_batch_bytes`, above which no mirror takes a batch."""
@@ -125,6 +128,10 @@ class Requests:
                 past = await log.past.find_time(queue_id, time_us)
             except MirrorlogError as error:
                 respond(error)
+                return
+            except Exception as error:
+                logger.exception("find_offset_failed queue=%s", message.queue)
+                respond(MirrorlogError(f"internal error: {type(error).__name__}"))
                 return
             found = index.find_time(queue_id, time_us)
             respond(FoundOffset(queue_offset=found if past is None else max(index.begin(queue_id), min(past, found))))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from mirrorlog.broker.publish import Publisher
 from mirrorlog.broker.replica import Replica
@@ -14,39 +15,59 @@ from mirrorlog.queues.checkpoint import CheckpointWriter
 
 logger = logging.getLogger(__name__)
 
+_PAUSE_BYTES: Final = 64 * 1024
+
 
 class StateKeeper:
-    """One log that this node masters."""
+    """One log that this node masters. `batch_bytes_max`: what every copy takes."""
 
-    def __init__(self, replica: Replica, publisher: Publisher) -> None:
+    def __init__(self, replica: Replica, publisher: Publisher, *, batch_bytes_max: int) -> None:
         self._replica = replica
         self._publisher = publisher
+        self._batch_bytes_max = batch_bytes_max
         self._writer: CheckpointWriter | None = None
         self._began_at = replica.checkpoints.state_from
+        # The log grows by a checkpoint's own size at least before the next one: one that fills segments would make the
+        # log roll, and so bring about the next.
+        self._not_before = 0
         replica.on_appended.append(self.wake)
 
     def wake(self) -> None:
         """Begin a checkpoint if the log has rolled since the last one."""
-        if self._writer is None and self._replica.log.active_start > self._began_at and not self._publisher.stopping:
+        log = self._replica.log
+        due = log.active_start > self._began_at and log.end >= self._not_before
+        if due and self._writer is None and not self._publisher.stopping:
             replica = self._replica
             self._began_at = replica.end
-            self._writer = CheckpointWriter(replica.queues, replica.producers, replica.index.next_appended)
+            self._writer = CheckpointWriter(
+                replica.queues, replica.producers, replica.index.next_appended, batch_bytes_max=self._batch_bytes_max
+            )
             asyncio.get_running_loop().call_soon(self._step)
 
     def _step(self) -> None:
         writer = self._writer
         if writer is None or self._publisher.stopping:
             return
-        batch = writer.next_batch(self._replica.end)
-        if batch is None:
-            self._writer = None
-            logger.info("state_written log=%s from=%s", self._replica.assignment.name, self._began_at)
-            return
         try:
-            self._publisher.append_state(batch)
-        except MirrorlogError as error:
-            # The next append tries again: without it the log only keeps more than it must.
-            logger.warning("state_not_written log=%s reason=%r", self._replica.assignment.name, str(error))
-            self._writer, self._began_at = None, self._replica.checkpoints.state_from
+            batch = writer.next_batch(self._replica.end)
+            if batch is not None:
+                self._publisher.append_state(batch)
+        except Exception as error:
+            # A later append tries again: without it the log only keeps more than it must.
+            expected = isinstance(error, MirrorlogError)
+            logger.warning(
+                "state_not_written log=%s reason=%r", self._replica.assignment.name, str(error),
+                exc_info=None if expected else error,
+            )  # fmt: skip
+            self._end(self._replica.checkpoints.state_from)
             return
-        asyncio.get_running_loop().call_soon(self._step)
+        if batch is None:
+            logger.info("state_written log=%s from=%s", self._replica.assignment.name, self._began_at)
+            self._end(self._began_at)
+        else:
+            asyncio.get_running_loop().call_soon(self._step)
+
+    def _end(self, began_at: int) -> None:
+        size = self._replica.end - self._began_at
+        self._writer, self._began_at = None, began_at
+        self._not_before = self._replica.end + max(size, _PAUSE_BYTES)

@@ -248,6 +248,7 @@ class SegmentChain:
                 self._retired.append(segment.file)
                 segment.file = None
             if segment.view is not None and segment.end + self._kept_mapped_bytes <= self.end:
+                segment.pin = pin_of(segment.view)
                 self._retired.append(segment.view)
                 segment.view = None
 
@@ -262,7 +263,7 @@ class SegmentChain:
         while len(self.segments) > 1 and self.segments[0].end <= begin:
             segment = self.segments.pop(0)
             self._starts.pop(0)
-            freed.append(FreedFile(segment.path, segment.capacity, pin_of(segment.view)))
+            freed.append(FreedFile(segment.path, segment.capacity, segment.pin or pin_of(segment.view)))
             self._retired += (segment.file, segment.view)
             self.directory_changes += 1
         return freed

@@ -118,14 +118,20 @@ class Flusher:
                 file.fdatasync()
             if directory is not None:
                 self._files.fsync_directory(directory)
+            if self.failure is not None:  # of a sync beside this one, which the kernel told about alone
+                raise self.failure
             if checkpoint is not None:
                 self._store(checkpoint)
         except OSError as error:
-            # A full disk is no excuse here: the space was allocated, so bytes that were taken are at stake.
-            failed = disk_error(error, "sync", self._directory)
-            self.fail(DiskFailed(failed.message, **failed.details))
-            assert self.failure is not None
-            raise self.failure from None
+            raise self.sync_failed(error) from None
+
+    def sync_failed(self, error: OSError) -> DiskFailed:
+        """Any sync of the log's files has failed; gives the first reason why nothing is written any more."""
+        # A full disk is no excuse here: the space was allocated, so bytes that were taken are at stake.
+        failed = disk_error(error, "sync", self._directory)
+        self.fail(DiskFailed(failed.message, **failed.details))
+        assert self.failure is not None
+        return self.failure
 
     def _store(self, checkpoint: Checkpoint) -> None:
         """Flushes may be run in another order than they were asked for: what is stored never goes back."""

@@ -36,6 +36,7 @@ from mirrorlog.config import LogSettings
 from mirrorlog.errors import (
     BadBatch,
     BadRequest,
+    BatchTooLarge,
     DiskFailed,
     DiskFull,
     IndexDoubtful,
@@ -165,9 +166,10 @@ class CommitLog:
         return self._confirmed
 
     def is_border(self, log_offset: int) -> bool:
-        """Whether a batch begins or the log ends there. Not denied within a sealed segment: that is confirmed, and only
-        the disk knows its borders."""
-        return self._chain.is_sealed(log_offset) or self._chain.is_border(log_offset)
+        """Whether a batch begins or the log ends there. Not denied below and within sealed segments: that is confirmed,
+        and only the disk knows its borders."""
+        below = log_offset < self.first_segment
+        return below or self._chain.is_sealed(log_offset) or self._chain.is_border(log_offset)
 
     @property
     def directory(self) -> Path:
@@ -211,6 +213,8 @@ class CommitLog:
         self._require_writable()
         if batch_length(batch) != len(batch):
             raise BadBatch(f"{len(batch)} bytes are not one batch: its header says {batch_length(batch)}")
+        if len(batch) > self.max_batch_bytes:
+            raise BatchTooLarge(f"a batch of {len(batch)} bytes is above max_batch_bytes ({self.max_batch_bytes})")
         self._check_epoch_open()
         append_time_us = max(append_time_us, self.last_append_time_us)
         header = bytearray(batch[:HEADER_SIZE])

@@ -129,9 +129,11 @@ def open_directory(
     if not chain.segments:
         chain.begin_first(begin)
     chain.open_files(checkpoint.flushed)
+    flusher = Flusher(files, checkpoints, checkpoint.flushed)
+    preparer.on_sync_failed = flusher.sync_failed
     return OpenedLog(
         chain=chain,
-        flusher=Flusher(files, checkpoints, checkpoint.flushed),
+        flusher=flusher,
         warmer=Warmer(files, populate_bytes=0 if write_through else settings.populate_bytes),
         preparer=preparer,
         tables=tables,

@@ -299,6 +299,20 @@ class Past:
         place = self.index.segment_at_time(queue_id, append_time_us)
         return self._table(place).find_time(queue_id, append_time_us) if place is not None else None
 
+    def begins_behind(self, begin: int) -> dict[int, int]:
+        """The first queue offset of each queue whose batch stands at or behind the log offset `begin`; queues that have
+        none in the past are left out."""
+        found: dict[int, int] = {}
+        for queue_id, first in self.index.begins().items():
+            place = self.index.segment_of(queue_id, first)
+            while place is not None:
+                table = self._table(place)
+                if table.end > begin and (base := _first_behind(table, queue_id, place, begin)) is not None:
+                    found[queue_id] = base
+                    break
+                place = self.index.segment_of(queue_id, place.next)
+        return found
+
     def add(self, start: int) -> None:
         """The segment whose table was stored."""
         self.index.add(self.tables.get(start))
@@ -317,6 +331,22 @@ class Past:
         if place.segment not in self.tables.heads:
             raise IndexDoubtful(f"the index speaks of segment {place.segment}, which has no table")
         return self.tables.get(place.segment)
+
+
+def _first_behind(table: SegmentTable, queue_id: int, place: Place, begin: int) -> int | None:
+    """The first queue offset of a place whose batch stands at or behind a log offset: batches rise with both."""
+    if table.start >= begin:
+        return place.base
+    low, high = place.base, place.next
+    while low < high:
+        middle = (low + high) // 2
+        run = table.find(queue_id, middle)
+        if run is None or run.log_offset >= begin:
+            high = middle
+        else:
+            low = min(run.next_queue_offset, high)
+    run = table.find(queue_id, low) if low < place.next else None
+    return run.base_queue_offset if run is not None else None
 
 
 def delete(path: Path) -> None:

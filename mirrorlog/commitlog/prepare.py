@@ -14,12 +14,13 @@ spare is a segment that retention has freed: its pages are there, its blocks are
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.commitlog.files import File, Files
+from mirrorlog.commitlog.files import Files
 from mirrorlog.commitlog.segment import FreedFile, Segment, SpareFile, make_spare_file, recycle_file
 from mirrorlog.errors import DiskFull
 
@@ -45,7 +46,9 @@ class PrepareJob:
     `run` belongs on a helper thread.
     """
 
-    __slots__ = ("_files", "_spare_wanted", "error", "freed", "pages", "prepared", "spare", "supported", "to")
+    __slots__ = (
+        "_files", "_spare_wanted", "_sync_failed", "error", "freed", "pages", "prepared", "spare", "supported", "to",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -56,8 +59,10 @@ class PrepareJob:
         prepared: Segment | SpareFile | None = None,
         pages: memoryview | None = None,
         to: int = 0,
+        sync_failed: Callable[[OSError], object] = lambda error: None,
     ) -> None:
         self._files = files
+        self._sync_failed = sync_failed
         self._spare_wanted = spare
         self.freed = freed
         self.prepared = prepared
@@ -77,16 +82,22 @@ class PrepareJob:
             elif self._spare_wanted is not None:
                 self.spare = make_spare_file(self._files, *self._spare_wanted)
             elif self.pages is not None and self.prepared is not None:
-                self._touch(self.pages, self.prepared.file)
+                self._touch(self.pages, self.prepared.path)
         except OSError as error:
             self.error = error
 
-    def _touch(self, pages: memoryview, file: File | None) -> None:
+    def _touch(self, pages: memoryview, path: Path) -> None:
         # In pieces, because the kernel holds the process's memory map for the length of one call.
         for at in range(0, len(pages), PIECE_BYTES):
             self.supported = self.supported and self._files.populate(pages[at : at + PIECE_BYTES])
-        if file is not None:
-            file.fdatasync()
+        # By an open file of its own: the kernel tells each of them once of a write that failed, and a flush of the same
+        # segment must hear of it too. A spare that was rolled into meanwhile has another name, and is left to flushes.
+        with suppress(FileNotFoundError), closing(self._files.open(path)) as file:
+            try:
+                file.fdatasync()
+            except OSError as error:
+                self._sync_failed(error)
+                raise
 
 
 class Preparer:
@@ -97,8 +108,8 @@ class Preparer:
     """
 
     __slots__ = (
-        "_files", "_freed", "_pending", "_recycled", "_refused", "allowed_bytes", "directory", "prepare_bytes", "segment_bytes",
-        "spare",
+        "_files", "_freed", "_pending", "_recycled", "_refused", "allowed_bytes", "directory", "on_sync_failed",
+        "prepare_bytes", "segment_bytes", "spare",
     )  # fmt: skip
 
     def __init__(self, files: Files, directory: Path, *, segment_bytes: int, prepare_bytes: int) -> None:
@@ -110,6 +121,8 @@ class Preparer:
         self.allowed_bytes: int | None = None
         """How much of the disk new files for data may still take, as it was last measured; None: all that there is."""
         self.directory = directory
+        self.on_sync_failed: Callable[[OSError], object] = lambda error: None
+        """Told on a helper of a sync that failed: no byte that was stored before it is believed any more."""
         self.segment_bytes = segment_bytes
         self.prepare_bytes = prepare_bytes
         self.spare: SpareFile | None = None
@@ -197,7 +210,7 @@ class Preparer:
             self._unlink(spare.path)
 
     def _unlink(self, path: Path) -> None:
-        with contextlib.suppress(OSError):  # recovery removes it
+        with suppress(OSError):  # recovery removes it
             self._files.unlink(path)
 
     def _next_job(self, active: Segment, ahead: int) -> PrepareJob | None:
@@ -248,4 +261,6 @@ class Preparer:
         if prepared.view is None or done >= to or (to - first < STEP_BYTES and to < prepared.capacity):
             return None
         end = min(first + STEP_BYTES, to)
-        return PrepareJob(self._files, prepared=prepared, pages=prepared.view[first:end], to=end)
+        return PrepareJob(
+            self._files, prepared=prepared, pages=prepared.view[first:end], to=end, sync_failed=self.on_sync_failed
+        )

@@ -13,6 +13,7 @@ all "no batch stands here". Running it again finds nothing left to report.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Container
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -21,11 +22,10 @@ from typing import Final
 
 from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.damage import Damage, Range, Stretch, assess, next_valid
-from mirrorlog.commitlog.files import Files, disk_error
+from mirrorlog.commitlog.files import File, Files, disk_error
 from mirrorlog.commitlog.format import ALIGNMENT, HEADER_SIZE, BatchHeader
 from mirrorlog.commitlog.prepare import SPARE_PREFIX
 from mirrorlog.commitlog.scan import (
-    BLOCK_BYTES,
     BlockReader,
     OnBatch,
     Rules,
@@ -162,18 +162,27 @@ class Recovery:
 
     def _rewrite_unflushed(self) -> None:
         """Make the kernel write what it may have given up: after a failed sync it can call pages clean that are not on
-        disk, and the next sync passes them over. What is read here from its memory is written again."""
+        disk, and the next sync passes them over, and memory may let them go. So what was checked is written again, and
+        what cannot be read a second time ends this start."""
         for segment in self.segments:
-            at = max(self.recorded.flushed, segment.start) - segment.start
-            end = segment.end - segment.start
-            if at >= end:
+            first = max(self.recorded.flushed, self.recorded.begin, segment.start)
+            if first >= segment.end:
                 continue
             with closing(self.files.open(segment.path)) as file:
-                buffer = memoryview(bytearray(min(BLOCK_BYTES, end - at)))
-                while at < end:
-                    got = file.pread(buffer[: end - at], at)
-                    file.pwrite(buffer[:got], at)
-                    at += got
+                self._rewrite(file, segment, first)
+
+    def _rewrite(self, file: File, segment: Segment, first: int) -> None:
+        start = segment.start
+
+        def rewrite(header: BatchHeader, batch: memoryview) -> None:
+            file.pwrite(batch, header.log_offset - start)
+
+        stop = walk(
+            BlockReader(file), start=start, at=first - start, until=segment.end - start, rules=self.rules,
+            on_batch=rewrite,
+        )  # fmt: skip
+        if stop.reason:
+            raise OSError(errno.EIO, f"log offset {start + stop.at} reads differently each time")
 
     def report(self, warnings: tuple[str, ...]) -> RecoveryReport:
         bad, valid = self.damage or (None, None)

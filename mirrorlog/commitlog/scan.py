@@ -163,8 +163,12 @@ def find_starts(reader: BlockReader, rules: Rules, *, lowest: int) -> list[int]:
     found: Counter[int] = Counter()
     end = 0
     for place, block in reader.blocks(0):
-        for candidate in _candidates(place, bytes(block), 0):
-            start = int.from_bytes(reader.view(candidate, 8), "little") - candidate
+        content = bytes(block)
+        for candidate in _candidates(place, content, 0):
+            at = candidate - place
+            # Seldom from the file: a recycled one is full of former batches.
+            log_offset = content[at : at + 8] if at >= 0 else reader.view(candidate, 8)
+            start = int.from_bytes(log_offset, "little") - candidate
             if candidate < end or start < lowest:
                 continue
             with suppress(BadBatch):

@@ -39,6 +39,7 @@ class Segment:
     `file` and `view` (writable memory) are there while the segment is the active one, not yet flushed, or kept for
     readers; without them it is read by pread. A view that was given out keeps its mapping alive by itself, so
     dropping one here never takes memory from under a reader. `prepared_to`: see `prepare`, a position in the file.
+    `pin`: set when `view` is dropped, tells whether readers still hold parts of it.
     `recycled`: old bytes may follow the end, so every append must end the log anew. `sealed`: its table is written and
     `borders` is empty; only cold reads find batches in it.
     """
@@ -50,6 +51,7 @@ class Segment:
     borders: array[int] = field(default_factory=lambda: array("Q"))
     file: File | None = None
     view: memoryview | None = None
+    pin: Callable[[], object | None] | None = None
     prepared_to: int = 0
     recycled: bool = False
     sealed: bool = False

@@ -113,8 +113,13 @@ class MasterLink:
 
     def pump(self, *, announce: bool) -> None:
         """Push what the log has gained, unless the socket is full; and what is confirmed, if nothing carries it."""
-        if self.connection is not None and self.endpoint.open and not self.endpoint.paused:
+        if self.connection is None or not self.endpoint.open or self.endpoint.paused:
+            return
+        try:
             self._do(self.connection.pump(self._service.now(), announce=announce))
+        except MirrorlogError as error:
+            # This link's trouble: whoever made it pump, a producer or another mirror, has no part in it.
+            self.endpoint.close(error)
 
     def tick(self, now: float, limits: LimitSettings) -> None:
         if self.connection is None:
@@ -202,6 +207,9 @@ class MasterLink:
                 self._do(self.connection.cold_read(run, self._service.now()))
         except MirrorlogError as error:
             self.endpoint.close(error)
+        except Exception as error:
+            self.endpoint.close(ProtocolError(f"internal error: {type(error).__name__}"))
+            raise
 
 
 class MasteredLog:

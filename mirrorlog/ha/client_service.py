@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Protocol
@@ -53,6 +53,7 @@ class HAClientService:
         name: str,
         frame_bytes_max: int,
         limits: LimitSettings,
+        quiesce: Callable[[], Awaitable[None]],
     ) -> None:
         self.client = client
         self._log = log
@@ -60,6 +61,7 @@ class HAClientService:
         self._name = name
         self._frame_bytes_max = frame_bytes_max + FRAME_HEADER_SIZE + TRANSFER.size
         self._limits = limits
+        self._quiesce = quiesce
         self._endpoint: Endpoint | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -156,6 +158,8 @@ class HAClientService:
         loop = asyncio.get_running_loop()
         try:
             if action.anew:
+                # What works on the copy must have ended: its results belong to the former one.
+                await self._quiesce()
                 self._log.begin_anew()
             align = partial(self._log.align, action.log_offset, action.epochs, anew=action.anew)
             await loop.run_in_executor(self._helper, align)

@@ -43,6 +43,10 @@ class SourceLog(Protocol):
     @property
     def epochs(self) -> EpochList: ...
     @property
+    def begin_ahead(self) -> int:
+        """Where the log begins or will begin, by the newest decision that it holds, confirmed or not."""
+
+    @property
     def last_start(self) -> int:
         """Where a copy may begin that wants the newest records only: the state of the queues is told from there on."""
 
@@ -140,7 +144,8 @@ class HAConnection:
     def complete(self) -> bool:
         """Whether the mirror holds the log from its begin on. One that began at the last segment does so only when
         older records are gone; until then it is in no in-sync set."""
-        return self._begin <= self._log.begin
+        # Each copy moves its begin in its own time, and a restarted master its own once more: what is decided counts.
+        return self._begin <= self._log.begin_ahead
 
     # --- read half ---
 

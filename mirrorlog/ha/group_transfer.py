@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from mirrorlog.errors import Overloaded
-from mirrorlog.ha.progress import Progress
+from mirrorlog.ha.progress import ALL_MEMBERS, Progress
 from mirrorlog.wire.frames import Durability
 
 # A heap may hold this many answered waits, beside as many as there are open ones, before it is built anew.
@@ -124,9 +124,10 @@ class GroupTransferService:
 
     def _timed_out(self, waiter: _Waiter, progress: Progress, links_up: int) -> Answer:
         copies = progress.copies_of(waiter.end, waiter.durability)
-        if links_up < waiter.copies:
+        needed = progress.copies if waiter.copies == ALL_MEMBERS else waiter.copies
+        if links_up < needed:
             status = PutStatus.SLAVE_NOT_AVAILABLE
-        elif progress.copies_of(waiter.end, Durability.MEMORY) >= waiter.copies:
+        elif progress.copies_of(waiter.end, Durability.MEMORY) >= needed:
             status = PutStatus.FLUSH_DISK_TIMEOUT
         else:
             status = PutStatus.FLUSH_SLAVE_TIMEOUT

@@ -47,7 +47,9 @@ class Mastership:
         self.min_in_sync = min_in_sync
         self.durability = durability
         self.mirrors = mirrors
-        self.progress = Progress(own=own, mirrors=mirrors, durability=durability, confirmed=confirmed)
+        self.progress = Progress(
+            own=own, mirrors=mirrors, durability=durability, confirmed=confirmed, min_in_sync=min_in_sync
+        )
         self._name = name
         # A master whose own copy lost bytes takes nothing until every mirror has shown that it does not hold more.
         self._unheard = set(mirrors) if lossy else set()
@@ -55,8 +57,8 @@ class Mastership:
 
     @property
     def copies_up(self) -> int:
-        """The master and its live, proven, complete mirrors."""
-        return 1 + sum(link.proven and link.complete for link in self.links.values())
+        """The master and its live, proven mirrors that are members of the in-sync set."""
+        return 1 + sum(link.proven and self.progress.is_member(link.node_id) for link in self.links.values())
 
     @property
     def heard_all(self) -> bool:
@@ -77,7 +79,7 @@ class Mastership:
             waited = ", ".join(sorted(self._unheard))
             raise LogRecovering(f"log {self._name} lost bytes on its master and waits to hear what {waited} holds")
         if self.copies_up < self.min_in_sync:
-            missing = ", ".join(node for node in self.mirrors if not self._proven(node))
+            missing = ", ".join(node for node in self.mirrors if not self._counts(node))
             raise InSyncReplicasNotEnough(
                 f"log {self._name} has {self.copies_up} copies up, min_in_sync is {self.min_in_sync}; "
                 f"waiting for {missing}; nothing was stored",
@@ -92,9 +94,8 @@ class Mastership:
 
     def wait(self, token: Hashable, *, end: int, copies: int, durability: int, deadline: float) -> list[Answer]:
         """Answer now if the copies have it, else when they do or at the deadline."""
-        have = self.progress.copies_of(end, durability)
-        if have >= copies:
-            return [Answer(token, PutStatus.PUT_OK, have)]
+        if self.progress.holds(end, copies, durability):
+            return [Answer(token, PutStatus.PUT_OK, self.progress.copies_of(end, durability))]
         self._transfers.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
         if durability == Durability.DISK and self.durability == Durability.MEMORY:
             # The log's own flushes are in no hurry; this producer is. On a disk log every copy flushes by itself.
@@ -149,8 +150,10 @@ class Mastership:
     def proven(self, link: HAConnection) -> list[Answer]:
         """The link's mirror asked for an offset that its history and this one share: it holds all below."""
         self._unheard.discard(link.node_id)
-        self._judge(link)
+        if not link.complete:
+            self.progress.leave(link.node_id)
         self.progress.acked(link.node_id, written=link.read_half.acked, flushed=0)
+        self._judge(link)
         return self._transfers.progressed(self.progress)
 
     def acked(self, link: HAConnection, ack: Ack, now: float) -> list[Answer]:
@@ -165,7 +168,7 @@ class Mastership:
         """A copy that lacks older records leaves the set; it enters when it lacks nothing that is confirmed."""
         if not link.complete:
             self.progress.leave(link.node_id)
-        elif link.read_half.acked >= self.progress.confirmed:
+        elif self.progress.held(link.node_id).at(self.durability) >= self.progress.confirmed:
             self.progress.enter(link.node_id)
 
     def ahead(self, error: MirrorAhead) -> None:
@@ -176,6 +179,6 @@ class Mastership:
     def _recovering(self) -> LogRecovering:
         return LogRecovering(f"log {self._name} is recovering: {self.reason}")
 
-    def _proven(self, node: str) -> bool:
+    def _counts(self, node: str) -> bool:
         link = self.links.get(node)
-        return link is not None and link.proven
+        return link is not None and link.proven and self.progress.is_member(node)

@@ -11,9 +11,13 @@ offset still.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from mirrorlog.errors import BadRequest
 from mirrorlog.wire.frames import Durability, Level
+
+ALL_MEMBERS: Final = int(Level.ALL)
+"""Instead of a number of copies: every member of the in-sync set, as it is when the question is answered."""
 
 
 @dataclass(slots=True)
@@ -30,11 +34,20 @@ class Held:
 class Progress:
     """The members of one log's in-sync set and what each holds. Pure."""
 
-    def __init__(self, *, own: str, mirrors: tuple[str, ...], durability: Durability, confirmed: int) -> None:
+    def __init__(
+        self,
+        *,
+        own: str,
+        mirrors: tuple[str, ...],
+        durability: Durability,
+        confirmed: int,
+        min_in_sync: int = 1,
+    ) -> None:
         self._own = own
         self._durability = durability
         self._held = {node: Held() for node in (own, *mirrors)}
         self._confirmed = confirmed
+        self._min_in_sync = min_in_sync
         self._absent: set[str] = set()
 
     @property
@@ -79,7 +92,10 @@ class Progress:
         self._advance()
 
     def reached_by(self, copies: int, durability: int) -> int:
-        """Up to which log offset at least `copies` members hold every byte."""
+        """Up to which log offset at least `copies` members hold every byte; with ALL_MEMBERS every one of them, whoever
+        they are by then."""
+        if copies == ALL_MEMBERS:
+            return self._everywhere(durability)
         offsets = sorted((held.at(durability) for held in self._members()), reverse=True)
         return offsets[copies - 1] if copies <= len(offsets) else 0
 
@@ -89,13 +105,18 @@ class Progress:
 
     def copies_for(self, level: int) -> int:
         """The number of copies that a confirm level of the wire means here. Raises BadRequest when there are fewer."""
+        assigned = len(self._held)
         if level == Level.ALL:
-            return self.copies
+            return ALL_MEMBERS
         if level == Level.MAJORITY:
-            return self.copies // 2 + 1
-        if level > self.copies:
-            raise BadRequest(f"confirm level of {level} copies, but this log has {self.copies}; ask for fewer or `all`")
+            return assigned // 2 + 1
+        if level > assigned:
+            raise BadRequest(f"confirm level of {level} copies, but this log has {assigned}; ask for fewer or `all`")
         return level
+
+    def holds(self, end: int, copies: int, durability: int) -> bool:
+        """Whether a publish that ends there has reached its level (`copies_for`)."""
+        return end <= self.reached_by(copies, durability)
 
     def _members(self) -> list[Held]:
         if not self._absent:
@@ -103,5 +124,11 @@ class Progress:
         return [held for node, held in self._held.items() if node not in self._absent]
 
     def _advance(self) -> None:
-        everywhere = min(held.at(self._durability) for held in self._members())
-        self._confirmed = max(self._confirmed, everywhere)
+        self._confirmed = max(self._confirmed, self._everywhere(self._durability))
+
+    def _everywhere(self, durability: int) -> int:
+        """What every member holds; nothing is new while there are fewer than `min_in_sync` (invariant 5)."""
+        members = self._members()
+        if len(members) < self._min_in_sync:
+            return 0
+        return min(held.at(durability) for held in members)

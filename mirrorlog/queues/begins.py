@@ -17,6 +17,12 @@ class BeginTracker:
     def __init__(self) -> None:
         # (end of the batch, new begin) of those that are not confirmed.
         self._unconfirmed: deque[tuple[int, int]] = deque()
+        self._confirmed = 0
+
+    @property
+    def newest(self) -> int:
+        """Where the log will begin by the newest decision, confirmed or not; 0 without one."""
+        return max(self._confirmed, self._unconfirmed[-1][1] if self._unconfirmed else 0)
 
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
         """A batch was appended. Raises BadBatch for a change that does not fit."""
@@ -29,7 +35,7 @@ class BeginTracker:
         """Everything below `log_offset` is confirmed. Gives where the log begins by what became true now, or None."""
         begin = None
         while self._unconfirmed and self._unconfirmed[0][0] <= log_offset:
-            begin = self._unconfirmed.popleft()[1]
+            begin = self._confirmed = self._unconfirmed.popleft()[1]
         return begin
 
     def cut(self, log_offset: int) -> None:

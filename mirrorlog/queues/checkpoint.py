@@ -62,12 +62,14 @@ class CheckpointWriter:
         *,
         queues_per_batch: int = QUEUES_PER_BATCH,
         producers_per_batch: int = PRODUCERS_PER_BATCH,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
     ) -> None:
         self._registry = registry
         self._producers = producers
         self._next_queue_offset = next_queue_offset
         self._queues_per_batch = queues_per_batch
         self._producers_per_batch = producers_per_batch
+        self._batch_bytes_max = min(batch_bytes_max, BATCH_BYTES_MAX)
         self._batches_left = CARRIED_BATCHES
         self._began_at: int | None = None
         self._cuts: list[_Cut[QueuePart] | _Cut[ProducerKey]] = []
@@ -90,9 +92,11 @@ class CheckpointWriter:
     def _begin(self, log_end: int) -> bytearray:
         self._began_at = log_end
         # Who is there now. Those who come later are in the log behind this place, those who go leave no state.
+        limit = self._batch_bytes_max
+        queues, producers = self._queue_parts(self._registry.queue_ids()), iter(self._producers.known())
         self._cuts = [
-            _Cut(self._queue_parts(self._registry.queue_ids()), self._queue_state, self._queues_per_batch),
-            _Cut(iter(self._producers.known()), self._producer_state, self._producers_per_batch),
+            _Cut(queues, self._queue_state, self._queues_per_batch, limit),
+            _Cut(producers, self._producer_state, self._producers_per_batch, limit),
         ]
         return encode_checkpoint([encode_state(CheckpointBegan(queue_id_max=self._registry.queue_id_max))])
 
@@ -124,17 +128,20 @@ class CheckpointWriter:
 class _Cut(Generic[Key]):
     """Cuts a row of states into batches; each state is taken when its batch is made."""
 
-    def __init__(self, keys: Iterator[Key], state: Callable[[Key], State | None], states_max: int) -> None:
+    def __init__(
+        self, keys: Iterator[Key], state: Callable[[Key], State | None], states_max: int, batch_bytes_max: int
+    ) -> None:
         self._keys = keys
         self._state = state
         self._states_max = states_max
+        self._batch_bytes_max = batch_bytes_max
         self._held: Key | None = None
 
     def next_batch(self) -> bytearray | None:
         """None when none is left."""
         values: list[bytes] = []
         # Both columns are padded; offsets begin with one more than there are values.
-        left = BATCH_BYTES_MAX - HEADER_SIZE - 4 - 2 * 8
+        left = self._batch_bytes_max - HEADER_SIZE - 4 - 2 * 8
         while len(values) < self._states_max and (key := self._next_key()) is not None:
             state = self._state(key)
             if state is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import UUID
 
 from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.epochs import EpochLike
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.commitlog.format import BatchHeader, Kind
 from mirrorlog.commitlog.log import CommitLog
@@ -27,6 +28,8 @@ def open_log(
     files: Files = OS_FILES,
     on_batch: OnBatch = ignore_batch,
     on_past: OnPast = lambda tables: None,
+    begin: int = 0,
+    first_epochs: Iterable[EpochLike] = (),
     epoch: int | None = None,
     log_id: UUID = LOG_ID,
     cluster_id: UUID = CLUSTER_ID,
@@ -51,6 +54,8 @@ def open_log(
         settings=settings,
         max_batch_bytes=MAX_BATCH_BYTES,
         on_past=on_past,
+        begin=begin,
+        first_epochs=first_epochs,
         on_batch=on_batch,
         write_through=write_through,
         files=files,

@@ -138,3 +138,24 @@ def test_a_file_is_not_overwritten_while_a_reader_holds_a_part_of_it(tmp_path: P
     assert not first.exists()
     assert log._preparer.spare is not None
     assert log._preparer.spare.recycled
+
+
+def test_a_view_of_a_file_that_left_the_memory_is_not_overwritten_either(tmp_path: Path) -> None:
+    """Goal: a slow reader gets what it was promised. Hold a view, let the log unmap its file for being far behind, and
+    only then free and recycle it, with batches of equal size, which would pass for others of the same place."""
+    log = open_log(tmp_path, segment_bytes=1000, kept_mapped_bytes=0, epoch=1)
+    append_sizes(log, [400])
+    held = log.read(0, 400, until=log.end)
+    assert held is not None
+    before = bytes(held)
+    append_sizes(log, [400] * 7)
+    flush(log)
+    confirm_all(log)
+    assert log.read(0, 400, until=log.end) is None, "unmapped"
+    log.move_begin(1600)
+    for _ in range(12):
+        flush(log)
+        while prepare(log):
+            pass
+        append_sizes(log, [400])
+    assert bytes(held) == before

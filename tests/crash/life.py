@@ -40,7 +40,7 @@ class Job(Protocol):
 @dataclass(frozen=True, slots=True)
 class Story:
     """What kind of life a seed leads. `durable_confirms`: only what is flushed is confirmed, as under flush=disk.
-    `keeps_past`: the index of the past is kept beside the log."""
+    `keeps_past`: the index of the past is kept beside the log. `begin`: of a copy that does not have all of its log."""
 
     disk: DiskModel
     segment_bytes: int
@@ -53,6 +53,8 @@ class Story:
     faults: bool
     kept_mapped_bytes: int
     keeps_past: bool
+    begin: int
+    prepare_bytes: int
 
 
 def draw_story(random: Random) -> Story:
@@ -79,6 +81,8 @@ def draw_story(random: Random) -> Story:
         faults=faults,
         kept_mapped_bytes=random.choice([0, segment_bytes, 1 << 28]),
         keeps_past=keeps_past,
+        begin=random.choice([0, 0, 0, 8000]),
+        prepare_bytes=random.choice([0, 1 << 20]),
     )
 
 
@@ -285,6 +289,12 @@ class Life:
             self._witness.move_begin(self._random.choice([border for border in borders if border <= state_from]))
             self._log.move_begin(self._witness.begin)
 
+    def _measure_disk(self) -> None:
+        """As the watch over the disk does: data may take so much more of it, and leaves so much to other batches."""
+        segment_bytes = self._story.segment_bytes
+        self._log.allow_bytes(self._random.choice([0, segment_bytes, 1 << 40, 1 << 40]))
+        self._log.keep_reserve(self._random.choice([0, 0, 500, segment_bytes // 2]))
+
     def _seal(self) -> None:
         """As a helper does: jobs, one after the other, with the loop going on beside it."""
         with self._helping():
@@ -380,7 +390,7 @@ class Life:
             self._log.complete_warm(job)
 
     def _prepare(self) -> None:
-        job = self._log.start_prepare()
+        job = self._log.start_prepare(idle=self._random.random() < 0.5)
         if job is not None:
             self._run(job)
             self._log.complete_prepare(job)
@@ -531,7 +541,7 @@ FAULTS: Final = [
     ("fsync_directory", errno.ENOSPC), ("unlink", errno.EIO), ("open", errno.EIO), ("pread", errno.EIO),
 ]  # fmt: skip
 # How often each is drawn.
-MASTERS: Final[dict[Operation, int]] = {Life._append: 14, Life._open_epoch: 1, **_BOTH}
+MASTERS: Final[dict[Operation, int]] = {Life._append: 14, Life._open_epoch: 1, Life._measure_disk: 1, **_BOTH}
 MIRRORS: Final[dict[Operation, int]] = {
     Life._append_run: 8, Life._receive_in_place: 4, Life._adopt_epochs: 2, Life._truncate: 2, **_BOTH
 }  # fmt: skip

@@ -12,6 +12,7 @@ from random import Random
 from typing import Final
 
 from mirrorlog.commitlog import prepare
+from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.errors import MirrorlogError
 from sim.disk import SimulatedFiles
 from tests.crash.crashes import Crashes, opener
@@ -50,11 +51,16 @@ def run_round(seed: int, *, spoil: Spoil = lambda disk: None, bend: Bend = lambd
 
 def _run_lives(random: Random, counts: Counter[str], spoil: Spoil, bend: Bend, past: Path) -> None:
     story = bend(draw_story(random))
+    epochs = EpochList.of([Epoch(1, 0), Epoch(3, story.begin // 2)] if story.begin else [])
     open_log = opener(
-        DIRECTORY, segment_bytes=story.segment_bytes, kept_mapped_bytes=story.kept_mapped_bytes,
-        write_through=story.write_through,
+        DIRECTORY, segment_bytes=story.segment_bytes, prepare_bytes=story.prepare_bytes,
+        kept_mapped_bytes=story.kept_mapped_bytes, write_through=story.write_through, begin=story.begin, epochs=epochs,
     )  # fmt: skip
-    witness = Witness(DIRECTORY)
+    begin = story.begin
+    witness = Witness(
+        DIRECTORY, base=begin, begin=begin, end=begin, flushed=begin, confirmed=begin, epochs=[epochs],
+        top_epoch=epochs.current,
+    )  # fmt: skip
     crashes = Crashes(witness, open_log, random, past if story.keeps_past else None, counts=counts)
     disk = SimulatedFiles(ROOT, seed=random.getrandbits(64), model=story.disk)
     whole = True

@@ -2,19 +2,23 @@
 
     MIRRORLOG_SEED=7 MIRRORLOG_ROUNDS=20000 pytest tests/crash/test_crash_points.py
 
-runs other rounds, or more; what fails names the seed that repeats it.
+runs other rounds, or more, and adds them up in `.build/crash/totals.json`; what fails names the seed that repeats it.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tests.crash.rounds import SEED, rounds, run_round
+from tests.totals import add_run
 
-ROUNDS = 150
+ROUNDS = 55
+TOTALS = Path(".build/crash/totals.json")
 
 
 @pytest.mark.timeout(0)
@@ -30,10 +34,17 @@ def test_every_crash_point_keeps_what_was_flushed_and_shows_nothing_else() -> No
     seconds = time.monotonic() - started
     rate = points / seconds
     print(f"seeds from {SEED}: {lives} lives, {points} crash points, {rate:.0f}/s, {sealed} sealed: {dict(counts)}")
+    if "MIRRORLOG_ROUNDS" in os.environ:
+        add_run(
+            TOTALS,
+            counts={**counts, "rounds": rounds(ROUNDS), "lives": lives, "points": points, "sealed": sealed},
+            seconds=seconds,
+            seed=SEED,
+        )
     if rounds(ROUNDS) >= ROUNDS:
         assert points > 10 * ROUNDS
-        assert min(sealed, counts["past"]) > 20
-        assert min(counts[kind] for kind in ("kill", "power", "nested", "faulty recovery", "flip below flushed")) > 20
+        assert min(sealed, counts["past"]) > 10
+        assert min(counts[kind] for kind in ("kill", "power", "nested", "faulty recovery", "flip below flushed")) > 5
 
 
 def test_a_seed_is_a_replay() -> None:

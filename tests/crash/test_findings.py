@@ -113,6 +113,58 @@ def test_a_node_restarted_after_a_failed_sync_does_not_call_lost_pages_flushed()
     assert found <= {0, 400}
 
 
+def test_pages_that_go_while_a_start_reads_them_are_not_called_flushed() -> None:
+    """Goal: what recovery has checked is what is on disk later. A sync fails, the node is started again, and the kernel
+    lets go pages that were not written after they were read and before they are written again; flush, lose power."""
+
+    def story(disk: SimulatedFiles) -> SimulatedFiles:
+        log = open_log(DIRECTORY, segment_bytes=16384, epoch=1, files=disk)
+        append_sizes(log, [4096, 4096, 4096])
+        disk.faults.fail("fdatasync", errno.EIO, times=1)
+        with pytest.raises(DiskFailed):
+            flush(log)
+        disk = disk.after_kill()
+
+        def evict(moment: Moment) -> None:
+            if moment.path.name == "checkpoint":
+                disk.evict()
+
+        disk.observer = evict
+        try:
+            log = open_log(DIRECTORY, segment_bytes=16384, files=disk)
+        except DiskFailed as error:
+            refused.append(error.message)
+            disk.observer = None
+            log = open_log(DIRECTORY, segment_bytes=16384, files=disk)
+        flush(log)
+        return disk.after_power_loss()
+
+    refused: list[str] = []
+    assert "LOG_CORRUPT" not in ends(story, DiskModel(forgets=True, unit_bytes=4096))
+    assert refused
+    assert "reads differently" in refused[0]
+
+
+def test_a_sync_that_fails_while_pages_are_prepared_is_not_swallowed() -> None:
+    """Goal: flushed means on disk. Append, let the sync of the helper that prepares pages fail, which the kernel tells
+    nobody else; flush, lose power."""
+
+    def story(disk: SimulatedFiles) -> SimulatedFiles:
+        log = open_log(DIRECTORY, segment_bytes=16384, prepare_bytes=1 << 20, epoch=1, files=disk)
+        append_sizes(log, [4096])
+        job = log.start_prepare()
+        assert job is not None
+        disk.faults.fail("fdatasync", errno.EIO, times=1)
+        job.run()
+        log.complete_prepare(job)
+        with pytest.raises(DiskFailed):
+            flush(log)
+        assert log.state is LogState.FAILED
+        return disk.after_power_loss()
+
+    assert ends(story, DiskModel(forgets=True)) == {0, 4096}
+
+
 def test_whole_batches_in_a_spare_whose_first_batch_is_torn_are_reported(tmp_path: Path) -> None:
     """Goal: no whole batch is dropped in silence. Lose the name of a rolled file, and a sector of its first batch."""
     log = open_log(tmp_path, segment_bytes=1000, epoch=1)
@@ -284,19 +336,33 @@ def test_a_cut_that_a_full_disk_stops_ends_the_log() -> None:
     assert stopped == {LogState.OPEN, LogState.FAILED}
 
 
-def test_a_copy_of_a_batch_in_a_record_moves_no_file(tmp_path: Path) -> None:
-    """Goal: a file whose name was lost is found by its own batches. Store the log's first batch as a record, tear the
-    batch that holds it, lose its file's name: the start reports the whole batch behind it, and only that."""
+COPIED_AT = 144
+"""Where the copy stands in the batch of `append_copy`."""
+
+
+def append_copy(log: CommitLog, log_offset: int) -> None:
+    """A record that holds a batch of the log, as of a user who keeps copies of its files."""
+    append(log, make_batch(bytes(40) + log.read_batch_at(log_offset)[1]))
+
+
+def lose_name(file: Path, *, keep: bool = False) -> None:
+    """The file's first header is torn, and it has the name of a spare; `keep`: a copy of it has."""
+    content = bytearray(file.read_bytes())
+    content[80] ^= 1
+    file.with_name("spare-9").write_bytes(content)
+    if not keep:
+        file.unlink()
+
+
+def test_a_file_whose_name_was_lost_is_found_by_its_own_batches(tmp_path: Path) -> None:
+    """Goal: no whole batch is dropped in silence. Store a copy of a batch as a record, tear the batch that holds it and
+    lose its file's name: the whole batch behind it, smaller than the copy, is reported."""
     log = open_log(tmp_path, segment_bytes=1000, epoch=1)
-    append_sizes(log, [400])
-    copied = stored(log)
-    append_sizes(log, [400])
-    append(log, make_batch(bytes(40) + copied))
+    append_sizes(log, [400, 400])
+    append_copy(log, 400)
     append_sizes(log, [120])
     abandon(log)
-    last = segment_files(tmp_path)[-1]
-    patch(last, 100, b"\xff")
-    last.rename(tmp_path / "spare-9")
+    lose_name(segment_files(tmp_path)[-1])
     report = open_log(tmp_path, segment_bytes=1000).recovery
     assert report.end == 800
     assert report.cut_valid is not None
@@ -304,19 +370,46 @@ def test_a_copy_of_a_batch_in_a_record_moves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_a_batch_in_a_lost_file_hides_no_segment(tmp_path: Path) -> None:
-    """Goal: nothing whole is cut because of what a user stored. As before, but the only whole batch of the lost file is
-    the copy: the log ends where that file began, and nothing is called lost."""
+    """Goal: nothing whole is cut because of what a user stored. A spare holds nothing whole but the copy of a batch of
+    an earlier segment, which would stand in the middle of that one; the segment behind it is there."""
     log = open_log(tmp_path, segment_bytes=1000, epoch=1)
-    append_sizes(log, [400])
-    copied = stored(log)
-    append_sizes(log, [400])
-    append(log, make_batch(bytes(40) + copied))
+    append_sizes(log, [400, 400])
+    append_copy(log, 400)
     abandon(log)
-    last = segment_files(tmp_path)[-1]
-    patch(last, 100, b"\xff")
-    last.rename(tmp_path / "spare-9")
+    lose_name(segment_files(tmp_path)[-1], keep=True)
     report = open_log(tmp_path, segment_bytes=1000).recovery
-    assert (report.end, report.lossy) == (800, False)
+    assert (report.end, report.lossy) == (log.end, False)
+
+
+def test_a_copy_of_a_batch_in_a_lost_file_is_no_loss(tmp_path: Path) -> None:
+    """Goal: what is reported as lost was not there before the place. The log is torn behind the batch whose copy a
+    spare holds."""
+    log = open_log(tmp_path, segment_bytes=1000, epoch=1)
+    append_sizes(log, [200, 200, 400])
+    append_copy(log, 200)
+    abandon(log)
+    first, last = segment_files(tmp_path)
+    patch(first, 500, b"\xff")
+    lose_name(last)
+    report = open_log(tmp_path, segment_bytes=1000).recovery
+    assert (report.end, report.lossy) == (400, False)
+    assert report.torn is not None
+
+
+def test_a_copy_of_a_batch_in_a_lost_file_ends_no_sealed_segment(tmp_path: Path) -> None:
+    """Goal: a segment of the past ends where the next one is named. The copy makes a spare look like a file that begins
+    at the flushed offset, in the middle of a segment."""
+    log = open_log(tmp_path, segment_bytes=1000, epoch=1)
+    append_sizes(log, [400, 400, 400])
+    flush(log)
+    log.set_confirmed(1200)
+    log.set_state_from(1200)
+    flush(log)
+    append_sizes(log, [COPIED_AT, 400])
+    append_copy(log, 1200 + COPIED_AT)
+    abandon(log)
+    lose_name(segment_files(tmp_path)[-1])
+    assert open_log(tmp_path, segment_bytes=1000).end == 1200 + COPIED_AT + 400
 
 
 def sealed_log(directory: Path) -> CommitLog:
@@ -377,22 +470,20 @@ def test_a_rotten_table_is_made_anew_when_the_index_stumbles_on_it(tmp_path: Pat
 
 
 def test_an_interrupted_recovery_does_not_shrink_the_loss() -> None:
-    """Goal: what was lost is said in full, however often a start is interrupted. Lose a batch before two whole ones, be
-    killed at each operation of the recovery, recover again."""
+    """Goal: what was lost is said in full, however often a start is interrupted. Lose a file before two whole ones, be
+    killed at each operation of the recovery that removes them, recover again, twice."""
     disk = SimulatedFiles(ROOT)
-    log = open_log(DIRECTORY, epoch=1, segment_bytes=1000, files=disk)
+    log = open_log(DIRECTORY, segment_bytes=500, epoch=1, files=disk)
     append_sizes(log, [400])
     flush(log)
     append_sizes(log, [400, 400, 400])
     left = disk.after_kill()
-    for at in range(500, 600):
-        left.flip_bit(DIRECTORY / f"{0:020}", at, 0)
+    left.flip_bit(DIRECTORY / f"{400:020}", 200, 0)
     crashed: list[SimulatedFiles] = []
     left.observer = lambda moment: crashed.append(left.after_kill())
-    assert open_log(DIRECTORY, segment_bytes=1000, files=left).recovery.lossy
-    cuts = [open_log(DIRECTORY, segment_bytes=1000, files=each).recovery.cut_valid for each in crashed]
-    found = {(cut.first, cut.last) if cut else None for cut in cuts}
-    assert found == {(800, 1600)}
+    assert open_log(DIRECTORY, segment_bytes=500, files=left).recovery.lossy
+    cuts = [open_log(DIRECTORY, segment_bytes=500, files=each).recovery.cut_valid for each in crashed * 2]
+    assert {(cut.first, cut.last) if cut else None for cut in cuts} == {(800, 1600)}
 
 
 def test_an_empty_segment_file_is_a_leftover(tmp_path: Path) -> None:

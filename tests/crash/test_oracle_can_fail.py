@@ -12,6 +12,9 @@ import pytest
 
 from mirrorlog.commitlog import scan
 from mirrorlog.commitlog.chain import SegmentChain
+from mirrorlog.commitlog.cold import ColdRead
+from mirrorlog.commitlog.loss import Loss
+from mirrorlog.commitlog.past import PastIndex
 from mirrorlog.commitlog.recovery import Recovery, RecoveryReport
 from sim.disk import SimulatedFiles
 from sim.inode import Inode
@@ -89,6 +92,12 @@ def with_faults(story: Story) -> Story:
     return replace(story, faults=True, keeps_past=False, steps=40)
 
 
+def with_a_past(story: Story) -> Story:
+    return replace(
+        story, keeps_past=True, segment_bytes=4096, batch_bytes_max=2000, kept_mapped_bytes=0, steps=100, faults=False
+    )
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -115,7 +124,10 @@ def test_a_run_stored_in_one_copy_is_found(monkeypatch: pytest.MonkeyPatch) -> N
             self.active.append_border(length)
 
     def watched(story: Story) -> Story:
-        return replace(story, line_chance=0.7, point_chance=0.02, write_through=False, batch_bytes_max=400)
+        return replace(
+            story, line_chance=0.7, point_chance=0.02, write_through=False, batch_bytes_max=400, keeps_past=False,
+            segment_bytes=65536, steps=40,
+        )  # fmt: skip
 
     monkeypatch.setattr(SegmentChain, "place_run", place_run)
     assert failing_seed(SEED, 2 * ROUNDS, bend=watched) is not None
@@ -143,3 +155,27 @@ def test_a_recovery_that_keeps_silent_about_whole_batches_is_found(monkeypatch: 
 
     monkeypatch.setattr(Recovery, "report", silent)
     assert failing_seed(SEED, ROUNDS) is not None
+
+
+def test_a_loss_that_is_not_noted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a start that lost something is lossy until that is settled. Cut whole batches and write nothing down."""
+    monkeypatch.setattr(Loss, "note", lambda self, report: None)
+    assert failing_seed(SEED, ROUNDS) is not None
+
+
+def test_an_index_that_forgets_a_stretch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: lookups in the past are under test. Leave out the last stretch of each segment."""
+    put = PastIndex._put_stretches
+
+    def put_fewer(self: PastIndex, transaction: Any, segment: int, rows: Any) -> None:
+        put(self, transaction, segment, rows[:-1])
+
+    monkeypatch.setattr(PastIndex, "_put_stretches", put_fewer)
+    assert failing_seed(SEED, ROUNDS, bend=with_a_past) is not None
+
+
+def test_a_sealed_segment_that_reads_other_bytes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: cold reads of what has left the memory are under test. Spoil the last byte of each."""
+    run = ColdRead.run
+    monkeypatch.setattr(ColdRead, "run", lambda self: run(self)[:-1] + b"?")
+    assert failing_seed(SEED, ROUNDS, bend=with_a_past) is not None

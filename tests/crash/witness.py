@@ -151,7 +151,7 @@ class Witness:
         noted = noted_loss(tree.get(LOSS_NAME))
         require(noted or not self.owes_loss or self.settling, "a loss that nobody has settled is forgotten")
         if EPOCHS_NAME not in tree:
-            return Expected(recorded, (), None, noted)
+            return Expected(recorded, (), None, noted, base=self.base)
         try:
             epochs = decode_epochs(tree[EPOCHS_NAME])
         except ValueError as error:
@@ -165,7 +165,7 @@ class Witness:
             at += len(chain[-1])
         behind = [offset for offset in whole if offset > at]
         cut = (min(behind), max(behind) + len(whole[max(behind)])) if behind else None
-        return Expected(recorded, tuple(chain), cut, noted)
+        return Expected(recorded, tuple(chain), cut, noted, base=self.base)
 
     def _whole(self, segments: list[tuple[int, bytes]], epochs: EpochList) -> dict[int, bytes]:
         """By log offset, the offered batches that stand at their place under the epoch of the list."""
@@ -253,17 +253,19 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What recovery must find. `recorded`: the checkpoint on disk. `chain`: the batches of the log. `cut`: from the
-    first to the end of the last whole batch behind it. `noted`: what earlier starts lost."""
+    """What recovery must find. `recorded`: the checkpoint on disk; `base`: where the log begins without one. `chain`:
+    the batches of the log. `cut`: from the first to the end of the last whole batch behind it. `noted`: what earlier
+    starts lost."""
 
     recorded: Checkpoint | None
     chain: tuple[bytes, ...]
     cut: tuple[int, int] | None
     noted: tuple[int, int] | None = None
+    base: int = 0
 
     @property
     def begin(self) -> int:
-        return self.recorded.begin if self.recorded is not None else 0
+        return self.recorded.begin if self.recorded is not None else self.base
 
     @property
     def end(self) -> int:

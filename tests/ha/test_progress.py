@@ -7,7 +7,7 @@ import random
 import pytest
 
 from mirrorlog.errors import BadRequest
-from mirrorlog.ha.progress import Progress
+from mirrorlog.ha.progress import ALL_MEMBERS, Progress
 from mirrorlog.wire.frames import Durability, Level
 
 ALL = 3
@@ -75,7 +75,7 @@ def test_offsets_and_counts_agree() -> None:
 
 @pytest.mark.parametrize(
     ("level", "copies"),
-    [(Level.NONE, 0), (Level.MASTER, 1), (Level.ONE, 2), (3, 3), (Level.MAJORITY, 2), (Level.ALL, 3)],
+    [(Level.NONE, 0), (Level.MASTER, 1), (Level.ONE, 2), (3, 3), (Level.MAJORITY, 2), (Level.ALL, ALL_MEMBERS)],
 )
 def test_levels_mean_numbers_of_copies(level: int, copies: int) -> None:
     """Ask for each level of a log with three copies."""
@@ -86,3 +86,35 @@ def test_a_level_above_the_copies_is_refused() -> None:
     """Ask for four copies of three: such a publish could never be confirmed."""
     with pytest.raises(BadRequest, match="4 copies, but this log has 3"):
         make_progress().copies_for(4)
+
+
+def test_all_means_the_members_of_the_moment_that_it_is_answered() -> None:
+    """A mirror enters while a confirm of all waits: the confirm waits for it too."""
+    progress = make_progress()
+    progress.leave("n2")
+    progress.appended(100)
+    for node in ("n1", "n2"):
+        progress.acked(node, written=100, flushed=0)
+    assert progress.confirmed == 100
+    progress.appended(200)
+    progress.enter("n2")
+    progress.acked("n1", written=200, flushed=0)
+    assert not progress.holds(200, progress.copies_for(Level.ALL), Durability.MEMORY)
+    progress.acked("n2", written=200, flushed=0)
+    assert progress.holds(200, progress.copies_for(Level.ALL), Durability.MEMORY)
+
+
+def test_a_set_below_its_least_confirms_nothing_new() -> None:
+    """Both mirrors of three begin at the last segment: what only the master has is not confirmed, and a level keeps its
+    meaning."""
+    progress = Progress(own="n0", mirrors=("n1", "n2"), durability=Durability.MEMORY, confirmed=100, min_in_sync=2)
+    for node in ("n1", "n2"):
+        progress.acked(node, written=100, flushed=0)
+        progress.leave(node)
+    progress.appended(500)
+    assert progress.confirmed == 100
+    assert (progress.copies_for(Level.MAJORITY), progress.copies_for(Level.ONE)) == (2, 2)
+    progress.acked("n1", written=500, flushed=0)
+    progress.enter("n1")
+    progress.acked("n1", written=500, flushed=0)
+    assert progress.confirmed == 500

@@ -12,10 +12,12 @@ from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, Kind
 from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.commitlog.table_builder import build_table
 from mirrorlog.errors import BadBatch, DiskFailed, LogCorrupt, MirrorlogError
+from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, encode_checkpoint, encode_state
 from tests.commitlog.faulty import FaultyFiles
 from tests.ha.links import Pair
-from tests.ha.replicas import KIB, append, content, open_master, open_replica, settings_of
+from tests.ha.replicas import KIB, append, content, flush, open_master, open_replica, settings_of
 
 
 def declare(replica: Replica, name: str) -> None:
@@ -135,3 +137,57 @@ def test_a_run_received_at_the_logs_end_is_kept_whole_or_leaves_zeros(pair: Pair
     assert content(mirror) == content(pair.master)
     assert mirror.index.next_appended(1) == pair.master.index.next_appended(1)
     assert mirror.place_for(256 * KIB) is None, "what does not fit the segment is received elsewhere"
+
+
+def checkpoint(replica: Replica) -> None:
+    """A complete, confirmed checkpoint of no queues at all."""
+    began = replica.end
+    replica.append_change(encode_checkpoint([encode_state(CheckpointBegan(queue_id_max=0))]), 1)
+    ended = CheckpointEnded(began_at=began, producer_epoch_floor=0)
+    replica.append_change(encode_checkpoint([encode_state(ended)]), 1)
+
+
+def test_a_begin_within_a_mirrors_segment_is_where_its_readers_begin(tmp_path: Path) -> None:
+    """Goal: `earliest` can be read on every copy. A mirror with longer files seals them, the begin moves to the end of
+    the master's first: each queue of the mirror begins with the first batch behind it, also after a restart."""
+    own, other = (settings_of(name, ["n0", "n1"]) for name in ("n0", "n1"))
+    longer = other.log.model_copy(update={"segment_bytes": 384 * KIB, "kept_mapped_bytes": 0})
+    other = other.model_copy(update={"log": longer})
+    master, mirror = open_master(tmp_path / "n0", own), open_replica(tmp_path / "n1", other)
+    mirror.align(0, master.epochs.entries)
+    mirror.aligned()
+    for number in range(60):
+        append(master, 30 * KIB, number)
+    checkpoint(master)
+    mirror.append_run(memoryview(content(master)), log_offset=0)
+    for replica in (master, mirror):
+        replica.set_confirmed(replica.end)
+    flush(mirror)
+    flush(mirror)
+    while (segment := mirror.log.next_to_seal()) is not None:
+        start, end = segment
+        rows = mirror.index.rows(start, end)
+        mirror.log.tables.store(start, end, bytes(build_table(rows, start=start, end=end, seed=mirror.log.seed)))
+        mirror.add_to_past(start)
+        mirror.log.seal(end)
+        mirror.index.evict(end)
+    begin = master.log.segments()[0].end
+    assert begin not in {each.end for each in mirror.log.segments()}
+    mirror.begin_moved(begin, mirror.begins_behind(begin))
+    mirror.drop_past(begin)
+    first = mirror.index.begin(1)
+
+    def check(replica: Replica) -> None:
+        assert (replica.begin, replica.index.begin(1)) == (begin, first)
+        assert replica.past is not None
+        until = replica.index.past_until(1, first)
+        assert until is not None
+        (run, *_) = replica.past.entries(1, first, 1, until=until)
+        assert run.base_queue_offset == first
+        assert run.log_offset >= begin
+        assert replica.read_cold(run.log_offset, 1, until=replica.end).run()
+
+    check(mirror)
+    flush(mirror)
+    mirror.close()
+    check(open_replica(tmp_path / "n1", other))

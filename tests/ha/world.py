@@ -20,6 +20,7 @@ from mirrorlog.ha.client import ClientState, HAClient
 from mirrorlog.ha.connection import HAConnection, LinkState
 from mirrorlog.ha.group_transfer import Answer, PutStatus
 from mirrorlog.ha.mastership import LogState, Mastership
+from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.wire.frames import Durability, Frame, FrameReader, FrameType, frame, read_ack
 from mirrorlog.wire.greeting import check_hello
 from mirrorlog.wire.messages import Follow, Hello, Limits, Pull, Welcome, decode, encode
@@ -418,7 +419,8 @@ class World:
         )
         assert answer.copies <= really, "more copies are claimed than there are"
         if answer.status is PutStatus.PUT_OK:
-            assert wait.copies <= answer.copies
+            everyone = 1 + len(self.mirrors)
+            assert (everyone if wait.copies == ALL_MEMBERS else wait.copies) <= answer.copies
         else:
             assert self.now >= wait.deadline
         self.answers.append(answer)
