@@ -91,6 +91,8 @@ class CommitLog:
         self._preparer = opened.preparer
         self.tables = opened.tables
         self._loss = opened.loss
+        self.end = opened.chain.end
+        """Where the next batch will stand. A plain attribute: it is looked up a dozen times per batch."""
         self._confirmed = opened.confirmed
         self._state_from = opened.state_from
         self._closed = False
@@ -151,11 +153,6 @@ class CommitLog:
         if self._closed:
             return LogState.CLOSED
         return LogState.OPEN if self._flusher.failure is None else LogState.FAILED
-
-    @property
-    def end(self) -> int:
-        """Where the next batch will stand."""
-        return self._chain.end
 
     @property
     def flushed(self) -> int:
@@ -232,6 +229,7 @@ class CommitLog:
         except DiskFailed as error:
             self._flusher.fail(error)
             raise
+        self.end = self._chain.end
         self.last_append_time_us = self._chain.active.last_append_time_us = append_time_us
         return read_header(header)
 
@@ -251,6 +249,7 @@ class CommitLog:
             self._chain.place_run(run, [header.length for header in headers])
         except MirrorlogError as error:
             self._undo_run(log_offset, error)
+            self.end = self._chain.end
             raise
         self._appended_at(headers[-1].append_time_us)
         return headers
@@ -276,6 +275,7 @@ class CommitLog:
         return headers
 
     def _appended_at(self, append_time_us: int) -> None:
+        self.end = self._chain.end
         self.last_append_time_us = max(self.last_append_time_us, append_time_us)
         self._chain.active.last_append_time_us = self.last_append_time_us
 
@@ -291,7 +291,7 @@ class CommitLog:
         """A roll inside a run failed: what was placed before it goes, since nobody was told of its headers."""
         if isinstance(error, DiskFailed):
             self._flusher.fail(error)
-        if self.end != log_offset:
+        if self._chain.end != log_offset:
             # Else batches stand there that nobody was told of, and the log cannot go on behind them.
             with self._whole("undo an append in"):
                 self._chain.cut(log_offset)
@@ -424,6 +424,7 @@ class CommitLog:
             # With the new list and the old bytes the log would speak of a history that never was.
             with self._whole("truncate"):
                 self._chain.cut(log_offset)
+            self.end = self._chain.end
             # A flush that the loop asked for meanwhile has the old end as its target.
             self._flusher.void()
             self._cooled()
