@@ -136,9 +136,11 @@ class Publisher:
         stamped = self._replica.append_change(batch, self._now_us())
         self._wait_for_all(stamped.next_log_offset, done)
 
-    def append_state(self, batch: bytearray) -> None:
-        """Append a batch of a state checkpoint; nobody waits for it. Raises MirrorlogError: nothing was stored."""
-        self._admit()
+    def append_control(self, batch: bytearray) -> None:
+        """Append a change of the node's own that nobody waits for (a checkpoint, where the log begins): it goes on when
+        data is refused for overload (invariant 14). Raises MirrorlogError: nothing was stored."""
+        self._check_running()
+        self._mastership.check_writable()
         self._replica.append_change(batch, self._now_us())
         assert self.log is not None
         self.log.progressed(self._mastership.appended(self._replica.end))
@@ -205,9 +207,12 @@ class Publisher:
             raise BadBatch(f"{header.record_count} records do not fit a body of {header.body_length} bytes")
 
     def _admit(self) -> None:
+        self._check_running()
+        self._mastership.admit()
+
+    def _check_running(self) -> None:
         if self.stopping:
             raise NodeStopping("this node is stopping; nothing was stored")
-        self._mastership.admit()
 
     def _wait(self, token: Waiting | ChangeWaiting, end: int, copies: int, durability: int, deadline_ms: int) -> None:
         timeout_ms = self._ha.sync_flush_timeout_ms

@@ -53,12 +53,8 @@ class Retention:
         if begin is None or self._publisher.stopping:
             return
         try:
-            self._publisher.append_change(encode_change(BeginMoved(log_offset=begin)), self._done)
+            self._publisher.append_control(encode_change(BeginMoved(log_offset=begin)))
             self._asked = begin
         except MirrorlogError as error:
             # The next check tries again; meanwhile the log keeps more than it must.
             logger.debug("begin_not_moved log=%s reason=%r", self._replica.assignment.name, str(error))
-
-    def _done(self, error: MirrorlogError | None) -> None:
-        if error is not None:
-            logger.warning("begin_unconfirmed log=%s reason=%r", self._replica.assignment.name, str(error))

@@ -51,7 +51,7 @@ class StateKeeper:
         try:
             batch = writer.next_batch(self._replica.end)
             if batch is not None:
-                self._publisher.append_state(batch)
+                self._publisher.append_control(batch)
         except Exception as error:
             # A later append tries again: without it the log only keeps more than it must.
             expected = isinstance(error, MirrorlogError)

@@ -72,7 +72,12 @@ class Mastership:
     # --- publishes ---
 
     def admit(self) -> None:
-        """Raises LogRecovering, InSyncReplicasNotEnough or Overloaded: then nothing may be appended."""
+        """Raises LogRecovering, InSyncReplicasNotEnough or Overloaded: then nothing may be appended that waits."""
+        self.check_writable()
+        self._transfers.check_room()
+
+    def check_writable(self) -> None:
+        """Raises LogRecovering or InSyncReplicasNotEnough: then nothing may be appended."""
         if self.state is LogState.RECOVERING:
             raise self._recovering()
         if self._unheard:
@@ -86,7 +91,6 @@ class Mastership:
                 copies_up=self.copies_up,
                 min_in_sync=self.min_in_sync,
             )
-        self._transfers.check_room()
 
     def check_room(self) -> None:
         """Raises Overloaded when no further publish may wait."""

@@ -449,7 +449,8 @@ class Life:
             self._crashes.check_faulty(disk, operation, self._random.randrange(1, 6), code)
         else:
             whole = killed and self.cache_whole and not self._looks_lossy
-            self._crashes.check(disk, killed=whole, copying=copying)
+            # Until the log is open, what the process before left half written is there.
+            self._crashes.check(disk, killed=whole, copying=copying or self._opened is None)
 
     # --- Material -------------------------------------------------------------------------------------------------
 
