@@ -301,7 +301,7 @@ class Node:
         publisher.log = mastered
         self._publishers.append(publisher)
         replica.log.keep_reserve(settings.log.reserve)
-        StateKeeper(replica, publisher, batch_bytes_max=settings.limits.max_batch_bytes)
+        state = StateKeeper(replica, publisher, batch_bytes_max=settings.limits.max_batch_bytes)
         self._mastered[str(replica.log_id)] = mastered
         # The epoch's first batch: its confirm proves that every member follows this mastership (invariant 4).
         started = EpochStarted(epoch=epoch, node_id=settings.node.id, start_id=self._start_id)
@@ -310,7 +310,9 @@ class Node:
         mastered.progressed(mastership.appended(replica.end))
         logger.info("epoch_opened log=%s epoch=%s offset=%s", assignment.name, epoch, replica.end)
         loss = LossKeeper(replica, mastership, helper=self._flush_helpers[assignment.name])
-        self._serve(replica, publisher, lambda: mastered.progressed(mastership.flushed(replica.flushed)), loss.check)
+        self._serve(
+            replica, publisher, lambda: mastered.progressed(mastership.flushed(replica.flushed)), loss.check, state.wake
+        )
 
     def _mirror(self, replica: Replica) -> None:
         settings = self._settings

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
 
 from mirrorlog.broker.publish import Publisher
 from mirrorlog.broker.replica import Replica
@@ -14,8 +13,6 @@ from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.checkpoint import CheckpointWriter
 
 logger = logging.getLogger(__name__)
-
-_PAUSE_BYTES: Final = 64 * 1024
 
 
 class StateKeeper:
@@ -29,16 +26,18 @@ class StateKeeper:
         self._began_at = replica.checkpoints.state_from
         # The log grows by a checkpoint's own size at least before the next one: one that fills segments would make the
         # log roll, and so bring about the next.
+        self._size = 0
         self._not_before = 0
         replica.on_appended.append(self.wake)
 
     def wake(self) -> None:
-        """Begin a checkpoint if the log has rolled since the last one."""
+        """Begin a checkpoint if the log has rolled since the last one: after an append, and among the checks of
+        `Maintenance`, since a log that takes no data may wait for just this to free space."""
         log = self._replica.log
         due = log.active_start > self._began_at and log.end >= self._not_before
         if due and self._writer is None and not self._publisher.stopping:
             replica = self._replica
-            self._began_at = replica.end
+            self._began_at, self._size = replica.end, 0
             self._writer = CheckpointWriter(
                 replica.queues, replica.producers, replica.index.next_appended, batch_bytes_max=self._batch_bytes_max
             )
@@ -52,22 +51,19 @@ class StateKeeper:
             batch = writer.next_batch(self._replica.end)
             if batch is not None:
                 self._publisher.append_control(batch)
+                self._size += len(batch)
         except Exception as error:
-            # A later append tries again: without it the log only keeps more than it must.
+            # The next check tries again: without it the log only keeps more than it must.
             expected = isinstance(error, MirrorlogError)
             logger.warning(
                 "state_not_written log=%s reason=%r", self._replica.assignment.name, str(error),
                 exc_info=None if expected else error,
             )  # fmt: skip
-            self._end(self._replica.checkpoints.state_from)
+            self._writer, self._began_at = None, self._replica.checkpoints.state_from
             return
         if batch is None:
             logger.info("state_written log=%s from=%s", self._replica.assignment.name, self._began_at)
-            self._end(self._began_at)
+            self._writer = None
+            self._not_before = self._replica.end + self._size
         else:
             asyncio.get_running_loop().call_soon(self._step)
-
-    def _end(self, began_at: int) -> None:
-        size = self._replica.end - self._began_at
-        self._writer, self._began_at = None, began_at
-        self._not_before = self._replica.end + max(size, _PAUSE_BYTES)

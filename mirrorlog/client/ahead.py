@@ -20,12 +20,16 @@ from mirrorlog.client.consumed import end_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """`content`: `batch_count` batches back to back, unproven; `queue_offset`: the one asked for, of `address`."""
+    """`content`: `batch_count` batches back to back, unproven; `queue_offset`: the one asked for, of `address`.
+
+    `body_bytes_max`: what the body of one may have when it is opened.
+    """
 
     content: memoryview
     batch_count: int
     queue_offset: int
     address: str
+    body_bytes_max: int
 
 
 Fetch = Callable[[int], Awaitable[Answer]]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar, cast
 
 from mirrorlog.client.receipts import Receipt, ReceiptRange
 from mirrorlog.commitlog.body import Draft, Header, draft_columns
 from mirrorlog.commitlog.codec import compress_draft
 from mirrorlog.commitlog.format import HEADER_SIZE, NO_TIMESTAMP, Codec
-from mirrorlog.errors import BadInput, MirrorlogError
+from mirrorlog.errors import BadInput, BadRequest, MirrorlogError
 from mirrorlog.wire.frames import Confirm
 
 Headers = Mapping[str, bytes | None] | Sequence[Header]
@@ -29,6 +29,7 @@ BATCH_OVERHEAD_BYTES: Final = HEADER_SIZE + 128
 
 # A header's name and value have an offset and a bit as well.
 _HEADER_OVERHEAD_BYTES: Final = 9
+_HEADERS_ARE: Final = "headers are a mapping or pairs of a name (str, UTF-8) and bytes or None"
 _TIMESTAMP_MAX: Final = -NO_TIMESTAMP - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -88,6 +89,11 @@ class PendingBatch:
 
     def __len__(self) -> int:
         return self._count or len(self._values)
+
+    @property
+    def window_bytes(self) -> int:
+        """What it takes of the window. A batch of one empty record takes memory too."""
+        return self.size_bytes + BATCH_OVERHEAD_BYTES
 
     def add(
         self, value: bytes | None, key: bytes | None, headers: Sequence[Header], timestamp_us: int | None, size: int
@@ -153,13 +159,15 @@ class PendingBatch:
         return self.receipts().receipt(index)
 
     def receipts(self) -> ReceiptRange:
-        """Of all its records. Raises what the batch ended with, and notes that it was heard."""
+        """Of all its records. Raises what the batch ended with, and notes that it was heard; BadRequest before the
+        end."""
         outcome = self.outcome
         if isinstance(outcome, MirrorlogError):
             self.heard = True
             # One of its own for each: raised again and again, an error would drag all their tracebacks along.
             raise type(outcome)(outcome.message, **outcome.details)
-        assert outcome is not None, "the batch has not ended"
+        if outcome is None:
+            raise BadRequest("the record has not ended yet; await its delivery, or look at done() first")
         return ReceiptRange.of(outcome, len(self))
 
     @property
@@ -220,7 +228,7 @@ def headers_size(headers: Sequence[Header]) -> int:
             if content is not None:
                 size += len(content) if type(content) is bytes else _refuse("a value in headers", content)
     except (TypeError, ValueError, AttributeError):
-        raise BadInput("headers are a mapping or pairs of a name (str, UTF-8) and bytes or None") from None
+        raise BadInput(_HEADERS_ARE) from None
     return size
 
 
@@ -229,15 +237,16 @@ def _refuse(what: str, found: object) -> int:
 
 
 def as_headers(headers: Headers | None) -> Sequence[Header]:
-    """A mapping or pairs as pairs that no longer change. Raises BadInput."""
+    """A mapping or pairs as tuples: read once, here, and nobody can change them afterwards. Raises BadInput."""
     if not headers:
         return ()
-    if type(headers) is list:  # the usual case, and asking for a Mapping is dear
-        return tuple(headers)
     try:
-        return tuple(headers.items() if isinstance(headers, Mapping) else headers)
+        # The usual case is a list, and asking for a Mapping is dear. A pair that is a tuple is not copied.
+        if type(headers) is not list and isinstance(headers, Mapping):
+            return tuple(headers.items())
+        return cast("Sequence[Header]", tuple(map(tuple, headers)))
     except TypeError:
-        raise BadInput(f"headers are a mapping or pairs, not {type(headers).__name__}") from None
+        raise BadInput(_HEADERS_ARE) from None
 
 
 def as_timestamp_us(timestamp: datetime | int | None) -> int | None:

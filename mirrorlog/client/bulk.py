@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -79,6 +80,13 @@ class Bulk:
         """Where a batch ends that begins with record `start`: as many as fit, one at least."""
         before = int(self.ends[start - 1]) if start else 0
         return max(start + 1, int(self.ends.searchsorted(before + batch_bytes, side="right")))
+
+    def cuts(self, batch_bytes: int) -> Iterator[int]:
+        """Where its batches end, in order; none when there are no records."""
+        end = 0
+        while end < len(self):
+            end = self.cut(end, batch_bytes)
+            yield end
 
     def draft(self, start: int, end: int) -> Draft:
         """The batch of the records `start` up to `end`, their bytes copied once."""

@@ -17,7 +17,13 @@ from weakref import WeakSet
 from mirrorlog.client.admin import Admin
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.consumer import Consumer
-from mirrorlog.client.options import parse_compression, parse_durability, parse_level
+from mirrorlog.client.options import (
+    check_timeout,
+    parse_compression,
+    parse_durability,
+    parse_level,
+    parse_server,
+)
 from mirrorlog.client.producer import Producer
 from mirrorlog.config import CLIENT_PORT
 from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, RequestTimeout
@@ -28,7 +34,10 @@ _MIB: Final = 1024 * 1024
 
 
 class Client:
-    """A client of one cluster. `servers`: `host:port` of one or more nodes, tried in order."""
+    """A client of one cluster. `servers`: `host:port` of one or more nodes, each an argument, tried in order.
+
+    `connect_timeout_ms`: for a connection, greeting included; `request_timeout_ms`: for one answer. Raises BadRequest.
+    """
 
     def __init__(
         self,
@@ -38,7 +47,9 @@ class Client:
         connect_timeout_ms: int = 5_000,
         request_timeout_ms: int = 10_000,
     ) -> None:
-        self.servers = list(servers) or [f"127.0.0.1:{CLIENT_PORT}"]
+        check_timeout("connect_timeout_ms", connect_timeout_ms)
+        check_timeout("request_timeout_ms", request_timeout_ms)
+        self.servers = [parse_server(server) for server in servers] or [f"127.0.0.1:{CLIENT_PORT}"]
         self.request_timeout_ms = request_timeout_ms
         self._cluster_id = cluster_id
         self._role = role
@@ -112,7 +123,24 @@ class Client:
         """A producer for `queue`; use it with `async with`.
 
         `confirm`: none, master, one, majority, all, or a number of copies. `durability`: memory or disk, of each copy.
-        `compression`: none, lz4 or zstd, of each batch as a whole.
+
+        `batch_bytes`: a batch that would become larger is closed first; a larger record goes alone. `linger_ms`: how
+        long a batch stays open for more records while others are on their way; while none is, it leaves when the loop
+        turns. `max_in_flight`: batches sent and not answered, 1 to 32. `window_bytes`: records handed over that have
+        not ended, uncompressed, and what each batch takes besides; beyond it `send` waits and `send_nowait` raises
+        Overloaded.
+
+        `delivery_timeout_ms`: by then a record that was handed over has ended: confirmed, refused (nothing was
+        stored) or OutcomeUnknown (stored perhaps). Until then the producer tries again by itself. It also bounds how
+        long `send` waits for room, before the record is handed over.
+
+        `idempotent`: batches are numbered, so one that is sent again lands once, in order. Without it nothing is sent
+        again that may have been stored, and order is not kept on refusals: a batch that was refused lands behind those
+        that were in flight with it.
+
+        `compression`: none, lz4 or zstd, of each batch as a whole; one that gets no smaller leaves as it is.
+
+        Raises BadRequest naming the option that is wrong.
         """
         producer = Producer(
             self,

@@ -54,8 +54,12 @@ class Collector:
 
     @property
     def open_bytes(self) -> int:
-        """What the open batch's records take."""
-        return 0 if self.batch is None else self.batch.size_bytes
+        """What the open batch takes of the window."""
+        return 0 if self.batch is None else self.batch.window_bytes
+
+    def room_for(self, size: int) -> int:
+        """What a record of `size` bytes takes of the window: also a batch, unless it joins the open one."""
+        return size if self._joins(size) else size + BATCH_OVERHEAD_BYTES
 
     @property
     def batch_bytes_max(self) -> int:
@@ -69,14 +73,14 @@ class Collector:
 
     def batch_for(self, size: int) -> PendingBatch:
         """The batch that a record of `size` bytes joins, for which there is room in the window."""
-        if self.open_bytes + size > self.batch_bytes_max:
+        if not self._joins(size):
             self.close()
         if (batch := self.batch) is None:
             batch = self.batch = PendingBatch(self.deadline(), codec=self._codec)
             self._schedule()
         self.unchecked_bytes = min(
             self.batch_bytes_max,
-            self._window.left_for_open,
+            self._window.left_for_open - BATCH_OVERHEAD_BYTES,
             # A record that is within it is within max_record_bytes, too.
             batch.size_bytes + self._sender.limits.max_record_bytes,
         )
@@ -114,6 +118,9 @@ class Collector:
         if self.batch is not None and (self._sender.idle or (self._lingered and self._sender.ready)):
             self.close()
 
+    def _joins(self, size: int) -> bool:
+        return self.batch is not None and self.batch.size_bytes + size <= self.batch_bytes_max
+
     def _schedule(self) -> None:
         # "At once" is when the loop turns, so that records handed over together leave together.
         self._lingered = False
@@ -132,4 +139,4 @@ class Collector:
         self._stats.sent += len(batch)
         self._stats.sent_bytes += batch.size_bytes
         self._stats.batches += 1
-        self._window.take(batch.size_bytes)
+        self._window.take(batch.window_bytes)

@@ -41,6 +41,7 @@ _SILENCE_S_MAX: Final = 20.0
 # A consumer may ask for more than a batch, and a single batch may be as large as the node allows.
 _FRAME_BYTES_MAX: Final = 512 * 1024 * 1024
 _UNSENT_BYTES_MAX: Final = 1024 * 1024 * 1024
+_TAKEN_NAMES: Final = frozenset({"self", "message"})
 
 ProduceDone = Callable[[Confirm | MirrorlogError], None]
 
@@ -197,8 +198,11 @@ class Connection:
             self._lost = ConnectionLost(f"{self.address} is going down")
         elif frame_.correlation_id == 0 and frame_.type == FrameType.ERROR:
             self._lost = _failure(frame_)
-        elif (answered := self._waiting.pop(frame_.correlation_id, None)) is not None:
-            answered(_failure(frame_) if frame_.type == FrameType.ERROR else frame_)
+        else:
+            # First read, then forgotten: if it cannot be read the connection ends, and whoever waits is told so.
+            answer = _failure(frame_) if frame_.type == FrameType.ERROR else frame_
+            if (answered := self._waiting.pop(frame_.correlation_id, None)) is not None:
+                answered(answer)
 
     def handled(self) -> None:
         pass
@@ -300,5 +304,10 @@ def _expect(answer: Frame, kind: FrameType) -> Frame:
 
 
 def _failure(frame_: Frame) -> MirrorlogError:
+    """What an ERROR frame says. Raises ProtocolError for one that cannot be read."""
     message = decode(frame_.payload)
-    return as_error(message) if isinstance(message, Failure) else ProtocolError("an ERROR frame without a failure")
+    if not isinstance(message, Failure):
+        return ProtocolError("an ERROR frame without a failure")
+    # Details become keywords of an exception: those that have the names of its own parameters would clash.
+    details = {f"{name}_" if name in _TAKEN_NAMES else name: value for name, value in message.details.items()}
+    return as_error(Failure(code=message.code, message=message.message, details=details))

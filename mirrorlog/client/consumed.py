@@ -2,6 +2,9 @@
 
 A batch stands in the memory that it was received into. Values, keys and Arrow arrays are views of that memory and keep
 it alive; only `records` copies, because a `bytes` object is one of its own.
+
+A batch that is compressed stays so until the reader comes to it: an answer of a few megabytes may hold a thousand times
+as much.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
 # The frame's own limit has held already; a batch's length is only checked against the bytes that are there.
 _BATCH_BYTES_MAX: Final = 2**31
-# Of a compressed body when opened: as much as one fetch may bring.
+# Of a compressed body when opened, by default: as much as any node may allow a batch to have.
 _BODY_BYTES_MAX: Final = 2**28
 # length and record_count stand side by side, base_queue_offset before them: see commitlog.format.
 _PLACE: Final = Struct("<8xQ28xII")
@@ -159,6 +162,10 @@ class ConsumedBatch:
         # As a named tuple's own constructor does, but without a Python frame per record: half the time.
         return cast(Iterator[ConsumedRecord], map(tuple.__new__, repeat(ConsumedRecord), fields))
 
+    def opened(self) -> ConsumedBatch:
+        """Itself."""
+        return self
+
     def after(self, queue_offset: int) -> ConsumedBatch:
         """What of it stands at `queue_offset` or later."""
         return self if queue_offset <= self.first else replace(self, first=queue_offset)
@@ -171,6 +178,39 @@ class ConsumedBatch:
     def _rows(self) -> range:
         base = self.header.base_queue_offset
         return range(self.first - base, self.next - base)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClosedBatch:
+    """A batch that is proven by both of its checksums, and not opened yet.
+
+    `raw`: header and body as they stand in the log; `body_bytes_max`: what the body may have when it is opened.
+    """
+
+    queue: str
+    log_id: str
+    header: BatchHeader
+    raw: memoryview
+    body_bytes_max: int
+
+    @property
+    def first(self) -> int:
+        """The queue offset of its first record."""
+        return self.header.base_queue_offset
+
+    @property
+    def next(self) -> int:
+        """The queue offset behind its last record."""
+        return self.header.next_queue_offset
+
+    def opened(self) -> ConsumedBatch:
+        """With its columns. Raises BadBatch naming queue and log offset."""
+        header = self.header
+        try:
+            body = open_body(self.raw, body_bytes_max=self.body_bytes_max)
+        except BadBatch as error:
+            raise _named(error, self.queue, header.log_offset) from None
+        return ConsumedBatch(self.queue, self.log_id, header, body, self.raw, self.first, self.next)
 
 
 # Columns to objects in whole runs, at a quarter of the cost of row by row. As iterators: a reader that drops one record
@@ -229,7 +269,7 @@ def _where_valid(entries: Iterable[_T | None], validity: memoryview, rows: range
 def end_of(content: memoryview, count: int) -> int | None:
     """The queue offset behind the `count` batches that stand in `content`, as their headers say, unproven.
 
-    None when they do not say it, or there are none: `checked_batches` tells what is wrong with them.
+    None when they do not say it, or there are none: `proven_batches` tells what is wrong with them.
     """
     at = following = 0
     for _ in range(count):
@@ -243,30 +283,40 @@ def end_of(content: memoryview, count: int) -> int | None:
     return following or None
 
 
-def checked_batches(content: bytes | memoryview, count: int, *, queue: str, log_id: str) -> list[ConsumedBatch]:
+def proven_batches(
+    content: bytes | memoryview, count: int, *, queue: str, log_id: str, body_bytes_max: int = _BODY_BYTES_MAX
+) -> list[ClosedBatch]:
     """The `count` batches that stand back to back in `content`, each proven by both of its checksums.
 
-    Raises BadBatch naming queue and log offset.
+    `body_bytes_max`: of each body when it is opened. Raises BadBatch naming queue and log offset.
     """
     # Read-only: what is given out is the log's, whoever looks at it.
     view = memoryview(content).toreadonly()
     seed = log_seed(UUID(log_id))
-    found: list[ConsumedBatch] = []
+    found: list[ClosedBatch] = []
     at = 0
     for _ in range(count):
-        batch = _checked(view, at, queue=queue, log_id=log_id, seed=seed)
-        found.append(batch)
-        at += batch.header.length
+        header = _proven(view, at, queue=queue, seed=seed)
+        following = at + header.length
+        found.append(ClosedBatch(queue, log_id, header, view[at:following], body_bytes_max))
+        at = following
     return found
 
 
-def _checked(content: memoryview, at: int, *, queue: str, log_id: str, seed: int) -> ConsumedBatch:
+def checked_batches(content: bytes | memoryview, count: int, *, queue: str, log_id: str) -> list[ConsumedBatch]:
+    """As `proven_batches`, all of them opened at once."""
+    return [batch.opened() for batch in proven_batches(content, count, queue=queue, log_id=log_id)]
+
+
+def _proven(content: memoryview, at: int, *, queue: str, seed: int) -> BatchHeader:
     place = read_header(content, at).log_offset
     try:
         header = check_stamped(content, at, log_offset=place, seed=seed, max_batch_bytes=_BATCH_BYTES_MAX)
         check_body(content, at, header)
-        body = open_body(content, at, body_bytes_max=_BODY_BYTES_MAX)
     except BadBatch as error:
-        raise BadBatch(f"queue {queue!r}, log offset {place}: {error}") from None
-    raw = content[at : at + header.length]
-    return ConsumedBatch(queue, log_id, header, body, raw, header.base_queue_offset, header.next_queue_offset)
+        raise _named(error, queue, place) from None
+    return header
+
+
+def _named(error: BadBatch, queue: str, log_offset: int) -> BadBatch:
+    return BadBatch(f"queue {queue!r}, log offset {log_offset}: {error}")

@@ -9,8 +9,7 @@ it reads from mirrors, and goes on where it stood.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sized
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from mirrorlog.client.ahead import Answer, FetchAhead
 from mirrorlog.client.buffers import BufferPool
 from mirrorlog.client.connection import Connection
-from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord, checked_batches
-from mirrorlog.client.cursor import Cursor
+from mirrorlog.client.consumed import ClosedBatch, ConsumedBatch, ConsumedRecord, proven_batches
+from mirrorlog.client.cursor import Cursor, Preview
 from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, ProtocolError
 from mirrorlog.wire.messages import GetMetadata, Metadata, Position, QueueInfo
 
@@ -30,6 +29,8 @@ _RETRY_S: Final = 0.1
 _QUEUE_OFFSET_MAX: Final = 2**63 - 1
 _MAX_BYTES: Final = 2**28
 _MAX_WAIT_MS: Final = 60_000
+# What a batch may have on any node that was not told otherwise: a node whose limit is lower now may hold such ones.
+_BODY_BYTES: Final = 8 * 1024 * 1024
 
 _T = TypeVar("_T")
 
@@ -74,6 +75,10 @@ class Consumer:
         self._buffers = BufferPool()
         self._ahead: FetchAhead | None = None
         self._served_by: str | None = None
+        self._started = False
+        self._closed = False
+        # The node that failed last: others are tried before it.
+        self._failed_node: str | None = None
 
     # --- life ---
 
@@ -83,10 +88,13 @@ class Consumer:
         self.cursor.epoch = info.epoch
         self.cursor.until = self._resolve_until(info)
         self.cursor.seek(_checked_offset(await self._resolve_start(info)))
+        self._started, self._closed = True, False
         return self
 
     async def close(self) -> None:
-        """Idempotent. Commits nothing."""
+        """End reading, of others that wait for records too: they get ConnectionLost. Idempotent. Commits nothing."""
+        self._closed = True
+        self.cursor.seek(self.cursor.next)
         await self._drop_ahead()
 
     async def __aenter__(self) -> Self:
@@ -123,25 +131,21 @@ class Consumer:
     async def read(self, max_records: int | None = None, *, timeout_ms: int) -> list[ConsumedRecord]:
         """Up to `max_records` records, fewer (perhaps none) when the time is up or `until` is reached first.
 
-        Without `max_records`: what comes first, as soon as it is there. Raises as `batches`.
+        Without `max_records`: what comes first, as soon as it is there. Raises as `batches`, but only when nothing was
+        found before the error; the next call meets it then. A read that is cancelled leaves the position as it was.
         """
-        found: list[ConsumedRecord] = []
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_ms / 1000):
-                while (max_records is None and not found) or (max_records is not None and len(found) < max_records):
-                    batch = await self._current()
-                    if batch is None:
-                        break
-                    if max_records is not None:
-                        batch = batch.before(batch.first + max_records - len(found))
-                    found += batch.records()
-                    self.cursor.passed(batch)
-        return found
+        give_up_at = asyncio.get_running_loop().time() + timeout_ms / 1000
+        while True:
+            preview = Preview(self.cursor)
+            found = await self._collect(preview, max_records, give_up_at)
+            if preview.claim():
+                return found
 
     @property
     def position(self) -> Position:
-        """Behind the last record, or the last batch, that was given out."""
-        assert self._info is not None, "the consumer is not started"
+        """Behind the last record, or the last batch, that was given out. Raises BadRequest before the start."""
+        self._check_started()
+        assert self._info is not None
         return Position(log_id=self._info.log_id, epoch=self.cursor.epoch, queue_offset=self.cursor.next)
 
     @property
@@ -162,31 +166,65 @@ class Consumer:
 
     # --- fetching ---
 
-    async def _current(self) -> ConsumedBatch | None:
-        """The batch at the position, cut to what is the reader's; None at `until`. Waits for one."""
-        while (batch := self.cursor.current()) is None and not self.cursor.ended:
+    async def _current(self, place: Cursor | Preview | None = None) -> ConsumedBatch | None:
+        """The batch at the position, or at `place`, cut to what is the reader's; None at `until`. Waits for one."""
+        place = place or self.cursor
+        while (batch := place.current()) is None and not place.ended:
             await self.take()
         return batch
+
+    async def _collect(self, preview: Preview, max_records: int | None, give_up_at: float) -> list[ConsumedRecord]:
+        """Records for one `read`, as many as come before `give_up_at`, of the loop's clock."""
+        found: list[ConsumedRecord] = []
+        try:
+            async with asyncio.timeout_at(give_up_at):
+                while not enough(found, max_records) and (batch := await self._current(preview)) is not None:
+                    if max_records is not None:
+                        batch = batch.before(batch.first + max_records - len(found))
+                    found += batch.records()
+                    preview.passed(batch)
+        except TimeoutError:
+            pass
+        except MirrorlogError:
+            if not found:
+                raise
+        return found
 
     async def take(self) -> None:
         """Let the cursor hold the next batches, none perhaps. What follows is on its way before they are looked at.
 
         For a face that walks the cursor by itself; whoever iterates needs it not. Raises as `batches`.
         """
+        self._check_open()
         ahead = self._ahead = self._ahead or self._fetch_ahead()
         answer = await ahead.next()
         if answer is None or self._ahead is not ahead:
             return  # a seek came between
         try:
-            self.cursor.hold(self._checked(answer))
+            self.cursor.hold(self._proven(answer))
         except MirrorlogError:
             # What follows was asked for by headers that are not to be believed.
             await self._drop_ahead()
             raise
 
-    def _checked(self, answer: Answer) -> list[ConsumedBatch]:
+    def _check_started(self) -> None:
+        if not self._started:
+            raise BadRequest("the consumer is not started; use it with `with`, or call start()")
+
+    def _check_open(self) -> None:
+        self._check_started()
+        if self._closed:
+            raise ConnectionLost("the consumer is closed")
+
+    def _proven(self, answer: Answer) -> list[ClosedBatch]:
         assert self._info is not None
-        found = checked_batches(answer.content, answer.batch_count, queue=self.queue, log_id=self._info.log_id)
+        found = proven_batches(
+            answer.content,
+            answer.batch_count,
+            queue=self.queue,
+            log_id=self._info.log_id,
+            body_bytes_max=answer.body_bytes_max,
+        )
         if found[-1].next <= answer.queue_offset:
             raise ProtocolError(f"{answer.address} answered with records below queue offset {answer.queue_offset}")
         return found
@@ -194,7 +232,7 @@ class Consumer:
     def _fetch_ahead(self) -> FetchAhead:
         return FetchAhead(
             lambda queue_offset: self._insist(lambda: self._fetch_once(queue_offset)),
-            queue_offset=self.cursor.next,
+            queue_offset=self.cursor.fetched,
             until=self.cursor.until,
             ahead_bytes=self._prefetch_bytes,
         )
@@ -212,7 +250,9 @@ class Consumer:
             try:
                 return await ask()
             except MirrorlogError as error:
-                self._connection = None
+                if self._connection is not None:
+                    self._failed_node = self._connection.welcome.node_id
+                    self._connection = None
                 give_up_at = give_up_at or loop.time() + self._client.request_timeout_ms / 1000
                 # A mirror may not have heard yet of a queue that others know.
                 passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
@@ -233,7 +273,8 @@ class Consumer:
             room=self._buffers.take,
         )
         self._served_by = connection.welcome.node_id
-        return Answer(content, facts.batch_count, queue_offset, connection.address)
+        body_bytes_max = max(connection.welcome.limits.max_batch_bytes, _BODY_BYTES)
+        return Answer(content, facts.batch_count, queue_offset, connection.address, body_bytes_max)
 
     async def _own_info(self) -> QueueInfo:
         """The queue as the node that is read from knows it: what another one has confirmed may be further on."""
@@ -257,7 +298,7 @@ class Consumer:
         if not set(wanted) <= {info.master, *info.mirrors} or not wanted:
             raise BadRequest(f"queue {self.queue!r} is on {info.master}, {', '.join(info.mirrors)}; not {wanted}")
         reasons: list[str] = []
-        for node_id in wanted:
+        for node_id in sorted(wanted, key=lambda node_id: node_id == self._failed_node):
             try:
                 return await self._client.connection_to(await self._client.node_address(node_id))
             except ConnectionLost as error:
@@ -297,6 +338,11 @@ class Consumer:
         if self._until_asked == "confirmed":
             return info.next
         raise BadRequest(f"until {self._until_asked!r} is neither a queue offset nor `confirmed`")
+
+
+def enough(found: Sized, max_records: int | None) -> bool:
+    """Whether one `read` of at most `max_records` has what it waits for: without a limit, anything."""
+    return len(found) > 0 if max_records is None else len(found) >= max_records
 
 
 def _checked_offset(queue_offset: int) -> int:

@@ -28,7 +28,7 @@ class Delivery:
         return self._batch.outcome is not None
 
     def result(self) -> Receipt:
-        """The receipt of a delivery that is done. Raises what its batch ended with."""
+        """The receipt of a delivery that is done. Raises what its batch ended with, BadRequest before the end."""
         return self._batch.receipt(self._index)
 
     def __await__(self) -> Generator[Any, None, Receipt]:
@@ -86,7 +86,7 @@ class BulkDelivery:
         return found
 
     def result(self) -> Receipts:
-        """The receipts of a delivery that is done. Raises the first error."""
+        """The receipts of a delivery that is done. Raises the first error; BadRequest before the end."""
         failed = [batch for batch in self._batches if isinstance(batch.outcome, MirrorlogError)]
         for batch in failed:
             batch.heard = True

@@ -18,7 +18,7 @@ from mirrorlog.client.loop_thread import LoopThread
 from mirrorlog.client.producer import Producer
 from mirrorlog.client.receipts import Receipt
 from mirrorlog.commitlog.body import Header
-from mirrorlog.errors import MirrorlogError, Overloaded
+from mirrorlog.errors import MirrorlogError, OutcomeUnknown, Overloaded, Refused
 
 Sent = tuple[bytes | None, bytes | None, Sequence[Header], int | None]
 """Value, key, headers, event time in µs UTC: checked, as a producer takes them."""
@@ -26,18 +26,22 @@ Sent = tuple[bytes | None, bytes | None, Sequence[Header], int | None]
 # Half a millisecond of the loop's time.
 _BUNCH_RECORDS_MAX: Final = 512
 _HANDED_BYTES_MAX: Final = 4 * 1024 * 1024
+# Of the refused records that nobody has asked for, the last ones are kept for a flush to tell.
+_REFUSED_MAX: Final = 1000
 
 
 class Bunch:
     """Records handed over one after another, and what became of them once `taken`: one outcome each, in order."""
 
-    __slots__ = ("outcomes", "records", "size_bytes", "taken")
+    __slots__ = ("heard", "outcomes", "records", "size_bytes", "taken")
 
     def __init__(self) -> None:
         self.records: list[Sent] = []
         self.size_bytes = 0
         self.outcomes: list[Delivery | MirrorlogError] = []
         self.taken = asyncio.Event()
+        # The refused ones among them that somebody was told of.
+        self.heard: set[int] = set()
 
     def has_ended(self, index: int) -> bool:
         if index >= len(self.outcomes):
@@ -51,16 +55,38 @@ class Bunch:
             return None
         outcome = self.outcomes[index]
         if isinstance(outcome, MirrorlogError):
-            raise type(outcome)(outcome.message, **outcome.details)
+            raise self.told(index, outcome)
         return outcome.result() if outcome.done() else None
 
-    async def ended(self, index: int) -> Receipt:
-        """Wait for it, on the loop."""
+    async def ended(self, index: int, *, patience_s: float) -> Receipt:
+        """Wait for it, on the loop: until it is taken, and then until it has ended, which its deadline sees to.
+
+        Raises what it ended with; OutcomeUnknown if it has not after `patience_s`.
+        """
         await self.taken.wait()
         outcome = self.outcomes[index]
-        if isinstance(outcome, Delivery):
-            return await outcome
-        raise type(outcome)(outcome.message, **outcome.details)
+        if isinstance(outcome, MirrorlogError):
+            raise self.told(index, outcome)
+        try:
+            async with asyncio.timeout(patience_s):
+                return await outcome
+        except TimeoutError:
+            raise OutcomeUnknown(
+                f"the record has not ended {patience_s:g} s after it was taken; it may be stored"
+            ) from None
+
+    def told(self, index: int, refused: MirrorlogError) -> MirrorlogError:
+        """The error to raise for a record that was refused; the caller is told of it."""
+        self.heard.add(index)
+        return type(refused)(refused.message, **refused.details)
+
+    def fail(self, error: Exception) -> None:
+        """End those without an outcome: of the first of them nobody knows how far it came."""
+        missing = len(self.records) - len(self.outcomes)
+        if missing > 0:
+            why = f"the client failed: {type(error).__name__}: {error}"
+            self.outcomes.append(OutcomeUnknown(f"the record may be stored: {why}"))
+            self.outcomes += [Refused(f"the record was not sent, nothing was stored: {why}")] * (missing - 1)
 
 
 class Handover:
@@ -78,7 +104,7 @@ class Handover:
         self._awake = False
         self._task: asyncio.Task[None] | None = None
         self._taking: Bunch | None = None
-        self._refused: MirrorlogError | None = None
+        self._refused: deque[tuple[Bunch, int]] = deque(maxlen=_REFUSED_MAX)
 
     def put(self, record: Sent, size: int) -> tuple[Bunch, int]:
         """Hand over a record of `size` bytes: its bunch and its place there. Raises Overloaded when no room comes."""
@@ -103,12 +129,17 @@ class Handover:
         with self._lock:
             last = self._bunches[-1] if self._bunches else self._taking
         if last is not None:
+            self._start()  # who put it may have been interrupted before the wake-up
             await last.taken.wait()
 
     def take_refused(self) -> MirrorlogError | None:
-        """The first error of a record that the producer did not take, since the last call."""
-        refused, self._refused = self._refused, None
-        return refused
+        """The first error, since the last call, of a record that the producer did not take and nobody has heard of."""
+        refused, self._refused = self._refused, deque(maxlen=_REFUSED_MAX)
+        for bunch, index in refused:
+            outcome = bunch.outcomes[index]
+            if index not in bunch.heard and isinstance(outcome, MirrorlogError):
+                return bunch.told(index, outcome)
+        return None
 
     def _wait_for_room(self) -> None:
         if not self._room.wait_for(lambda: self._handed_bytes < _HANDED_BYTES_MAX, self._patience_s):
@@ -123,24 +154,36 @@ class Handover:
             self._task = asyncio.ensure_future(self._take())
 
     async def _take(self) -> None:
-        while (bunch := self._next()) is not None:
-            try:
-                await self._send(bunch)
-            finally:
-                bunch.taken.set()
-                with self._lock:
-                    self._handed_bytes -= bunch.size_bytes
-                    self._room.notify_all()
-            await asyncio.sleep(0)
+        try:
+            while (bunch := self._next()) is not None:
+                try:
+                    await self._send(bunch)
+                except Exception as error:
+                    # No memory, or a mistake of ours: these records end here, those behind them go on.
+                    bunch.fail(error)
+                finally:
+                    self._took(bunch)
+                await asyncio.sleep(0)
+        finally:
+            # However it ended, whoever comes next can start it again.
+            self._task = self._taking = None
 
     def _next(self) -> Bunch | None:
         with self._lock:
             if not self._bunches:
                 self._awake = False
-                self._task = self._taking = None
                 return None
             self._taking = self._bunches.popleft()
             return self._taking
+
+    def _took(self, bunch: Bunch) -> None:
+        refused = (index for index, outcome in enumerate(bunch.outcomes) if isinstance(outcome, MirrorlogError))
+        self._refused.extend((bunch, index) for index in refused)
+        bunch.records = []
+        bunch.taken.set()
+        with self._lock:
+            self._handed_bytes -= bunch.size_bytes
+            self._room.notify_all()
 
     async def _send(self, bunch: Bunch) -> None:
         send, outcomes = self._producer.send_nowait, bunch.outcomes
@@ -153,6 +196,4 @@ class Handover:
                     continue
                 except MirrorlogError as error:
                     outcomes.append(error)
-                    self._refused = self._refused or error
                 break
-        bunch.records = []

@@ -1,24 +1,31 @@
-"""A producer's options as users write them, as values that the wire knows. Each is checked, and named when wrong."""
+"""Options of clients and producers as users write them, as values that the wire knows. Each is checked, and named
+when wrong: what slips through would fail where nobody waits for it."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeGuard
 
 from mirrorlog.commitlog.format import Codec
-from mirrorlog.errors import BadRequest
+from mirrorlog.config import split_address
+from mirrorlog.errors import BadRequest, ConfigError
 from mirrorlog.wire.frames import Durability, Level
 
 # Above it stand `majority` and `all` on the wire.
 _COPIES_MAX: Final = Level.MAJORITY - 1
 # What a node remembers of a producer for retries.
 _IN_FLIGHT_MAX: Final = 32
+# What a frame has room for.
+_TIMEOUT_MS_MAX: Final = 2**32 - 1
+_BYTES_MAX: Final = 2**63 - 1
+# Of a name in the domain name system.
+_HOST_BYTES_MAX: Final = 253
 
 
 def parse_durability(durability: str) -> Durability:
     """`memory` or `disk`. Raises BadRequest."""
     try:
         return Durability[durability.upper()]
-    except KeyError:
+    except (KeyError, AttributeError, TypeError):
         raise BadRequest(f"durability {durability!r} is neither memory nor disk") from None
 
 
@@ -26,12 +33,14 @@ def parse_compression(compression: str) -> Codec:
     """`none`, `lz4` or `zstd`. Raises BadRequest."""
     try:
         return Codec[compression.upper()]
-    except KeyError:
+    except (KeyError, AttributeError, TypeError):
         raise BadRequest(f"compression {compression!r} is none of none, lz4, zstd") from None
 
 
 def parse_level(confirm: str | int) -> int:
     """Raises BadRequest. A number means so many copies; those that stand for names on the wire are none."""
+    if not isinstance(confirm, str) and not _is_number(confirm):
+        raise BadRequest(f"confirm {confirm!r:.32} is {type(confirm).__name__}; give the name of a level, or an int")
     level = Level.parse(confirm)
     if level > _COPIES_MAX and confirm not in Level.NAMES:
         raise BadRequest(f"confirm {confirm!r}: at most {_COPIES_MAX} copies can be asked for")
@@ -41,14 +50,47 @@ def parse_level(confirm: str | int) -> int:
 def check_numbers(
     *, batch_bytes: int, linger_ms: int, window_bytes: int, max_in_flight: int, delivery_timeout_ms: int
 ) -> None:
-    """Raises BadRequest naming the one that is out of range."""
-    if not 1 <= max_in_flight <= _IN_FLIGHT_MAX:
-        raise BadRequest(
-            f"max_in_flight {max_in_flight} is not within 1 and {_IN_FLIGHT_MAX}, what a node remembers for retries"
-        )
-    if linger_ms < 0:
-        raise BadRequest(f"linger_ms {linger_ms} is below 0")
-    least = {"window_bytes": window_bytes, "batch_bytes": batch_bytes, "delivery_timeout_ms": delivery_timeout_ms}
-    for name, value in least.items():
-        if value < 1:
-            raise BadRequest(f"{name} {value} is below 1")
+    """Raises BadRequest naming the one that is out of range, or no int."""
+    _check("max_in_flight", max_in_flight, 1, _IN_FLIGHT_MAX, ", what a node remembers for retries")
+    _check("linger_ms", linger_ms, 0, _TIMEOUT_MS_MAX)
+    _check("window_bytes", window_bytes, 1, _BYTES_MAX)
+    _check("batch_bytes", batch_bytes, 1, _BYTES_MAX)
+    check_timeout("delivery_timeout_ms", delivery_timeout_ms)
+
+
+def check_timeout(name: str, timeout_ms: int) -> None:
+    """Raises BadRequest for what is no int of 1 to 2**32 - 1 ms."""
+    _check(name, timeout_ms, 1, _TIMEOUT_MS_MAX)
+
+
+def parse_server(server: str) -> str:
+    """A node's address, `host:port`, checked. Raises BadRequest."""
+    if not isinstance(server, str) or any(each == "," or each.isspace() for each in server):
+        raise BadRequest(f"server {server!r:.80}: give each as a string of its own, as in Client('a:7401', 'b:7401')")
+    try:
+        host, port = split_address(server)
+    except (ConfigError, ValueError):  # ValueError: digits of other scripts, or thousands of them
+        raise BadRequest(f"server {server!r:.80} is no host:port") from None
+    if not port:
+        raise BadRequest(f"server {server!r:.80}: a port is from 1 to 65535")
+    if not host.isprintable() or not _may_be_resolved(host):
+        raise BadRequest(f"server {server!r:.80}: there can be no such host name")
+    return server
+
+
+def _may_be_resolved(host: str) -> bool:
+    try:
+        return len(host.encode("idna")) <= _HOST_BYTES_MAX
+    except UnicodeError:
+        return False
+
+
+def _check(name: str, value: int, least: int, most: int, why: str = "") -> None:
+    if not _is_number(value):
+        raise BadRequest(f"{name} {value!r:.32} is {type(value).__name__}; give an int")
+    if not least <= value <= most:
+        raise BadRequest(f"{name} {value} is not within {least} and {most}{why}")
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

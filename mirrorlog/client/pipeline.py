@@ -8,7 +8,11 @@ A batch ends with a confirm, with an error that trying again cannot mend, or at 
 no attempt can have been stored, else as OutcomeUnknown. A refusal speaks for its own attempt only: one before it that
 got no clear answer may have been stored, or may still arrive from a connection that was lost. A sequence that was given
 up leaves a gap that the broker would refuse for ever, so what follows goes on under a new producer epoch, numbered from
-0.
+0, once what is in flight under the old one has been answered or has come to its own deadline. A producer that the node
+has forgotten goes on in the same way.
+
+A batch gets its number when it first leaves: those that wait behind an outage may end at their deadlines, one by one,
+without a gap and without a look at the others.
 
 Pure: answers and `now` (s, one monotonic clock) in; it resolves batches and says what to send.
 """
@@ -37,6 +41,8 @@ from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 BACKOFF_S_MIN: Final = 0.05
 BACKOFF_S_MAX: Final = 1.0
 _PRODUCER_EPOCH_MAX: Final = 2**32 - 1
+# What an OutOfSequence names as the last sequence held when there is none.
+_NONE_HELD: Final = -1
 # Answers that prove that their attempt stored nothing and that another one will not either.
 _HOPELESS: Final = (Refused, BadInput, NoSuchQueue, NoSuchLog)
 
@@ -72,6 +78,8 @@ class Pipeline:
         self._stats = stats
         self._jitter = jitter
         self._batches: list[PendingBatch] = []
+        # The first `_numbered` batches have a number of this producer epoch; those before `_cursor` have left.
+        self._numbered = 0
         self._cursor = 0
         self._in_flight = 0
         self._next_sequence = 0
@@ -104,7 +112,6 @@ class Pipeline:
 
     def add(self, batch: PendingBatch) -> None:
         """A closed batch joins the end; its deadline is not before that of the one before it."""
-        self._give_number(batch)
         self._batches.append(batch)
 
     def next_to_send(self, now: float) -> PendingBatch | None:
@@ -112,6 +119,8 @@ class Pipeline:
         if not self._may_send(now) or self._cursor >= len(self._batches):
             return None
         batch = self._batches[self._cursor]
+        if self._cursor == self._numbered:
+            self._give_number(batch)
         self._cursor += 1
         self._in_flight += 1
         batch.in_flight = True
@@ -166,25 +175,32 @@ class Pipeline:
         self._last_error = error
 
     def expire(self, now: float) -> None:
-        """End the batches whose deadline has come."""
-        if not self._batches or self._batches[0].deadline > now:
+        """End the batches whose deadline has come. Those in flight behind them keep their own."""
+        count = 0
+        while count < len(self._batches) and self._batches[count].deadline <= now:
+            count += 1
+        if not count:
             return
-        expired = [batch for batch in self._batches if batch.deadline <= now]
-        for batch in expired:
-            self._end(batch, self._given_up(batch))
-        self._renumber = True
-        # In flight under a number that will not be used again: it cannot be known whether they land.
-        for batch in [batch for batch in self._batches if batch.in_flight or batch.unknown]:
-            self._end(batch, self._given_up(batch))
-        self._in_flight = 0
-        self._broken = True
-        self._settle(now)
+        expired = self._batches[:count]
+        outcomes = [self._given_up(batch) for batch in expired]
+        gave_up_numbers = self._numbered > 0
+        del self._batches[:count]
+        self._cursor = max(0, self._cursor - count)
+        self._numbered = max(0, self._numbered - count)
+        for batch, outcome in zip(expired, outcomes, strict=True):
+            self._in_flight -= batch.in_flight
+            self._resolve(batch, outcome)
+        if gave_up_numbers:
+            self._renumber = True
+            self._broken = True
+            self._settle(now)
 
     def fail_all(self, error: MirrorlogError) -> None:
         """The producer ends: so does everything in it."""
-        for batch in list(self._batches):
-            self._end(batch, _without_confirm(batch, error))
-        self._in_flight = self._cursor = 0
+        batches, self._batches = self._batches, []
+        self._in_flight = self._cursor = self._numbered = 0
+        for batch in batches:
+            self._resolve(batch, _without_confirm(batch, error))
 
     # --- inside ---
 
@@ -213,21 +229,22 @@ class Pipeline:
 
     def _hopeless(self, batch: PendingBatch, error: MirrorlogError) -> None:
         """Trying again cannot mend it. Its number was not used, so what follows is numbered anew."""
-        if isinstance(error, StaleProducerEpoch) and not batch.unknown:
-            # The node has forgotten producers of this epoch, and no attempt of this batch was stored: under a new
-            # number it is as good as any.
-            self.producer_epoch = max(self.producer_epoch, int(error.details.get("producer_epoch", 0)))
-            self._renumber = True
+        self._renumber = True
+        if isinstance(error, StaleProducerEpoch):
+            self.producer_epoch = max(self.producer_epoch, _epoch_ended(error))
+        if _forgotten(error) and not batch.unknown:
+            # No attempt of this batch was stored, and nothing is wrong with it: under a new number it is as good as
+            # any.
             self._break(error)
             return
         self._end(batch, _without_confirm(batch, error))
-        self._renumber = True
         self._broken = True
-        if isinstance(error, StaleProducerEpoch):
-            self.producer_epoch = max(self.producer_epoch, int(error.details.get("producer_epoch", 0)))
         if isinstance(error, NoSuchQueue):
-            for other in [other for other in self._batches if not other.in_flight]:
-                self._end(other, _without_confirm(other, error))
+            others = [other for other in self._batches if not other.in_flight]
+            self._batches = [other for other in self._batches if other.in_flight]
+            self._cursor = self._numbered = len(self._batches)
+            for other in others:
+                self._resolve(other, _without_confirm(other, error))
 
     def _break(self, error: MirrorlogError) -> None:
         self._broken = True
@@ -247,23 +264,28 @@ class Pipeline:
 
     def _new_epoch(self) -> None:
         self._renumber = False
-        for batch in [batch for batch in self._batches if batch.unknown]:
+        # Only what has left, under a number, can be unknown.
+        for batch in [batch for batch in self._batches[: self._numbered] if batch.unknown]:
             self._end(batch, self._given_up(batch))
         self.producer_epoch = min(self.producer_epoch + 1, _PRODUCER_EPOCH_MAX)
-        self._next_sequence = 0
-        for batch in self._batches:
-            self._give_number(batch)
+        self._next_sequence = self._numbered = 0
 
     def _give_number(self, batch: PendingBatch) -> None:
+        self._numbered += 1
         if self._idempotent:
             batch.number(producer_epoch=self.producer_epoch, sequence=self._next_sequence)
             self._next_sequence += len(batch)
 
     def _end(self, batch: PendingBatch, outcome: Confirm | MirrorlogError) -> None:
+        # It has left, so it is among the first few.
         index = self._batches.index(batch)
         del self._batches[index]
-        if index < self._cursor:
-            self._cursor -= 1
+        self._cursor -= index < self._cursor
+        self._numbered -= index < self._numbered
+        self._resolve(batch, outcome)
+
+    def _resolve(self, batch: PendingBatch, outcome: Confirm | MirrorlogError) -> None:
+        """End a batch that is no longer among those to be sent."""
         batch.in_flight = False
         self._stats.failed += len(batch) if isinstance(outcome, MirrorlogError) else 0
         batch.resolve(outcome)
@@ -280,3 +302,16 @@ def _without_confirm(batch: PendingBatch, reason: MirrorlogError) -> MirrorlogEr
     if batch.in_flight or batch.unknown:
         return OutcomeUnknown(f"no confirm, stored perhaps; last: {reason}")
     return reason
+
+
+def _forgotten(error: MirrorlogError) -> bool:
+    """Whether the node does not know the producer: it holds nothing under its epoch, or that epoch has ended."""
+    return isinstance(error, StaleProducerEpoch) or (
+        isinstance(error, OutOfSequence) and error.details.get("last") == _NONE_HELD
+    )
+
+
+def _epoch_ended(error: StaleProducerEpoch) -> int:
+    """The last producer epoch that has ended, as the node says; 0 when it does not say."""
+    ended = error.details.get("producer_epoch", 0)
+    return min(ended, _PRODUCER_EPOCH_MAX) if isinstance(ended, int) else 0

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -163,18 +164,21 @@ class Producer:
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
     ) -> Receipt:
-        """Send one record and await its confirm. Waits for room in the window first, behind those that wait already.
+        """Send one record and await its confirm. Waits for room in the window first, behind those that wait already,
+        at most the delivery timeout; from then on the record has one of its own.
 
-        `timestamp`: event time, datetime with a zone or µs UTC. Raises Refused, OutcomeUnknown or BadInput.
+        `timestamp`: event time, datetime with a zone or µs UTC. Raises Refused (Overloaded when there was no room),
+        OutcomeUnknown or BadInput.
         """
+        room_by = self._collector.deadline()
         if self._window.contended:
-            await self._window.room()
+            await self._room_by(room_by)
         while True:
             try:
                 delivery = self.send_nowait(value, key=key, headers=headers, timestamp=timestamp)
                 break
             except Overloaded:
-                await self._window.room()
+                await self._room_by(room_by)
         # Who awaits one record does not wait for the loop to turn: others may join the next batch meanwhile.
         self._collector.close_if_idle()
         return await delivery
@@ -209,7 +213,7 @@ class Producer:
         timestamp_us = as_timestamp_us(timestamp)
         size = record_size(value, key, pairs)
         self._check_record(value, size)
-        self._check_room(size)
+        self._check_room(self._collector.room_for(size))
         batch = self._collector.batch_for(size)
         return Delivery(batch, batch.add(value, key, pairs, timestamp_us, size))
 
@@ -224,13 +228,14 @@ class Producer:
             raise BadBatch("a batch has at least one record")
         batch = PendingBatch(self._collector.deadline(), codec=self._codec)
         for value, key, headers, timestamp_us in records:
-            size = record_size(value, key, headers)
+            pairs = as_headers(headers)
+            size = record_size(value, key, pairs)
             self._check_value(value)
-            batch.add(value, key, headers, as_timestamp_us(timestamp_us), size)
+            batch.add(value, key, pairs, as_timestamp_us(timestamp_us), size)
         size, limit = batch.size_bytes, self._sender.limits.max_batch_bytes
         if BATCH_OVERHEAD_BYTES + size > limit:
             raise BatchTooLarge(f"a batch of {size} bytes is above max_batch_bytes ({limit})")
-        self._check_room(size)
+        self._check_room(batch.window_bytes)
         self._collector.send(batch)
         return Delivery(batch, 0)
 
@@ -249,13 +254,11 @@ class Producer:
         """
         bulk = self._bulk(values, keys, headers, timestamps)
         delivery = BulkDelivery()
-        if len(bulk):
-            self._check_room(bulk.size_bytes(0, len(bulk)))
-        start = 0
-        while start < len(bulk):
-            end = bulk.cut(start, self._collector.batch_bytes_max)
+        ends = list(bulk.cuts(self._collector.batch_bytes_max))
+        if ends:
+            self._check_room(bulk.size_bytes(0, len(bulk)) + len(ends) * BATCH_OVERHEAD_BYTES)
+        for start, end in pairwise([0, *ends]):
             self._take(bulk, start, end, delivery)
-            start = end
         return delivery
 
     async def send_many(
@@ -263,24 +266,29 @@ class Producer:
     ) -> Receipts:
         """Send many records and await their confirms; as `send_many_nowait`, but waits for room, batch by batch.
 
-        The columns must not change until it returns. Raises the first error once every batch sent has ended; what was
-        not sent until then is not sent any more. `send_many_nowait` tells which records an error was for.
+        The columns must not change until it returns. Raises the first error once every batch sent has ended, or
+        Overloaded when a batch found no room within the delivery timeout; what was not sent until then is not sent any
+        more. `send_many_nowait` tells which records an error was for.
         """
         bulk = self._bulk(values, keys, headers, timestamps)
         delivery = BulkDelivery()
+        no_room: Overloaded | None = None
         start = taken = 0
         while start < len(bulk) and not delivery.failed():
             end = bulk.cut(start, self._collector.batch_bytes_max)
             try:
-                self._check_room(bulk.size_bytes(start, end))
-            except Overloaded:
-                await self._window.room()
-                continue
+                await self._make_room(bulk.size_bytes(start, end) + BATCH_OVERHEAD_BYTES)
+            except Overloaded as error:
+                no_room = error
+                break
             self._take(bulk, start, end, delivery)
             start, taken = end, taken + 1
             if taken % _BULK_BURST == 0:
                 await asyncio.sleep(0)
-        return await delivery
+        receipts = await delivery
+        if no_room is not None:
+            raise no_room
+        return receipts
 
     def _bulk(self, values: Any, keys: Any, headers: Any, timestamps: Any) -> Bulk:
         bulk = Bulk.of(values, keys, headers, timestamps)
@@ -301,6 +309,27 @@ class Producer:
     async def room(self) -> None:
         """Wait until the window has room again: for a batch, and for the record that was refused last."""
         await self._window.room()
+
+    async def _make_room(self, size: int) -> None:
+        """Wait until `size` bytes fit. Raises Overloaded after the delivery timeout."""
+        room_by = self._collector.deadline()
+        while True:
+            try:
+                self._check_room(size)
+                return
+            except Overloaded:
+                await self._room_by(room_by)
+
+    async def _room_by(self, deadline: float) -> None:
+        """As `room`. Raises Overloaded at `deadline`: others may take all the room that comes."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._window.room()
+        except TimeoutError:
+            raise Overloaded(
+                "no room among the bytes that wait for their confirm (window_bytes) within delivery_timeout_ms",
+                limit="window_bytes",
+            ) from None
 
     async def flush(self) -> None:
         """Wait until every record handed over so far has ended, well or not.
@@ -344,4 +373,4 @@ class Producer:
     def _ended(self, batch: PendingBatch) -> None:
         if isinstance(batch.outcome, MirrorlogError):
             self._failed.append(batch)
-        self._window.release(batch.size_bytes)
+        self._window.release(batch.window_bytes)

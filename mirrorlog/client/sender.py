@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mirrorlog.client.batching import PendingBatch
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.pipeline import BACKOFF_S_MAX, BACKOFF_S_MIN, Pipeline
-from mirrorlog.errors import ConnectionLost, MirrorlogError, NotMaster, RequestTimeout
+from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, NotMaster, RequestTimeout
 from mirrorlog.wire.frames import Confirm, Durability
 from mirrorlog.wire.messages import Limits
 
@@ -40,7 +40,7 @@ class Sender:
         turned: Callable[[], None],
         ended: Callable[[PendingBatch], None],
     ) -> None:
-        self.limits = Limits(max_record_bytes=0, max_batch_bytes=0)
+        self._limits: Limits | None = None
         self._client = client
         self._queue = queue
         self._pipeline = pipeline
@@ -58,6 +58,13 @@ class Sender:
         self._loop = asyncio.get_running_loop()
 
     # --- for the producer ---
+
+    @property
+    def limits(self) -> Limits:
+        """Of the master that was reached last. Raises ConnectionLost before the start."""
+        if self._limits is None:
+            raise ConnectionLost("the producer is not started; use it with `async with`, or await start()")
+        return self._limits
 
     @property
     def connected(self) -> bool:
@@ -82,7 +89,7 @@ class Sender:
         self._connection = connection
         self._queue_id = queue.queue_id
         self._pipeline.begin_at(queue.producer_epoch)
-        self.limits = connection.welcome.limits
+        self._limits = connection.welcome.limits
 
     def add(self, batch: PendingBatch) -> None:
         """Send a closed batch as soon as it may go."""
@@ -124,8 +131,13 @@ class Sender:
             self._answered(connection, batch, result)
 
         try:
+            data = batch.encoded(self._queue_id, self._producer_id)
+        except Exception as error:  # of whatever kind: a batch that never left must not count as in flight
+            self._pipeline.failed(batch, BadInput(f"the batch cannot be sent: {error!r}"), now)
+            return
+        try:
             connection.produce(
-                batch.encoded(self._queue_id, self._producer_id),
+                data,
                 level=self._level,
                 durability=self._durability,
                 deadline_ms=max(1, int((batch.deadline - now) * 1000)),
@@ -133,6 +145,9 @@ class Sender:
             )
         except ConnectionLost as error:
             self._pipeline.failed(batch, error, now)
+        except Exception as error:
+            batch.unknown = True  # no answer will come, and how much of it has left is not known
+            self._pipeline.failed(batch, BadInput(f"the connection did not take the batch: {error!r}"), now)
 
     def _answered(self, connection: Connection, batch: PendingBatch, result: Confirm | MirrorlogError) -> None:
         now = self._loop.time()

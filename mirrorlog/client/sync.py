@@ -14,9 +14,9 @@
 
 A client, its producers and its admin may be used from any number of threads; of a consumer's records each goes to
 exactly one of the threads that read it. Every call ends: by its own deadlines, those of the client's and producer's
-options, or with RequestTimeout well behind them. Only reading on waits for as long as no record comes; Ctrl-C ends that
-and every other call. After `close`, and in a forked child, calls raise ConnectionLost: make clients after a fork. A
-program that ends without `close` leaves what is not confirmed to its luck.
+options, or with RequestTimeout well behind them, which a publish never ends with. Only reading on waits for as long as
+no record comes; Ctrl-C ends that and every other call. After `close`, and in a forked child, calls raise
+ConnectionLost: make clients after a fork. A program that ends without `close` leaves what is not confirmed to its luck.
 
 The loop runs in a thread of this process. So a program that computes in Python all the time takes turns with it, five
 milliseconds at a time (`sys.setswitchinterval`).
@@ -32,7 +32,6 @@ from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
-from weakref import WeakSet
 
 from mirrorlog.client import client as awaited
 from mirrorlog.client.batching import (
@@ -43,6 +42,8 @@ from mirrorlog.client.batching import (
     record_size,
 )
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
+from mirrorlog.client.consumer import enough
+from mirrorlog.client.cursor import Cursor, Preview
 from mirrorlog.client.handover import Bunch, Handover
 from mirrorlog.client.loop_thread import LoopThread
 from mirrorlog.client.pipeline import ProducerStats
@@ -90,7 +91,8 @@ class Client:
         self._lock = threading.Lock()
         self._thread: LoopThread | None = None
         self._closed = False
-        self._producers: WeakSet[Producer] = WeakSet()
+        # Until they are closed: what was handed to one that its maker has forgotten is flushed all the same.
+        self._producers: set[Producer] = set()
 
     # --- life ---
 
@@ -131,7 +133,10 @@ class Client:
 
     @_options_of(awaited.Client.producer)
     def producer(self, queue: str, **options: Any) -> Producer:
-        """A producer for `queue`; use it with `with`. Options as of `mirrorlog.client.Client.producer`."""
+        """A producer for `queue`; use it with `with`, it is kept until it is closed or this client is.
+
+        Options as of `mirrorlog.client.Client.producer`.
+        """
         producer = Producer(self, queue, options)
         self._producers.add(producer)
         return producer
@@ -159,9 +164,13 @@ class Client:
                 thread = self._thread = self._thread or LoopThread("mirrorlog-client")
         return thread
 
-    def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T:
-        """Run a coroutine on the thread; its result or error. `more_s`: what it may take besides asking nodes."""
-        return self.thread.run(make, timeout_s=self._patience_s + more_s, what=what)
+    def forget(self, producer: Producer) -> None:
+        """It was closed or abandoned: nothing is left to flush."""
+        self._producers.discard(producer)
+
+    def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str) -> _T:
+        """Run a coroutine that asks nodes on the thread; its result or error."""
+        return self.thread.run(make, timeout_s=self._patience_s, what=what)
 
     def _end(self, error: BaseException | None) -> None:
         with self._lock:
@@ -205,10 +214,10 @@ class Delivery:
     def result(self, timeout: float | None = None) -> Receipt:
         """Wait for the receipt; at most `timeout` seconds, by default until the record has ended at its deadline.
 
-        Raises what its batch ended with; RequestTimeout when the time is up: then it is still on its way.
+        Raises what its batch ended with; RequestTimeout when `timeout` is up: then it is still on its way.
         """
         bunch, index = self._bunch, self._index
-        return bunch.outcome(index) or self._producer.wait(lambda: bunch.ended(index), timeout)
+        return bunch.outcome(index) or self._producer.wait(bunch, index, timeout)
 
 
 class Producer:
@@ -245,12 +254,16 @@ class Producer:
         """Flush: wait until every record has ended, at most the delivery timeout. Idempotent. Raises as `flush`."""
         if not self._closed and not self._thread.elsewhere:
             self._closed = True
-            self._in_turn(self._awaited.close, what="close")
+            try:
+                self._flush_and(self._awaited.close, what="close")
+            finally:
+                self._client.forget(self)
 
     def abandon(self) -> None:
         """Close without waiting: what was sent ends as OutcomeUnknown, what was not as Refused. Idempotent."""
         self._closed = True
         self._thread.call_soon(self._awaited.abandon)
+        self._client.forget(self)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -318,12 +331,14 @@ class Producer:
 
         Raises the first error since the last flush that nobody has heard of.
         """
-        self._in_turn(self._awaited.flush, what="flush")
+        self._flush_and(self._awaited.flush, what="flush")
 
-    def wait(self, make: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float | None) -> _T:
-        """For its deliveries: run a coroutine that ends when records have."""
-        patience_s = self._delivery_s + _MARGIN_S if timeout_s is None else timeout_s
-        return self._thread.run(make, timeout_s=patience_s, what="the record's confirm")
+    def wait(self, bunch: Bunch, index: int, timeout_s: float | None) -> Receipt:
+        """For its deliveries: wait until a record has ended."""
+        patience_s = self._delivery_s + _MARGIN_S
+        return self._thread.run(
+            lambda: bunch.ended(index, patience_s=patience_s), timeout_s=timeout_s, what="the record's confirm"
+        )
 
     # --- inside ---
 
@@ -343,17 +358,27 @@ class Producer:
             raise RecordTooLarge(f"a record of {size} bytes is above max_batch_bytes ({self._batch_bytes_max})")
 
     def _in_turn(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str) -> _T:
-        """Behind what was handed over before. Raises what that was refused with, if nothing else."""
+        """Behind what was handed over before.
+
+        Without a time limit: how long it takes depends on how much that is, and each record ends at its own deadline,
+        which begins when the window lets it in.
+        """
 
         async def in_turn() -> _T:
             await self._handover.taken()
-            result = await make()
+            return await make()
+
+        return self._thread.run(in_turn, timeout_s=None, what=what)
+
+    def _flush_and(self, make: Callable[[], Coroutine[Any, Any, None]], *, what: str) -> None:
+        """In turn. Raises what a record handed over before was refused with, if nothing else and nobody has heard."""
+
+        async def then_refused() -> None:
+            await make()
             if (refused := self._handover.take_refused()) is not None:
                 raise refused
-            return result
 
-        # What was handed over has its deadline from when the producer takes it, and so has what comes behind it.
-        return self._client.call(in_turn, what=what, more_s=2 * self._delivery_s)
+        self._in_turn(then_refused, what=what)
 
 
 class Consumer:
@@ -379,8 +404,11 @@ class Consumer:
         return self
 
     def close(self) -> None:
-        """Idempotent. Commits nothing."""
-        with suppress(ConnectionLost):  # the client is closed, and this with it
+        """End reading, in other threads too: who waits for records there gets ConnectionLost.
+
+        Idempotent. Commits nothing.
+        """
+        with self._lock, suppress(ConnectionLost):  # the client is closed, and this with it
             self._client.call(self._awaited.close, what="close")
 
     def __enter__(self) -> Self:
@@ -396,7 +424,7 @@ class Consumer:
     def __iter__(self) -> Iterator[ConsumedRecord]:
         """Records in queue order, as `batches`. Leave it and come back: it goes on behind the last one given out."""
         cursor, lock = self._awaited.cursor, self._lock
-        while (found := self._current(None)) is not None:
+        while (found := self._current(cursor)) is not None:
             batch, at = found
             cursor.epoch = batch.header.epoch
             for following, record in enumerate(batch.records(), batch.first + 1):
@@ -412,22 +440,23 @@ class Consumer:
         Raises OffsetOutOfRange when the position is gone, BadBatch naming queue and log offset, ConnectionLost after
         `request_timeout_ms` without any node that answers.
         """
-        while (batch := self._claim(None, None)) is not None:
+        while (batch := self._claim()) is not None:
             yield batch
 
     def read(self, max_records: int | None = None, *, timeout_ms: int) -> list[ConsumedRecord]:
         """Up to `max_records` records, fewer (perhaps none) when the time is up or `until` is reached first.
 
-        Without `max_records`: what comes first, as soon as it is there. Raises as `batches`.
+        Without `max_records`: what comes first, as soon as it is there. Raises as `batches`, but only when nothing was
+        found before the error; the next call meets it then. An interrupted read leaves the position as it was.
         """
         until_s = time.monotonic() + timeout_ms / 1000
-        found: list[ConsumedRecord] = []
-        while (max_records is None and not found) or (max_records is not None and len(found) < max_records):
-            batch = self._claim(None if max_records is None else max_records - len(found), until_s)
-            if batch is None:
-                break
-            found += batch.records()
-        return found
+        while True:
+            with self._lock:
+                preview = Preview(self._awaited.cursor)
+            found = self._collect(preview, max_records, until_s)
+            with self._lock:
+                if preview.claim():
+                    return found
 
     @property
     def position(self) -> Position:
@@ -451,49 +480,62 @@ class Consumer:
 
     # --- inside ---
 
-    def _claim(self, limit: int | None, until_s: float | None) -> ConsumedBatch | None:
-        """The next batch, or its first `limit` records, for the caller alone."""
-        while (found := self._current(until_s)) is not None:
+    def _claim(self) -> ConsumedBatch | None:
+        """The next batch, for the caller alone."""
+        cursor = self._awaited.cursor
+        while (found := self._current(cursor)) is not None:
             batch, at = found
-            if limit is not None:
-                batch = batch.before(batch.first + limit)
             with self._lock:
-                if self._awaited.cursor.next == at:
-                    self._awaited.cursor.passed(batch)
+                if cursor.next == at:
+                    cursor.passed(batch)
                     return batch
         return None
 
-    def _current(self, until_s: float | None) -> tuple[ConsumedBatch, int] | None:
-        """The batch at the position, and the position; None at `until` or when the time is up."""
-        cursor = self._awaited.cursor
+    def _collect(self, preview: Preview, max_records: int | None, until_s: float) -> list[ConsumedRecord]:
+        """Records for one `read`, as many as come in time."""
+        found: list[ConsumedRecord] = []
+        try:
+            while not enough(found, max_records) and (at_place := self._current(preview, until_s)) is not None:
+                batch, _ = at_place
+                if max_records is not None:
+                    batch = batch.before(batch.first + max_records - len(found))
+                found += batch.records()
+                preview.passed(batch)
+        except MirrorlogError:
+            if not found:
+                raise
+        return found
+
+    def _current(self, place: Cursor | Preview, until_s: float | None = None) -> tuple[ConsumedBatch, int] | None:
+        """The batch at `place`, and the cursor's position; None at `until` or when the time is up."""
         thread = self._client.thread
         while True:
             thread.check_open()
             with self._lock:
-                if (batch := cursor.current()) is not None:
-                    return batch, cursor.next
-                if cursor.ended:
+                if (batch := place.current()) is not None:
+                    return batch, self._awaited.cursor.next
+                if place.ended:
                     return None
-            if not self._wait(thread, until_s):
+            if not self._wait(thread, place, until_s):
                 return None
 
-    def _wait(self, thread: LoopThread, until_s: float | None) -> bool:
-        """For more batches; False when the time is up."""
+    def _wait(self, thread: LoopThread, place: Cursor | Preview, until_s: float | None) -> bool:
+        """For more batches; False when the time is up. A fetch leaves even if it is up already."""
         if until_s is None:
-            thread.run(self._more, timeout_s=None, what=f"records of {self.queue!r}")
+            thread.run(lambda: self._more(place), timeout_s=None, what=f"records of {self.queue!r}")
             return True
-        left_s = until_s - time.monotonic()
-        if left_s <= 0:
-            return False
-        return thread.run(lambda: _in_time(self._more, left_s), timeout_s=left_s + _MARGIN_S, what="read")
+        left_s = max(0.0, until_s - time.monotonic())
+        return thread.run(
+            lambda: _in_time(lambda: self._more(place), left_s), timeout_s=left_s + _MARGIN_S, what="read"
+        )
 
-    async def _more(self) -> None:
+    async def _more(self, place: Cursor | Preview) -> None:
         """Let the cursor hold more; on the loop, the only place where it comes to hold something."""
         if not self._lock.acquire(blocking=False):
             return  # somebody moves the cursor: look again
         try:
             # Another thread's wait may have brought it meanwhile, and perhaps the end: then nothing would come.
-            if self._awaited.cursor.current() is not None or self._awaited.cursor.ended:
+            if not place.lacks:
                 return
         finally:
             self._lock.release()

@@ -116,7 +116,7 @@ class Progress:
 
     def holds(self, end: int, copies: int, durability: int) -> bool:
         """Whether a publish that ends there has reached its level (`copies_for`)."""
-        return end <= self.reached_by(copies, durability)
+        return copies == Level.NONE or end <= self.reached_by(copies, durability)
 
     def _members(self) -> list[Held]:
         if not self._absent:

@@ -40,7 +40,7 @@ class Node:
         while queue_offset >= self.end:
             self._published.clear()
             await self._published.wait()
-        return Answer(memoryview(batch_at(queue_offset)), 1, queue_offset, "node")
+        return Answer(memoryview(batch_at(queue_offset)), 1, queue_offset, "node", 2**20)
 
     def publish(self, end: int) -> None:
         self.end = end
@@ -155,7 +155,7 @@ async def test_an_answer_without_sense_stops_the_fetching() -> None:
 
     async def fetch(queue_offset: int) -> Answer:
         asked.append(queue_offset)
-        return Answer(memoryview(bytes(200)), 1, queue_offset, "node")
+        return Answer(memoryview(bytes(200)), 1, queue_offset, "node", 2**20)
 
     ahead = FetchAhead(fetch, queue_offset=5, until=None, ahead_bytes=2**20)
     assert await offset_of(ahead) == 5

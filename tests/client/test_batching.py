@@ -15,6 +15,7 @@ from mirrorlog.client.batching import (
     PendingBatch,
     as_headers,
     as_timestamp_us,
+    headers_size,
     record_size,
 )
 from mirrorlog.client.deliveries import Delivery
@@ -86,6 +87,24 @@ def test_headers_are_taken_as_they_are_now() -> None:
     assert taken == (("a", b"1"),)
     assert as_headers({"a": b"1", "b": None}) == (("a", b"1"), ("b", None))
     assert as_headers(None) == as_headers({}) == as_headers([]) == ()
+
+
+def test_header_pairs_are_taken_as_they_are_now() -> None:
+    """A pair may be a list that is used again, or readable once; by changing one, and by an iterator for a pair."""
+    pair: list[Any] = ["a", b"1"]
+    taken = as_headers([pair])  # type: ignore[list-item]
+    pair[1] = "no bytes"
+    once = as_headers([iter(("a", b"1"))])  # type: ignore[list-item]
+    assert taken == once == (("a", b"1"),)
+    assert headers_size(once) == headers_size(once), "it can be read twice"
+    assert as_headers(iter([pair])) == (("a", "no bytes"),)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given_headers", [7, [7], [None], (b"a", 5)])
+def test_headers_that_are_no_pairs_are_bad_input(given_headers: Any) -> None:
+    """With a name of the tree, whatever was given; by what cannot be read as pairs at all."""
+    with pytest.raises(BadInput, match="headers"):
+        headers_size(as_headers(given_headers))
 
 
 @pytest.mark.parametrize(

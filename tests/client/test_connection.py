@@ -24,7 +24,7 @@ from mirrorlog.errors import (
 )
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import Confirm, FrameType, frame
-from mirrorlog.wire.messages import Done, GetStatus, Limits, Status, Welcome, encode
+from mirrorlog.wire.messages import Done, Failure, GetStatus, Limits, Status, Welcome, encode
 from tests.process.clusters import fast_cluster
 
 pytestmark = pytest.mark.process
@@ -325,3 +325,19 @@ async def test_positions_are_stored_per_group(client: Client, queue: str, new_na
             await client.admin.commit_position(queue, "g", consumer.position)
     with pytest.raises(NoSuchQueue):
         await client.admin.position(new_name(), "g")
+
+
+async def test_an_error_that_cannot_be_read_ends_what_it_answers() -> None:
+    """Nobody waits for a deadline because of it; by an ERROR frame of random bytes, and one with telling details."""
+    async with stranger(welcoming(frame(FrameType.ERROR, b"\xff", 1))) as address:
+        asked = await Connection.open(address)
+        with pytest.raises(ConnectionLost, match="control message"):
+            await asked.request(GetStatus(), Status, timeout_ms=20_000)
+        asked.close()
+    failure = Failure(code="NO_SUCH_QUEUE", message="m", details={"message": "x", "self": 1, "queue": "q"})
+    async with stranger(welcoming(frame(FrameType.ERROR, encode(failure), 1))) as address:
+        asked = await Connection.open(address)
+        with pytest.raises(NoSuchQueue, match=r"^m$") as caught:
+            await asked.request(GetStatus(), Status, timeout_ms=20_000)
+        assert caught.value.details == {"message_": "x", "self_": 1, "queue": "q"}
+        asked.close()

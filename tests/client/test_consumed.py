@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.client.consumed import checked_batches, end_of
+from mirrorlog.client.consumed import checked_batches, end_of, proven_batches
+from mirrorlog.client.cursor import Cursor
 from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
 from mirrorlog.commitlog.codec import compress_draft
 from mirrorlog.commitlog.format import HEADER_SIZE, Codec, log_seed, stamp
@@ -112,6 +114,52 @@ def test_a_compressed_batch_is_opened(codec: Codec) -> None:
     packed[HEADER_SIZE + 5] ^= 1
     with pytest.raises(BadBatch, match="CRC"):
         checked_batches(bytes(packed), 1, queue="q", log_id=LOG_ID)
+
+
+def test_a_reader_holds_one_batch_open() -> None:
+    """An answer may open to a thousand times its size; by the memory for ten large batches that packed well."""
+    draft = draft_columns([bytes(1 << 20)])
+    seed = log_seed(UUID(LOG_ID))
+    content = b""
+    for base in range(10):
+        packed = compress_draft(draft, Codec.ZSTD).seal(queue_id=1, producer_id=0, producer_epoch=0, sequence=0)
+        stamp(packed, log_offset=len(content), base_queue_offset=base, append_time_us=1, epoch=1, flags=0, seed=seed)
+        content += bytes(packed)
+    cursor = Cursor()
+    tracemalloc.start()
+    try:
+        cursor.hold(proven_batches(content, 10, queue="q", log_id=LOG_ID))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        for base in range(10):
+            batch = cursor.current()
+            assert batch is not None
+            assert batch is cursor.current()  # not opened again
+            assert batch.first == base
+            assert len(batch.values[0] or b"") == 1 << 20
+            cursor.passed(batch)
+            del batch
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_body_above_the_limit_is_not_opened_and_the_position_stays() -> None:
+    """The node's limit holds for what a batch opens to; by one that is a byte too large, behind one that is not."""
+    draft = draft_columns([bytes(1 << 16)])
+    packed = compress_draft(draft, Codec.LZ4).seal(queue_id=1, producer_id=0, producer_epoch=0, sequence=0)
+    seed = log_seed(UUID(LOG_ID))
+    stamp(packed, log_offset=0, base_queue_offset=3, append_time_us=1, epoch=1, flags=0, seed=seed)
+    limit = draft.body_length
+    (whole,) = proven_batches(bytes(packed), 1, queue="q", log_id=LOG_ID, body_bytes_max=limit)
+    assert len(whole.opened()) == 1
+    cursor = Cursor()
+    cursor.seek(3)
+    cursor.hold(proven_batches(bytes(packed), 1, queue="q", log_id=LOG_ID, body_bytes_max=limit - 1))
+    for _ in range(2):
+        with pytest.raises(BadBatch, match=r"queue 'q', log offset 0: a body of .* above the limit"):
+            cursor.current()
+        assert cursor.next == 3
+        assert not cursor.lacks
 
 
 def test_the_end_is_found_in_headers_alone() -> None:

@@ -13,7 +13,7 @@ from mirrorlog.client import Client, Consumer
 from mirrorlog.errors import BadRequest, ConnectionLost, NoSuchQueue, OffsetOutOfRange
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages import Position
-from tests.process.clusters import fast_cluster
+from tests.process.clusters import eventually, fast_cluster
 
 pytestmark = pytest.mark.process
 
@@ -99,6 +99,56 @@ async def test_giving_up_waiting_for_a_record_loses_none(client: Client, queue: 
             await waiting
         await publish(client, queue, 3)
         assert [int(record.value or b"") for record in await consumer.read(3, timeout_ms=10_000)] == [0, 1, 2]
+
+
+async def test_a_read_that_is_cancelled_loses_none(client: Client, queue: Queue) -> None:
+    """The position moves when records are returned; by cancelling a read that has found less than it waits for."""
+    await publish(client, queue, 2, 1)
+    async with client.consumer(queue, max_wait_ms=5_000) as consumer:
+        reading = asyncio.ensure_future(consumer.read(10, timeout_ms=60_000))
+        await asyncio.to_thread(eventually, lambda: consumer.cursor.fetched == 3, "all is fetched")
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert consumer.position.queue_offset == 0
+        assert [record.queue_offset for record in await consumer.read(3, timeout_ms=10_000)] == [0, 1, 2]
+
+
+async def test_an_error_behind_what_was_found_waits_for_the_next_read() -> None:
+    """Nothing is skipped; by killing the node when part of what is asked for is here, and starting it again."""
+    with fast_cluster(1, min_in_sync=1) as cluster:
+        async with Client(*cluster.servers, request_timeout_ms=300) as client:
+            await client.admin.declare("q")
+            await publish(client, "q", 3, 1)
+            async with client.consumer("q", max_bytes=1, prefetch_bytes=0) as consumer:
+                assert [record.queue_offset for record in await consumer.read(1, timeout_ms=10_000)] == [0]
+                await asyncio.to_thread(cluster.master.kill)
+                assert [record.queue_offset for record in await consumer.read(9, timeout_ms=30_000)] == [1, 2]
+                with pytest.raises(ConnectionLost):
+                    await consumer.read(9, timeout_ms=30_000)
+                assert consumer.position.queue_offset == 3
+                await asyncio.to_thread(cluster.master.start)
+                assert [record.queue_offset for record in await consumer.read(1, timeout_ms=30_000)] == [3]
+
+
+async def test_reads_of_one_consumer_at_once_share_its_records(client: Client, queue: Queue) -> None:
+    """Each record goes to one of them; by four tasks that read until the end, and a seek under one that waits."""
+    await publish(client, queue, *[3] * 10)
+
+    async def read() -> list[int]:
+        found: list[int] = []
+        while records := await consumer.read(4, timeout_ms=10_000):
+            found += [record.queue_offset for record in records]
+        return found
+
+    async with client.consumer(queue, until="confirmed", max_bytes=1) as consumer:
+        parts = await asyncio.gather(*(read() for _ in range(4)))
+        assert sorted(offset for part in parts for offset in part) == list(range(30))
+    async with client.consumer(queue, start=28, max_wait_ms=5_000) as consumer:
+        reading = asyncio.ensure_future(consumer.read(3, timeout_ms=60_000))
+        await asyncio.to_thread(eventually, lambda: consumer.cursor.fetched == 30, "all is fetched")
+        await consumer.seek(5)
+        assert [record.queue_offset for record in await asyncio.wait_for(reading, 20)] == [5, 6, 7]
 
 
 async def test_a_waiting_consumer_gets_a_record_when_it_is_confirmed(client: Client, queue: Queue) -> None:
@@ -229,6 +279,37 @@ async def test_a_wrong_option_is_named(client: Client, queue: Queue, options: di
         await client.consumer(queue, **options).start()
 
 
+async def test_a_consumer_that_was_not_started_says_so(client: Client, queue: Queue) -> None:
+    """It would read from 0 whatever its start says; by each way to read, and by asking for its position."""
+    await publish(client, queue, 1)
+    consumer = client.consumer(queue, start="latest", until="confirmed")
+    with pytest.raises(BadRequest, match="not started"):
+        await numbers(consumer)
+    with pytest.raises(BadRequest, match="not started"):
+        await anext(consumer.batches())
+    with pytest.raises(BadRequest, match="not started"):
+        await consumer.read(1, timeout_ms=100)
+    with pytest.raises(BadRequest, match="not started"):
+        consumer.position  # noqa: B018
+
+
+async def test_closing_ends_a_wait_for_records(client: Client, queue: Queue) -> None:
+    """Nobody reads on behind a close, whatever was fetched already; by closing under a task that waits."""
+    await publish(client, queue, 2, 2)
+    consumer = await client.consumer(queue, start=4, max_wait_ms=60_000).start()
+    waiting = asyncio.ensure_future(anext(aiter(consumer)))
+    await asyncio.sleep(0)
+    await consumer.close()
+    with pytest.raises(ConnectionLost, match="closed"):
+        await asyncio.wait_for(waiting, 20)
+    consumer = await client.consumer(queue).start()
+    await consumer.read(1, timeout_ms=10_000)
+    await consumer.close()
+    with pytest.raises(ConnectionLost, match="closed"):
+        await consumer.read(1, timeout_ms=10_000)
+    assert consumer.position.queue_offset == 1
+
+
 async def test_errors_of_the_place_surface(client: Client, queue: Queue, new_name: Callable[[], str]) -> None:
     """No such queue, nothing at that offset, no group to commit for; by asking for each."""
     with pytest.raises(NoSuchQueue, match="mqtool declare"):
@@ -296,3 +377,23 @@ async def test_a_reader_goes_on_when_its_node_comes_back() -> None:
                 await publish(client, "q", 2)
                 found += await reading
     assert [record.queue_offset for record in found] == [0, 1, 2, 3, 4]
+
+
+async def test_a_mirror_that_stands_still_is_left_for_another() -> None:
+    """One that hangs must not end a reader while another is well; by pausing the one that is read from."""
+    with fast_cluster(3) as cluster:
+        cluster.wait_in_sync()
+        async with Client(*cluster.servers, request_timeout_ms=1_000) as client:
+            await client.admin.declare("q")
+            await publish(client, "q", 1, 1)
+            async with client.consumer("q", read_from="mirror", max_bytes=1, prefetch_bytes=0) as consumer:
+                assert [record.queue_offset for record in await consumer.read(1, timeout_ms=10_000)] == [0]
+                hung = consumer.served_by
+                assert hung is not None
+                cluster.wait_confirmed()
+                cluster.nodes[hung].pause()
+                try:
+                    assert [record.queue_offset for record in await consumer.read(1, timeout_ms=20_000)] == [1]
+                    assert consumer.served_by != hung
+                finally:
+                    cluster.nodes[hung].resume()

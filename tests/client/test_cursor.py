@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mirrorlog.client.consumed import ConsumedBatch, checked_batches
-from mirrorlog.client.cursor import Cursor
+from mirrorlog.client.cursor import Cursor, Preview
 from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import log_seed, stamp
 
@@ -66,3 +66,52 @@ def test_a_seek_forgets_what_is_held_and_the_epoch_is_of_what_was_given() -> Non
     cursor.seek(2)
     assert cursor.current() is None
     assert not cursor.ended
+
+
+def test_a_preview_gives_what_the_cursor_would_and_moves_it_only_when_claimed() -> None:
+    """What is given up is not lost; by collecting twice, with batches that come to be held meanwhile."""
+    cursor = Cursor()
+    cursor.until = 9
+    cursor.hold([batch(0, 3, epoch=1), batch(3, 3, epoch=2)])
+    for _ in range(2):
+        preview = Preview(cursor)
+        found: list[int] = []
+        while (current := preview.current()) is not None:
+            found += range(current.first, current.next)
+            preview.passed(current)
+        assert found == list(range(6))
+        assert (cursor.next, cursor.fetched) == (0, 6)
+    cursor.hold([batch(6, 4, epoch=2)])
+    current = preview.current()
+    assert current is not None
+    preview.passed(current.before(8))
+    assert not preview.ended
+    assert preview.claim()
+    assert (cursor.next, cursor.epoch) == (8, 2)
+    last = cursor.current()
+    assert last is not None
+    assert (last.first, last.next) == (8, 9)
+
+
+def test_a_preview_of_a_cursor_that_was_moved_claims_nothing() -> None:
+    """No record goes to two who collect; by moving it from elsewhere, with a seek too."""
+    cursor = Cursor()
+    cursor.hold([batch(0, 3), batch(3, 3)])
+    first, second = Preview(cursor), Preview(cursor)
+    for preview in (first, second):
+        current = preview.current()
+        assert current is not None
+        preview.passed(current)
+    assert first.claim()
+    assert second.ended
+    assert not second.lacks
+    assert not second.claim()
+    assert cursor.next == 3
+    assert cursor.current() is not None  # the first batch is dropped
+    current = first.current()
+    assert current is not None
+    assert current.first == 3
+    third = Preview(cursor)
+    cursor.seek(0)
+    assert not third.claim()
+    assert third.current() is None

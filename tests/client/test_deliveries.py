@@ -8,7 +8,7 @@ import pytest
 
 from mirrorlog.client.batching import PendingBatch
 from mirrorlog.client.deliveries import BulkDelivery, Delivery, wait_for_end
-from mirrorlog.errors import DiskFull, OutcomeUnknown
+from mirrorlog.errors import BadRequest, DiskFull, OutcomeUnknown
 from mirrorlog.wire.frames import Confirm
 
 
@@ -61,6 +61,16 @@ async def test_a_failure_in_a_bulk_says_which_records_it_is_for() -> None:
 
 async def _receipts(delivery: BulkDelivery) -> object:
     return await delivery
+
+
+def test_a_result_that_is_not_there_yet_is_the_callers_mistake() -> None:
+    """With what to do instead; by asking before the end, for one record and for a bulk that has ended in part."""
+    ended, waiting = batch_of(1), batch_of(1)
+    ended.resolve(confirm(0))
+    with pytest.raises(BadRequest, match="not ended yet"):
+        Delivery(waiting, 0).result()
+    with pytest.raises(BadRequest, match="not ended yet"):
+        BulkDelivery([ended, waiting]).result()
 
 
 async def test_nothing_to_deliver_is_delivered() -> None:

@@ -28,6 +28,7 @@ from mirrorlog.errors import (
     OutcomeUnknown,
     OutOfSequence,
     Refused,
+    StaleProducerEpoch,
 )
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
@@ -57,7 +58,7 @@ class ModelNode:
     """A log of record numbers behind the real sequence rules."""
 
     def __init__(self) -> None:
-        self.table = ProducerTable()
+        self.table = ProducerTable(producers_max=1)
         self.records: list[int] = []
 
     def publish(self, batch: bytes) -> tuple[int, bool]:
@@ -71,6 +72,11 @@ class ModelNode:
         self.table.apply(stamped)
         self.records += [int(record.value or b"") for record in parse_batch_body(batch).records()]
         return base, False
+
+    def forget(self) -> None:
+        """Another producer takes the only place in the table."""
+        header = read_header(batch_of(0).encoded(QUEUE_ID, PRODUCER_ID + 1))
+        self.table.apply(header._replace(epoch=1))
 
 
 class Link:
@@ -111,7 +117,7 @@ class PipelineMachine(RuleBasedStateMachine):
         while (batch := self.pipeline.next_to_send(self.now)) is not None:
             self.link.sent.append((batch, bytes(batch.encoded(QUEUE_ID, PRODUCER_ID))))
 
-    @rule(seconds=st.sampled_from([0.05, 1.0, 7.0, 31.0]))
+    @rule(seconds=st.sampled_from([0.05, 1.0, 7.0, 25.0, 31.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.pump()
@@ -175,7 +181,19 @@ class PipelineMachine(RuleBasedStateMachine):
         answer = FlushSlaveTimeout("too late") if timed_out else confirm_of(base, duplicate=duplicate)
         self.link.answers.append((batch, answer))
 
+    @precondition(lambda self: len(self.node.table))
+    @rule()
+    def node_forgets(self) -> None:
+        """The producer was idle for too long, or is one too many."""
+        self.node.forget()
+
     # --- what must hold ---
+
+    @invariant()
+    def nobody_hears_of_numbers(self) -> None:
+        """A producer that was forgotten, or gave a sequence up, goes on by itself."""
+        for batch, _ in self.batches:
+            assert not isinstance(batch.outcome, OutOfSequence | StaleProducerEpoch), str(batch.outcome)
 
     @invariant()
     def nothing_lands_twice_and_the_order_is_kept(self) -> None:
@@ -355,6 +373,64 @@ def test_a_given_up_sequence_starts_a_new_producer_epoch() -> None:
     assert take_all(pipeline, DELIVERY_S + 2) == [(1, 0)]
 
 
+def test_what_is_in_flight_behind_a_deadline_keeps_its_own() -> None:
+    """A confirm that comes in time is told; nothing else leaves until then. By a first batch without an answer."""
+    pipeline = pipeline_of(max_in_flight=3)
+    first, second, third, fourth = (batch_of(n, deadline=DELIVERY_S + n) for n in range(4))
+    send_all(pipeline, first, second, third, fourth)
+    pipeline.expire(DELIVERY_S)
+    assert isinstance(first.outcome, OutcomeUnknown)
+    assert pipeline.next_deadline() == DELIVERY_S + 1
+    assert take_all(pipeline, DELIVERY_S) == [], "what leaves now would be under the number that was given up"
+    confirm = confirm_of(1)
+    pipeline.confirmed(second, confirm, DELIVERY_S + 0.5)
+    assert second.outcome is confirm
+    pipeline.expire(DELIVERY_S + 2)
+    assert isinstance(third.outcome, OutcomeUnknown)
+    assert take_all(pipeline, DELIVERY_S + 2) == [(1, 0)]
+
+
+def test_batches_that_never_left_cost_no_epoch_and_no_backoff_when_they_end() -> None:
+    """No number of theirs was ever used; by an outage in which one batch after another ends."""
+    pipeline = pipeline_of()
+    batches = [batch_of(n, deadline=10.0 + n) for n in range(5)]
+    for batch in batches:
+        pipeline.add(batch)
+    pipeline.not_connected(ConnectionLost("no connection"))
+    for now in (10.0, 11.0, 12.0):
+        pipeline.expire(now)
+    assert [isinstance(batch.outcome, Refused) for batch in batches] == [True, True, True, False, False]
+    assert take_all(pipeline, 12.0) == [(0, 0)]
+
+
+def test_a_long_outage_ends_each_batch_once_without_looking_at_the_others() -> None:
+    """Thousands of small batches may wait; by counting how many are asked for their deadline while half of them end."""
+    asked = 0
+
+    class Asked(PendingBatch):
+        __slots__ = ("_asked_deadline",)
+
+        @property
+        def deadline(self) -> float:  # type: ignore[override]
+            nonlocal asked
+            asked += 1
+            return self._asked_deadline
+
+        @deadline.setter
+        def deadline(self, value: float) -> None:
+            self._asked_deadline = value
+
+    pipeline = pipeline_of()
+    batches = [Asked(float(n)) for n in range(2000)]
+    for batch in batches:
+        batch.add(b"", None, (), None, 10)
+        pipeline.add(batch)
+    for now in range(1000):
+        pipeline.expire(float(now))
+    assert sum(batch.outcome is not None for batch in batches) == 1000
+    assert asked <= 3 * 1000
+
+
 def test_bad_input_fails_its_batch_alone() -> None:
     """The batches around a bad one land; by a node that calls one of three bad."""
     pipeline = pipeline_of()
@@ -368,12 +444,56 @@ def test_bad_input_fails_its_batch_alone() -> None:
     assert last.outcome is None
 
 
+@pytest.mark.parametrize("error", [OutOfSequence("unknown", last=-1), StaleProducerEpoch("ended", producer_epoch=6)])
+def test_a_forgotten_producer_goes_on_under_a_new_epoch(error: MirrorlogError) -> None:
+    """Nothing was stored and nothing is wrong with the batch; by a node that does not know the producer any more."""
+    pipeline = pipeline_of()
+    before, first, second = batch_of(0), batch_of(1), batch_of(2)
+    send_all(pipeline, before)
+    pipeline.confirmed(before, confirm_of(0), 0.1)
+    send_all(pipeline, first, second, now=0.2)
+    pipeline.failed(first, error, 0.3)
+    pipeline.failed(second, OutOfSequence("unknown", last=-1), 0.3)
+    assert first.outcome is second.outcome is None
+    epoch = int(error.details.get("producer_epoch", 0)) + 1
+    assert take_all(pipeline, 1.0) == [(epoch, 0)]
+    pipeline.confirmed(first, confirm_of(1), 1.1)
+    assert take_all(pipeline, 1.1) == [(epoch, 1)]
+
+
+@pytest.mark.parametrize("error", [OutOfSequence("unknown", last=-1), StaleProducerEpoch("ended", producer_epoch=6)])
+def test_a_forgotten_producer_does_not_send_again_what_may_be_stored(error: MirrorlogError) -> None:
+    """The node that forgot it cannot tell a retry any more; by losing the first attempt of a batch."""
+    pipeline = pipeline_of()
+    batch, after = batch_of(0), batch_of(1)
+    send_all(pipeline, batch)
+    pipeline.failed(batch, ConnectionLost("cut"), 0.1)
+    take_all(pipeline, 1.0)
+    pipeline.failed(batch, error, 1.1)
+    assert isinstance(batch.outcome, OutcomeUnknown)
+    assert send_all(pipeline, after, now=5.0) == [(int(error.details.get("producer_epoch", 0)) + 1, 0)]
+
+
+def test_a_node_that_never_takes_any_number_is_given_up_at_the_deadline() -> None:
+    """Going on under a new epoch ends too; by a node that answers as if it never knew the producer."""
+    pipeline = pipeline_of()
+    batch, now, attempts = batch_of(0), 0.0, 0
+    pipeline.add(batch)
+    while batch.outcome is None:
+        attempts += len(take_all(pipeline, now))
+        pipeline.failed(batch, OutOfSequence("unknown", last=-1), now)
+        now += 0.5
+        pipeline.expire(now)
+    assert isinstance(batch.outcome, Refused)
+    assert attempts <= DELIVERY_S + 10, "with a backoff"
+
+
 def test_an_unexplained_out_of_sequence_is_told_and_the_producer_goes_on() -> None:
-    """The node lost the producer's state: its first batch fails, the next goes out under a new epoch."""
+    """The node holds another number under this epoch: the batch fails, the next goes out under a new epoch."""
     pipeline = pipeline_of()
     first, second = batch_of(0), batch_of(1)
     send_all(pipeline, first)
-    pipeline.failed(first, OutOfSequence("unknown producer", last=-1), 0.1)
+    pipeline.failed(first, OutOfSequence("gap", last=9), 0.1)
     assert isinstance(first.outcome, OutOfSequence)
     assert send_all(pipeline, second, now=0.1) == [(1, 0)]
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from mirrorlog.client.sync import Client, Delivery
+from mirrorlog.client import sync
+from mirrorlog.client.handover import Bunch
+from mirrorlog.client.sync import Client, Delivery, Producer
 from mirrorlog.errors import (
     BadInput,
     BadRequest,
@@ -42,6 +47,16 @@ def client(shared_cluster: Cluster) -> Iterator[Client]:
 @pytest.fixture
 def queue(client: Client, new_name: Callable[[], str]) -> str:
     return client.admin.declare(new_name()).name
+
+
+class Unending:
+    """What a delivery is that nothing ever ends."""
+
+    def done(self) -> bool:
+        return False
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from asyncio.get_running_loop().create_future()
 
 
 def publish(client: Client, queue: str, *sizes: int) -> None:
@@ -148,6 +163,12 @@ def test_wrong_options_and_names_raise_at_once(client: Client, new_name: Callabl
         client.consumer(new_name()).start()
     with pytest.raises(ConnectionLost, match="not started"):
         client.producer("q").send(b"v")
+    with pytest.raises(BadRequest, match="not started"):
+        next(iter(client.consumer("q")))
+    with pytest.raises(BadRequest, match="not started"):
+        client.consumer("q").read(timeout_ms=100)
+    with pytest.raises(BadRequest, match="not started"):
+        client.consumer("q").position  # noqa: B018
 
 
 def test_a_delivery_can_be_waited_for_again() -> None:
@@ -184,6 +205,116 @@ def test_what_a_node_does_not_confirm_ends_at_its_deadline() -> None:
             producer.close()
 
 
+def test_a_producer_that_nobody_keeps_is_flushed_at_the_close(
+    client: Client, queue: str, shared_cluster: Cluster
+) -> None:
+    """Its records are not lost in silence; by dropping it right behind the last one."""
+    with Client(*shared_cluster.servers) as other:
+        producer = other.producer(queue).start()
+        for number in range(20_000):
+            producer.send_nowait(b"%d" % number)
+        del producer
+        gc.collect()
+    with client.consumer(queue, until="confirmed") as consumer:
+        assert sum(len(batch) for batch in consumer.batches()) == 20_000
+
+
+def test_a_producer_that_was_closed_is_let_go(client: Client, queue: str) -> None:
+    """A client that lives long does not collect them; by closing one and abandoning the other."""
+    gone = []
+    for end in (Producer.close, Producer.abandon):
+        producer = client.producer(queue).start()
+        producer.send(b"v")
+        end(producer)
+        gone.append(weakref.ref(producer))
+        del producer
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+
+
+def test_waiting_for_a_record_ends_when_the_record_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its deadline begins when the window lets it in; by a node that stands still for longer than one deadline."""
+    monkeypatch.setattr(sync, "_MARGIN_S", 0.5)
+    with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
+        client.admin.declare("q")
+        with client.producer("q", delivery_timeout_ms=300, window_bytes=1_000) as producer:
+            producer.send(b"first")
+            cluster.master.pause()
+            try:
+                deliveries = [producer.send_nowait(bytes(900)) for _ in range(5)]
+                for delivery in deliveries:
+                    with pytest.raises((Refused, OutcomeUnknown)):
+                        delivery.result()
+                    assert delivery.done()
+            finally:
+                cluster.master.resume()
+
+
+def test_a_record_that_never_ends_is_of_unknown_outcome() -> None:
+    """A publish never ends as RequestTimeout; by one that nothing ends, and little patience."""
+    bunch = Bunch()
+    bunch.outcomes.append(Unending())  # type: ignore[arg-type]
+    bunch.taken.set()
+    with pytest.raises(OutcomeUnknown, match="has not ended"):
+        asyncio.run(bunch.ended(0, patience_s=0.01))
+
+
+def test_an_error_that_is_none_of_ours_ends_its_records_and_not_the_producer(client: Client, queue: str) -> None:
+    """Whatever happens on the loop, every record ends and the next ones land; by a producer that runs out of memory."""
+    with client.producer(queue) as producer:
+        real = producer._awaited.send_nowait
+
+        def once(*arguments: Any, **options: Any) -> Any:
+            producer._awaited.send_nowait = real  # type: ignore[method-assign]
+            raise MemoryError("once")
+
+        producer._awaited.send_nowait = once  # type: ignore[method-assign]
+        delivery = producer.send_nowait(b"lost")
+        with pytest.raises(OutcomeUnknown, match="MemoryError"):
+            delivery.result(20)
+        assert producer.send(b"next").queue_offset == 0
+        producer.flush()
+
+
+def test_an_error_is_told_once(client: Client, queue: str) -> None:
+    """Who waited for a record has heard; flush tells of the others, send_many of its own; by records refused late."""
+    with client.producer(queue) as producer:
+        real = producer._awaited.send_nowait
+
+        def refuse(*arguments: Any, **options: Any) -> Any:
+            producer._awaited.send_nowait = real  # type: ignore[method-assign]
+            raise RecordTooLarge("the limit of another node")
+
+        producer._awaited.send_nowait = refuse  # type: ignore[method-assign]
+        with pytest.raises(RecordTooLarge):
+            producer.send(b"heard")
+        assert len(producer.send_many([b"a", b"b"])) == 2
+        producer.flush()
+        producer._awaited.send_nowait = refuse  # type: ignore[method-assign]
+        producer.send_nowait(b"not heard")
+        assert len(producer.send_many([b"c"])) == 1
+        with pytest.raises(RecordTooLarge):
+            producer.flush()
+        producer.flush()
+
+
+def test_an_interrupt_before_the_wake_up_loses_no_record(client: Client, queue: str) -> None:
+    """What was handed over is sent all the same; by a KeyboardInterrupt where the loop would be woken."""
+    with client.producer(queue) as producer:
+        real = producer._thread.call_soon
+
+        def interrupted(function: Callable[[], object]) -> None:
+            producer._thread.call_soon = real  # type: ignore[method-assign]
+            raise KeyboardInterrupt
+
+        producer._thread.call_soon = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_nowait(b"v")
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(producer.flush).result(20)
+        assert producer.send(b"next").queue_offset == 1
+
+
 # --- Reading --------------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +342,33 @@ def test_reading_waits_for_a_record_and_ends_in_time(client: Client, queue: str)
             waiting = thread.submit(next, iter(consumer))
             publish(client, queue, 1)
             assert waiting.result(20).value == b"0"
+
+
+def test_a_read_without_patience_gets_the_record_in_the_end(client: Client, queue: str) -> None:
+    """A poll loop must get on: each call begins a fetch that the next ones find; by `timeout_ms=0` again and again."""
+    publish(client, queue, 3)
+    with client.consumer(queue) as consumer:
+        found: list[bytes | None] = []
+
+        def poll() -> bool:
+            found.extend(record.value for record in consumer.read(timeout_ms=0))
+            return len(found) == 3
+
+        eventually(poll, "three records")
+    assert found == [b"0", b"1", b"2"]
+
+
+def test_an_error_behind_what_was_found_waits_for_the_next_read() -> None:
+    """Nothing is skipped; by killing the node when part of what is asked for is here."""
+    with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers, request_timeout_ms=300) as client:
+        client.admin.declare("q")
+        publish(client, "q", 3)
+        with client.consumer("q") as consumer:
+            assert [record.value for record in consumer.read(1, timeout_ms=10_000)] == [b"0"]
+            cluster.master.kill()
+            assert [record.value for record in consumer.read(9, timeout_ms=30_000)] == [b"1", b"2"]
+            with pytest.raises(ConnectionLost):
+                consumer.read(9, timeout_ms=30_000)
 
 
 def test_seek_holds_in_an_iteration_that_is_under_way(client: Client, queue: str) -> None:
@@ -330,6 +488,16 @@ def test_closing_wakes_a_reader_in_another_thread(shared_cluster: Cluster, clien
             waiting.result(20)
 
 
+def test_closing_a_consumer_wakes_its_reader_in_another_thread(client: Client, queue: str) -> None:
+    """It gets ConnectionLost instead of reading on; by closing the consumer under it."""
+    consumer = client.consumer(queue, max_wait_ms=60_000).start()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(next, iter(consumer))
+        consumer.close()
+        with pytest.raises(ConnectionLost, match="closed"):
+            waiting.result(20)
+
+
 def test_leaving_by_an_interrupt_does_not_wait_for_confirms() -> None:
     """Whoever presses Ctrl-C wants to go; by a KeyboardInterrupt in the block while the node stands still."""
     with fast_cluster(1, min_in_sync=1) as cluster:
@@ -368,6 +536,24 @@ def test_ctrl_c_ends_a_wait(client: Client, queue: str) -> None:
             next(iter(consumer))
         publish(client, queue, 1)
         assert [record.value for record in consumer.read(1, timeout_ms=10_000)] == [b"0"]
+
+
+def test_ctrl_c_in_a_read_loses_no_record(client: Client, queue: str) -> None:
+    """The position moves when records are returned; by a SIGINT when part of what is asked for is here."""
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        eventually(lambda: blocked_in(main, "result"), "the reader waits")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    publish(client, queue, 3)
+    with client.consumer(queue, max_wait_ms=60_000) as consumer, ThreadPoolExecutor(1) as thread:
+        assert [record.value for record in consumer.read(1, timeout_ms=10_000)] == [b"0"]
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the signal comes while it waits
+            thread.submit(interrupt)
+            consumer.read(5, timeout_ms=60_000)
+        assert consumer.position.queue_offset == 1
+        assert [record.value for record in consumer.read(2, timeout_ms=10_000)] == [b"1", b"2"]
 
 
 def test_a_forked_child_is_told(client: Client, queue: str) -> None:

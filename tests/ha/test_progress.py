@@ -118,3 +118,8 @@ def test_a_set_below_its_least_confirms_nothing_new() -> None:
     progress.enter("n1")
     progress.acked("n1", written=500, flushed=0)
     assert progress.confirmed == 500
+
+
+def test_a_level_of_no_copy_waits_for_nobody() -> None:
+    """Whatever the copies hold."""
+    assert make_progress().holds(100, Level.NONE, Durability.MEMORY)

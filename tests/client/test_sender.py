@@ -1,0 +1,217 @@
+"""The producer over a connection that answers as told: what real nodes cannot be made to do on demand.
+
+The node's side is the real producer table; only the socket is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mirrorlog.client import Client, Producer
+from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.codec import open_body
+from mirrorlog.commitlog.format import read_header
+from mirrorlog.errors import BadInput, MirrorlogError, OutcomeUnknown, Overloaded
+from mirrorlog.queues.producers import ProducerTable
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Durability, Level
+from mirrorlog.wire.messages import Limits
+
+MIB = 1024 * 1024
+Answer = Confirm | MirrorlogError | None
+
+
+@dataclass
+class Node:
+    """The rules of a node for one queue."""
+
+    table: ProducerTable = field(default_factory=ProducerTable)
+    records: list[Record] = field(default_factory=list)
+
+    def __call__(self, batch: bytes) -> Answer:
+        header = read_header(batch)
+        try:
+            landed = self.table.check(header)
+        except MirrorlogError as error:
+            return error
+        if landed is not None:
+            return Confirm(landed.log_offset, landed.base_queue_offset, 1, 1, 0, CONFIRM_DUPLICATE)
+        base = len(self.records)
+        self.table.apply(header._replace(base_queue_offset=base, log_offset=100 * base, epoch=1, append_time_us=1))
+        self.records += open_body(batch, body_bytes_max=MIB).records()
+        return Confirm(100 * base, base, 1, 1, 0, 0)
+
+    @property
+    def values(self) -> list[bytes | None]:
+        return [record.value for record in self.records]
+
+
+class Link:
+    """A connection whose answers come on the loop's next turn; None: no answer ever comes."""
+
+    usable = True
+    welcome = SimpleNamespace(limits=Limits(max_record_bytes=MIB, max_batch_bytes=2 * MIB))
+
+    def __init__(self, answer: Callable[[bytes], Answer]) -> None:
+        self.answer = answer
+        self.sent = 0
+
+    def produce(
+        self, batch: bytearray, *, level: int, durability: int, deadline_ms: int, done: Callable[[Any], None]
+    ) -> None:
+        self.sent += 1
+        result = self.answer(bytes(batch))
+        if result is not None:
+            asyncio.get_running_loop().call_soon(done, result)
+
+    async def master_of(self, queue: str) -> tuple[Link, SimpleNamespace]:
+        """A client's part: this is the link to the queue's master."""
+        return self, SimpleNamespace(queue_id=1, producer_epoch=0)
+
+
+def producer_on(answer: Callable[[bytes], Answer], **options: Any) -> Producer:
+    usual = {
+        "level": Level.ALL,
+        "durability": Durability.MEMORY,
+        "batch_bytes": MIB,
+        "linger_ms": 5,
+        "window_bytes": 4 * MIB,
+        "max_in_flight": 16,
+        "delivery_timeout_ms": 60_000,
+        "idempotent": True,
+    }
+    return Producer(cast(Client, Link(answer)), "q", **{**usual, **options})
+
+
+def headers_of(node: Node) -> list[list[Any]]:
+    return [list(record.headers) for record in node.records]
+
+
+@pytest.mark.parametrize("way", ["send_nowait", "send_batch_nowait", "send_many_nowait"])
+async def test_header_pairs_may_be_used_again(way: str) -> None:
+    """Each record keeps what its pairs were when it was handed over; by one list for three of them."""
+    node, pair = Node(), ["n", b"?"]
+    async with producer_on(node) as producer:
+        for number in range(3):
+            pair[1] = b"%d" % number
+            if way == "send_nowait":
+                producer.send_nowait(b"v", headers=[pair])  # type: ignore[list-item]
+            elif way == "send_batch_nowait":
+                producer.send_batch_nowait([Record(b"v", None, [pair], None)])  # type: ignore[list-item]
+            else:
+                producer.send_many_nowait([b"v"], headers=[[pair]])
+        pair[1] = "no bytes"
+    assert headers_of(node) == [[("n", b"0")], [("n", b"1")], [("n", b"2")]]
+
+
+async def test_header_pairs_may_be_readable_once() -> None:
+    """They are read once, when the record is handed over; by iterators, alone and as a ready batch."""
+    node = Node()
+    async with producer_on(node) as producer:
+        producer.send_nowait(b"v", headers=[iter(("a", b"1"))])  # type: ignore[list-item]
+        producer.send_batch_nowait([Record(b"v", None, iter([iter(("b", b"2"))]), None)])  # type: ignore[arg-type]
+    assert headers_of(node) == [[("a", b"1")], [("b", b"2")]]
+
+
+async def test_a_batch_that_cannot_be_encoded_ends_alone_and_at_once() -> None:
+    """Whatever slipped through the checks must not stop the producer until its deadline; by a text put into the open
+    batch behind them."""
+    node = Node()
+    async with producer_on(node) as producer:
+        await producer.send(b"before")
+        spoilt = producer.send_nowait(b"with it")
+        batch = producer._collector.batch
+        assert batch is not None
+        batch.add(cast(bytes, "text"), None, (), None, 30)
+        async with asyncio.timeout(10):
+            with pytest.raises(BadInput, match="cannot be sent"):
+                await spoilt
+            await producer.send(b"after")
+    assert node.values == [b"before", b"after"]
+
+
+async def test_a_batch_that_its_connection_does_not_take_ends_at_once() -> None:
+    """No answer will come to it; what left of it is not known. By a connection that raises once."""
+    node = Node()
+    raising = [ValueError("no room in the frame")]
+
+    def answer(batch: bytes) -> Answer:
+        if raising:
+            raise raising.pop()
+        return node(batch)
+
+    async with producer_on(answer) as producer:
+        async with asyncio.timeout(10):
+            with pytest.raises(OutcomeUnknown, match="no room in the frame"):
+                await producer.send(b"first")
+            await producer.send(b"second")
+    assert node.values == [b"second"]
+
+
+def silent(batch: bytes) -> Answer:
+    return None
+
+
+async def test_a_send_that_finds_no_room_ends_within_the_delivery_timeout() -> None:
+    """Not after one timeout for each window's worth of senders before it; by twenty, each needing all of the window."""
+    async with producer_on(silent, delivery_timeout_ms=300, window_bytes=1000) as producer:
+        sends = [producer.send(b"x" * 900) for _ in range(20)]
+        ended = await asyncio.gather(*sends, return_exceptions=True)
+    refused = [error for error in ended if isinstance(error, Overloaded)]
+    assert len(refused) >= 17, "the others found room, and have their own timeout from then on"
+    assert all(isinstance(error, Overloaded | OutcomeUnknown) for error in ended)
+    assert refused[0].details == {"limit": "window_bytes"}
+    assert "delivery_timeout_ms" in str(refused[0])
+
+
+async def test_a_bulk_that_finds_no_room_ends_within_the_delivery_timeout() -> None:
+    """As one record does, and nothing of it is sent; by a window in which others hold their place."""
+    node = Node()
+    async with producer_on(node, delivery_timeout_ms=200, window_bytes=1000) as producer:
+        producer._window.take(900)
+        async with asyncio.timeout(20):
+            with pytest.raises(Overloaded, match="delivery_timeout_ms"):
+                await producer.send_many([b"x" * 200] * 3)
+        assert node.records == []
+        producer._window.release(900)
+        assert len(await producer.send_many([b"x" * 200] * 3)) == 3
+
+
+async def test_the_window_counts_what_a_batch_takes_besides_its_records() -> None:
+    """Else bulks of one empty record would fill the memory long before the window; by counting how many fit."""
+    limit = 100 * BATCH_OVERHEAD_BYTES
+    async with producer_on(silent, window_bytes=limit) as producer:
+        for _ in range(limit // (BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES)):
+            producer.send_many_nowait([b""])
+        with pytest.raises(Overloaded):
+            producer.send_many_nowait([b""])
+        producer.abandon()
+
+
+async def test_the_window_is_empty_once_all_has_ended() -> None:
+    """What was counted is given back to the byte; by records, ready batches and bulks of several batches."""
+    async with producer_on(Node(), batch_bytes=100) as producer:
+        for _ in range(5):
+            producer.send_nowait(b"x" * 30)
+        producer.send_batch_nowait([Record(b"v")])
+        delivery = producer.send_many_nowait([b"x" * 60] * 5)
+        await producer.flush()
+        assert len(await delivery) == 5
+        assert producer.stats.batches > 5
+        assert producer._window._pending() == 0
+
+
+async def test_a_bulk_is_refused_whole_by_what_all_its_batches_take() -> None:
+    """Nothing of it is handed over; by one whose records fit, but not its batches."""
+    async with producer_on(silent, batch_bytes=1, window_bytes=10 * BATCH_OVERHEAD_BYTES) as producer:
+        producer.send_many_nowait([b""])
+        with pytest.raises(Overloaded):
+            producer.send_many_nowait([b""] * 10)
+        assert producer.stats.batches == 1
+        producer.abandon()
