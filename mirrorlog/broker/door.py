@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from mirrorlog.broker.fetch import Fetcher
 from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.publish import ElsewhereLog, Publisher
 from mirrorlog.broker.replica import Replica
 from mirrorlog.broker.requests import Requests
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.commitlog.format import queue_of
 from mirrorlog.config import Settings
 from mirrorlog.errors import (
     MirrorlogError,
@@ -26,6 +28,8 @@ from mirrorlog.wire.frames import FRAME_HEADER_SIZE, PRODUCE, Frame, FrameType, 
 from mirrorlog.wire.greeting import check_hello
 from mirrorlog.wire.listening import listen
 from mirrorlog.wire.messages import Hello, Message, Welcome, decode, encode, error_frame
+
+_PRODUCE: Final = int(FrameType.PRODUCE)
 
 
 @dataclass(slots=True)
@@ -130,7 +134,7 @@ class ClientSession:
 
     def connected(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._last_read = asyncio.get_running_loop().time()
+        self._last_read = time.monotonic()
         door = self._door
         limit = door.settings.limits.max_connections
         if len(door.sessions) >= limit:
@@ -141,7 +145,7 @@ class ClientSession:
             door.sessions.add(self)
 
     def frame(self, frame_: Frame) -> None:
-        self._last_read = asyncio.get_running_loop().time()
+        self._last_read = time.monotonic()
         if not self._greeted:
             self._greet(frame_)
             return
@@ -197,8 +201,8 @@ class ClientSession:
         self.answer(frame(FrameType.WELCOME, encode(welcome), frame_.correlation_id))
 
     def _dispatch(self, frame_: Frame) -> None:
-        if frame_.type == FrameType.PRODUCE:
-            queue_id = read_header(frame_.payload, PRODUCE.size).queue_id
+        if frame_.type == _PRODUCE:
+            queue_id = queue_of(frame_.payload, PRODUCE.size)
             self._door.log_of(queue_id).publisher.publish(frame_.payload, self, frame_.correlation_id)
         elif frame_.type == FrameType.FETCH:
             fetch = read_fetch(frame_.payload)

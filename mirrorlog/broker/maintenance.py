@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.log import CommitLog
@@ -21,6 +21,8 @@ from mirrorlog.commitlog.prepare import PrepareJob
 from mirrorlog.errors import DiskFailed, MirrorlogError
 
 logger = logging.getLogger(__name__)
+
+_LOOK_BYTES: Final = 256 * 1024
 
 
 class _Runnable(Protocol):
@@ -62,6 +64,7 @@ class Maintenance:
         # Where the log ended when it was last looked at: it is idle while it still does.
         self._noted_at = 0.0
         self._end_before = -1
+        self._looked_at = 0
         self._stopped = False
         self._resting = False
         self._task: asyncio.Task[None] | None = None
@@ -105,7 +108,10 @@ class Maintenance:
         log = self._replica.log
         if self._eager or log.end - log.flushed >= self._flush_bytes:
             self._due.set()
-        self._warm()
+        # The windows ahead are some MiB: there is no need to look at them with every small batch.
+        if not self._looked_at <= log.end < self._looked_at + _LOOK_BYTES:
+            self._looked_at = log.end
+            self._warm()
 
     async def _flush_for_ever(self) -> None:
         try:
@@ -151,6 +157,7 @@ class Maintenance:
         if not self._replica.usable or self._replica.log is not log:
             return  # the copy began anew meanwhile
         if gained:
+            self._looked_at = -_LOOK_BYTES  # a flush undoes what was warm
             self._flushed()
         if record:
             for check in self._checks:

@@ -145,7 +145,7 @@ class Node:
         )
         for replica in self._replicas.values():
             if replica.is_master:
-                replica.on_appended.append(accept.wake)
+                replica.on_stored.append(accept.stored)
                 replica.on_confirmed.append(accept.gained)
         self._ha = HAService(accept, list(self._mirrored.values()))
         await self._ha.start(settings.replication_bind)
@@ -343,6 +343,7 @@ class Node:
             limits=settings.limits,
             quiesce=partial(self._quiesce, replica),
         )
+        replica.on_stored.append(service.stored)
         self._mirrored[str(replica.log_id)] = service
         elsewhere = ElsewhereLog(replica.assignment.name, master)
         self._serve(replica, elsewhere, service.flushed)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.body import check_uncompressed
-from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Codec, Kind, check_producer_part
+from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Kind, check_producer_part
 from mirrorlog.config import HaSettings, LimitSettings, Member
 from mirrorlog.errors import (
     BadBatch,
@@ -33,16 +33,15 @@ from mirrorlog.ha.mastership import Mastership
 from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.queues.producers import Landed
 from mirrorlog.wire.frames import (
-    CONFIRM,
     CONFIRM_DUPLICATE,
     PRODUCE,
     Durability,
-    FrameType,
-    frame,
+    confirm_frame,
     read_produce,
 )
 
-_DURABILITIES = frozenset(Durability)
+_DURABILITIES = frozenset(map(int, Durability))
+_DATA = int(Kind.DATA)
 _TIMEOUTS: dict[PutStatus, type[OutcomeUnknown]] = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: FlushSlaveTimeout,
     PutStatus.FLUSH_DISK_TIMEOUT: FlushDiskTimeout,
@@ -169,22 +168,24 @@ class Publisher:
         if error is not None:
             token.reply.refuse(error, token.correlation_id)
             return
-        facts = CONFIRM.pack(
-            token.log_offset,
-            token.base_queue_offset,
-            token.epoch,
-            answer.copies,
-            token.durability,
-            token.flags,
+        token.reply.answer(
+            confirm_frame(
+                log_offset=token.log_offset,
+                base_queue_offset=token.base_queue_offset,
+                epoch=token.epoch,
+                copies=answer.copies,
+                durability=token.durability,
+                flags=token.flags,
+                correlation_id=token.correlation_id,
+            )
         )
-        token.reply.answer(frame(FrameType.CONFIRM, facts, token.correlation_id))
 
     def _check(self, header: BatchHeader, batch: memoryview) -> None:
-        if header.kind != Kind.DATA:
+        if header.kind != _DATA:
             raise BadBatch(f"a producer sends kind {Kind.DATA}, not {header.kind}")
         if not self._replica.queues.has_id(header.queue_id):
             raise NoSuchQueue(f"no queue has the id {header.queue_id}; ask for the queue's metadata again")
-        if header.codec != Codec.NONE:
+        if header.codec:
             self._check_compressed(header)
             return
         if header.body_length != header.length - HEADER_SIZE - header.padding:

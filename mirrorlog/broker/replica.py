@@ -50,7 +50,11 @@ class Replica:
         is looked up a dozen times per batch."""
         self._forget_derived()
         self.is_master = assignment.master == settings.node.id
+        self.on_stored: list[Callable[[], None]] = []
+        """Called when bytes stand in the log, before what is derived from them is worked out: it is other nodes that
+        wait for them."""
         self.on_appended: list[Callable[[], None]] = []
+        """Called when all that this node derives from new batches is known."""
         self.on_flush_wanted: list[Callable[[], None]] = []
         self.on_confirmed: list[Callable[[Set[int]], None]] = []
         """Called with the ids of the queues that gained confirmed records."""
@@ -161,10 +165,15 @@ class Replica:
     # --- what changes it ---
 
     def append(self, batch: memoryview, header: BatchHeader, now_us: int) -> BatchHeader:
-        """Master: append one checked batch; gives its header as stamped. Raises DiskFull or DiskFailed."""
+        """Master: append one checked batch; gives its header as stamped. Raises DiskFull, or DiskFailed, which ends the
+        node as a flush that failed does."""
         base = self.index.next_appended(header.queue_id) if header.kind in _NUMBERED else 0
-        with self._disk_watched():
+        try:
             stamped = self.log.append(batch, base_queue_offset=base, append_time_us=now_us)
+        except DiskFailed as error:
+            self.on_broken(error)
+            raise
+        self._wake(self.on_stored)
         self._follow(stamped, batch)
         self._wake(self.on_appended)
         return stamped
@@ -175,8 +184,12 @@ class Replica:
 
     def append_run(self, run: memoryview, *, log_offset: int) -> None:
         """Mirror: append whole batches as the master stamped them. Raises BadBatch, DiskFull or DiskFailed."""
-        with self._disk_watched():
+        try:
             headers = self.log.append_run(run, log_offset=log_offset)
+        except DiskFailed as error:
+            self.on_broken(error)
+            raise
+        self._wake(self.on_stored)
         self._follow_run(headers, run)
 
     def place_for(self, length: int) -> memoryview | None:
@@ -185,7 +198,9 @@ class Replica:
 
     def keep_placed(self, run: memoryview, *, log_offset: int) -> None:
         """Mirror: append the run that was received at the log's end. Raises BadBatch."""
-        self._follow_run(self.log.keep_placed(run, log_offset=log_offset), run)
+        headers = self.log.keep_placed(run, log_offset=log_offset)
+        self._wake(self.on_stored)
+        self._follow_run(headers, run)
 
     def drop_placed(self, run: memoryview) -> None:
         """Mirror: the run will not be completed."""
@@ -193,10 +208,11 @@ class Replica:
 
     def set_confirmed(self, log_offset: int) -> None:
         """Everything below is confirmed; wakes who waits for records."""
-        before = self.log.confirmed
-        self.log.set_confirmed(log_offset)
-        if self.log.confirmed > before:
-            gained = self._confirm_derived(self.log.confirmed)
+        log = self.log
+        before = log.confirmed
+        log.set_confirmed(log_offset)
+        if log.confirmed > before:
+            gained = self._confirm_derived(log.confirmed)
             for tell in self.on_confirmed:
                 tell(gained)
 
@@ -335,15 +351,6 @@ class Replica:
     def _wake(waiting: list[Callable[[], None]]) -> None:
         for wake in waiting:
             wake()
-
-    @contextmanager
-    def _disk_watched(self) -> Iterator[None]:
-        """A disk that failed in an append ends the node, as one that failed in a flush does."""
-        try:
-            yield
-        except DiskFailed as error:
-            self.on_broken(error)
-            raise
 
     def _follow_run(self, headers: Sequence[BatchHeader], run: memoryview) -> None:
         at = 0

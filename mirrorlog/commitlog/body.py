@@ -21,6 +21,7 @@ would be parsed and checked per batch, and its alignment rules would own our byt
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -51,6 +52,9 @@ Part = bytes | bytearray | memoryview
 """Bytes on their way into a body."""
 
 _NO_HEADER: Final = bytes(HEADER_SIZE)
+
+_FEW_RECORDS: Final = 16
+_FEW_OFFSETS: Final = tuple(struct.Struct(f"<{count + 1}i") for count in range(_FEW_RECORDS + 1))
 # What fills a part of n bytes up to a multiple of 8, at n % 8.
 _ZEROS: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
@@ -199,12 +203,33 @@ def check_uncompressed(batch: memoryview, *, record_count: int, columns: int, ma
 
     Raises BadBatch or RecordTooLarge. `batch` is header and body.
     """
+    if not columns and record_count <= _FEW_RECORDS and _few_values_fit(batch, record_count, max_record_bytes):
+        return
     body = parse_body(batch[HEADER_SIZE:], record_count=record_count, columns=columns)
     # A value can be above the limit only if all values together are.
     if len(body.values.data) > max_record_bytes and (largest := body.values.size_max()) > max_record_bytes:
         raise RecordTooLarge(f"a value of {largest} bytes is above max_record_bytes ({max_record_bytes})")
     if body.headers is not None:
         _check_text(body.headers.names)
+
+
+def _few_values_fit(batch: memoryview, count: int, max_record_bytes: int) -> bool:
+    """Whether a body of a few values, and nothing else, is surely sound and no value above the limit; the usual case
+    of a producer that does not wait. In numpy it costs ten times as much. What is not sound is `parse_body`'s to say.
+    """
+    begin = HEADER_SIZE + aligned(4 * (count + 1))
+    if len(batch) < begin:
+        return False
+    offsets = _FEW_OFFSETS[count].unpack_from(batch, HEADER_SIZE)
+    end = begin + offsets[-1]
+    return (
+        offsets[0] == 0
+        and aligned(end) == len(batch)
+        and end - begin <= max_record_bytes
+        and list(offsets) == sorted(offsets)
+        and not (count % 2 == 0 and any(batch[begin - 4 : begin]))
+        and not any(batch[end:])
+    )
 
 
 def _check_text(names: BinaryColumn) -> None:

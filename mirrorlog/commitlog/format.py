@@ -58,10 +58,9 @@ CONTROL_QUEUE_ID: Final = 0
 _HEADER = struct.Struct("<QQqIII IIIIIBBBBHHQIIQq")
 _BROKER_PART = struct.Struct("<QQqIII")
 _PRODUCER_PART = struct.Struct("<IIIIIBBBBHHQIIQq")
-_HEADER_CRC = struct.Struct("<I")
-
-_LENGTH = struct.Struct("<I")
+_U32 = struct.Struct("<I")
 _LENGTH_AT: Final = 44
+_QUEUE_AT: Final = 52
 _HEADER_CRC_AT: Final = 32
 _CRC_AT: Final = 36
 _CRC_COVERS_FROM: Final = 40
@@ -171,9 +170,17 @@ def read_header(buffer: Buffer, at: int = 0) -> BatchHeader:
     return BatchHeader._make(_HEADER.unpack_from(buffer, at))
 
 
+def queue_of(batch: Buffer, at: int = 0) -> int:
+    """The queue id that the header at `at` names, unchecked. Raises BadBatch when fewer than 96 bytes are there."""
+    if len(batch) - at < HEADER_SIZE:
+        raise BadBatch(f"a batch header needs {HEADER_SIZE} bytes, {max(0, len(batch) - at)} are there")
+    queue_id: int = _U32.unpack_from(batch, at + _QUEUE_AT)[0]
+    return queue_id
+
+
 def batch_length(batch: Buffer) -> int:
     """What the header of a batch says of its length, unchecked; 0 when there is no whole header."""
-    return _LENGTH.unpack_from(batch, _LENGTH_AT)[0] if len(batch) >= HEADER_SIZE else 0
+    return _U32.unpack_from(batch, _LENGTH_AT)[0] if len(batch) >= HEADER_SIZE else 0
 
 
 def write_producer_part(
@@ -204,7 +211,7 @@ def write_producer_part(
     )  # fmt: skip
     _PRODUCER_PART.pack_into(batch, _CRC_AT, 0, *fields)
     with memoryview(batch) as view:
-        _HEADER_CRC.pack_into(batch, _CRC_AT, crc32c(view[_CRC_COVERS_FROM:]))
+        _U32.pack_into(batch, _CRC_AT, crc32c(view[_CRC_COVERS_FROM:]))
 
 
 def stamp(
@@ -220,7 +227,7 @@ def stamp(
     """Write the broker's part into the first 36 bytes of `batch` and seal the header. `seed` is `log_seed(log id)`."""
     _BROKER_PART.pack_into(batch, 0, log_offset, base_queue_offset, append_time_us, epoch, flags, 0)
     with memoryview(batch) as view:
-        _HEADER_CRC.pack_into(batch, _HEADER_CRC_AT, crc32c(view[:HEADER_SIZE], seed))
+        _U32.pack_into(batch, _HEADER_CRC_AT, crc32c(view[:HEADER_SIZE], seed))
 
 
 def check_producer_part(batch: memoryview, *, max_batch_bytes: int) -> BatchHeader:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from concurrent.futures import Executor
 from typing import Final, Protocol
@@ -31,7 +32,7 @@ from mirrorlog.ha.driving import log_failure
 from mirrorlog.ha.group_transfer import Answer
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.frames import Ack, Frame, FrameType, frame, read_ack
+from mirrorlog.wire.frames import Frame, FrameType, frame, read_ack
 from mirrorlog.wire.greeting import check_hello
 from mirrorlog.wire.listening import listen
 from mirrorlog.wire.messages import Failure, Follow, Hello, Pull, Welcome, as_error, encode, expect_message
@@ -39,9 +40,10 @@ from mirrorlog.wire.messages import Failure, Follow, Hello, Pull, Welcome, as_er
 logger = logging.getLogger(__name__)
 
 _SPARE_LINKS: Final = 16
+_ACK: Final = int(FrameType.ACK)
 
 ANNOUNCE_S: Final = 0.005
-"""How long what is confirmed may wait for bytes that carry it to the mirrors."""
+"""How long what is confirmed may wait for bytes that carry it to the mirrors; twice that when bytes have just left."""
 
 
 class MasterLog(SourceLog, Protocol):
@@ -81,6 +83,9 @@ class MasterLink:
 
     def frame(self, frame_: Frame) -> None:
         now = self._service.now()
+        if frame_.type == _ACK and self.connection is not None:
+            self._acked(self.connection, frame_, now)
+            return
         if frame_.type == FrameType.ERROR and self._greeted is not None:
             reason = as_error(expect_message(frame_, FrameType.ERROR, Failure))
             raise ConnectionLost(f"mirror {self._greeted.node_id} gave up: {reason}")
@@ -89,7 +94,7 @@ class MasterLink:
         elif self.connection is None:
             self._follow(expect_message(frame_, FrameType.FOLLOW, Follow), now)
         else:
-            self._transfer(frame_, now)
+            self._pull(self.connection, frame_, now)
 
     def handled(self) -> None:
         pass
@@ -113,7 +118,9 @@ class MasterLink:
 
     def pump(self, *, announce: bool) -> None:
         """Push what the log has gained, unless the socket is full; and what is confirmed, if nothing carries it."""
-        if self.connection is None or not self.endpoint.open or self.endpoint.paused:
+        if self.connection is None or not (announce or self.connection.owes):
+            return
+        if self.endpoint.paused or not self.endpoint.open:
             return
         try:
             self._do(self.connection.pump(self._service.now(), announce=announce))
@@ -160,35 +167,35 @@ class MasterLink:
         self._log, self.connection = log, connection
         self._do(actions)
 
-    def _transfer(self, frame_: Frame, now: float) -> None:
+    def _acked(self, connection: HAConnection, frame_: Frame, now: float) -> None:
         assert self._log is not None
-        assert self.connection is not None
-        if frame_.type == FrameType.ACK:
-            ack = read_ack(frame_.payload)
-            self._check_borders(ack)
-            self._log.progressed(self._log.mastership.acked(self.connection, ack, now))
-            self.pump(announce=False)
-        elif frame_.type == FrameType.PULL:
-            actions = self.connection.pull(expect_message(frame_, FrameType.PULL, Pull), now)
-            # Only now, when this link is proven, may it take the place of an older one of the same mirror.
-            if (replaced := self._log.mastership.join(self.connection)) is not None:
-                self._service.close_link_of(replaced)
-            self._do(actions)
-            logger.info(
-                "mirror_joined node=%s log=%s epoch=%s from=%s end=%s",
-                self.connection.node_id, self._log.name, self._log.log.epochs.current,
-                self.connection.read_half.requested, self._log.log.end,
-            )  # fmt: skip
-            self._log.progressed(self._log.mastership.proven(self.connection))
-        else:
-            raise ProtocolError(f"frame type {frame_.type} from a mirror")
+        ack = read_ack(frame_.payload)
+        self._check_border(ack.written)
+        if ack.flushed != connection.read_half.flushed:
+            self._check_border(ack.flushed)
+        self._log.progressed(self._log.mastership.acked(connection, ack, now))
+        self.pump(announce=False)
 
-    def _check_borders(self, ack: Ack) -> None:
+    def _check_border(self, log_offset: int) -> None:
         """A copy holds whole batches. An ack within one would make it visible, to readers, before it is there."""
         assert self._log is not None
-        for log_offset in (ack.written, ack.flushed):
-            if log_offset <= self._log.log.end and not self._log.log.is_border(log_offset):
-                raise ProtocolError(f"an ack of {log_offset}, where no batch ends")
+        log = self._log.log
+        if log_offset < log.end and not log.is_border(log_offset):
+            raise ProtocolError(f"an ack of {log_offset}, where no batch ends")
+
+    def _pull(self, connection: HAConnection, frame_: Frame, now: float) -> None:
+        assert self._log is not None
+        actions = connection.pull(expect_message(frame_, FrameType.PULL, Pull), now)
+        # Only now, when this link is proven, may it take the place of an older one of the same mirror.
+        if (replaced := self._log.mastership.join(connection)) is not None:
+            self._service.close_link_of(replaced)
+        self._do(actions)
+        logger.info(
+            "mirror_joined node=%s log=%s epoch=%s from=%s end=%s",
+            connection.node_id, self._log.name, self._log.log.epochs.current,
+            connection.read_half.requested, self._log.log.end,
+        )  # fmt: skip
+        self._log.progressed(self._log.mastership.proven(connection))
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -238,10 +245,13 @@ class MasteredLog:
         return HAConnection(node_id=node_id, own_id=self._own_id, log=self.log, settings=self._settings, now=now)
 
     def progressed(self, answers: Iterable[Answer]) -> None:
-        """Copies moved on: records become visible, then producers are answered."""
-        self.log.set_confirmed(self.mastership.progress.confirmed)
+        """Copies moved on: producers are answered, then records become visible, which takes longer. Nobody sees it the
+        other way round: whatever an answered producer asks for next is read after this."""
         for each in answers:
             self._answer(each)
+        confirmed = self.mastership.progress.confirmed
+        if confirmed > self.log.confirmed:
+            self.log.set_confirmed(confirmed)
 
 
 class AcceptSocketService:
@@ -278,7 +288,7 @@ class AcceptSocketService:
         ))  # fmt: skip
 
     def now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return time.monotonic()  # the loop's clock, without the way to the loop
 
     def log(self, log_id: str) -> MasteredLog:
         """Raises NoSuchLog, or the reason why this node does not serve the log."""
@@ -291,23 +301,28 @@ class AcceptSocketService:
     def welcome_frame(self, version: int) -> bytes:
         return frame(FrameType.WELCOME, encode(msgspec.structs.replace(self.welcome, version=version)))
 
-    def wake(self) -> None:
-        """A log has grown: push once in this turn of the loop, whatever came in it."""
-        if not self._pump_due and self.links:
+    def stored(self) -> None:
+        """A log has grown. A mirror that has all the rest gets it at once, while this node goes on with it; for the
+        others one push follows in this turn of the loop, whatever comes in it."""
+        owes = False
+        for link in self.links:
+            if link.connection is not None:
+                if link.connection.all_acked:
+                    link.pump(announce=False)
+                owes = owes or link.connection.owes
+        if owes and not self._pump_due:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
 
     def push(self) -> None:
-        """Push now what `wake` has told of, if anything."""
+        """Push now what `stored` has told of, if anything."""
         if self._pump_due:
             self._pump()
 
     def gained(self, queue_ids: Set[int]) -> None:
         """More is confirmed, of these queues: news to all mirrors, that the next bytes carry, or soon a frame of its
         own. A frame at once for each would cost a busy master two sends, and a mirror a turn, per publish."""
-        if not self._announce_due and self.links:
-            self._announce_due = True
-            asyncio.get_running_loop().call_later(ANNOUNCE_S, self._announce)
+        self._announce_soon()
 
     def tick(self, now: float) -> None:
         for link in list(self.links):
@@ -346,5 +361,14 @@ class AcceptSocketService:
 
     def _announce(self) -> None:
         self._announce_due = False
+        newest = self.now() - ANNOUNCE_S
         for link in list(self.links):
-            link.pump(announce=True)
+            if link.connection is not None and link.connection.write_half.last_write > newest:
+                self._announce_soon()  # a steady stream tells by itself, and only its end is news
+            else:
+                link.pump(announce=True)
+
+    def _announce_soon(self) -> None:
+        if not self._announce_due and self.links:
+            self._announce_due = True
+            asyncio.get_running_loop().call_later(ANNOUNCE_S, self._announce)

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 from uuid import UUID
 
 from mirrorlog.commitlog.epochs import EpochList, common_point
 from mirrorlog.config import HaSettings
 from mirrorlog.errors import LogRecovering, MirrorlogError, ProtocolError, StalledFrame, WrongCluster
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
-from mirrorlog.wire.frames import ACK, TRANSFER, TRANSFER_FLUSH, Frame, FrameType, frame, read_transfer
+from mirrorlog.wire.frames import TRANSFER, TRANSFER_FLUSH, Frame, FrameType, ack_frame, frame, read_transfer
 from mirrorlog.wire.messages import (
     EpochEntry,
     Failure,
@@ -78,6 +78,10 @@ class ClientState(Enum):
     STOPPED = "stopped"
 
 
+_TRANSFERRING: Final = ClientState.TRANSFER
+_TRANSFER_TYPE: Final = int(FrameType.TRANSFER)
+
+
 class HAClient:
     """One log's link to its master. `greeting` is sent first on every connection."""
 
@@ -99,10 +103,10 @@ class HAClient:
         self._align_out = False
         self._epoch = 0
         self._placed: memoryview | None = None
+        self._said = -1
         self._handlers: dict[tuple[ClientState, int], Callable[[Frame, float], Sequence[Action]]] = {
             (ClientState.GREETING, FrameType.WELCOME): self._welcome,
             (ClientState.ASKING, FrameType.HISTORY): self._history,
-            (ClientState.TRANSFER, FrameType.TRANSFER): self._transfer,
         }
 
     # --- events ---
@@ -154,6 +158,8 @@ class HAClient:
             )
         if frame_.type == FrameType.GOODBYE:
             return [Close()]
+        if self.state is _TRANSFERRING and frame_.type == _TRANSFER_TYPE:
+            return self._transfer(frame_, now)
         handler = self._handlers.get((self.state, frame_.type))
         if handler is None:
             raise ProtocolError(f"frame type {frame_.type} while {self.state.value}")
@@ -181,6 +187,10 @@ class HAClient:
     def align_failed(self) -> None:
         """The helper could not align; the link is to be closed with its error."""
         self._align_out = False
+
+    def stored(self, now: float) -> Sequence[Action]:
+        """Bytes stand in the log, before what follows from them is worked out: its master waits to hear of it."""
+        return [self._ack(now)] if self.state is _TRANSFERRING else []
 
     def flushed(self, now: float) -> Sequence[Action]:
         """More of the log is on this disk."""
@@ -247,7 +257,7 @@ class HAClient:
             self._log.append_run(run, log_offset=facts.log_offset)
         self.master_end = facts.end
         self._log.set_confirmed(facts.confirmed)
-        actions: list[Action] = [self._ack(now)] if len(run) else []
+        actions: list[Action] = [self._ack(now)] if self._said < self._log.end else []
         if facts.flags & TRANSFER_FLUSH and self._log.flushed < self._log.end:
             actions.append(FlushSoon())
         return actions
@@ -256,7 +266,8 @@ class HAClient:
 
     def _ack(self, now: float) -> Send:
         self.last_write = now
-        return Send((frame(FrameType.ACK, ACK.pack(self._log.end, self._log.flushed, self._epoch, 0)),))
+        self._said = self._log.end
+        return Send((ack_frame(self._said, self._log.flushed, self._epoch),))
 
     def _say(self, kind: FrameType, message: Message, now: float) -> Send:
         self.last_write = now

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -75,6 +76,10 @@ class HAClientService:
             return
         self._do(self.client.tick(now))
 
+    def stored(self) -> None:
+        """Bytes stand in the log."""
+        self._do(self.client.stored(self._now()))
+
     def flushed(self) -> None:
         self._do(self.client.flushed(self._now()))
 
@@ -119,21 +124,20 @@ class HAClientService:
     # --- inside ---
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return time.monotonic()  # the loop's clock, without the way to the loop
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            if isinstance(action, Connect):
+            if isinstance(action, Send):
+                if self._endpoint is not None:
+                    self._endpoint.send(action.parts)
+            elif isinstance(action, Connect):
                 self._spawn(self._connect())
             elif isinstance(action, Align):
                 self._spawn(self._align(action))
             elif isinstance(action, FlushSoon):
                 self._log.ask_flush()
-            elif self._endpoint is None:
-                return
-            elif isinstance(action, Send):
-                self._endpoint.send(action.parts)
-            elif isinstance(action, Close):
+            elif isinstance(action, Close) and self._endpoint is not None:
                 self._endpoint.close(action.error)
 
     def _spawn(self, work: Any) -> None:

@@ -19,7 +19,7 @@ Pure: frames and `now` in, actions out; the log is a small interface.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import NO_EPOCH, EpochList, common_point
@@ -27,7 +27,7 @@ from mirrorlog.config import HaSettings
 from mirrorlog.errors import AckBeyondEnd, BadRequest, MirrorAhead, OffsetOutOfRange, ProtocolError, StalledFrame
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
 from mirrorlog.ha.rate import RateMeter
-from mirrorlog.wire.frames import TRANSFER, TRANSFER_FLUSH, Ack, FrameType, frame, frame_header
+from mirrorlog.wire.frames import TRANSFER_FLUSH, Ack, FrameType, frame, transfer_head
 from mirrorlog.wire.messages import EpochEntry, Follow, History, Pull, encode
 
 
@@ -61,8 +61,13 @@ class LinkState(Enum):
     CLOSED = "closed"
 
 
+_TRANSFER: Final = LinkState.TRANSFER
+
+
 class ReadHalf:
     """What came from the mirror: its request and its acks."""
+
+    __slots__ = ("acked", "flushed", "last_read", "requested")
 
     def __init__(self, now: float) -> None:
         self.requested = -1
@@ -89,6 +94,10 @@ class WriteHalf:
     `flush_wanted`: up to which log offset a confirm waits for the mirror's disk; told once all below is sent.
     """
 
+    __slots__ = (
+        "confirmed_told", "flush_told", "flush_wanted", "last_write", "next_transfer", "rate", "reading_cold",
+    )  # fmt: skip
+
     def __init__(self, now: float) -> None:
         self.next_transfer = -1
         self.confirmed_told = -1
@@ -100,16 +109,18 @@ class WriteHalf:
 
     def transfer(self, log: SourceLog, run: bytes | memoryview, epoch: int, now: float) -> Send:
         """The frame that carries `run` (or nothing) and every fact a mirror needs to trust it."""
-        flags = TRANSFER_FLUSH if self.flush_told < self.flush_wanted <= self.next_transfer + len(run) else 0
+        size, confirmed = len(run), log.confirmed
+        flags = TRANSFER_FLUSH if self.flush_told < self.flush_wanted <= self.next_transfer + size else 0
         if flags:
             self.flush_told = self.flush_wanted
-        facts = TRANSFER.pack(self.next_transfer, log.confirmed, log.end, epoch, flags)
-        head = frame_header(FrameType.TRANSFER, len(facts) + len(run)) + facts
-        self.next_transfer += len(run)
-        self.confirmed_told = log.confirmed
+        head = transfer_head(
+            log_offset=self.next_transfer, confirmed=confirmed, end=log.end, epoch=epoch, flags=flags, run_bytes=size
+        )
+        self.next_transfer += size
+        self.confirmed_told = confirmed
         self.last_write = now
-        self.rate.count(len(run), now)
-        return Send((head, run) if len(run) else (head,))
+        self.rate.count(size, now)
+        return Send((head, run) if size else (head,))
 
 
 class HAConnection:
@@ -131,6 +142,8 @@ class HAConnection:
         self._own_id = own_id
         self._log = log
         self._settings = settings
+        self._transfer_bytes = settings.transfer_batch_bytes
+        self._in_flight_bytes_max = settings.in_flight_bytes_max
         # A link lives in one epoch: a new mastership starts with new links.
         self._epoch = log.epochs.current
         self._from = 0
@@ -138,7 +151,7 @@ class HAConnection:
 
     @property
     def proven(self) -> bool:
-        return self.state is LinkState.TRANSFER
+        return self.state is _TRANSFER
 
     @property
     def complete(self) -> bool:
@@ -146,6 +159,17 @@ class HAConnection:
         older records are gone; until then it is in no in-sync set."""
         # Each copy moves its begin in its own time, and a restarted master its own once more: what is decided counts.
         return self._begin <= self._log.begin_ahead
+
+    @property
+    def owes(self) -> bool:
+        """Whether the log has something for the mirror that was not sent; asked after every ack."""
+        half = self.write_half
+        return half.next_transfer < self._log.end or half.flush_told < half.flush_wanted
+
+    @property
+    def all_acked(self) -> bool:
+        """Whether nothing that was sent is still to be acked."""
+        return self.write_half.next_transfer == self.read_half.acked
 
     # --- read half ---
 
@@ -191,7 +215,7 @@ class HAConnection:
 
     def ack(self, ack: Ack, now: float) -> None:
         """Raises AckBeyondEnd or ProtocolError; then the link must be closed and the ack not be counted."""
-        self._expect(LinkState.TRANSFER, "an ack")
+        self._expect(_TRANSFER, "an ack")
         self.read_half.last_read = now
         self.read_half.take(ack, epoch=self._epoch, sent=self.write_half.next_transfer)
 
@@ -200,7 +224,7 @@ class HAConnection:
     def pump(self, now: float, *, announce: bool = True) -> list[Action]:
         """As much of the log as the window allows; then, with `announce` and if the mirror does not know it yet, the
         confirmed offset in a frame of its own."""
-        if self.state is not LinkState.TRANSFER:
+        if self.state is not _TRANSFER:
             return []
         return self._push(now, announce=announce and self.write_half.confirmed_told < self._log.confirmed)
 
@@ -234,26 +258,24 @@ class HAConnection:
 
     def _push(self, now: float, *, announce: bool) -> list[Action]:
         actions: list[Action] = []
-        while (room := self._room()) > 0 and self.write_half.next_transfer < self._log.end:
-            if self.write_half.reading_cold:
+        log, half = self._log, self.write_half
+        end = log.end
+        while half.next_transfer < end and self._has_room():
+            if half.reading_cold:
                 return actions
-            run = self._log.read(self.write_half.next_transfer, room, until=self._log.end)
+            run = log.read(half.next_transfer, self._transfer_bytes, until=end)
             if run is None:
-                self.write_half.reading_cold = True
-                job = self._log.read_cold(self.write_half.next_transfer, room, until=self._log.end)
+                half.reading_cold = True
+                job = log.read_cold(half.next_transfer, self._transfer_bytes, until=end)
                 return [*actions, ReadCold(job)]
-            actions.append(self.write_half.transfer(self._log, run, self._epoch, now))
-        half = self.write_half
+            actions.append(half.transfer(log, run, self._epoch, now))
         flush_due = half.flush_told < half.flush_wanted <= half.next_transfer
         if flush_due or (announce and not actions):
-            actions.append(self.write_half.transfer(self._log, b"", self._epoch, now))
+            actions.append(half.transfer(log, b"", self._epoch, now))
         return actions
 
-    def _room(self) -> int:
-        in_flight = self.write_half.next_transfer - self.read_half.acked
-        if in_flight >= self._settings.in_flight_bytes_max:
-            return 0
-        return self._settings.transfer_batch_bytes
+    def _has_room(self) -> bool:
+        return self.write_half.next_transfer - self.read_half.acked < self._in_flight_bytes_max
 
     def _expect(self, state: LinkState, what: str) -> None:
         if self.state is not state:

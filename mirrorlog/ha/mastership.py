@@ -58,7 +58,7 @@ class Mastership:
     @property
     def copies_up(self) -> int:
         """The master and its live, proven mirrors that are members of the in-sync set."""
-        return 1 + sum(link.proven and self.progress.is_member(link.node_id) for link in self.links.values())
+        return 1 + sum([link.proven and self.progress.is_member(node) for node, link in self.links.items()])
 
     @property
     def heard_all(self) -> bool:

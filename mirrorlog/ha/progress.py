@@ -16,6 +16,9 @@ from typing import Final
 from mirrorlog.errors import BadRequest
 from mirrorlog.wire.frames import Durability, Level
 
+# Plain numbers: looking up an enum's member costs as much as the comparison's whole function, several times per ack.
+_DISK: Final = int(Durability.DISK)
+
 ALL_MEMBERS: Final = int(Level.ALL)
 """Instead of a number of copies: every member of the in-sync set, as it is when the question is answered."""
 
@@ -28,7 +31,7 @@ class Held:
     flushed: int = 0
 
     def at(self, durability: int) -> int:
-        return self.flushed if durability == Durability.DISK else self.written
+        return self.flushed if durability == _DISK else self.written
 
 
 class Progress:
@@ -43,31 +46,32 @@ class Progress:
         confirmed: int,
         min_in_sync: int = 1,
     ) -> None:
+        self.confirmed = confirmed
+        """Never goes back. A plain attribute: it is looked up several times per ack."""
         self._own = own
-        self._durability = durability
+        self._durability = int(durability)
         self._held = {node: Held() for node in (own, *mirrors)}
-        self._confirmed = confirmed
         self._min_in_sync = min_in_sync
         self._absent: set[str] = set()
-
-    @property
-    def confirmed(self) -> int:
-        """Never goes back."""
-        return self._confirmed
+        self._members = list(self._held.values())
+        self._everywhere_now = 0
 
     @property
     def copies(self) -> int:
         """Members of the set, the master included."""
-        return len(self._held) - len(self._absent)
+        return len(self._members)
 
     def leave(self, node: str) -> None:
         """A mirror that began at the last segment lacks older records: it is no member, and nobody waits for it."""
         self._absent.add(node)
+        self._gather()
         self._advance()
 
     def enter(self, node: str) -> None:
         """The mirror holds everything from the log's begin to the confirmed offset."""
         self._absent.discard(node)
+        self._gather()
+        self._advance()
 
     def is_member(self, node: str) -> bool:
         return node not in self._absent
@@ -95,13 +99,13 @@ class Progress:
         """Up to which log offset at least `copies` members hold every byte; with ALL_MEMBERS every one of them, whoever
         they are by then."""
         if copies == ALL_MEMBERS:
-            return self._everywhere(durability)
-        offsets = sorted((held.at(durability) for held in self._members()), reverse=True)
+            return self._everywhere_now if durability == self._durability else self._everywhere(durability)
+        offsets = sorted(self._offsets(durability), reverse=True)
         return offsets[copies - 1] if copies <= len(offsets) else 0
 
     def copies_of(self, end: int, durability: int) -> int:
         """How many members hold everything below `end`."""
-        return sum(held.at(durability) >= end for held in self._members())
+        return sum([offset >= end for offset in self._offsets(durability)])
 
     def copies_for(self, level: int) -> int:
         """The number of copies that a confirm level of the wire means here. Raises BadRequest when there are fewer."""
@@ -118,17 +122,18 @@ class Progress:
         """Whether a publish that ends there has reached its level (`copies_for`)."""
         return copies == Level.NONE or end <= self.reached_by(copies, durability)
 
-    def _members(self) -> list[Held]:
-        if not self._absent:
-            return list(self._held.values())
-        return [held for node, held in self._held.items() if node not in self._absent]
+    def _gather(self) -> None:
+        self._members = [held for node, held in self._held.items() if node not in self._absent]
 
     def _advance(self) -> None:
-        self._confirmed = max(self._confirmed, self._everywhere(self._durability))
+        self._everywhere_now = self._everywhere(self._durability)
+        self.confirmed = max(self.confirmed, self._everywhere_now)
 
     def _everywhere(self, durability: int) -> int:
         """What every member holds; nothing is new while there are fewer than `min_in_sync` (invariant 5)."""
-        members = self._members()
-        if len(members) < self._min_in_sync:
-            return 0
-        return min(held.at(durability) for held in members)
+        return min(self._offsets(durability)) if len(self._members) >= self._min_in_sync else 0
+
+    def _offsets(self, durability: int) -> list[int]:
+        if durability == _DISK:
+            return [held.flushed for held in self._members]
+        return [held.written for held in self._members]

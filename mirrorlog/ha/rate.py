@@ -18,7 +18,8 @@ class RateMeter:
         self._before = 0.0
 
     def count(self, size: int, now: float) -> None:
-        self._turn(now)
+        if now - self._since >= _WINDOW_S:
+            self._turn(now)
         self._counted += size
 
     def per_second(self, now: float) -> float:

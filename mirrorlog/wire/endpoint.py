@@ -86,7 +86,7 @@ class Endpoint(asyncio.BufferedProtocol):
     def send(self, parts: Iterable[bytes | memoryview]) -> None:
         """Write the parts in order; views are not copied and must not change until they are sent."""
         transport = self._transport
-        if transport is None or not self.open:
+        if transport is None or self._ended or transport.is_closing():
             return
         transport.writelines(parts)
         if self.paused and transport.get_write_buffer_size() > self._outgoing_bytes_max:
@@ -147,11 +147,14 @@ class Endpoint(asyncio.BufferedProtocol):
     # --- inside ---
 
     def _take_frames(self) -> None:
+        handler, next_frame = self._handler, self._reader.next_frame
         try:
-            while self.open and not self._congested() and (frame := self._reader.next_frame()) is not None:
+            while not (self.paused and self._congested()) and (frame := next_frame()) is not None:
                 self._partial_since = None
-                self._handler.frame(frame)
-            self._handler.handled()
+                handler.frame(frame)
+                if not self.open:
+                    break
+            handler.handled()
         except MirrorlogError as error:
             self._refuse(error)
         except Exception as error:
@@ -162,7 +165,7 @@ class Endpoint(asyncio.BufferedProtocol):
     def _congested(self) -> bool:
         """Whether the peer must take answers before it is asked anything more; then reading stands still."""
         transport = self._transport
-        if not self.paused or transport is None or 2 * transport.get_write_buffer_size() <= self._outgoing_bytes_max:
+        if transport is None or 2 * transport.get_write_buffer_size() <= self._outgoing_bytes_max:
             return False
         self._reading_paused = True
         transport.pause_reading()

@@ -69,7 +69,7 @@ class FrameType(IntEnum):
     ACK = 36
 
 
-_KNOWN_TYPES: Final = frozenset(FrameType)
+_KNOWN_TYPES: Final = frozenset(map(int, FrameType))
 
 
 class Frame(NamedTuple):
@@ -321,6 +321,14 @@ CONFIRM_DUPLICATE: Final = 1
 TRANSFER_FLUSH: Final = 1
 """A confirm waits for the mirror's disk: flush what you hold now and ack it."""
 
+# A frame's header and the fixed struct behind it, in one: the three that every publish passes through.
+_CONFIRM_FRAME = struct.Struct("<IHHQ QQIHBB")
+_TRANSFER_FRAME = struct.Struct("<IHHQ QQQII")
+_ACK_FRAME = struct.Struct("<IHHQ QQII")
+_CONFIRM_TYPE: Final = int(FrameType.CONFIRM)
+_TRANSFER_TYPE: Final = int(FrameType.TRANSFER)
+_ACK_TYPE: Final = int(FrameType.ACK)
+
 PRODUCE = struct.Struct("<BBHI")
 CONFIRM = struct.Struct("<QQIHBB")
 FETCH = struct.Struct("<IIQII")
@@ -336,6 +344,35 @@ _FACTS_SIZES: Final = {
     int(FrameType.TRANSFER): TRANSFER.size,
 }
 """Frames of batches that may be placed, and the size of the struct before their batches."""
+
+
+def confirm_frame(
+    *,
+    log_offset: int,
+    base_queue_offset: int,
+    epoch: int,
+    copies: int,
+    durability: int,
+    flags: int,
+    correlation_id: int,
+) -> bytes:
+    """A whole CONFIRM frame, see `Confirm`."""
+    return _CONFIRM_FRAME.pack(
+        CONFIRM.size, _CONFIRM_TYPE, 0, correlation_id,
+        log_offset, base_queue_offset, epoch, copies, durability, flags,
+    )  # fmt: skip
+
+
+def transfer_head(*, log_offset: int, confirmed: int, end: int, epoch: int, flags: int, run_bytes: int) -> bytes:
+    """A TRANSFER frame up to the run of `run_bytes` bytes that follows, see `Transfer`."""
+    return _TRANSFER_FRAME.pack(
+        TRANSFER.size + run_bytes, _TRANSFER_TYPE, 0, 0, log_offset, confirmed, end, epoch, flags
+    )
+
+
+def ack_frame(written: int, flushed: int, epoch: int) -> bytes:
+    """A whole ACK frame, see `Ack`."""
+    return _ACK_FRAME.pack(ACK.size, _ACK_TYPE, 0, 0, written, flushed, epoch, 0)
 
 
 def read_produce(payload: memoryview) -> Produce:

@@ -56,7 +56,7 @@ class LargestOfAll(Progress):
         return max(held.at(durability) for node, held in self._held.items() if node != self._own)
 
     def _advance(self) -> None:
-        self._confirmed = max(self._confirmed, self.reached_by(self.copies, self._durability))
+        self.confirmed = max(self.confirmed, self.reached_by(self.copies, self._durability))
 
 
 class BelievingHalf(ReadHalf):
