@@ -1,6 +1,7 @@
-"""What the machine itself allows, by small C programs that make the same moves and nothing else.
+"""What the machine itself allows, by small programs that make the same moves and nothing else.
 
-They are in bench/limit, are compiled when first needed, and print one JSON object: bytes and seconds, or percentiles.
+They are in bench/limit and print one JSON object: bytes and seconds, or percentiles. Those in C are compiled when first
+needed. Two are in Python: what gRPC, and what an event loop, allow there at best.
 """
 
 from __future__ import annotations
@@ -8,17 +9,20 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from bench.grpc_publish import BATCH_BYTES as GRPC_BATCH_BYTES
 from bench.measure import Figure
 from bench.workload import KIB, LIMIT, MIB, Measured, Skipped, WorkloadFailed
 
-SOURCES: Final = Path(__file__).parent / "limit"
-BUILT: Final = Path(__file__).parents[1] / ".build" / "bench"
+_ROOT: Final = Path(__file__).parents[1]
+SOURCES: Final = _ROOT / "bench" / "limit"
+BUILT: Final = _ROOT / ".build" / "bench"
 
 _COMPILE_SECONDS: Final = 60
 _RUN_SECONDS: Final = 90
@@ -34,7 +38,11 @@ def workloads(seconds: float) -> list[Measured]:
 
     def limit(program: str, case: str, *arguments: str, compared: bool = True) -> Measured:
         return Measured(
-            "limit", case, lambda name: throughput(name, program, *arguments), group=LIMIT, compared=compared
+            "limit",
+            case,
+            lambda name: throughput(name, run_program(program, *arguments)),
+            group=LIMIT,
+            compared=compared,
         )
 
     return [
@@ -47,7 +55,21 @@ def workloads(seconds: float) -> list[Measured]:
         Measured(
             "limit",
             "3 copies, 1024 B, one outstanding, page cache",
-            lambda name: round_trip(name, time, "1024", "1", "2"),
+            lambda name: round_trip(name, run_program("fanout", time, "1024", "1", "2")),
+            group=LIMIT,
+            compared=True,
+        ),
+        Measured(
+            "limit",
+            "3 copies, 1024 B, one outstanding, Python and uvloop, page cache",
+            lambda name: round_trip(name, run_python("hops", time, "1024", "2")),
+            group=LIMIT,
+            compared=True,
+        ),
+        Measured(
+            "limit",
+            f"gRPC stream, messages of {GRPC_BATCH_BYTES // KIB} KiB, Python, nothing stored",
+            lambda name: throughput(name, run_python("grpc_stream", time, str(GRPC_BATCH_BYTES))),
             group=LIMIT,
             compared=True,
         ),
@@ -58,34 +80,39 @@ def workloads(seconds: float) -> list[Measured]:
     ]
 
 
-def throughput(case: str, program: str, *arguments: str) -> list[Figure]:
-    """One run of a program that moves bytes, in a directory of its own if it takes one."""
-    outcome = run_program(program, *arguments)
+def throughput(case: str, outcome: dict[str, float]) -> list[Figure]:
+    """Of a program that moves bytes."""
     return [Figure("limit", case, "throughput", "MB/s", outcome["bytes"] / 1e6 / outcome["seconds"])]
 
 
-def round_trip(case: str, *arguments: str) -> list[Figure]:
-    """One run of `fanout` with one batch outstanding."""
-    outcome = run_program("fanout", *arguments)
+def round_trip(case: str, outcome: dict[str, float]) -> list[Figure]:
+    """Of a program with one batch outstanding."""
     return [Figure("limit", case, name, "µs", outcome[f"{name}_us"]) for name in ("p50", "p99")]
 
 
 def run_program(program: str, *arguments: str) -> dict[str, float]:
-    """Compile if need be, run in a temporary directory on the disk that nodes use too, and read what it prints.
+    """A program in C: compile if need be, run in a directory of its own, if it takes one, on the disk of the nodes.
 
-    Raises Skipped without a compiler, WorkloadFailed.
+    What it prints. Raises Skipped without a compiler, WorkloadFailed.
     """
     executable = compiled(program)
     with _scratch() as directory:
         where = [] if program == "copy" else [str(directory)]
-        try:
-            run = subprocess.run(
-                [executable, *where, *arguments], capture_output=True, text=True, timeout=_RUN_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise WorkloadFailed(f"{program} did not end within {_RUN_SECONDS} s") from None
+        return _run(program, [str(executable), *where, *arguments])
+
+
+def run_python(program: str, *arguments: str) -> dict[str, float]:
+    """A program in Python: what it prints. Raises WorkloadFailed."""
+    return _run(program, [sys.executable, "-m", f"bench.limit.{program}", *arguments])
+
+
+def _run(program: str, command: Sequence[str]) -> dict[str, float]:
+    try:
+        run = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_RUN_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise WorkloadFailed(f"{program} did not end within {_RUN_SECONDS} s") from None
     if run.returncode != 0:
-        raise WorkloadFailed(f"{program} ended with {run.returncode}: {run.stderr.strip()[:300]}")
+        raise WorkloadFailed(f"{program} ended with {run.returncode}: {run.stderr.strip()[-300:]}")
     outcome: dict[str, float] = json.loads(run.stdout)
     return outcome
 

@@ -92,6 +92,12 @@ async def send_each_keyed(producer: Producer, values: Sequence[bytes]) -> None:
     await producer.flush()
 
 
+async def send_awaited(producer: Producer, values: Sequence[bytes]) -> None:
+    """By `send`, each awaited before the next: a batch of one record, and a turn of the loop, for each."""
+    for value in values:
+        await producer.send(value)
+
+
 async def send_many(producer: Producer, values: Any) -> None:
     await producer.send_many(values)
 
@@ -102,6 +108,7 @@ def cases(record_bytes: int, count: int) -> list[tuple[str, Workload, Any]]:
     listed = [flat[at : at + record_bytes] for at in range(0, len(flat), record_bytes)]
     rows = np.frombuffer(flat, dtype=np.uint8).reshape(count, record_bytes)
     return [
+        ("send, awaited", send_awaited, listed[: count // 16]),
         ("send_nowait", send_each, listed),
         ("send_nowait with a key", send_each_keyed, listed),
         ("send_many of a list", send_many, listed),

@@ -1,7 +1,7 @@
 """The nodes of a workload: with the product's own settings, and with their pages prepared as far as it will write.
 
 A node prepares the pages ahead of its tail in spare time. A benchmark that starts writing at once would measure a node
-in its first seconds, so it waits until as much is prepared as it is going to write; `W1 sustained` does not.
+in its first seconds, so it waits until as much is prepared as it is going to write.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mirrorlog.testing import Cluster, Node
 PREPARED_SECONDS_MAX: Final = 60.0
 
 _MARGIN_BYTES: Final = 64 * MIB
+_STEP_BYTES: Final = 16 * MIB
 _POLL_SECONDS: Final = 0.05
-_QUIET_SECONDS: Final = 1.0
 
 
 @contextmanager
@@ -34,10 +34,11 @@ def prepared_cluster(
     flush: str = "memory",
     segment_bytes: int = LogSettings().segment_bytes,
     min_in_sync: int | None = None,
+    grpc: bool = False,
 ) -> Iterator[Cluster]:
     """A cluster of `copies` nodes, with one queue, that is ready for `total_bytes` of batches.
 
-    `min_in_sync`: by default all of them.
+    `min_in_sync`: by default all of them. `grpc`: with the gRPC doors.
     """
     with Cluster(
         copies,
@@ -45,10 +46,12 @@ def prepared_cluster(
         segment_bytes=segment_bytes,
         min_in_sync=min_in_sync or copies,
         settings={"log.prepare_bytes": total_bytes + _MARGIN_BYTES},
+        grpc=grpc,
     ) as cluster:
         cluster.wait_in_sync()
         for node in cluster.nodes.values():
-            wait_prepared(node, total_bytes)
+            # A node prepares the active segment and a spare, no more; some pages of them it has written itself.
+            wait_prepared(node, min(total_bytes, 2 * segment_bytes - _STEP_BYTES))
         asyncio.run(_declare(cluster.servers, queue))
         try:
             yield cluster
@@ -74,17 +77,15 @@ async def _declare(servers: list[str], queue: str) -> None:
 
 
 def wait_prepared(node: Node, total_bytes: int) -> None:
-    """Until so many bytes of pages are ready, or the node has been quiet for a second: it may prepare fewer.
+    """Until so many bytes of pages are ready. Raises WorkloadFailed: the figures would be those of another work.
 
     The kernel counts a page that becomes dirty for the process that touched it.
     """
     deadline = time.monotonic() + PREPARED_SECONDS_MAX
-    dirtied, since = dirtied_bytes(node.pid), time.monotonic()
-    while dirtied < total_bytes and time.monotonic() < deadline and time.monotonic() - since < _QUIET_SECONDS:
+    while (dirtied := dirtied_bytes(node.pid)) < total_bytes:
+        if time.monotonic() > deadline:
+            raise WorkloadFailed(f"{node.id} prepared {dirtied // MIB} MiB of {total_bytes // MIB}, then no more")
         time.sleep(_POLL_SECONDS)
-        now_dirtied = dirtied_bytes(node.pid)
-        if now_dirtied != dirtied:
-            dirtied, since = now_dirtied, time.monotonic()
 
 
 def dirtied_bytes(pid: int) -> int:

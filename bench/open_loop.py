@@ -1,8 +1,12 @@
 """Latency at half of the peak: records leave by a fixed schedule, whatever became of those before them.
 
-First the peak: `send_nowait` as fast as the window allows, on the same nodes. Then half of that rate for some seconds.
-A record's latency counts from the time at which it was due, so a stall counts for every record that it held up. One
-record a millisecond is timed. Segments are small, so that logs go through several of them.
+First the peak: `send_nowait` as fast as the window allows, on the same nodes. Then half of that rate for some seconds:
+each millisecond its share of records, all at once. A record's latency counts from the tick at which it was due, so a
+stall counts for every record that it held up. One record a tick is timed, each time at another place in its burst.
+Segments are small, so that logs go through several of them.
+
+`late to leave` is how long after its tick a timed record was handed over: what the client itself, or whoever kept the
+processor from it, has added. The rest is from there to the confirm.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import uvloop
@@ -18,8 +22,9 @@ import uvloop
 from bench.clients import Pace, run_clients
 from bench.measure import Figure, latencies
 from bench.nodes import prepared_cluster
-from bench.publishing import BATCH_BYTES, send_each
+from bench.publishing import send_each
 from bench.records import random_records
+from bench.ticks import Ticks
 from bench.workload import MIB
 from mirrorlog.client import Client, Delivery, Producer
 from mirrorlog.errors import Overloaded
@@ -29,7 +34,7 @@ COPIES: Final = 3
 SEGMENT_BYTES: Final = 64 * MIB
 SHARE: Final = 0.5
 
-_TICK_S: Final = 0.001
+TICK_S: Final = 0.001
 _PEAK_SECONDS_MIN: Final = 0.5
 _PREPARED_BYTES: Final = 512 * MIB
 
@@ -48,10 +53,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """`rate`: records a second that were due; `latencies_us`: of the timed ones."""
+    """`rate`: records a second that were due. Of the timed ones: `latencies_us` from due to confirm, of which
+    `late_us` until they were handed over."""
 
     rate: float
     latencies_us: list[float]
+    late_us: list[float]
 
 
 def run(case: Case, name: str) -> list[Figure]:
@@ -62,6 +69,10 @@ def run(case: Case, name: str) -> list[Figure]:
     return [
         Figure("open loop", name, "rate", "msg/s", answered.rate),
         *latencies("open loop", name, answered.latencies_us, shares),
+        *(replace(each, name=f"late to leave, {each.name}") for each in latencies("open loop", name, answered.late_us)),
+        Figure(
+            "open loop", name, "segments filled", "", case.seconds * answered.rate * case.record_bytes / SEGMENT_BYTES
+        ),
     ]
 
 
@@ -79,7 +90,7 @@ async def _send_by_schedule(pace: Pace, servers: tuple[str, ...], case: Case) ->
         peak = await _peak(producer, records)
         schedule = Schedule(producer, records, rate=peak * SHARE)
         await schedule.send(case.seconds)
-        return Answered(schedule.rate, schedule.latencies_us)
+        return Answered(schedule.rate, schedule.latencies_us, schedule.late_us)
 
 
 async def _peak(producer: Producer, records: Sequence[bytes]) -> float:
@@ -93,42 +104,41 @@ async def _peak(producer: Producer, records: Sequence[bytes]) -> float:
 
 
 class Schedule:
-    """Sends record i at `began + i / rate`, in ticks of a millisecond: what is due at a tick leaves at once."""
+    """Sends the records of tick i at `began + i * TICK_S`, `rate` of them a second."""
 
     def __init__(self, producer: Producer, records: Sequence[bytes], *, rate: float) -> None:
         self.rate = rate
         self.latencies_us: list[float] = []
+        self.late_us: list[float] = []
         self._producer = producer
         self._records = records
         self._sent = 0
-        self._burst = max(1, BATCH_BYTES // len(records[0]))
-        self._timed_every = max(1, int(rate * _TICK_S))
         self._timing: set[asyncio.Task[None]] = set()
 
     async def send(self, seconds: float) -> None:
         """All records of so many seconds, and until each timed one is confirmed."""
-        began = time.perf_counter()
-        total = int(self.rate * seconds)
-        while self._sent < total:
-            now = time.perf_counter()
-            due = min(total, int((now - began) * self.rate) + 1)
-            await self._hand_over(min(due, self._sent + self._burst), began)
-            # After a stall the loop turns between bursts, so that confirms are read meanwhile.
-            await asyncio.sleep(max(0.0, now + _TICK_S - time.perf_counter()) if self._sent == due else 0)
+        with Ticks(TICK_S) as ticks:
+            for tick in range(1, int(seconds / TICK_S) + 1):
+                # After a stall the loop turns between bursts, so that confirms are read meanwhile.
+                await ticks.reached(tick)
+                await self._hand_over(int(self.rate * tick * TICK_S), ticks.due(tick), tick)
         await self._producer.flush()
         await asyncio.gather(*self._timing)
 
-    async def _hand_over(self, end: int, began: float) -> None:
+    async def _hand_over(self, end: int, due: float, tick: int) -> None:
         """The records from the first one that was not sent up to number `end` (exclusive)."""
+        if end == self._sent:
+            return
         send, pool = self._producer.send_nowait, self._records
+        timed = self._sent + tick % (end - self._sent)
         for number in range(self._sent, end):
             record = pool[number % len(pool)]
             try:
                 delivery = send(record)
             except Overloaded:
                 delivery = await self._hand_over_with_room(record)
-            if number % self._timed_every == 0:
-                self._time(delivery, began + number / self.rate)
+            if number == timed:
+                self._time(delivery, due)
         self._sent = end
 
     async def _hand_over_with_room(self, record: bytes) -> Delivery:
@@ -140,6 +150,7 @@ class Schedule:
                 continue
 
     def _time(self, delivery: Delivery, due: float) -> None:
+        self.late_us.append((time.perf_counter() - due) * 1e6)
         task = asyncio.ensure_future(self._wait(delivery, due))
         self._timing.add(task)
         task.add_done_callback(self._timing.discard)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS: Final = {OWN: "#2b6cb0", LIMIT: "#a0aec0", PEER: "#dd6b20"}
-_NAMES: Final = {OWN: "mirrorlog", LIMIT: "limit (C)", PEER: "other systems"}
+_NAMES: Final = {OWN: "mirrorlog", LIMIT: "limit", PEER: "other systems"}
 _LABEL_WIDTH: Final = 70
 _BAR_INCHES: Final = 0.42
 _DPI: Final = 110

@@ -73,10 +73,8 @@ async def _publish(pace: Pace, job: Publish) -> Published:
     records = random_records(job.record_bytes, job.count, seed=job.seed)
     async with Client(*job.servers) as client:
         if job.way == "batches":
-            began = await _publish_batches(client, pace, job, records)
-        else:
-            began = await _publish_records(client, pace, job, records)
-    return Published(job.count, began, time.perf_counter())
+            return await _publish_batches(client, pace, job, records)
+        return await _publish_records(client, pace, job, records)
 
 
 # --- By a Producer ----------------------------------------------------------------------------------------------------
@@ -125,7 +123,7 @@ _SENDERS: Final[Mapping[str, Callable[[Producer, Sequence[bytes]], Awaitable[Non
 }
 
 
-async def _publish_records(client: Client, pace: Pace, job: Publish, records: list[bytes]) -> float:
+async def _publish_records(client: Client, pace: Pace, job: Publish, records: list[bytes]) -> Published:
     async with client.producer(job.queue, confirm=job.copies) as producer:
         receipt = await producer.send(records[0])
         if receipt.copies < job.copies:
@@ -133,15 +131,16 @@ async def _publish_records(client: Client, pace: Pace, job: Publish, records: li
         began = pace.begin()
         await _SENDERS[job.way](producer, records)
         await producer.flush()
+        published = Published(job.count, began, time.perf_counter())
         if producer.stats.confirmed != len(records) + 1:
             raise WorkloadFailed(f"{producer.stats.confirmed} of {len(records) + 1} records were confirmed")
-    return began
+    return published
 
 
 # --- Ready batches ----------------------------------------------------------------------------------------------------
 
 
-async def _publish_batches(client: Client, pace: Pace, job: Publish, records: list[bytes]) -> float:
+async def _publish_batches(client: Client, pace: Pace, job: Publish, records: list[bytes]) -> Published:
     connection, info = await client.master_of(job.queue)
     drafts = draft_batches(records)
     window = BatchWindow(connection, queue_id=info.queue_id, copies=job.copies)
@@ -149,7 +148,7 @@ async def _publish_batches(client: Client, pace: Pace, job: Publish, records: li
     for draft in drafts:
         await window.send(draft)
     await window.drain()
-    return began
+    return Published(job.count, began, time.perf_counter())
 
 
 def draft_batches(records: Sequence[bytes]) -> list[Draft]:

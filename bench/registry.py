@@ -10,7 +10,6 @@ from functools import partial
 from typing import Final
 
 from bench import grpc_publish, limits, open_loop, traps, w1_publish, w2_one_outstanding, w3_consume, w5_catch_up
-from bench.measure import Figure
 from bench.publishing import WAYS
 from bench.workload import KIB, MIB, Measured, Workload
 
@@ -57,17 +56,13 @@ def _w1(quick: bool) -> Iterator[Measured]:
             compared=_is_compared(case),
         )
     for record_bytes in RECORD_SIZES:
-        total_bytes = _bytes(_w1_bytes(record_bytes), quick)
+        through_door = grpc_publish.Case(record_bytes, _bytes(_w1_bytes(record_bytes), quick))
         yield Measured(
             "W1",
-            f"3 copies, {record_bytes} B, memory, gRPC, batches",
-            partial(_grpc, record_bytes, total_bytes),
+            str(through_door),
+            partial(grpc_publish.run, through_door),
             compared=record_bytes == COMPARED_BYTES,
         )
-
-
-def _grpc(record_bytes: int, total_bytes: int, _: str) -> list[Figure]:
-    return grpc_publish.run(record_bytes, total_bytes)
 
 
 def _w1_cases(quick: bool) -> Iterator[w1_publish.Case]:

@@ -63,7 +63,8 @@ def marks_table(verdicts: Sequence[Verdict]) -> Lines:
 
 
 def _mark_line(verdict: Verdict) -> tuple[str, ...]:
-    reached = {True: "yes", False: "no", None: "not measured"}[verdict.reached]
+    missing = "not measured" if verdict.ratio is None else ""
+    reached = {True: "yes", False: "no", None: missing}[verdict.reached]
     ratio = "" if verdict.ratio is None or verdict.mark.other is None else f"{verdict.ratio:.2f}"
     return (
         verdict.mark.work,

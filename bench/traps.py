@@ -29,6 +29,7 @@ import uvloop
 
 from bench.clients import Pace, run_clients
 from bench.measure import Figure, latencies
+from bench.page_cache import cached_pages, drop_pages
 from bench.workload import KIB, MIB, TRAP, Measured, Skipped, WorkloadFailed
 from mirrorlog.commitlog.files import OS_FILES, OsFile
 
@@ -36,6 +37,7 @@ _MADV_POPULATE_WRITE: Final = 23  # linux/mman.h
 _TOUCH_BYTES: Final = MIB
 _BATCH: Final = 256 * KIB
 _SMALL_BATCH: Final = 64 * KIB
+_PAST_RUN: Final = MIB - 1000
 _SENT_FILE: Final = 64 * MIB
 _GAP_TRIES: Final = 4
 _SYNCS: Final = 5
@@ -44,7 +46,7 @@ _DEADLINE_SECONDS: Final = 20
 
 
 def workloads(*, quick: bool) -> list[Measured]:
-    """One for each trap; each takes less than four seconds."""
+    """One for each trap; each takes less than four seconds on a disk that gives 0.5 GB/s."""
     share = 16 if quick else 1
     helped, window, stored = 64 * MIB // share, 256 * MIB // share, 64 * MIB // share
 
@@ -57,6 +59,7 @@ def workloads(*, quick: bool) -> list[Measured]:
         trap("pages", f"{stored // MIB} MiB stored by map", partial(store_by_pages, stored)),
         trap("sendfile", "loopback, a file in the page cache", partial(send_a_file, 512 * MIB // share)),
         trap("busy thread", "loopback ping to uvloop", partial(ping_beside_python, 0.2 if quick else 1.0)),
+        trap("past", f"{window // MIB} MiB of the past from the disk", partial(read_the_past, window)),
     ]
 
 
@@ -211,6 +214,39 @@ _STATES: Final = {
     "prepared (touched and synced)": _prepared,
     "recycled (stored before, synced, mapped anew)": _recycled,
 }
+
+
+# --- Reading the past -------------------------------------------------------------------------------------------------
+
+
+def read_the_past(size: int, case: str) -> list[Figure]:
+    """`size` bytes that are not in memory, in runs, by pread and as the product does: how fast, and what memory it
+    took. Raises Skipped where pages cannot be dropped."""
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory(prefix="mirrorlog-bench-trap-") as directory:
+        path = Path(directory) / "file"
+        with path.open("wb") as file:
+            for _ in range(size // MIB):
+                file.write(os.urandom(MIB))
+        for way, read in {"pread": OsFile.pread, "OsFile.pread_past": OsFile.pread_past}.items():
+            drop_pages(path)
+            if any(cached_pages(path)):
+                raise Skipped("this file system keeps the pages that it is asked to drop")
+            seconds = _timed(partial(_read_in_runs, path, read))
+            left = sum(cached_pages(path)) * mmap.PAGESIZE / MIB
+            figures += (
+                Figure("past", f"{case}, {way}", "rate", "GB/s", size / 1e9 / seconds),
+                Figure("past", f"{case}, {way}", "memory taken", "MiB", left),
+            )
+    return figures
+
+
+def _read_in_runs(path: Path, read: Callable[[OsFile, memoryview, int], int]) -> None:
+    """As readers of the past do it: whole batches, so that hardly a run begins or ends with a page; a file each."""
+    run = memoryview(bytearray(_PAST_RUN))
+    for at in range(0, path.stat().st_size, len(run)):
+        with OS_FILES.open(path) as file:
+            read(file, run, at)
 
 
 # --- sendfile against views -------------------------------------------------------------------------------------------

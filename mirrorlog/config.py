@@ -218,6 +218,14 @@ class LogSettings(_Section):
     retention_on_low_disk: bool = Field(
         False, description="while the master's disk is low the oldest segment is freed, one a second"
     )
+    retention_copy_percent: float = Field(
+        12.5,
+        ge=0,
+        le=50,
+        description="batches of queues with longer limits are appended once more, and their segments freed, where they "
+        "are at most so much of these; 0: never",
+    )
+    retention_copy_bytes: int = Field(32 * _MIB, ge=64 * _KIB, description="and at most so much of them a second")
     disk_low_percent: float = Field(
         10, ge=0, le=99, description="of the disk; with less free, or no room for another segment, it is warned"
     )
@@ -230,6 +238,9 @@ class LogSettings(_Section):
         8 * _MIB,
         ge=0,
         description="left in a segment for acks and control when no next one can be made; at most 1/8 of it",
+    )
+    copies_aside_max: int = Field(
+        4, ge=1, description="former copies of a log that a mirror keeps; with so many it does not begin anew again"
     )
     send_at_once_bytes: int = Field(_MIB, ge=4 * _KIB, description="largest batch run read at once for a consumer")
 

@@ -290,6 +290,9 @@ class SimulatedFile:
         into[:size] = memoryview(content)[at : at + size]
         return size
 
+    def pread_past(self, into: memoryview, at: int) -> int:
+        return self.pread(into, at)
+
     def data_end(self) -> int:
         return self._open().data_end()
 

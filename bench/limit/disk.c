@@ -9,7 +9,9 @@
 
 #define FILE_BYTES (128 * MIB)
 
-static uint64_t append(const char *directory, double seconds, size_t chunk, int ready, int go) {
+typedef struct { double bytes, seconds; } outcome;
+
+static outcome append(const char *directory, double seconds, size_t chunk, int ready, int go) {
     char path[4096], byte, *source = warm_memory(chunk, 5);
     snprintf(path, sizeof path, "%s/limit-XXXXXX", directory);
     int fd = mkstemp(path);
@@ -21,12 +23,13 @@ static uint64_t append(const char *directory, double seconds, size_t chunk, int 
     CHECK(write(ready, "r", 1));
     if (read(go, &byte, 1) != 0) die("read"); /* closed by the parent for all at once */
     uint64_t bytes = 0;
-    for (double started = now_s(); now_s() - started < seconds; bytes += chunk) {
+    double started = now_s();
+    for (; now_s() - started < seconds; bytes += chunk) {
         memset(source, (int)(bytes / chunk), 64);
         if (pwrite(fd, source, chunk, bytes % (FILE_BYTES / chunk * chunk)) != (ssize_t)chunk) die("pwrite");
         CHECK(fdatasync(fd));
     }
-    return bytes;
+    return (outcome){bytes, now_s() - started};
 }
 
 int main(int argc, char **argv) {
@@ -44,8 +47,8 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < processes; i++)
         if (fork_guarded() == 0) {
             close(go[1]);
-            uint64_t bytes = append(argv[1], seconds, chunk, ready[1], go[0]);
-            CHECK(write(results[1], &bytes, sizeof bytes));
+            outcome done = append(argv[1], seconds, chunk, ready[1], go[0]);
+            CHECK(write(results[1], &done, sizeof done));
             return 0;
         }
     alarm(DEADLINE_S);
@@ -55,12 +58,12 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < processes; i++)
         if (read(ready[0], &byte, 1) != 1) die("a process did not start");
     close(go[1]);
-    uint64_t lowest = UINT64_MAX, bytes;
+    outcome slowest = {0, 0}, done;
     for (size_t i = 0; i < processes; i++) {
-        if (read(results[0], &bytes, sizeof bytes) != sizeof bytes) die("a process did not end well");
-        lowest = bytes < lowest ? bytes : lowest;
+        if (read(results[0], &done, sizeof done) != sizeof done) die("a process did not end well");
+        if (i == 0 || done.bytes / done.seconds < slowest.bytes / slowest.seconds) slowest = done;
     }
     wait_children();
-    printf("{\"bytes\": %lu, \"seconds\": %.6f}\n", lowest, seconds);
+    printf("{\"bytes\": %.0f, \"seconds\": %.6f}\n", slowest.bytes, slowest.seconds);
     return 0;
 }

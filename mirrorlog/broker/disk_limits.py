@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from mirrorlog.config import LogSettings
 
@@ -55,18 +55,31 @@ def _limit(limit_bytes: int, *, leaving: bool) -> int:
     return limit_bytes + limit_bytes // 4 if leaving else limit_bytes
 
 
+MIRROR_KEEPS: Final = 4
+"""A mirror leaves the fourth part of the full limit free, for what is not the log's data."""
+_NAMED_MAX: Final = 3
+
+
 @dataclass(frozen=True, slots=True)
 class DiskReport:
-    """A disk as it was last measured."""
+    """A disk as it was last measured. `aside`: former copies of logs on it, which its operator may remove."""
 
     state: DiskState
     space: DiskSpace
     limits: DiskLimits
+    aside: tuple[str, ...] = ()
 
     @property
     def allowed_bytes(self) -> int:
         """How much of it new files for data may take."""
         return max(0, self.space.free_bytes - self.limits.full_bytes)
+
+    @property
+    def allowed_to_mirror_bytes(self) -> int:
+        """The same for a log that is mirrored here. A mirror takes what its master has taken, whose disk may have a
+        little more room: if both stopped at one limit, this one would stop first, and with it retention, which needs
+        every copy. So it may use most of what the limit keeps."""
+        return max(0, self.space.free_bytes - self.limits.full_bytes // MIRROR_KEEPS)
 
     @property
     def refusal(self) -> str:
@@ -75,16 +88,24 @@ class DiskReport:
             return ""
         return (
             f"{self._free}, below the {self.limits.full_bytes} that log.disk_full_percent and log.disk_full_bytes "
-            "keep; nothing was stored, free space on it"
+            f"keep; nothing was stored, {self._advice}"
         )
 
     @property
     def warning(self) -> str:
         """What is wrong with it, for people; empty while nothing is."""
         if self.state is DiskState.LOW:
-            return f"{self._free}, below the {self.limits.low_bytes} at which it is low; free space on it"
+            return f"{self._free}, below the {self.limits.low_bytes} at which it is low; {self._advice}"
         return self.refusal
 
     @property
     def _free(self) -> str:
         return f"the disk is {self.state.value}: {self.space.free_bytes} of {self.space.size_bytes} bytes are free"
+
+    @property
+    def _advice(self) -> str:
+        if not self.aside:
+            return "free space on it"
+        more = len(self.aside) - _NAMED_MAX
+        named = ", ".join(self.aside[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+        return f"free space on it, perhaps of former copies that were set aside: {named}"

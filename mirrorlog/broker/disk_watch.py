@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from mirrorlog.broker.disk_limits import DiskLimits, DiskReport, DiskSpace, DiskState
+from mirrorlog.commitlog.aside import all_aside
+from mirrorlog.commitlog.directory import LOGS_NAME
 from mirrorlog.config import LogSettings
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,12 @@ def measure(path: Path) -> DiskSpace:
     found = os.statvfs(path)
     size = found.f_blocks - found.f_bfree + found.f_bavail
     return DiskSpace(size * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def find_aside(path: Path) -> tuple[str, ...]:
+    """The copies that were set aside in a data directory; blocking. Raises OSError."""
+    logs = path / LOGS_NAME
+    return tuple(str(each) for each in all_aside(logs)) if logs.exists() else ()
 
 
 class DiskWatch:
@@ -54,6 +62,7 @@ class DiskWatch:
         self._measure = measure
         self._interval_s = interval_s
         self._failed = ""
+        self._aside: tuple[str, ...] = ()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -86,12 +95,14 @@ class DiskWatch:
             self._failed = str(error)
             return
         self._failed = ""
+        with contextlib.suppress(OSError):  # only named beside what was measured
+            self._aside = await loop.run_in_executor(self._helper, find_aside, self._path)
         self._measured(space)
 
     def _measured(self, space: DiskSpace) -> None:
         before = self.report.state if self.report is not None else DiskState.OK
         limits = DiskLimits.of(self._settings, space.size_bytes)
-        report = DiskReport(limits.judge(space.free_bytes, before), space, limits)
+        report = DiskReport(limits.judge(space.free_bytes, before), space, limits, self._aside)
         self.report = report
         if report.state is not before:
             _told(before, report, self._path)
@@ -103,6 +114,7 @@ def _told(before: DiskState, report: DiskReport, path: Path) -> None:
     space, limits = report.space, report.limits
     logger.log(
         logging.INFO if report.state is DiskState.OK else logging.WARNING,
-        "disk_state_changed state=%s was=%s free_bytes=%s size_bytes=%s low_bytes=%s full_bytes=%s path=%s",
+        "disk_state_changed state=%s was=%s free_bytes=%s size_bytes=%s low_bytes=%s full_bytes=%s path=%s aside=%s",
         report.state.value, before.value, space.free_bytes, space.size_bytes, limits.low_bytes, limits.full_bytes, path,
+        ",".join(report.aside) or "-",
     )  # fmt: skip

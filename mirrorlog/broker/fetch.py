@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from concurrent.futures import Executor
+from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.replica import Replica
@@ -26,6 +27,9 @@ from mirrorlog.wire.messages import error_frame
 logger = logging.getLogger(__name__)
 
 WAIT_MS_MAX = 60_000
+COLD_READS_MAX: Final = 2
+"""Answers from disk that are made for one connection at a time; what it asks beyond waits, so that one that asks far
+ahead does not keep the disk from all others, mirrors that catch up among them."""
 _STALE_DEADLINES_MAX = 1024
 
 
@@ -61,6 +65,7 @@ class Fetcher:
         self._serial = 0
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._cold: dict[Endpoint, asyncio.Semaphore] = {}
         replica.on_confirmed.append(self._confirmed)
         replica.on_anew.append(self._began_anew)
 
@@ -76,6 +81,7 @@ class Fetcher:
 
     def forget(self, endpoint: Endpoint) -> None:
         """Its connection is gone: its readers give up their places."""
+        self._cold.pop(endpoint, None)
         for readers in self._waiting.values() if self._count else ():
             for serial in [serial for serial, reader in readers.items() if reader.endpoint is endpoint]:
                 del readers[serial]
@@ -124,9 +130,7 @@ class Fetcher:
 
     def _wait(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int) -> None:
         if self._count >= self._limits.max_waiting_fetches:
-            raise Overloaded(
-                f"{self._count} readers wait for records (limits.max_waiting_fetches)", limit="max_waiting_fetches"
-            )
+            raise self._overloaded(self._count, "records")
         self._serial += 1
         self._count += 1
         deadline = self._now() + min(fetch.wait_ms, WAIT_MS_MAX) / 1000
@@ -160,7 +164,7 @@ class Fetcher:
         max_bytes = min(fetch.max_bytes, self._settings.send_at_once_bytes)
         past_until = index.past_until(fetch.queue_id, fetch.queue_offset)
         if past_until is not None:
-            work = self._answer_from_past(fetch, endpoint, correlation_id, past_until)
+            work = partial(self._answer_from_past, fetch, endpoint, correlation_id, past_until)
             self._spawn(work, fetch, endpoint, correlation_id)
             return
         runs = index.entries(fetch.queue_id, fetch.queue_offset, max_bytes)
@@ -175,7 +179,8 @@ class Fetcher:
         if parts or not runs:
             self._send(fetch, endpoint, correlation_id, parts, count)
         else:
-            self._spawn(self._answer_cold(fetch, endpoint, correlation_id, runs), fetch, endpoint, correlation_id)
+            work = partial(self._answer_cold, fetch, endpoint, correlation_id, runs)
+            self._spawn(work, fetch, endpoint, correlation_id)
 
     async def _answer_from_past(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, until: int) -> None:
         max_bytes = min(fetch.max_bytes, self._settings.send_at_once_bytes)
@@ -198,6 +203,10 @@ class Fetcher:
         content = await loop.run_in_executor(self._helper, lambda: [memoryview(job.run()) for job in jobs])
         self._send(fetch, endpoint, correlation_id, content, len(runs))
 
+    @staticmethod
+    def _overloaded(count: int, what: str) -> Overloaded:
+        return Overloaded(f"{count} readers wait for {what} (limits.max_waiting_fetches)", limit="max_waiting_fetches")
+
     def _freed(self, fetch: Fetch) -> OffsetOutOfRange:
         """The log speaks of log offsets; a reader knows queue offsets."""
         index = self._replica.index
@@ -208,10 +217,23 @@ class Fetcher:
             next=following,
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None], fetch: Fetch, endpoint: Endpoint, correlation_id: int) -> None:
+    def _spawn(
+        self, work: Callable[[], Awaitable[None]], fetch: Fetch, endpoint: Endpoint, correlation_id: int
+    ) -> None:
+        if len(self._tasks) >= self._limits.max_waiting_fetches:
+            endpoint.send([error_frame(self._overloaded(len(self._tasks), "the disk"), correlation_id)])
+            return
+        turns = self._cold.setdefault(endpoint, asyncio.Semaphore(COLD_READS_MAX))
+        log_begin = self._replica.begin
+
+        async def in_turn() -> None:
+            async with turns:
+                if endpoint.open:  # else nobody waits for it any more
+                    await self._work_or_again(work, fetch, endpoint, correlation_id, log_begin)
+
         async def guarded() -> None:
             try:
-                await work
+                await in_turn()
             except OffsetOutOfRange:
                 endpoint.send([error_frame(self._freed(fetch), correlation_id)])
             except MirrorlogError as error:
@@ -223,6 +245,19 @@ class Fetcher:
         task = asyncio.ensure_future(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _work_or_again(
+        self, work: Callable[[], Awaitable[None]], fetch: Fetch, endpoint: Endpoint, correlation_id: int, log_begin: int
+    ) -> None:
+        """`log_begin`: where the log began when it was found out what to read."""
+        try:
+            await work()
+        except OffsetOutOfRange:
+            moved = self._replica.usable and self._replica.begin > log_begin
+            if not moved or fetch.queue_offset < self._replica.index.begin(fetch.queue_id):
+                raise
+            # Their segment went while they were looked for there; alive, they stand elsewhere now, copied.
+            self._answer(fetch, endpoint, correlation_id)
 
     def _send(
         self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, parts: Sequence[memoryview], batch_count: int

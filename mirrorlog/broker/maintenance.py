@@ -64,7 +64,7 @@ class Maintenance:
         # Where the log ended when it was last looked at: it is idle while it still does.
         self._noted_at = 0.0
         self._end_before = -1
-        self._looked_at = 0
+        self._looked_in = self._looked_at = -1
         self._stopped = False
         self._resting = False
         self._task: asyncio.Task[None] | None = None
@@ -108,9 +108,10 @@ class Maintenance:
         log = self._replica.log
         if self._eager or log.end - log.flushed >= self._flush_bytes:
             self._due.set()
-        # The windows ahead are some MiB: there is no need to look at them with every small batch.
-        if not self._looked_at <= log.end < self._looked_at + _LOOK_BYTES:
-            self._looked_at = log.end
+        # The windows ahead are some MiB: there is no need to look at them with every small batch of a segment.
+        start = log.active_start
+        if start != self._looked_in or not self._looked_at <= log.end < self._looked_at + _LOOK_BYTES:
+            self._looked_in, self._looked_at = start, log.end
             self._warm()
 
     async def _flush_for_ever(self) -> None:

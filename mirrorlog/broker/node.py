@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
+from uuid import UUID
 
 from mirrorlog import __version__
 from mirrorlog.broker.disk_limits import DiskReport, DiskState
@@ -28,12 +29,14 @@ from mirrorlog.broker.loss_keeper import LossKeeper
 from mirrorlog.broker.maintenance import Maintenance
 from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.queue_retention import QueueRetention
 from mirrorlog.broker.replica import Replica, UnavailableReplica
 from mirrorlog.broker.requests import Requests
 from mirrorlog.broker.retention import Retention
 from mirrorlog.broker.state_keeper import StateKeeper
 from mirrorlog.broker.status import disk_status, master_status, mirror_status, unavailable_status, with_disk
 from mirrorlog.commitlog.directory import DataDirectory
+from mirrorlog.commitlog.epochs import ENTRIES_MAX
 from mirrorlog.commitlog.retention import RetentionLimits
 from mirrorlog.config import LogAssignment, Settings
 from mirrorlog.errors import LogUnavailable, MirrorlogError
@@ -44,6 +47,7 @@ from mirrorlog.ha.mastership import Mastership
 from mirrorlog.ha.service import TICK_S, HAService
 from mirrorlog.queues.changes import EpochStarted, encode_change
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Durability
+from mirrorlog.wire.listening import check_free
 from mirrorlog.wire.messages import Hello, Limits, LogStatus, Status, Welcome
 
 logger = logging.getLogger(__name__)
@@ -133,6 +137,8 @@ class Node:
         settings = self._settings
         cluster_id = settings.cluster.cluster_id
         self._directory = DataDirectory.open(settings.node.data_dir, cluster_id=cluster_id, node_id=settings.node.id)
+        for address in (settings.replication_bind, settings.client_bind):
+            await check_free(address)  # a start that fails later has begun an epoch for nothing
         await self._disk.start()
         for assignment in settings.own_logs:
             await self._open_log(self._directory, assignment)
@@ -206,6 +212,8 @@ class Node:
         """Every log is flushed and closed, whatever the others do."""
         for maintenance in self._maintenance:
             await maintenance.stop()
+        for retention in self._retentions:
+            await retention.stop()
         for past in self._pasts:
             await past.stop()
         loop = asyncio.get_running_loop()
@@ -246,8 +254,15 @@ class Node:
             await loop.run_in_executor(helper, replica.open, directory.log_directory(log_id))
         except LogUnavailable as error:
             # Other logs of this node go on; this one is refused by its reason until it is repaired.
-            logger.error("log_unavailable log=%s reason=%r", assignment.name, str(error))
-            self._unavailable[str(log_id)] = UnavailableReplica(assignment, log_id, error)
+            self._refuse_log(assignment, log_id, error)
+            return
+        if replica.is_master and (count := len(replica.epochs.entries)) >= ENTRIES_MAX:
+            await loop.run_in_executor(helper, replica.close)
+            full = LogUnavailable(
+                f"log {assignment.name} has {count} epochs, and each start of its master adds one: no more fit; "
+                "its mirrors still serve readers, publish its records from there into a new log"
+            )
+            self._refuse_log(assignment, log_id, full)
             return
         self._report_recovery(replica, loop.time() - started)
         self._replicas[str(log_id)] = replica
@@ -255,6 +270,10 @@ class Node:
             await self._master(replica)
         else:
             self._mirror(replica)
+
+    def _refuse_log(self, assignment: LogAssignment, log_id: UUID, error: LogUnavailable) -> None:
+        logger.error("log_unavailable log=%s reason=%r", assignment.name, str(error))
+        self._unavailable[str(log_id)] = UnavailableReplica(assignment, log_id, error)
 
     def _report_recovery(self, replica: Replica, seconds: float) -> None:
         report = replica.log.recovery
@@ -309,6 +328,8 @@ class Node:
         mastership.progress.flushed(replica.flushed)
         mastered.progressed(mastership.appended(replica.end))
         logger.info("epoch_opened log=%s epoch=%s offset=%s", assignment.name, epoch, replica.end)
+        if (count := len(replica.epochs.entries)) > ENTRIES_MAX // 2:
+            logger.warning("epochs_many log=%s count=%s limit=%s", assignment.name, count, ENTRIES_MAX)
         loss = LossKeeper(replica, mastership, helper=self._flush_helpers[assignment.name])
         self._serve(
             replica, publisher, lambda: mastered.progressed(mastership.flushed(replica.flushed)), loss.check, state.wake
@@ -369,7 +390,17 @@ class Node:
                 max_age_us=settings.log.retention_ms * 1000 if settings.log.retention_ms is not None else None,
                 max_bytes=settings.log.retention_bytes,
             )
-            retention = Retention(replica, publisher, limits=limits, now_us=now_us)
+            queues = QueueRetention(
+                replica,
+                publisher,
+                copy_share=settings.log.retention_copy_percent / 100,
+                copy_bytes=settings.log.retention_copy_bytes,
+                past_helper=self._index_helper,
+                read_helper=self._read_helper,
+                now=loop.time,
+                now_us=now_us,
+            )
+            retention = Retention(replica, publisher, limits=limits, now_us=now_us, queues=queues)
             self._retentions.append(retention)
             checks = (*checks, retention.check)
         maintenance = Maintenance(
@@ -393,7 +424,12 @@ class Node:
             publisher.data_refused = report.refusal
         for replica in self._replicas.values():
             if replica.usable:
-                replica.log.allow_bytes(report.allowed_bytes)
+                replica.log.allow_bytes(report.allowed_bytes if replica.is_master else report.allowed_to_mirror_bytes)
+        for log_id, mirrored in self._mirrored.items():
+            replica = self._replicas[log_id]
+            has_spare = replica.usable and replica.log.has_spare
+            room = has_spare or report.allowed_to_mirror_bytes >= self._settings.log.segment_bytes
+            mirrored.space_measured(room=room)
         if report.state is not DiskState.OK and self._settings.log.retention_on_low_disk:
             for retention in self._retentions:
                 retention.disk_is_low()

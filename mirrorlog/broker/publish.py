@@ -115,6 +115,8 @@ class Publisher:
             self._admit()
             if self.data_refused:
                 raise DiskFull(self.data_refused)
+            if durability > self._mastership.durability:
+                self._mastership.want_flush(self._replica.end + len(batch))  # told with the batch itself
             landed = _landed(self._replica.append(batch, header, self._now_us()))
         else:
             # Stored already: whatever has happened since, it is wrong to say that nothing was.

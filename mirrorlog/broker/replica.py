@@ -9,11 +9,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, cast
 from uuid import UUID
 
+from mirrorlog.commitlog.aside import copies_aside, next_aside
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.files import disk_error
@@ -65,6 +66,7 @@ class Replica:
     def _forget_derived(self) -> None:
         settings = self._settings
         self.index = QueueIndex()
+        self.index.partial = True
         self.queues = QueueRegistry(
             queues_max=settings.limits.max_queues,
             groups_max=settings.limits.max_groups_per_queue,
@@ -99,8 +101,15 @@ class Replica:
             on_batch=self._apply,
             write_through=self.assignment.flush == "disk",
         )
+        if not self.is_master:
+            # A mirror cannot leave data out and keep control, so it has no use for more than this: the check, before
+            # a next file is made for data, of what is to be kept free on its disk.
+            self._log.keep_reserve(1)
         self._confirm_derived(self._log.confirmed)
         self.log = self._log
+        if self.index.partial and self.past is not None:
+            for queue_id in self.queues.begins:
+                self.index.set_leap(queue_id, self.past.index.last_leap(queue_id))
         if self.log.begin > self.log.first_segment:
             # The begin is within a segment (a mirror's files may end elsewhere than its master's).
             self.begin_moved(self.log.begin, self.begins_behind(self.log.begin))
@@ -173,8 +182,18 @@ class Replica:
         except DiskFailed as error:
             self.on_broken(error)
             raise
-        self._wake(self.on_stored)
-        self._follow(stamped, batch)
+        self._stored(partial(self._follow, stamped, batch))
+        self._wake(self.on_appended)
+        return stamped
+
+    def append_copied(self, batch: memoryview) -> BatchHeader:
+        """Master: append a batch that stands in the log once more; see `CommitLog.append_copied`, and as `append`."""
+        try:
+            stamped = self.log.append_copied(batch)
+        except DiskFailed as error:
+            self.on_broken(error)
+            raise
+        self._stored(partial(self._follow, stamped, batch))
         self._wake(self.on_appended)
         return stamped
 
@@ -189,8 +208,7 @@ class Replica:
         except DiskFailed as error:
             self.on_broken(error)
             raise
-        self._wake(self.on_stored)
-        self._follow_run(headers, run)
+        self._stored(partial(self._follow_run, headers, run))
 
     def place_for(self, length: int) -> memoryview | None:
         """Mirror: memory at the log's end to receive a run in; see `CommitLog.place_for`."""
@@ -199,8 +217,7 @@ class Replica:
     def keep_placed(self, run: memoryview, *, log_offset: int) -> None:
         """Mirror: append the run that was received at the log's end. Raises BadBatch."""
         headers = self.log.keep_placed(run, log_offset=log_offset)
-        self._wake(self.on_stored)
-        self._follow_run(headers, run)
+        self._stored(partial(self._follow_run, headers, run))
 
     def drop_placed(self, run: memoryview) -> None:
         """Mirror: the run will not be completed."""
@@ -215,6 +232,16 @@ class Replica:
             gained = self._confirm_derived(log.confirmed)
             for tell in self.on_confirmed:
                 tell(gained)
+
+    def check_aside(self) -> None:
+        """Mirror: whether this copy may be set aside; blocking. Raises LogUnavailable, or DiskFailed."""
+        with self._disk_named("list the copies beside"):
+            found = [] if self._opened.end == self._opened.begin else copies_aside(self._directory)
+        if len(found) >= self._settings.log.copies_aside_max:
+            raise LogUnavailable(
+                f"this copy of log {self.assignment.name} must begin anew, but {len(found)} former ones are set aside "
+                f"already (log.copies_aside_max), the oldest {found[0]}; remove those that nobody wants"
+            )
 
     def begin_anew(self) -> None:
         """Mirror: `align` is about to set this copy aside; until `aligned` nobody can use it."""
@@ -248,7 +275,7 @@ class Replica:
             self.close()
         with self._disk_named("begin anew in"):
             # Renamed first in any case: a directory that is half removed when the process is killed is nobody's log.
-            former = _free_name(self._directory)
+            former = next_aside(self._directory)
             self._directory.rename(former)
             if self._opened.end == self._opened.begin:
                 shutil.rmtree(former)
@@ -352,6 +379,13 @@ class Replica:
         for wake in waiting:
             wake()
 
+    def _stored(self, follow: Callable[[], None]) -> None:
+        try:
+            self._wake(self.on_stored)
+        finally:
+            # Whatever became of telling others: a log that knows more than its index would number records twice.
+            follow()
+
     def _follow_run(self, headers: Sequence[BatchHeader], run: memoryview) -> None:
         at = 0
         for header in headers:
@@ -387,19 +421,24 @@ class Replica:
         self.queues.restore(header, states)
         self.producers.restore(header, states)
         self.checkpoints.follow(header, states)
+        self.begins.restore(header, states)
         for state in states:
-            # All its records are gone, and only the checkpoint knows that there were some.
+            # All its records are gone, or the last of them, and only the checkpoint knows that there were some.
             if isinstance(state, QueueState) and state.next_queue_offset > self.index.next_appended(state.queue_id):
-                following = state.next_queue_offset
-                self.index.set_queue(state.queue_id, begin=following, next_offset=following)
+                self.index.set_next(state.queue_id, state.next_queue_offset)
 
     def _confirm_derived(self, log_offset: int) -> Set[int]:
-        self.queues.confirm(log_offset)
+        begins = self.queues.confirm(log_offset)
         self.checkpoints.confirm(log_offset)
         self._opened.set_state_from(self.checkpoints.state_from)
         gained = self.index.confirm(log_offset)
+        for queue_id, queue_begin in begins.items():
+            self.index.set_begin(queue_id, queue_begin)
         if (begin := self.begins.confirm(log_offset)) is not None:
             self.begin_decided = max(self.begin_decided, begin)
+        if self.index.partial and self.begin_decided >= self._opened.begin:
+            # Before that decision all that is alive below was appended once more.
+            self.index.partial = False
         return gained
 
 
@@ -415,13 +454,6 @@ class _NoLog:
 
 def _no_log(name: str) -> CommitLog:
     return cast(CommitLog, _NoLog(name))
-
-
-def _free_name(directory: Path) -> Path:
-    """Beside `directory`, for a copy that is set aside: nobody opens it there, and it is not thrown away."""
-    return next(
-        path for number in count(1) if not (path := directory.with_name(f"{directory.name}.aside-{number}")).exists()
-    )
 
 
 def _raise(error: MirrorlogError) -> None:

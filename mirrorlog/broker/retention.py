@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from mirrorlog.broker.publish import Publisher
+from mirrorlog.broker.queue_retention import QueueRetention
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.retention import RetentionLimits, next_begin
 from mirrorlog.errors import MirrorlogError
@@ -15,15 +16,22 @@ logger = logging.getLogger(__name__)
 
 
 class Retention:
-    """One log that this node masters."""
+    """One log that this node masters. `queues`: takes over while the log has queues with limits of their own."""
 
     def __init__(
-        self, replica: Replica, publisher: Publisher, *, limits: RetentionLimits, now_us: Callable[[], int]
+        self,
+        replica: Replica,
+        publisher: Publisher,
+        *,
+        limits: RetentionLimits,
+        now_us: Callable[[], int],
+        queues: QueueRetention,
     ) -> None:
         self._replica = replica
         self._publisher = publisher
         self._limits = limits
         self._now_us = now_us
+        self._queues = queues
         self._asked = 0
         self._disk_low = False
 
@@ -42,6 +50,9 @@ class Retention:
         if self._disk_low:
             limits = limits.without_oldest(segments, begin=known, end=log.end)
             self._disk_low = False
+        if self._queues.due:
+            self._queues.wake(limits)
+            return
         begin = next_begin(
             segments,
             begin=known,
@@ -58,3 +69,7 @@ class Retention:
         except MirrorlogError as error:
             # The next check tries again; meanwhile the log keeps more than it must.
             logger.debug("begin_not_moved log=%s reason=%r", self._replica.assignment.name, str(error))
+
+    async def stop(self) -> None:
+        """Nothing is appended any more. After `Publisher.stopping`."""
+        await self._queues.stop()

@@ -39,7 +39,11 @@ class StateKeeper:
             replica = self._replica
             self._began_at, self._size = replica.end, 0
             self._writer = CheckpointWriter(
-                replica.queues, replica.producers, replica.index.next_appended, batch_bytes_max=self._batch_bytes_max
+                replica.queues,
+                replica.producers,
+                replica.index.next_appended,
+                log_begin=lambda: replica.begins.newest,
+                batch_bytes_max=self._batch_bytes_max,
             )
             asyncio.get_running_loop().call_soon(self._step)
 

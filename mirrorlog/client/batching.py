@@ -7,7 +7,6 @@ and its key, headers and timestamp one append each. The bytes are joined once, w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, Protocol, Self, TypeVar, cast
 
@@ -46,17 +45,19 @@ class Waiter(Protocol):
 class PendingBatch:
     """1..n records of one queue between `send` and their confirm.
 
-    `size_bytes`: what they take at most, uncompressed, besides BATCH_OVERHEAD_BYTES. `ended`: called once, at the end.
+    `size_bytes`: what they take at most, uncompressed, besides BATCH_OVERHEAD_BYTES. `count`: how many there are, once
+    it is closed. `ended`: called once, at the end.
     """
 
     __slots__ = (
-        "_codec", "_count", "_draft", "_headers", "_keys", "_sealed", "_timestamps_us", "_values", "_waiters",
-        "attempts", "deadline", "ended", "heard", "in_flight", "listeners", "outcome", "producer_epoch", "sequence",
+        "_codec", "_draft", "_headers", "_keys", "_sealed", "_timestamps_us", "_values", "_waiters", "attempts",
+        "count", "deadline", "ended", "heard", "in_flight", "listeners", "outcome", "producer_epoch", "sequence",
         "size_bytes", "unknown",
     )  # fmt: skip
 
     def __init__(self, deadline: float, *, codec: Codec = Codec.NONE) -> None:
         self.size_bytes = 0
+        self.count = 0
         self.deadline = deadline
         self.sequence = 0
         self.producer_epoch = 0
@@ -68,7 +69,6 @@ class PendingBatch:
         self.listeners = 0
         self.heard = False
         self._codec = codec
-        self._count = 0
         # A column other than the values ends with its last entry that is there: what is missing behind it is absent.
         self._values: list[bytes | None] = []
         self._keys: list[bytes | None] = []
@@ -82,13 +82,13 @@ class PendingBatch:
     def drafted(cls, draft: Draft, *, size_bytes: int, deadline: float, codec: Codec = Codec.NONE) -> Self:
         """One whose body is ready."""
         batch = cls(deadline, codec=codec)
-        batch._count = draft.record_count
+        batch.count = draft.record_count
         batch.size_bytes = size_bytes
-        batch._draft = compress_draft(draft, codec)
+        batch._draft = compress_draft(draft, codec) if codec else draft
         return batch
 
     def __len__(self) -> int:
-        return self._count or len(self._values)
+        return self.count or len(self._values)
 
     @property
     def window_bytes(self) -> int:
@@ -111,11 +111,15 @@ class PendingBatch:
             _put(self._timestamps_us, index, timestamp_us, None)
         return index
 
-    def encoded(self, queue_id: int, producer_id: int) -> bytearray:
+    def close(self) -> None:
+        """Nothing is added any more."""
+        self.count = len(self)
+
+    def encoded(self, queue_id: int, producer_id: int) -> bytearray | memoryview:
         """The batch's bytes: the same ones at every attempt, until it is numbered anew."""
         draft = self._draft
         if draft is None:
-            draft = self._draft = compress_draft(self._take_columns(), self._codec)
+            draft = self._draft = self._take_columns()
         if not self._sealed:
             draft.seal(
                 queue_id=queue_id,
@@ -131,7 +135,7 @@ class PendingBatch:
         self.producer_epoch = producer_epoch
         self.sequence = sequence
         if self._sealed and self._draft is not None:
-            self._draft = replace(self._draft, data=bytearray(self._draft.data))
+            self._draft = self._draft._replace(data=bytearray(self._draft.data))
             self._sealed = False
         self.unknown = False
 
@@ -140,14 +144,15 @@ class PendingBatch:
         if self.outcome is not None:
             return
         self.outcome = outcome
-        self._count = len(self)
         self._draft = None
         if self._values:
+            self.close()
             self._clear_columns()
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
         if self.ended is not None:
             self.ended(self)
 
@@ -156,6 +161,8 @@ class PendingBatch:
 
     def receipt(self, index: int) -> Receipt:
         """Of record `index`. Raises what the batch ended with."""
+        if type(self.outcome) is Confirm:
+            return Receipt.of(self.outcome, index)
         return self.receipts().receipt(index)
 
     def receipts(self) -> ReceiptRange:
@@ -176,7 +183,7 @@ class PendingBatch:
         return isinstance(self.outcome, MirrorlogError) and not self.heard and not self.listeners
 
     def _take_columns(self) -> Draft:
-        count = self._count = len(self._values)
+        count = self.count = len(self._values)
         draft = draft_columns(
             self._values,
             _filled(self._keys, count, None),
@@ -184,7 +191,7 @@ class PendingBatch:
             _filled(self._timestamps_us, count, None),
         )
         self._clear_columns()
-        return draft
+        return compress_draft(draft, self._codec) if self._codec else draft
 
     def _clear_columns(self) -> None:
         self._values, self._keys, self._headers, self._timestamps_us = [], [], [], []

@@ -18,7 +18,7 @@ from mirrorlog.client.columns import (
     header_entries,
     timestamp_entries,
 )
-from mirrorlog.commitlog.body import BodyWriter, Draft, Int64s
+from mirrorlog.commitlog.body import BodyWriter, Draft, Int64s, Join
 from mirrorlog.errors import BadInput, RecordTooLarge
 from mirrorlog.wire.messages import Limits
 
@@ -88,8 +88,8 @@ class Bulk:
             end = self.cut(end, batch_bytes)
             yield end
 
-    def draft(self, start: int, end: int) -> Draft:
-        """The batch of the records `start` up to `end`, their bytes copied once."""
+    def draft(self, start: int, end: int, join: Join | None = None) -> Draft:
+        """The batch of the records `start` up to `end`, their bytes copied once. `join`: None takes new memory."""
         writer = BodyWriter(end - start)
         writer.add_values(*self.values.cut(start, end))
         if self.keys is not None and self.keys.any_present(start, end):
@@ -98,7 +98,7 @@ class Bulk:
             writer.add_headers(*self.headers.cut(start, end))
         if self.timestamps is not None and self.timestamps.any_present(start, end):
             writer.add_timestamps(*self.timestamps.cut(start, end))
-        return writer.draft()
+        return writer.draft(join)
 
 
 def _check_length(what: str, found: int, count: int) -> None:

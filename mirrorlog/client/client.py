@@ -58,18 +58,22 @@ class Client:
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._nodes: dict[str, NodeInfo] = {}
         self._producers: WeakSet[Producer] = WeakSet()
+        self._consumers: WeakSet[Consumer] = WeakSet()
+        self._closed = False
 
     # --- life ---
 
     async def connect(self) -> Self:
-        """Reach one of the servers. Raises ConnectionLost naming what each said."""
+        """Reach one of the servers, also again after `close`. Raises ConnectionLost naming what each said."""
+        self._closed = False
         await self.any_connection()
         return self
 
     async def close(self) -> None:
-        """Close producers that are still open (they flush first), then all connections. Idempotent.
+        """Close producers that are still open (they flush first), then consumers and all connections. Idempotent.
 
-        Raises the first error that a producer's flush raises, once all are closed.
+        Afterwards every call raises ConnectionLost, until `connect`. Raises the first error that a producer's flush
+        raises, once all are closed.
         """
         failures: list[MirrorlogError] = []
         try:
@@ -79,9 +83,21 @@ class Client:
                 except MirrorlogError as error:
                     failures.append(error)
         finally:
+            self._closed = True
+            for consumer in list(self._consumers):
+                await consumer.abandon()
             await self._disconnect()
         if failures:
             raise failures[0]
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raises ConnectionLost after `close`."""
+        if self._closed:
+            raise ConnectionLost("the client is closed")
 
     async def __aenter__(self) -> Self:
         return await self.connect()
@@ -178,7 +194,7 @@ class Client:
         node id. `max_bytes`: of one fetch, nodes may answer with less; `prefetch_bytes`: no further fetch leaves while
         so much waits to be read; `max_wait_ms`: how long a node holds a fetch that has nothing yet.
         """
-        return Consumer(
+        consumer = Consumer(
             self,
             queue,
             start=start,
@@ -189,11 +205,14 @@ class Client:
             max_wait_ms=max_wait_ms,
             prefetch_bytes=prefetch_bytes,
         )
+        self._consumers.add(consumer)
+        return consumer
 
     # --- connections ---
 
     async def connection_to(self, address: str) -> Connection:
         """The connection to a node, made when there is none. Raises ConnectionLost."""
+        self.check_open()
         connection = self._connections.get(address)
         if connection is not None and connection.usable:
             return connection
@@ -205,6 +224,7 @@ class Client:
 
     async def any_connection(self) -> Connection:
         """A connection to some node. Raises ConnectionLost naming what each said."""
+        self.check_open()
         for connection in self._connections.values():
             if connection.usable:
                 return connection
@@ -230,6 +250,7 @@ class Client:
 
         A mirror may not have heard yet of a queue that was just declared. Raises ConnectionLost.
         """
+        self.check_open()
         answer: Metadata | None = None
         failures: list[MirrorlogError] = []
         for address in self.addresses():

@@ -51,6 +51,7 @@ class Collector:
         self._due: asyncio.Handle | None = None
         self._lingered = False
         self._loop = asyncio.get_running_loop()
+        sender.turned = self.turned
 
     @property
     def open_bytes(self) -> int:
@@ -97,8 +98,9 @@ class Collector:
             self.close()
 
     def send(self, batch: PendingBatch) -> None:
-        """Send a batch that was made elsewhere, behind the open one."""
-        self.close()
+        """Send a closed batch that was made elsewhere, behind the open one."""
+        if self.batch is not None:
+            self.close()
         self._count(batch)
         self._sender.add(batch)
 
@@ -109,6 +111,7 @@ class Collector:
             self._due = None
         batch, self.batch = self.batch, None
         if batch is not None:
+            batch.close()
             self._count(batch)
         return batch
 
@@ -136,7 +139,7 @@ class Collector:
         self.turned()
 
     def _count(self, batch: PendingBatch) -> None:
-        self._stats.sent += len(batch)
+        self._stats.sent += batch.count
         self._stats.sent_bytes += batch.size_bytes
         self._stats.batches += 1
         self._window.take(batch.window_bytes)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, repeat
+from operator import countOf
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -27,7 +28,6 @@ from mirrorlog.errors import BadInput
 _COARSE_UNITS: Final = frozenset({"Y", "M", "W", "D", "h", "m", "s", "ms"})
 # Entries that are looked at together: their types and sizes are in the cache for the second look.
 _BLOCK: Final = 2048
-_ONLY_BYTES: Final = {bytes}
 _INT32: Final = np.dtype("<i4")
 
 
@@ -98,7 +98,9 @@ class BinaryEntries:
         offsets = self.offsets[start : end + 1]
         first_byte, end_byte = int(offsets[0]), int(offsets[-1])
         data = self.data.pieces(start, end, first_byte, end_byte)
-        return BinarySlice((offsets - first_byte).astype(_INT32), data, _absences(self.present, start, end))
+        # In one step: a batch is far below 2 GiB.
+        within = np.subtract(offsets, first_byte, dtype=_INT32, casting="unsafe")
+        return BinarySlice(within, data, _absences(self.present, start, end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,20 +228,23 @@ def _is_arrow(given: object) -> bool:
 
 def _from_list(given: Sequence[bytes | None], what: str) -> BinaryEntries:
     # A list of its own: the caller may go on using his.
-    entries: list[bytes] = []
-    sizes = np.zeros(len(given), dtype=np.int64)
+    entries: list[Any] = list(given)
+    sizes = np.zeros(len(entries), dtype=np.int64)
     present = None
-    for first in range(0, len(given), _BLOCK):
-        block: list[Any] = list(given[first : first + _BLOCK])
-        kinds = set(map(type, block))
-        if kinds != _ONLY_BYTES:
-            if strange := kinds - {bytes, type(None)}:
+    even = True
+    for first in range(0, len(entries), _BLOCK):
+        block = entries[first : first + _BLOCK]
+        if countOf(map(type, block), bytes) != len(block):
+            if strange := set(map(type, block)) - {bytes, type(None)}:
                 _refuse(what, " and ".join(sorted(kind.__name__ for kind in strange)))
-            present = np.ones(len(given), dtype=bool) if present is None else present
+            present = np.ones(len(entries), dtype=bool) if present is None else present
             present[first : first + _BLOCK] = [entry is not None for entry in block]
-            block = [entry or b"" for entry in block]
-        sizes[first : first + _BLOCK] = np.fromiter(map(len, block), dtype=np.int64, count=len(block))
-        entries += block
+            entries[first : first + _BLOCK] = block = [entry or b"" for entry in block]
+        # Often all have one size, and to find that out takes less time than an array of sizes.
+        even = even and countOf(map(len, block), len(block[0])) == len(block)
+        sizes[first : first + _BLOCK] = (
+            len(block[0]) if even else np.fromiter(map(len, block), dtype=np.int64, count=len(block))
+        )
     return BinaryEntries(offsets_of(sizes), ByteList(entries), present)
 
 

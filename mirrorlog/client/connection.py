@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 from collections.abc import Callable
 from typing import Final, Self, TypeVar
 
@@ -19,6 +20,7 @@ from mirrorlog.wire.frames import (
     BATCHES,
     CONFIRM,
     FETCH,
+    FRAME_HEADER_SIZE,
     PRODUCE,
     PROTOCOL_VERSION_MAX,
     PROTOCOL_VERSION_MIN,
@@ -27,9 +29,7 @@ from mirrorlog.wire.frames import (
     Frame,
     FrameType,
     frame,
-    frame_header,
     read_batches,
-    read_confirm,
 )
 from mirrorlog.wire.messages import Failure, Hello, Message, Welcome, as_error, decode, encode
 
@@ -42,6 +42,16 @@ _SILENCE_S_MAX: Final = 20.0
 _FRAME_BYTES_MAX: Final = 512 * 1024 * 1024
 _UNSENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 _TAKEN_NAMES: Final = frozenset({"self", "message"})
+# A frame's header and the struct of a PRODUCE frame, in one.
+_PRODUCE_HEAD: Final = struct.Struct("<IHHQ BBHI")
+assert _PRODUCE_HEAD.size == FRAME_HEADER_SIZE + PRODUCE.size
+# A copy of so little costs less than a second buffer does, for the loop and for the system.
+_COPIED_BYTES_MAX: Final = 16 * 1024
+# Plain numbers: a frame is compared with them whenever one comes.
+_PRODUCE: Final = int(FrameType.PRODUCE)
+_CONFIRM: Final = int(FrameType.CONFIRM)
+_ERROR: Final = int(FrameType.ERROR)
+_BATCHES: Final = int(FrameType.BATCHES)
 
 ProduceDone = Callable[[Confirm | MirrorlogError], None]
 
@@ -68,6 +78,7 @@ class Connection:
         self._endpoint: Endpoint | None = None
         self._greeting: asyncio.Future[Welcome] = self._loop.create_future()
         self._waiting: dict[int, _Answered] = {}
+        self._publishing: dict[int, ProduceDone] = {}
         self._rooms: dict[int, _Room] = {}
         self._last_id = 0
         self._last_read = self._loop.time()
@@ -133,14 +144,12 @@ class Connection:
         """
         endpoint = self._usable_endpoint()
         correlation_id = self._next_id()
-
-        def answered(answer: Frame | MirrorlogError) -> None:
-            expected = _expected(answer, FrameType.CONFIRM, CONFIRM.size)
-            done(expected if isinstance(expected, MirrorlogError) else read_confirm(expected.payload))
-
-        self._waiting[correlation_id] = answered
-        head = frame_header(FrameType.PRODUCE, PRODUCE.size + len(batch), correlation_id)
-        endpoint.send((head + PRODUCE.pack(level, durability, 0, deadline_ms), memoryview(batch)))
+        size = len(batch)
+        head = _PRODUCE_HEAD.pack(
+            PRODUCE.size + size, _PRODUCE, 0, correlation_id, level, durability, 0, deadline_ms
+        )  # fmt: skip
+        self._publishing[correlation_id] = done
+        endpoint.send((head + batch,) if size <= _COPIED_BYTES_MAX else (head, memoryview(batch)))
 
     async def produce_and_wait(
         self, batch: bytes | bytearray | memoryview, *, level: int, durability: int, deadline_ms: int
@@ -190,19 +199,29 @@ class Connection:
     def frame(self, frame_: Frame) -> None:
         self._last_read = self._loop.time()
         self._pinged_at = None
+        correlation_id = frame_.correlation_id
+        if (done := self._publishing.get(correlation_id)) is not None:
+            # First read, then forgotten: if it cannot be read the connection ends, and whoever waits is told so.
+            result = _confirm_in(frame_)
+            del self._publishing[correlation_id]
+            done(result)
+        elif correlation_id:
+            answer = _failure(frame_) if frame_.type == _ERROR else frame_
+            if (answered := self._waiting.pop(correlation_id, None)) is not None:
+                answered(answer)
+        else:
+            self._told(frame_)
+
+    def _told(self, frame_: Frame) -> None:
+        """A frame that answers nothing."""
         if frame_.type == FrameType.WELCOME:
             welcome = decode(frame_.payload)
             if isinstance(welcome, Welcome) and not self._greeting.done():
                 self._greeting.set_result(welcome)
         elif frame_.type == FrameType.GOODBYE:
             self._lost = ConnectionLost(f"{self.address} is going down")
-        elif frame_.correlation_id == 0 and frame_.type == FrameType.ERROR:
+        elif frame_.type == _ERROR:
             self._lost = _failure(frame_)
-        else:
-            # First read, then forgotten: if it cannot be read the connection ends, and whoever waits is told so.
-            answer = _failure(frame_) if frame_.type == FrameType.ERROR else frame_
-            if (answered := self._waiting.pop(frame_.correlation_id, None)) is not None:
-                answered(answer)
 
     def handled(self) -> None:
         pass
@@ -210,7 +229,7 @@ class Connection:
     def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
         """Where its reader wants the answer to a fetch; what nobody waits for any more goes where it will."""
         room = self._rooms.get(correlation_id)
-        return room(size) if room is not None and frame_type == FrameType.BATCHES else None
+        return room(size) if room is not None and frame_type == _BATCHES else None
 
     def writable(self) -> None:
         """Nothing to do: what waits for the socket is bounded by the producers' windows."""
@@ -220,9 +239,12 @@ class Connection:
         lost = self._lost
         if not self._greeting.done():
             self._greeting.set_exception(lost)
+        publishing, self._publishing = self._publishing, {}
         waiting, self._waiting = self._waiting, {}
         # Whoever waits cannot know whether the node still got the request: that is ConnectionLost, whatever the reason.
         failure = lost if isinstance(lost, ConnectionLost) else ConnectionLost(f"{self.address}: {lost}")
+        for done in publishing.values():
+            done(failure)
         for answered in waiting.values():
             answered(failure)
 
@@ -283,24 +305,28 @@ class Connection:
             self.close()
             return
         silent_s = now - self._last_read
-        if self._pinged_at is None and silent_s >= (_TICK_S if self._waiting else _PING_IDLE_S):
+        if self._pinged_at is None and silent_s >= (_TICK_S if self._waiting or self._publishing else _PING_IDLE_S):
             self._pinged_at = now
             self._endpoint.send([frame(FrameType.PING)])
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
 
 
-def _expected(answer: Frame | MirrorlogError, kind: FrameType, size_min: int = 0) -> Frame | MirrorlogError:
-    """The answer, or what is wrong with it: whoever waits must be told, whatever comes."""
-    if isinstance(answer, MirrorlogError) or (answer.type == kind and len(answer.payload) >= size_min):
-        return answer
-    return ProtocolError(f"an answer of type {answer.type} with {len(answer.payload)} bytes where {kind.name} was due")
+def _confirm_in(answer: Frame) -> Confirm | MirrorlogError:
+    """What an answer to a batch says, or is wrong with it: whoever waits must be told, whatever comes."""
+    if answer.type == _CONFIRM and len(answer.payload) >= CONFIRM.size:
+        return Confirm._make(CONFIRM.unpack_from(answer.payload))
+    return _failure(answer) if answer.type == _ERROR else _not_due(answer, FrameType.CONFIRM)
 
 
 def _expect(answer: Frame, kind: FrameType) -> Frame:
     """The answer. Raises ProtocolError when it is of another type."""
-    if isinstance(wrong := _expected(answer, kind), MirrorlogError):
-        raise wrong
+    if answer.type != kind:
+        raise _not_due(answer, kind)
     return answer
+
+
+def _not_due(answer: Frame, kind: FrameType) -> ProtocolError:
+    return ProtocolError(f"an answer of type {answer.type} with {len(answer.payload)} bytes where {kind.name} was due")
 
 
 def _failure(frame_: Frame) -> MirrorlogError:

@@ -19,7 +19,15 @@ from mirrorlog.client.buffers import BufferPool
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.consumed import ClosedBatch, ConsumedBatch, ConsumedRecord, proven_batches
 from mirrorlog.client.cursor import Cursor, Preview
-from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, ProtocolError
+from mirrorlog.client.options import check_reading
+from mirrorlog.errors import (
+    BadRequest,
+    ConnectionLost,
+    MirrorlogError,
+    NoSuchQueue,
+    OffsetOutOfRange,
+    ProtocolError,
+)
 from mirrorlog.wire.messages import GetMetadata, Metadata, Position, QueueInfo
 
 if TYPE_CHECKING:
@@ -27,8 +35,6 @@ if TYPE_CHECKING:
 
 _RETRY_S: Final = 0.1
 _QUEUE_OFFSET_MAX: Final = 2**63 - 1
-_MAX_BYTES: Final = 2**28
-_MAX_WAIT_MS: Final = 60_000
 # What a batch may have on any node that was not told otherwise: a node whose limit is lower now may hold such ones.
 _BODY_BYTES: Final = 8 * 1024 * 1024
 
@@ -54,12 +60,7 @@ class Consumer:
         max_wait_ms: int,
         prefetch_bytes: int,
     ) -> None:
-        if not 1 <= max_bytes <= _MAX_BYTES:
-            raise BadRequest(f"max_bytes {max_bytes} is not within 1 and {_MAX_BYTES}")
-        if not 0 <= max_wait_ms <= _MAX_WAIT_MS:
-            raise BadRequest(f"max_wait_ms {max_wait_ms} is not within 0 and {_MAX_WAIT_MS}")
-        if not 0 <= prefetch_bytes <= _MAX_BYTES:
-            raise BadRequest(f"prefetch_bytes {prefetch_bytes} is not within 0 and {_MAX_BYTES}")
+        check_reading(max_bytes=max_bytes, max_wait_ms=max_wait_ms, prefetch_bytes=prefetch_bytes)
         self.queue = queue
         self.group = group
         self._client = client
@@ -77,6 +78,8 @@ class Consumer:
         self._served_by: str | None = None
         self._started = False
         self._closed = False
+        # Where the queue began when it was asked for that, as long as nothing has come from there.
+        self._begin: int | None = None
         # The node that failed last: others are tried before it.
         self._failed_node: str | None = None
 
@@ -85,6 +88,7 @@ class Consumer:
     async def start(self) -> Self:
         """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost."""
         info = await self._insist(self._own_info)
+        self._begin = None
         self.cursor.epoch = info.epoch
         self.cursor.until = self._resolve_until(info)
         self.cursor.seek(_checked_offset(await self._resolve_start(info)))
@@ -95,6 +99,11 @@ class Consumer:
         """End reading, of others that wait for records too: they get ConnectionLost. Idempotent. Commits nothing."""
         self._closed = True
         self.cursor.seek(self.cursor.next)
+        await self._drop_ahead()
+
+    async def abandon(self) -> None:
+        """As `close`, when the client is closed. The cursor is left as it is: another thread may be looking at it."""
+        self._closed = True
         await self._drop_ahead()
 
     async def __aenter__(self) -> Self:
@@ -155,7 +164,9 @@ class Consumer:
 
     async def seek(self, queue_offset: int) -> None:
         """Go on at `queue_offset`, an iteration that is under way too. Raises BadRequest for one that cannot be."""
-        self.cursor.seek(_checked_offset(queue_offset))
+        offset = _checked_offset(queue_offset)
+        self._begin = None
+        self.cursor.seek(offset)
         await self._drop_ahead()
 
     async def commit(self) -> None:
@@ -171,6 +182,8 @@ class Consumer:
         place = place or self.cursor
         while (batch := place.current()) is None and not place.ended:
             await self.take()
+        if batch is not None and self._closed:
+            self._check_open()
         return batch
 
     async def _collect(self, preview: Preview, max_records: int | None, give_up_at: float) -> list[ConsumedRecord]:
@@ -197,15 +210,31 @@ class Consumer:
         """
         self._check_open()
         ahead = self._ahead = self._ahead or self._fetch_ahead()
-        answer = await ahead.next()
+        try:
+            answer = await ahead.next()
+        except OffsetOutOfRange as error:
+            if not await self._follow_begin(error):
+                raise
+            return
         if answer is None or self._ahead is not ahead:
             return  # a seek came between
         try:
             self.cursor.hold(self._proven(answer))
+            self._begin = None
         except MirrorlogError:
             # What follows was asked for by headers that are not to be believed.
             await self._drop_ahead()
             raise
+
+    async def _follow_begin(self, error: OffsetOutOfRange) -> bool:
+        """Whether the begin, where this reader starts, has moved on since it was asked for; then stand there."""
+        begin = error.details.get("begin")
+        if self._begin != self.cursor.next or not isinstance(begin, int) or begin <= self.cursor.next:
+            return False
+        self._begin = _checked_offset(begin)
+        self.cursor.seek(begin)
+        await self._drop_ahead()
+        return True
 
     def _check_started(self) -> None:
         if not self._started:
@@ -213,6 +242,7 @@ class Consumer:
 
     def _check_open(self) -> None:
         self._check_started()
+        self._client.check_open()
         if self._closed:
             raise ConnectionLost("the consumer is closed")
 
@@ -256,7 +286,7 @@ class Consumer:
                 give_up_at = give_up_at or loop.time() + self._client.request_timeout_ms / 1000
                 # A mirror may not have heard yet of a queue that others know.
                 passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
-                if not passing or loop.time() >= give_up_at:
+                if not passing or loop.time() >= give_up_at or self._client.closed:
                     raise
                 await asyncio.sleep(_RETRY_S)
 
@@ -315,20 +345,24 @@ class Consumer:
             self.cursor.epoch = start.epoch
             return start.queue_offset
         if isinstance(start, datetime):
-            return await self._client.admin.find_offset(self.queue, start)
+            # Should retention free that record, all that is left was appended later.
+            self._begin = await self._client.admin.find_offset(self.queue, start)
+            return self._begin
         if start == "committed":
             if self.group is None:
                 raise BadRequest("start=committed needs a group")
             stored = await self._client.admin.position(self.queue, self.group)
-            return stored.queue_offset if stored is not None else info.begin
+            if stored is not None:
+                return stored.queue_offset
+            start = "earliest"
         if isinstance(start, int):
             return start
-        try:
-            return {"earliest": info.begin, "latest": info.next}[start]
-        except KeyError:
-            raise BadRequest(
-                f"start {start!r} is none of earliest, latest, committed, a queue offset, a time"
-            ) from None
+        if start == "earliest":
+            self._begin = info.begin
+            return info.begin
+        if start == "latest":
+            return info.next
+        raise BadRequest(f"start {start!r} is none of earliest, latest, committed, a queue offset, a time")
 
     def _resolve_until(self, info: QueueInfo) -> int | None:
         if self._until_asked is None:

@@ -32,9 +32,17 @@ class Delivery:
         return self._batch.receipt(self._index)
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        if self._batch.outcome is None:
-            yield from _listen((self._batch,))
-        return self._batch.receipt(self._index)
+        batch = self._batch
+        if batch.outcome is None:
+            # As `_listen`, for one batch: this is most of what awaiting one record costs.
+            batch.listeners += 1
+            try:
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                batch.wait(waiter)
+                yield from waiter
+            finally:
+                batch.listeners -= 1
+        return batch.receipt(self._index)
 
 
 class BulkDelivery:

@@ -17,6 +17,8 @@ _IN_FLIGHT_MAX: Final = 32
 # What a frame has room for.
 _TIMEOUT_MS_MAX: Final = 2**32 - 1
 _BYTES_MAX: Final = 2**63 - 1
+_FETCH_BYTES_MAX: Final = 2**28
+_WAIT_MS_MAX: Final = 60_000
 # Of a name in the domain name system.
 _HOST_BYTES_MAX: Final = 253
 
@@ -56,6 +58,13 @@ def check_numbers(
     _check("window_bytes", window_bytes, 1, _BYTES_MAX)
     _check("batch_bytes", batch_bytes, 1, _BYTES_MAX)
     check_timeout("delivery_timeout_ms", delivery_timeout_ms)
+
+
+def check_reading(*, max_bytes: int, max_wait_ms: int, prefetch_bytes: int) -> None:
+    """A consumer's. Raises BadRequest naming the one that is out of range, or no int."""
+    _check("max_bytes", max_bytes, 1, _FETCH_BYTES_MAX)
+    _check("max_wait_ms", max_wait_ms, 0, _WAIT_MS_MAX)
+    _check("prefetch_bytes", prefetch_bytes, 0, _FETCH_BYTES_MAX)
 
 
 def check_timeout(name: str, timeout_ms: int) -> None:

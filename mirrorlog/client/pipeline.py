@@ -93,6 +93,16 @@ class Pipeline:
         return len(self._batches)
 
     @property
+    def empty(self) -> bool:
+        """Whether every batch has ended."""
+        return not self._batches
+
+    @property
+    def calm(self) -> bool:
+        """Whether every batch has left, and none is being retried: nothing is to be done but to wait for answers."""
+        return self._cursor >= len(self._batches) and self._last_error is None and not self._broken
+
+    @property
     def in_flight(self) -> int:
         return self._in_flight
 
@@ -116,15 +126,17 @@ class Pipeline:
 
     def next_to_send(self, now: float) -> PendingBatch | None:
         """The next batch to send now, marked as in flight; None when none may go."""
-        if not self._may_send(now) or self._cursor >= len(self._batches):
+        cursor = self._cursor
+        if cursor >= len(self._batches) or not self._may_send(now):
             return None
-        batch = self._batches[self._cursor]
-        if self._cursor == self._numbered:
+        batch = self._batches[cursor]
+        if cursor == self._numbered:
             self._give_number(batch)
-        self._cursor += 1
+        self._cursor = cursor + 1
         self._in_flight += 1
         batch.in_flight = True
-        self._stats.retries += batch.attempts > 0
+        if batch.attempts:
+            self._stats.retries += 1
         batch.attempts += 1
         return batch
 
@@ -140,19 +152,31 @@ class Pipeline:
         """When the oldest batch must have ended."""
         return self._batches[0].deadline if self._batches else None
 
+    def next_due(self, now: float) -> float | None:
+        """When there is something to do though no answer comes: the earlier of both; None when all has ended."""
+        if not self._batches:
+            return None
+        deadline, retry = self._batches[0].deadline, self._resume_at
+        if now < retry < deadline and self.resume_at() is not None:
+            return retry
+        return deadline
+
     # --- answers ---
 
     def confirmed(self, batch: PendingBatch, confirm: Confirm, now: float) -> None:
         """The node has it, at the level asked."""
         if not self._landed(batch):
             return
-        self._stats.confirmed += len(batch)
-        self._stats.duplicates += len(batch) if confirm.flags & CONFIRM_DUPLICATE else 0
-        self._end(batch, confirm)
-        if not self._broken:
+        self._stats.confirmed += batch.count
+        if confirm.flags & CONFIRM_DUPLICATE:
+            self._stats.duplicates += batch.count
+        self._remove(batch)
+        batch.resolve(confirm)
+        if self._broken:
+            self._settle(now)
+        else:
             self._backoff_s = BACKOFF_S_MIN
             self._last_error = None
-        self._settle(now)
 
     def failed(self, batch: PendingBatch, error: MirrorlogError, now: float) -> None:
         """An attempt ended with `error`."""
@@ -176,11 +200,11 @@ class Pipeline:
 
     def expire(self, now: float) -> None:
         """End the batches whose deadline has come. Those in flight behind them keep their own."""
+        if not self._batches or self._batches[0].deadline > now:
+            return
         count = 0
         while count < len(self._batches) and self._batches[count].deadline <= now:
             count += 1
-        if not count:
-            return
         expired = self._batches[:count]
         outcomes = [self._given_up(batch) for batch in expired]
         gave_up_numbers = self._numbered > 0
@@ -274,20 +298,26 @@ class Pipeline:
         self._numbered += 1
         if self._idempotent:
             batch.number(producer_epoch=self.producer_epoch, sequence=self._next_sequence)
-            self._next_sequence += len(batch)
+            self._next_sequence += batch.count
 
     def _end(self, batch: PendingBatch, outcome: Confirm | MirrorlogError) -> None:
+        self._remove(batch)
+        self._resolve(batch, outcome)
+
+    def _remove(self, batch: PendingBatch) -> None:
         # It has left, so it is among the first few.
         index = self._batches.index(batch)
         del self._batches[index]
-        self._cursor -= index < self._cursor
-        self._numbered -= index < self._numbered
-        self._resolve(batch, outcome)
+        if index < self._cursor:
+            self._cursor -= 1
+        if index < self._numbered:
+            self._numbered -= 1
 
     def _resolve(self, batch: PendingBatch, outcome: Confirm | MirrorlogError) -> None:
         """End a batch that is no longer among those to be sent."""
         batch.in_flight = False
-        self._stats.failed += len(batch) if isinstance(outcome, MirrorlogError) else 0
+        if isinstance(outcome, MirrorlogError):
+            self._stats.failed += batch.count
         batch.resolve(outcome)
 
     def _given_up(self, batch: PendingBatch) -> MirrorlogError:

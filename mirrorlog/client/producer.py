@@ -33,12 +33,13 @@ from mirrorlog.client.batching import (
 from mirrorlog.client.bulk import Bulk
 from mirrorlog.client.collector import Collector
 from mirrorlog.client.deliveries import BulkDelivery, Delivery, wait_for_end
+from mirrorlog.client.joining import JoinPool
 from mirrorlog.client.options import check_numbers
 from mirrorlog.client.pipeline import Pipeline, ProducerStats
 from mirrorlog.client.receipts import Receipt, Receipts
 from mirrorlog.client.sender import Sender
 from mirrorlog.client.window import Window
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.body import Record, draft_record
 from mirrorlog.commitlog.format import NO_PRODUCER, Codec
 from mirrorlog.errors import (
     BadBatch,
@@ -91,6 +92,7 @@ class Producer:
         self.stats = ProducerStats()
         self.producer_id = (secrets.randbits(63) or 1) if idempotent else NO_PRODUCER
         self._codec = codec
+        self._pool = JoinPool()
         self._failed: deque[PendingBatch] = deque(maxlen=_UNHEARD_MAX)
         self._closed = False
         self._sender = Sender(
@@ -102,7 +104,6 @@ class Producer:
             producer_id=self.producer_id,
             level=level,
             durability=durability,
-            turned=self._turned,
             ended=self._ended,
         )
         self._window = Window(window_bytes, step_bytes=batch_bytes, open_bytes=self._open_bytes)
@@ -170,6 +171,8 @@ class Producer:
         `timestamp`: event time, datetime with a zone or µs UTC. Raises Refused (Overloaded when there was no room),
         OutcomeUnknown or BadInput.
         """
+        if self._window.free and self._collector.batch is None:
+            return await self._send_alone(value, key, headers, timestamp)
         room_by = self._collector.deadline()
         if self._window.contended:
             await self._room_by(room_by)
@@ -182,6 +185,27 @@ class Producer:
         # Who awaits one record does not wait for the loop to turn: others may join the next batch meanwhile.
         self._collector.close_if_idle()
         return await delivery
+
+    def _send_alone(
+        self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp: datetime | int | None
+    ) -> Delivery:
+        """One record while nothing else is under way: there is room for it, and nothing that it could join."""
+        pairs = as_headers(headers)
+        timestamp_us = as_timestamp_us(timestamp)
+        size = record_size(value, key, pairs)
+        self._check_record(value, size)
+        if self._closed:
+            raise ConnectionLost("the producer is closed")
+        collector = self._collector
+        if value is None or pairs or timestamp_us is not None:
+            batch = PendingBatch(collector.deadline(), codec=self._codec)
+            batch.add(value, key, pairs, timestamp_us, size)
+            batch.close()
+        else:
+            draft = draft_record(value, key)
+            batch = PendingBatch.drafted(draft, size_bytes=size, deadline=collector.deadline(), codec=self._codec)
+        collector.send(batch)
+        return Delivery(batch, 0)
 
     def send_nowait(
         self,
@@ -236,6 +260,7 @@ class Producer:
         if BATCH_OVERHEAD_BYTES + size > limit:
             raise BatchTooLarge(f"a batch of {size} bytes is above max_batch_bytes ({limit})")
         self._check_room(batch.window_bytes)
+        batch.close()
         self._collector.send(batch)
         return Delivery(batch, 0)
 
@@ -258,7 +283,7 @@ class Producer:
         if ends:
             self._check_room(bulk.size_bytes(0, len(bulk)) + len(ends) * BATCH_OVERHEAD_BYTES)
         for start, end in pairwise([0, *ends]):
-            self._take(bulk, start, end, delivery)
+            self._take(bulk, start, end, bulk.size_bytes(start, end), delivery)
         return delivery
 
     async def send_many(
@@ -273,34 +298,40 @@ class Producer:
         bulk = self._bulk(values, keys, headers, timestamps)
         delivery = BulkDelivery()
         no_room: Overloaded | None = None
-        start = taken = 0
-        while start < len(bulk) and not delivery.failed():
-            end = bulk.cut(start, self._collector.batch_bytes_max)
-            try:
-                await self._make_room(bulk.size_bytes(start, end) + BATCH_OVERHEAD_BYTES)
-            except Overloaded as error:
-                no_room = error
-                break
-            self._take(bulk, start, end, delivery)
-            start, taken = end, taken + 1
-            if taken % _BULK_BURST == 0:
-                await asyncio.sleep(0)
+        try:
+            await self._hand_over_bulk(bulk, delivery)
+        except Overloaded as error:
+            no_room = error
         receipts = await delivery
         if no_room is not None:
             raise no_room
         return receipts
+
+    async def _hand_over_bulk(self, bulk: Bulk, delivery: BulkDelivery) -> None:
+        """Batch by batch, as room comes, until one has failed. Raises Overloaded."""
+        start = taken = 0
+        while start < len(bulk) and not (taken % _BULK_BURST == 0 and delivery.failed()):
+            end = bulk.cut(start, self._collector.batch_bytes_max)
+            size = bulk.size_bytes(start, end)
+            if self._closed or not self._window.fits(size + BATCH_OVERHEAD_BYTES):
+                await self._make_room(size + BATCH_OVERHEAD_BYTES)
+                if delivery.failed():
+                    return
+            self._take(bulk, start, end, size, delivery)
+            start, taken = end, taken + 1
+            if taken % _BULK_BURST == 0:
+                await asyncio.sleep(0)
 
     def _bulk(self, values: Any, keys: Any, headers: Any, timestamps: Any) -> Bulk:
         bulk = Bulk.of(values, keys, headers, timestamps)
         bulk.check(self._sender.limits)
         return bulk
 
-    def _take(self, bulk: Bulk, start: int, end: int, delivery: BulkDelivery) -> None:
-        """The records `start` up to `end` of `bulk`, as one batch."""
-        self._collector.close()
-        size = bulk.size_bytes(start, end)
+    def _take(self, bulk: Bulk, start: int, end: int, size: int, delivery: BulkDelivery) -> None:
+        """The records `start` up to `end` of `bulk`, of `size` bytes, as one batch."""
         deadline = self._collector.deadline()
-        batch = PendingBatch.drafted(bulk.draft(start, end), size_bytes=size, deadline=deadline, codec=self._codec)
+        draft = bulk.draft(start, end, self._pool.join_for(size + BATCH_OVERHEAD_BYTES))
+        batch = PendingBatch.drafted(draft, size_bytes=size, deadline=deadline, codec=self._codec)
         delivery.add(batch)
         self._collector.send(batch)
 
@@ -352,10 +383,13 @@ class Producer:
         self._window.check(size)
 
     def _check_record(self, value: bytes | None, size: int) -> None:
+        limits = self._sender.limits
+        # What is within both is the usual; else it is to be told which one it is above.
+        if BATCH_OVERHEAD_BYTES + size <= limits.max_batch_bytes and size <= limits.max_record_bytes:
+            return
         self._check_value(value)
-        limit = self._sender.limits.max_batch_bytes
-        if BATCH_OVERHEAD_BYTES + size > limit:
-            raise RecordTooLarge(f"a record of {size} bytes is above max_batch_bytes ({limit})")
+        if BATCH_OVERHEAD_BYTES + size > limits.max_batch_bytes:
+            raise RecordTooLarge(f"a record of {size} bytes is above max_batch_bytes ({limits.max_batch_bytes})")
 
     def _check_value(self, value: bytes | None) -> None:
         limit = self._sender.limits.max_record_bytes
@@ -363,9 +397,6 @@ class Producer:
             raise RecordTooLarge(f"a value of {len(value)} bytes is above the node's max_record_bytes ({limit})")
 
     # --- what the parts tell each other ---
-
-    def _turned(self) -> None:
-        self._collector.turned()
 
     def _open_bytes(self) -> int:
         return self._collector.open_bytes

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Self
+from typing import NamedTuple, Self
 
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """A confirmed record. `log_offset`: of its batch; `copies`: that held it when it was answered.
 
     `durability`: 0 in memory, 1 on disk, of all those copies. `duplicate`: an earlier attempt had landed.
+
+    A named tuple because one is made for each record that somebody awaits.
     """
 
     queue_offset: int
@@ -25,9 +25,16 @@ class Receipt:
     durability: int
     duplicate: bool
 
+    @classmethod
+    def of(cls, confirm: Confirm, index: int) -> Self:
+        """Of the record `index` of a batch that was answered so."""
+        log_offset, base_queue_offset, epoch, copies, durability, flags = confirm
+        duplicate = flags & CONFIRM_DUPLICATE != 0
+        # As the named tuple's own constructor does, but without another Python frame.
+        return tuple.__new__(cls, (base_queue_offset + index, log_offset, epoch, copies, durability, duplicate))
 
-@dataclass(frozen=True, slots=True)
-class ReceiptRange:
+
+class ReceiptRange(NamedTuple):
     """The confirmed records of one batch, which stand one after another. The fields are those of a Receipt."""
 
     queue_offsets: range
@@ -40,14 +47,9 @@ class ReceiptRange:
     @classmethod
     def of(cls, confirm: Confirm, count: int) -> Self:
         """What the confirm of a batch of `count` records says."""
-        return cls(
-            range(confirm.base_queue_offset, confirm.base_queue_offset + count),
-            confirm.log_offset,
-            confirm.epoch,
-            confirm.copies,
-            confirm.durability,
-            bool(confirm.flags & CONFIRM_DUPLICATE),
-        )
+        log_offset, base_queue_offset, epoch, copies, durability, flags = confirm
+        queue_offsets = range(base_queue_offset, base_queue_offset + count)
+        return cls(queue_offsets, log_offset, epoch, copies, durability, flags & CONFIRM_DUPLICATE != 0)
 
     def receipt(self, index: int) -> Receipt:
         """Of the record `index` of the batch."""

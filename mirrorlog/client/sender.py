@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mirrorlog.client.batching import PendingBatch
@@ -25,8 +26,10 @@ _RETRYING = (ConnectionLost, RequestTimeout, NotMaster)
 
 
 class Sender:
-    """`turned` is called whenever batches may have moved on: an open one may be worth closing then. `ended` is called
-    once for every batch that was added."""
+    """`ended` is called once for every batch that was added.
+
+    `turned`: to be set by whoever holds an open batch; it is called whenever batches may have moved on.
+    """
 
     def __init__(
         self,
@@ -37,9 +40,9 @@ class Sender:
         producer_id: int,
         level: int,
         durability: Durability,
-        turned: Callable[[], None],
         ended: Callable[[PendingBatch], None],
     ) -> None:
+        self.turned: Callable[[], None] = _nothing
         self._limits: Limits | None = None
         self._client = client
         self._queue = queue
@@ -47,7 +50,6 @@ class Sender:
         self._producer_id = producer_id
         self._level = level
         self._durability = durability
-        self._turned = turned
         self._ended = ended
         self._queue_id = 0
         self._connection: Connection | None = None
@@ -73,7 +75,7 @@ class Sender:
     @property
     def idle(self) -> bool:
         """Whether no batch is on its way."""
-        return not len(self._pipeline)
+        return self._pipeline.empty
 
     @property
     def ready(self) -> bool:
@@ -95,7 +97,7 @@ class Sender:
         """Send a closed batch as soon as it may go."""
         batch.ended = self._ended
         self._pipeline.add(batch)
-        self.pump()
+        self._advance()
 
     def abandon(self, reason: MirrorlogError, last: PendingBatch | None) -> None:
         """End without waiting: what was not sent ends with `reason`, also `last`, which was not added yet."""
@@ -109,7 +111,11 @@ class Sender:
         self._pipeline.fail_all(reason)
 
     def pump(self) -> None:
-        """Send what may be sent, and be woken when more may."""
+        """Send what may be sent, and be woken when more may; then see to the open batch."""
+        self._advance()
+        self.turned()
+
+    def _advance(self) -> None:
         now = self._loop.time()
         self._pipeline.expire(now)
         connection = self._connection
@@ -122,14 +128,10 @@ class Sender:
         finally:
             # Whatever went wrong, every batch keeps its deadline.
             self._set_timer(now)
-        self._turned()
 
     # --- batches ---
 
     def _send(self, connection: Connection, batch: PendingBatch, now: float) -> None:
-        def done(result: Confirm | MirrorlogError) -> None:
-            self._answered(connection, batch, result)
-
         try:
             data = batch.encoded(self._queue_id, self._producer_id)
         except Exception as error:  # of whatever kind: a batch that never left must not count as in flight
@@ -141,7 +143,7 @@ class Sender:
                 level=self._level,
                 durability=self._durability,
                 deadline_ms=max(1, int((batch.deadline - now) * 1000)),
-                done=done,
+                done=partial(self._answered, connection, batch),
             )
         except ConnectionLost as error:
             self._pipeline.failed(batch, error, now)
@@ -157,26 +159,32 @@ class Sender:
             self._pipeline.failed(batch, result, now)
         else:
             self._pipeline.confirmed(batch, result, now)
-        if not self._closed:
+        if self._closed:
+            return
+        if self._pipeline.calm:
+            self.turned()  # the timer sees to the deadlines
+        else:
             self.pump()
 
     def _set_timer(self, now: float) -> None:
         """A timer that fires too early does no harm, and costs less than a new one for each batch."""
-        due = [at for at in (self._pipeline.next_deadline(), self._pipeline.resume_at()) if at is not None and at > now]
-        if not due or (self._timer is not None and now < self._timer_at <= min(due)):
+        if now < self._timer_at and self._pipeline.last_error is None:
+            return  # deadlines only become later: nothing but a retry comes before what it was set for
+        due = self._pipeline.next_due(now)
+        if due is None or now < self._timer_at <= due:
             return
         self._cancel_timer()
-        self._timer_at = min(due)
-        self._timer = self._loop.call_at(self._timer_at + 0.001, self._timer_fired)
+        self._timer_at = due
+        self._timer = self._loop.call_at(due + 0.001, self._timer_fired)
 
     def _timer_fired(self) -> None:
-        self._timer = None
+        self._timer, self._timer_at = None, 0.0
         self.pump()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._timer_at = None, 0.0
 
     # --- connecting ---
 
@@ -201,3 +209,7 @@ class Sender:
         finally:
             self._connecting = None
         self.pump()
+
+
+def _nothing() -> None:
+    pass

@@ -44,14 +44,15 @@ from mirrorlog.client.batching import (
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
 from mirrorlog.client.consumer import enough
 from mirrorlog.client.cursor import Cursor, Preview
+from mirrorlog.client.deliveries import BulkDelivery as AwaitedBulkDelivery
 from mirrorlog.client.handover import Bunch, Handover
 from mirrorlog.client.loop_thread import LoopThread
 from mirrorlog.client.pipeline import ProducerStats
 from mirrorlog.client.receipts import Receipt, Receipts
-from mirrorlog.errors import ConnectionLost, MirrorlogError, RecordTooLarge
+from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
 from mirrorlog.wire.messages import Metadata, Position, QueueInfo, Status
 
-__all__ = ["Admin", "Client", "Consumer", "Delivery", "Producer"]
+__all__ = ["Admin", "BulkDelivery", "Client", "Consumer", "Delivery", "Producer"]
 
 # Behind the deadlines of the calls themselves: they say more about what is wrong.
 _MARGIN_S: Final = 5.0
@@ -220,6 +221,34 @@ class Delivery:
         return bunch.outcome(index) or self._producer.wait(bunch, index, timeout)
 
 
+class BulkDelivery:
+    """Records that were handed over together; as `mirrorlog.client.BulkDelivery`."""
+
+    __slots__ = ("_awaited", "_producer")
+
+    def __init__(self, producer: Producer, awaited: AwaitedBulkDelivery) -> None:
+        self._producer = producer
+        self._awaited = awaited
+
+    def __len__(self) -> int:
+        """Records."""
+        return len(self._awaited)
+
+    def done(self) -> bool:
+        return self._awaited.done()
+
+    def failures(self) -> list[tuple[range, MirrorlogError]]:
+        """What has failed so far: the records' numbers in the call, and why."""
+        return self._awaited.failures()
+
+    def result(self, timeout: float | None = None) -> Receipts:
+        """Wait for the receipts; at most `timeout` seconds, by default until all have ended at their deadlines.
+
+        Raises the first error among them; RequestTimeout when `timeout` is up: then some are still on their way.
+        """
+        return self._awaited.result() if self._awaited.done() else self._producer.wait_for_all(self._awaited, timeout)
+
+
 class Producer:
     """Sends records to one queue. Made by `Client.producer`; use it with `with`, from any number of threads."""
 
@@ -319,6 +348,18 @@ class Producer:
         self._thread.check_open()
         return Delivery(self, *self._handover.put((value, key, pairs, timestamp_us), size))
 
+    def send_many_nowait(
+        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None
+    ) -> BulkDelivery:
+        """Hand over many records as columns, all or none of them; as `mirrorlog.client.Producer.send_many_nowait`.
+
+        While the window has no room for all of them it waits, as `send_nowait`. Their bytes are copied when it returns.
+        """
+        taken = self._in_turn(
+            lambda: self._take_many(values, keys=keys, headers=headers, timestamps=timestamps), what="send_many_nowait"
+        )
+        return BulkDelivery(self, taken)
+
     def send_many(self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None) -> Receipts:
         """Send many records as columns and wait for their confirms; as `mirrorlog.client.Producer.send_many`."""
         return self._in_turn(
@@ -340,7 +381,32 @@ class Producer:
             lambda: bunch.ended(index, patience_s=patience_s), timeout_s=timeout_s, what="the record's confirm"
         )
 
+    def wait_for_all(self, delivery: AwaitedBulkDelivery, timeout_s: float | None) -> Receipts:
+        """For its bulk deliveries: wait until all of one has ended."""
+
+        async def ended() -> Receipts:
+            try:
+                async with asyncio.timeout(self._delivery_s + _MARGIN_S):
+                    return await delivery
+            except TimeoutError:
+                raise OutcomeUnknown("the records have not ended behind their deadline; they may be stored") from None
+
+        return self._thread.run(ended, timeout_s=timeout_s, what="the records' confirms")
+
     # --- inside ---
+
+    async def _take_many(self, values: Any, **columns: Any) -> AwaitedBulkDelivery:
+        """Once there is room. Raises Overloaded when none comes within the delivery timeout."""
+        give_up_at = asyncio.get_running_loop().time() + self._delivery_s
+        while True:
+            try:
+                return self._awaited.send_many_nowait(values, **columns)
+            except Overloaded as full:
+                try:
+                    async with asyncio.timeout_at(give_up_at):
+                        await self._awaited.room()
+                except TimeoutError:
+                    raise full from None
 
     async def _start(self) -> Any:
         await self._awaited.start()

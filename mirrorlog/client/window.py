@@ -40,11 +40,20 @@ class Window:
         """Whether somebody waits for room."""
         return bool(self._waiting)
 
+    @property
+    def free(self) -> bool:
+        """Whether nothing that is closed is under way, and nobody waits for room."""
+        return not (self._taken or self._waiting)
+
     def check(self, size: int) -> None:
         """Raises Overloaded when `size` more bytes do not fit; they are what `room` waits for then."""
-        if not self._fits(self._pending(), size):
+        if not self.fits(size):
             self._refused = size
             raise Overloaded(f"{self.limit_bytes} bytes wait for their confirm (window_bytes)", limit="window_bytes")
+
+    def fits(self, size: int) -> bool:
+        """Whether `size` more bytes have room."""
+        return self._fits(self._pending(), size)
 
     def take(self, size: int) -> None:
         """`size` bytes are closed and on their way."""
@@ -53,7 +62,8 @@ class Window:
     def release(self, size: int) -> None:
         """`size` of the bytes taken have ended."""
         self._taken -= size
-        self._wake()
+        if self._waiting:
+            self._wake()
 
     async def room(self, size: int | None = None) -> None:
         """Wait for a step of room and for `size` bytes, by default those that `check` refused last.

@@ -22,7 +22,7 @@ would be parsed and checked per batch, and its alignment rules would own our byt
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -50,11 +50,14 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Part = bytes | bytearray | memoryview
 """Bytes on their way into a body."""
+Join = Callable[[Sequence[Part]], bytearray | memoryview]
+"""Makes one piece of memory, that may be written to, of parts in their order."""
 
 _NO_HEADER: Final = bytes(HEADER_SIZE)
 
 _FEW_RECORDS: Final = 16
 _FEW_OFFSETS: Final = tuple(struct.Struct(f"<{count + 1}i") for count in range(_FEW_RECORDS + 1))
+_ONE_SIZE: Final = _FEW_OFFSETS[1]
 # What fills a part of n bytes up to a multiple of 8, at n % 8.
 _ZEROS: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
@@ -297,15 +300,14 @@ class _Cursor:
 # --- Writing ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A batch whose body is in place and whose header is still zeros.
+class Draft(NamedTuple):
+    """A batch whose body is in place and whose header is still zeros. A named tuple because one is made per batch.
 
     `data`: all of the batch. `padding`: its last bytes that belong to no column. `body_length`: before the codec,
     padding excluded.
     """
 
-    data: bytearray
+    data: bytearray | memoryview
     record_count: int
     columns: int
     max_timestamp_us: int
@@ -321,7 +323,7 @@ class Draft:
         producer_id: int = NO_PRODUCER,
         producer_epoch: int = 0,
         sequence: int = 0,
-    ) -> bytearray:
+    ) -> bytearray | memoryview:
         """Write the producer's part of the header, with the CRC of everything, into `data`, and give it."""
         write_producer_part(
             self.data,
@@ -350,52 +352,46 @@ class BodyWriter:
 
     def __init__(self, record_count: int) -> None:
         self._record_count = record_count
-        self._columns = Column.NONE.value
+        self._columns = 0
         self._max_timestamp_us = NO_TIMESTAMP
         self._parts: list[Part] = [_NO_HEADER]
 
     def add_values(self, offsets: Int32s, data: Iterable[Part], present: Bools | None) -> None:
         """`data`: the entries' bytes, in as many pieces as they have. `present`: None when none is absent."""
-        self._add_binary(offsets, data, present, Column.VALUES_VALIDITY)
+        self._add_binary(offsets, data, present, _VALUES_VALIDITY)
 
     def add_keys(self, offsets: Int32s, data: Iterable[Part], present: Bools | None) -> None:
-        self._columns |= Column.KEYS
-        self._add_binary(offsets, data, present, Column.KEYS_VALIDITY)
+        self._columns |= _KEYS
+        self._add_binary(offsets, data, present, _KEYS_VALIDITY)
 
     def add_headers(self, counts: Iterable[int], names: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """`counts`: entries of each record; the entries of all records follow one another."""
-        self._columns |= Column.HEADERS
+        self._columns |= _HEADERS
         self._add((_offsets(counts, self._record_count).data,), 4 * (self._record_count + 1))
-        self._add_binary(*_binary(names), Column.NONE)
-        self._add_binary(*_binary(values), Column.HEADER_VALUES_VALIDITY)
+        self._add_binary(*_binary(names), 0)
+        self._add_binary(*_binary(values), _HEADER_VALUES_VALIDITY)
 
     def add_timestamps(self, stamps_us: Int64s, present: Bools | None) -> None:
         """`stamps_us`: 0 where absent; at least one is there."""
-        self._columns |= Column.TIMESTAMPS
+        self._columns |= _TIMESTAMPS
         there = stamps_us if present is None else stamps_us[present]
         self._max_timestamp_us = int(there.max())
-        self._add_validity(present, Column.TIMESTAMPS_VALIDITY)
+        self._add_validity(present, _TIMESTAMPS_VALIDITY)
         self._add((stamps_us.astype("<i8", copy=False).data,), 8 * len(stamps_us))
 
-    def draft(self) -> Draft:
-        """The batch, but for its header."""
-        data = bytearray().join(self._parts)
-        return Draft(
-            data,
-            self._record_count,
-            self._columns,
-            self._max_timestamp_us,
-            codec=Codec.NONE,
-            padding=0,
-            body_length=len(data) - HEADER_SIZE,
-        )
+    def draft(self, join: Join | None = None) -> Draft:
+        """The batch, but for its header. `join`: None takes new memory."""
+        return _joined(self._parts, self._record_count, self._columns, self._max_timestamp_us, join)
 
-    def _add_binary(self, offsets: Int32s, data: Iterable[Part], present: Bools | None, validity_bit: Column) -> None:
-        self._add_validity(present, validity_bit)
-        self._add((offsets.data,), 4 * len(offsets))
-        self._add(data, int(offsets[-1]))
+    def _add_binary(self, offsets: Int32s, data: Iterable[Part], present: Bools | None, validity_bit: int) -> None:
+        if present is not None:
+            self._add_validity(present, validity_bit)
+        parts = self._parts
+        parts += (offsets.data, _ZEROS[4 * len(offsets) % 8])
+        parts += data
+        parts.append(_ZEROS[int(offsets[-1]) % 8])
 
-    def _add_validity(self, present: Bools | None, bit: Column) -> None:
+    def _add_validity(self, present: Bools | None, bit: int) -> None:
         """A bitmap, only if something is absent."""
         if present is not None:
             self._columns |= bit
@@ -405,6 +401,18 @@ class BodyWriter:
     def _add(self, pieces: Iterable[Part], size: int) -> None:
         self._parts.extend(pieces)
         self._parts.append(_ZEROS[size % 8])
+
+
+def _joined(
+    parts: Sequence[Part],
+    record_count: int,
+    columns: int,
+    max_timestamp_us: int = NO_TIMESTAMP,
+    join: Join | None = None,
+) -> Draft:
+    """`parts`: all of the batch, in order."""
+    data = bytearray().join(parts) if join is None else join(parts)
+    return Draft(data, record_count, columns, max_timestamp_us, Codec.NONE, 0, len(data) - HEADER_SIZE)
 
 
 def _offsets(sizes: Iterable[int], count: int) -> Int32s:
@@ -441,9 +449,11 @@ def encode_batch(
         [record.headers for record in records],
         [record.timestamp_us for record in records],
     )
-    return draft.seal(
+    batch = draft.seal(
         queue_id=queue_id, kind=kind, producer_id=producer_id, producer_epoch=producer_epoch, sequence=sequence
     )
+    assert isinstance(batch, bytearray)  # no other memory was asked for
+    return batch
 
 
 def draft_columns(
@@ -454,15 +464,45 @@ def draft_columns(
 ) -> Draft:
     """A batch from columns of the values' length; one that is empty, or has nothing but absent entries, takes no
     space."""
+    has_keys, has_headers = len(keys) > keys.count(None), any(headers)
+    has_timestamps = len(timestamps_us) > timestamps_us.count(None)
+    absences = None in values or (has_keys and None in keys)
+    if len(values) <= _FEW_RECORDS and not (has_headers or has_timestamps or absences):
+        return _draft_few(values, keys if has_keys else ())  # type: ignore[arg-type]  # without an absence
     writer = BodyWriter(len(values))
     writer.add_values(*_binary(values))
-    if len(keys) > keys.count(None):
+    if has_keys:
         writer.add_keys(*_binary(keys))
-    if any(headers):
+    if has_headers:
         entries = [entry for entries in headers for entry in entries]
         names, contents = [name.encode() for name, _ in entries], [content for _, content in entries]
         writer.add_headers(map(len, headers), names, contents)
-    if len(timestamps_us) > timestamps_us.count(None):
+    if has_timestamps:
         stamps = np.fromiter((stamp or 0 for stamp in timestamps_us), dtype=np.int64, count=len(values))
         writer.add_timestamps(stamps, _presence(timestamps_us))
     return writer.draft()
+
+
+def draft_record(value: bytes, key: bytes | None = None) -> Draft:
+    """A batch of one record that has a value, and no headers and no time."""
+    size = len(value)
+    parts = [_NO_HEADER, _ONE_SIZE.pack(0, size), value, _ZEROS[size % 8]]
+    if key is not None:
+        size = len(key)
+        parts += (_ONE_SIZE.pack(0, size), key, _ZEROS[size % 8])
+    return _joined(parts, 1, 0 if key is None else _KEYS)
+
+
+def _draft_few(values: Sequence[bytes], keys: Sequence[bytes]) -> Draft:
+    """As `draft_columns`, of few records without an absence: without numpy, at a third of the cost."""
+    parts: list[Part] = [_NO_HEADER, *_few(values)]
+    if keys:
+        parts += _few(keys)
+    return _joined(parts, len(values), _KEYS if keys else 0)
+
+
+def _few(entries: Sequence[bytes]) -> list[Part]:
+    """The parts of a column of a few entries, all of them there."""
+    offsets = tuple(accumulate(map(len, entries), initial=0))
+    packed = _FEW_OFFSETS[len(entries)].pack(*offsets)
+    return [packed, _ZEROS[len(packed) % 8], *entries, _ZEROS[offsets[-1] % 8]]

@@ -1,4 +1,9 @@
-"""Reading what is no longer mapped: a job for a helper thread, since the loop never waits for a disk."""
+"""Reading what is no longer mapped: a job for a helper thread, since the loop never waits for a disk.
+
+It leaves the page cache as it was (`File.pread_past`): whoever reads a hundred gigabytes of the past once would drive
+out what is needed all the time, the tail and the pages prepared ahead of it. What was in memory already stays there.
+Figures, and what else was tried: docs/decisions/0007.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +65,7 @@ class ColdRead:
 
     def _pread(self, file: File, size: int) -> memoryview:
         content = memoryview(bytearray(size))
-        file.pread(content, self.log_offset - self._start)
+        file.pread_past(content, self.log_offset - self._start)
         return content
 
     def _first_length(self, file: File) -> int:

@@ -34,7 +34,10 @@ from mirrorlog.commitlog.files import Files, read_file, replace_file
 from mirrorlog.errors import BadRequest, LogCorrupt
 
 FILE_NAME: Final = "epochs"
-ENTRIES_MAX: Final = 1_000_000
+ENTRIES_MAX: Final = 50_000
+"""One for each start of a master; none is forgotten (why: docs/decisions/0007)."""
+LIST_BYTES_MAX: Final = 16 * 1024 * 1024
+"""More than a list takes in any form: an entry has some 50 bytes, and less than 200 with the longest names."""
 NO_EPOCH: Final = 0
 
 _MAGIC: Final = b"MLEP"
@@ -93,7 +96,10 @@ class EpochList:
             checked.append(entry)
             last = entry
         if len(checked) > ENTRIES_MAX:
-            raise BadRequest(f"{len(checked)} epochs are above the limit of {ENTRIES_MAX}")
+            raise BadRequest(
+                f"{len(checked)} epochs are above the limit of {ENTRIES_MAX}: each start of a master adds one; "
+                "publish the records into a new log"
+            )
         return cls(tuple(checked), tuple(entry.start for entry in checked))
 
     @property
@@ -103,8 +109,8 @@ class EpochList:
 
     def at(self, log_offset: int) -> int:
         """The epoch that writes at `log_offset`; 0 when there is none."""
-        index = bisect_right(self._starts, log_offset) - 1
-        return self.entries[index].epoch if index >= 0 else NO_EPOCH
+        entry = self._entry_at(log_offset)
+        return entry.epoch if entry is not None else NO_EPOCH
 
     def data_epoch(self, end: int) -> int:
         """The epoch of the last byte of a copy that ends at `end`; 0 for an empty copy."""
@@ -127,7 +133,7 @@ class EpochList:
     def agrees_below(self, end: int, other: EpochList) -> bool:
         """Whether both give every byte below `end` the same epoch, by the same writer."""
         starts = {start for start in (*self._starts, *other._starts) if start < end}
-        return all(self.held(start)[-1:] == other.held(start)[-1:] for start in starts)
+        return all(self._entry_at(start) == other._entry_at(start) for start in starts)
 
     def covering(self, first: int, end: int) -> list[Epoch]:
         """The epochs that give the bytes [first, end) their number."""
@@ -142,6 +148,11 @@ class EpochList:
         """Where `entry` ends in a copy that ends at `end`: at the next epoch's start or the copy's end."""
         following = self.entries.index(entry) + 1
         return min(self.entries[following].start, end) if following < len(self.entries) else end
+
+    def _entry_at(self, log_offset: int) -> Epoch | None:
+        """The last entry that starts at or below."""
+        index = bisect_right(self._starts, log_offset) - 1
+        return self.entries[index] if index >= 0 else None
 
 
 def common_point(own: EpochList, own_end: int, other: EpochList, other_end: int) -> int | None:

@@ -31,6 +31,7 @@ from typing import Final, Protocol, Self
 from mirrorlog.errors import DiskFailed, DiskFull
 
 _MADV_POPULATE_WRITE: Final = 23  # linux/mman.h, since Linux 5.14; Python has no name for it
+_RWF_DONTCACHE: Final = 0x80  # linux/fs.h, since Linux 6.14
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -48,6 +49,9 @@ class File(Protocol):
 
     def pread(self, into: memoryview, at: int) -> int:
         """Read at `at` until `into` is full or the file ends; the number of bytes read."""
+
+    def pread_past(self, into: memoryview, at: int) -> int:
+        """As `pread`, of what hardly anybody reads again: it leaves nothing in memory that was not there before."""
 
     def data_end(self) -> int:
         """Everything from here on was allocated and never written: it reads as zero, without being read."""
@@ -113,13 +117,45 @@ class OsFile:
         return memoryview(mmap.mmap(self._fd, 0, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
 
     def pread(self, into: memoryview, at: int) -> int:
+        return self._pread(into, at)
+
+    def _pread(self, into: memoryview, at: int, flags: int = 0) -> int:
         done = 0
         while done < len(into):
-            got = os.preadv(self._fd, [into[done:]], at + done)
+            got = os.preadv(self._fd, [into[done:]], at + done, flags)
             if got == 0:
                 break
             done += got
         return done
+
+    def pread_past(self, into: memoryview, at: int) -> int:
+        # Else the pages that a read brings ahead of itself are taken by the next one for pages that were there before.
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+        for read in (self._pread_uncached, self._pread_and_drop):
+            try:
+                return read(into, at)
+            except NotImplementedError:  # a Python that was built for a C library without preadv2
+                break
+            except OSError as error:
+                if error.errno != errno.EOPNOTSUPP:  # this kernel, or this file system, does not know how
+                    raise
+        return self.pread(into, at)
+
+    def _pread_uncached(self, into: memoryview, at: int) -> int:
+        return self._pread(into, at, _RWF_DONTCACHE)
+
+    def _pread_and_drop(self, into: memoryview, at: int) -> int:
+        """Nearly the same for older kernels: pages that are not all there before are dropped, those beside them too."""
+        try:
+            cached = os.preadv(self._fd, [into], at, os.RWF_NOWAIT)
+        except BlockingIOError:
+            cached = 0
+        if cached == len(into):
+            return cached
+        if got := self.pread(into, at):
+            start, end = at & -mmap.PAGESIZE, -(-(at + got) // mmap.PAGESIZE) * mmap.PAGESIZE
+            os.posix_fadvise(self._fd, start, end - start, os.POSIX_FADV_DONTNEED)
+        return got
 
     def data_end(self) -> int:
         end = 0

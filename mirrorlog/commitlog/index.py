@@ -6,7 +6,11 @@ on a helper, which reads the very chunks, without a copy: what is confirmed neve
 them here, and `past` answers for them.
 
 Copied batches (flag `COPIED`) carry old queue offsets, so the order of a queue is that of its offsets and not of the
-log; where two batches hold the same records, the later one counts. They take their place when they are confirmed.
+log; where two batches hold the same records, the later one counts. They take their place when they are confirmed. A
+queue with copied batches begins where the log says (`set_begin`), not where its first batch stands.
+
+A copy that began at a decided begin and has not come to that decision yet may hold records behind others that are still
+to come as copies. While it is `partial`, a queue begins at its last leap: nothing is passed over in silence.
 
 Knows no file and no clock. Rejected: one array per column and queue (a half more time to add a batch, a memmove of
 megabytes to forget a segment); trimming every queue at the moment of `evict` (milliseconds on the loop with 10,000
@@ -64,7 +68,8 @@ class _Marks:
 
     def add(self, log_offset: int, append_time_us: int, records: int) -> None:
         self.log_offsets.append(log_offset)
-        self.times.append(append_time_us)
+        # A copied batch is old, where it stands is not.
+        self.times.append(max(append_time_us, self.times[-1]) if self.times else append_time_us)
         self.records.append(records)
 
     def cut(self, count: int) -> None:
@@ -84,7 +89,7 @@ class QueueIndex:
 
     __slots__ = (
         "_chunks", "_confirmed", "_count", "_end", "_first_chunk", "_floor", "_marks", "_past_records", "_past_time",
-        "_queues", "_sweeping", "_tail", "_visible",
+        "_queues", "_sweeping", "_tail", "_visible", "partial",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -102,6 +107,7 @@ class QueueIndex:
         self._end = 0
         self._confirmed = 0
         self._sweeping: Iterator[QueueOrder] | None = None
+        self.partial = False
 
     # --- Changes --------------------------------------------------------------------------------------------------
 
@@ -157,8 +163,8 @@ class QueueIndex:
             if records:
                 queue = queues[queue_id]
                 if base >= queue.next_confirmed:
-                    if not queue.next_confirmed:
-                        queue.begin = base
+                    if base != queue.next_confirmed:
+                        self._leapt(queue, base)
                     queue.next_confirmed = base + records
                 else:
                     queue.insert(base, number)
@@ -186,9 +192,35 @@ class QueueIndex:
     def set_queue(self, queue_id: int, *, begin: int, next_offset: int) -> None:
         """What the past knows of a queue, before its batches from `next_offset` on are added: nothing of it is in
         memory yet. Queue offsets."""
+        former = self._queues.get(queue_id)
         queue = self._queues[queue_id] = QueueOrder(self._floor)
+        if former is not None:
+            queue.logged_begin = former.logged_begin
         queue.begin = begin
         queue.hot_begin = queue.next_confirmed = queue.next_appended = next_offset
+
+    def set_next(self, queue_id: int, next_offset: int) -> None:
+        """A checkpoint says that the queue goes on at `next_offset`, above all that is known of it here: what comes in
+        between is gone, or comes as copies."""
+        queue = self._queues.get(queue_id)
+        if queue is None or not queue.next_appended:
+            self.set_queue(queue_id, begin=next_offset, next_offset=next_offset)
+        queue = self._queues[queue_id]
+        self._leapt(queue, next_offset)
+        queue.next_confirmed = queue.next_appended = next_offset
+
+    def set_begin(self, queue_id: int, queue_offset: int) -> None:
+        """The log says, confirmed, that the queue begins there; it never goes back."""
+        queue = self._queues.get(queue_id)
+        if queue is None:
+            queue = self._queues[queue_id] = QueueOrder(self._floor)
+        queue.logged_begin = max(queue.logged_begin, queue_offset)
+
+    def set_leap(self, queue_id: int, queue_offset: int) -> None:
+        """In the past the queue went on there, above what was expected; 0 for a queue that did not."""
+        queue = self._queues.get(queue_id)
+        if queue is not None:
+            queue.leap = max(queue.leap, queue_offset)
 
     def set_past(self, *, first: int, end: int, first_append_time_us: int, records: int) -> None:
         """How many records the segment [first, end), log offsets, of the past holds, in log order and before any
@@ -263,11 +295,19 @@ class QueueIndex:
             return None
         return queue.confirmed_from(index + 1)
 
+    def holds(self, queue_id: int, base_queue_offset: int) -> bool:
+        """Whether a confirmed batch that begins at this queue offset is in memory."""
+        queue = self._fresh(queue_id)
+        if queue is None or base_queue_offset >= queue.next_confirmed:
+            return False
+        index = bisect_left(queue.bases, base_queue_offset)
+        return index < len(queue.bases) and queue.bases[index] == base_queue_offset
+
     def is_past_time(self, queue_id: int, append_time_us: int) -> bool:
         """Whether the past may hold a batch of the queue that was appended at or after that time. Then the first
         queue offset of that time is the smaller one of the past's, if it has one, and `find_time`'s."""
         queue = self._fresh(queue_id)
-        if queue is None or queue.begin >= queue.hot_begin:
+        if queue is None or self._begin_of(queue) >= queue.hot_begin:
             return False
         return append_time_us <= self._past_time
 
@@ -280,7 +320,7 @@ class QueueIndex:
     def begin(self, queue_id: int) -> int:
         """The first visible queue offset, the past included; that of the next record while there is none."""
         queue = self._queues.get(queue_id)
-        return queue.begin if queue is not None else 0
+        return self._begin_of(queue) if queue is not None else 0
 
     def next_confirmed(self, queue_id: int) -> int:
         """The queue offset after the last visible record."""
@@ -308,7 +348,7 @@ class QueueIndex:
             return 0
         row = self._row
         index = bisect_left(queue.numbers, append_time_us, 0, queue.visible, key=lambda number: row(number)[2])
-        return max(queue.begin, queue.confirmed_from(index))
+        return max(self._begin_of(queue), queue.confirmed_from(index))
 
     def entries(self, queue_id: int, from_queue_offset: int, max_bytes: int) -> list[Run]:
         """Visible batches in order, from the one that holds `from_queue_offset` on: as many as fit into `max_bytes`,
@@ -339,16 +379,30 @@ class QueueIndex:
         return max(0, self._records_before(last_log_offset) - first)
 
     def append_time_from(self, log_offset: int) -> int | None:
-        """When the first batch at or after `log_offset` was appended (µs UTC), pending ones included; below
-        `hot_from`, when the first one of its chunk or segment was. None when there is none."""
+        """When the first batch at or after `log_offset` was appended (µs UTC), pending ones included, copied ones not;
+        below `hot_from`, when the first one of its chunk or segment was. None when there is none."""
         if log_offset >= self._end:
             return None
         if log_offset >= self.hot_from:
-            number = self._number_at(log_offset)
-            return self._row(number)[2] if number < self._count else None
+            for number in range(self._number_at(log_offset), self._count):
+                _, _, append_time_us, *_, copied, _ = self._row(number)
+                if not copied:
+                    return append_time_us
+            return None
         return self._marks.times[max(0, bisect_right(self._marks.log_offsets, log_offset) - 1)]
 
     # --- Inside ---------------------------------------------------------------------------------------------------
+
+    def _begin_of(self, queue: QueueOrder) -> int:
+        begin = queue.begin if queue.logged_begin < 0 else min(queue.logged_begin, queue.next_confirmed)
+        return max(begin, queue.leap) if self.partial else begin
+
+    @staticmethod
+    def _leapt(queue: QueueOrder, base: int) -> None:
+        """Its next confirmed record is `base` and not the one that was expected."""
+        queue.leap = base
+        if not queue.next_confirmed:
+            queue.begin = base
 
     def _drop_chunks_behind(self, count: int) -> None:
         """Keep the chunks that `count` rows need."""

@@ -21,7 +21,16 @@ from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import EpochLike, EpochList, load_epochs, store_epochs
 from mirrorlog.commitlog.files import OS_FILES, Files, disk_error
 from mirrorlog.commitlog.flush import FlushJob
-from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, batch_length, log_seed, read_header, stamp
+from mirrorlog.commitlog.format import (
+    HEADER_SIZE,
+    BatchHeader,
+    Flag,
+    batch_length,
+    check_body,
+    log_seed,
+    read_header,
+    stamp,
+)
 from mirrorlog.commitlog.identity import FORMAT_VERSION, NUMBER
 from mirrorlog.commitlog.ingest import check_run
 from mirrorlog.commitlog.opening import FirstState, OnPast, OpenedLog, open_directory
@@ -231,6 +240,36 @@ class CommitLog:
             raise
         self.end = self._chain.end
         self.last_append_time_us = self._chain.active.last_append_time_us = append_time_us
+        return read_header(header)
+
+    def append_copied(self, batch: memoryview) -> BatchHeader:
+        """Master: store a batch of this log, as it was read from it, once more at the end, with flag `copied`.
+
+        It keeps all that it said of its records: queue offsets, append time, the producer's part. The log's own time
+        does not go back by it. Raises BadBatch for bytes that do not match their CRC, else as `append`.
+        """
+        self._require_writable()
+        former = read_header(batch)
+        check_body(batch, 0, former)
+        if former.length > self.max_batch_bytes:
+            raise BatchTooLarge(f"a batch of {former.length} bytes is above max_batch_bytes ({self.max_batch_bytes})")
+        self._check_epoch_open()
+        header = bytearray(batch[:HEADER_SIZE])
+        stamp(
+            header,
+            log_offset=self.end,
+            base_queue_offset=former.base_queue_offset,
+            append_time_us=former.append_time_us,
+            epoch=self.epochs.current,
+            flags=former.flags | Flag.COPIED,
+            seed=self.seed,
+        )
+        try:
+            self._chain.place(header, batch[HEADER_SIZE : former.length])
+        except DiskFailed as error:
+            self._flusher.fail(error)
+            raise
+        self._appended_at(former.append_time_us)
         return read_header(header)
 
     def append_run(self, run: memoryview, *, log_offset: int) -> list[BatchHeader]:
@@ -541,6 +580,11 @@ class CommitLog:
                 self._files, segment.path, start=start, first=first, end=segment.end, rules=rules
             )
             self.tables.store(start, segment.end, content)
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether the next segment's file is there already, made ahead or recycled."""
+        return self._preparer.spare is not None
 
     @property
     def first_segment(self) -> int:

@@ -181,6 +181,16 @@ class PastIndex:
         place = self.segment_of(queue_id, 0)
         return place.base if place is not None else None
 
+    def last_leap(self, queue_id: int) -> int:
+        """Where a queue goes on above what was expected, the last time in the past; 0 when it never does. A seek per
+        place."""
+        leap, at = 0, self.first(queue_id) or 0
+        while (place := self.segment_of(queue_id, at)) is not None:
+            if place.base > at:
+                leap = place.base
+            at = place.next
+        return leap
+
     def begins(self) -> dict[int, int]:
         """The first queue offset of every queue in the past, by queue id: a seek per queue."""
         return {queue_id: begin for queue_id, (begin, _) in self.queues().items()}

@@ -10,17 +10,23 @@ class QueueOrder:
     """The batches of one queue in memory, in queue order: base queue offsets and row numbers. Those at or above
     `next_confirmed` are pending.
 
-    `begin`: first queue offset that the log has. `hot_begin`: from here on all of it is in memory; below are at most
-    some copied batches. `floor`: rows below it were forgotten when this queue was last looked at. `mixed`: the row
-    numbers do not rise with the queue offsets.
+    `begin`: first queue offset that the log has. `logged_begin`: the same as the log itself says it, -1 while it does
+    not. `leap`: where the queue offsets went on above the expected one, the last time. `hot_begin`: from here on all of
+    it is in memory; below are at most some copied batches. `floor`: rows below it were forgotten when this queue was
+    last looked at. `mixed`: the row numbers do not rise with the queue offsets.
     """
 
-    __slots__ = ("bases", "begin", "floor", "hot_begin", "mixed", "next_appended", "next_confirmed", "numbers")
+    __slots__ = (
+        "bases", "begin", "floor", "hot_begin", "leap", "logged_begin", "mixed", "next_appended", "next_confirmed",
+        "numbers",
+    )  # fmt: skip
 
     def __init__(self, floor: int) -> None:
         self.bases = array("Q")
         self.numbers = array("Q")
         self.begin = 0
+        self.logged_begin = -1
+        self.leap = 0
         self.hot_begin = 0
         self.next_confirmed = 0
         self.next_appended = 0
@@ -48,7 +54,7 @@ class QueueOrder:
 
     def cut(self, count: int) -> None:
         """Forget the pending batches with numbers from `count` on."""
-        while self.numbers and self.numbers[-1] >= count and self.bases[-1] >= self.next_confirmed:
+        while self.numbers and self.numbers[-1] >= count:
             self.numbers.pop()
             self.bases.pop()
 

@@ -1,13 +1,36 @@
-"""How far a log's begin may move: whole segments that are too old, or too many. Pure.
+"""What a log may let go: whole segments from its begin on, and in them the parts of queues. Pure.
+
+A queue without limits of its own lives by its log's, segment by segment. One that has some lives by these alone: its
+*part* of a segment, all its records there, is dead when they are too old, or when later segments hold enough of the
+queue. What is dead of a queue is always its beginning, up to a queue offset that only rises.
+
+A segment goes when nothing in it is alive. Where little is, that little is appended once more, *copied*, and the rest
+of its segment goes with it. The share is taken over all segments from the begin on, not over the oldest alone: one that
+is full of live records would else hold up all the dead ones behind it. So what is kept of the dead is at most
+(1 / share) times what is alive, and what is copied at most `share` of what becomes free.
 
 Deciding is the master's alone; every copy follows the decision once it is logged and confirmed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[Any]
+
+PART: Final = np.dtype([("queue_id", "<u4"), ("base", "<i8"), ("next", "<i8"), ("bytes", "<i8"), ("last_time", "<i8")])
+"""A dense part of a queue in one segment: queue offsets [base, next), bytes of its batches, and the append time (µs
+UTC) of its last one. In order of queue and queue offset."""
+
+
+_NEVER: Final = 2**63 - 1
+# Of a queue id, what tells the queues of one log apart.
+_ID_MASK: Final = 0xFFFFFF
 
 
 class Aged(Protocol):
@@ -34,20 +57,238 @@ class RetentionLimits:
             return self
         return replace(self, max_bytes=end - oldest)
 
+    def expire(self, segment: Aged, *, end: int, now_us: int) -> bool:
+        """Whether a segment of a log that ends at `end` is too old, or one too many."""
+        too_old = self.max_age_us is not None and segment.last_append_time_us < now_us - self.max_age_us
+        return too_old or (self.max_bytes is not None and end - segment.end >= self.max_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Of one queue. `max_age_us`: None for that of the log. `max_bytes`: so many bytes of its newest batches are kept
+    at least; None: no limit."""
+
+    max_age_us: int | None = None
+    max_bytes: int | None = None
+
 
 def next_begin(
     segments: Iterable[Aged], *, begin: int, end: int, at_most: int, now_us: int, limits: RetentionLimits
 ) -> int | None:
-    """The new begin of a log [begin, end), at a segment's end not above `at_most`; None when nothing can go.
+    """The new begin of a log [begin, end), at a segment's end not above `at_most`; None when nothing can go. For a log
+    whose queues all live by its limits.
 
     Oldest first, and the first one that stays ends it: what is freed is one stretch from the begin on.
     """
     found = None
     for segment in segments:
-        too_old = limits.max_age_us is not None and segment.last_append_time_us < now_us - limits.max_age_us
-        too_many = limits.max_bytes is not None and end - segment.end >= limits.max_bytes
-        if segment.end > at_most or not (too_old or too_many):
+        if segment.end > at_most or not limits.expire(segment, end=end, now_us=now_us):
             break
         if segment.end > begin:
             found = segment.end
     return found
+
+
+# --- Queues with limits of their own --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentParts:
+    """A segment that is not appended to any more. Log offsets, µs UTC. `parts`: rows of `PART`."""
+
+    start: int
+    end: int
+    last_append_time_us: int
+    parts: Rows
+
+
+class Queues(NamedTuple):
+    """`limits`: of the queues that have their own. `begins`: the logged ones; records below are dead. By queue id."""
+
+    limits: Mapping[int, QueueLimits]
+    begins: Mapping[int, int]
+
+
+class SegmentLife(NamedTuple):
+    """What is alive of a segment [start, end), log offsets; bytes. `expired`: by the log's limits."""
+
+    start: int
+    end: int
+    live_bytes: int
+    expired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """To be done in this order. `queue_begins`: queues whose logged begin rises, by id. `begin`: where the log begins
+    from now on, None when it stays. `copy`: what is alive of this segment, the first of the log then, is to be appended
+    once more."""
+
+    queue_begins: Mapping[int, int]
+    begin: int | None = None
+    copy: SegmentLife | None = None
+
+
+def decide(
+    segments: Sequence[SegmentParts],
+    queues: Queues,
+    *,
+    begin: int,
+    end: int,
+    at_most: int,
+    now_us: int,
+    limits: RetentionLimits,
+    copied: Mapping[int, bool],
+    copy_share: float,
+) -> Decision:
+    """What a log [begin, end) lets go, up to a segment's end not above `at_most`.
+
+    `segments`: those that were looked at, from the begin on and without a gap; while later ones are missing less goes.
+    `copied`: the starts of those of which all that was alive stands elsewhere too, confirmed; and whether the log's
+    limits had let the segment go then, so that nothing but queues with own limits counted.
+    """
+    queue_begins = _next_queue_begins(segments, queues, now_us=now_us, max_age_us=limits.max_age_us)
+    queues = Queues(queues.limits, {**queues.begins, **queue_begins})
+    found = list(_lives(segments, queues, end=end, now_us=now_us, limits=limits, copied=copied))
+    next_begin, copy = _next_step(found, begin=begin, at_most=at_most, copy_share=copy_share)
+    going = (
+        segment
+        for segment, life in zip(segments, found, strict=True)
+        if next_begin is not None and life.end <= next_begin and life.expired
+    )
+    return Decision({**queue_begins, **_dying_queues(going, queues)}, next_begin, copy)
+
+
+def _next_queue_begins(
+    segments: Sequence[SegmentParts], queues: Queues, *, now_us: int, max_age_us: int | None
+) -> dict[int, int]:
+    """The queues with own limits whose begin rises, and to where: behind the parts that are dead now."""
+    found = _too_old(segments, queues, now_us=now_us, max_age_us=max_age_us)
+    for queue_id, begin in _too_many(segments, queues.limits):
+        found[queue_id] = max(begin, found.get(queue_id, 0))
+    return {queue_id: begin for queue_id, begin in found.items() if begin > queues.begins.get(queue_id, 0)}
+
+
+def _too_old(
+    segments: Sequence[SegmentParts], queues: Queues, *, now_us: int, max_age_us: int | None
+) -> dict[int, int]:
+    ages = {queue_id: limits.max_age_us or max_age_us for queue_id, limits in queues.limits.items()}
+    oldest = {queue_id: max(now_us - age, -_NEVER) for queue_id, age in ages.items() if age is not None}
+    lookup, begins = _Lookup(oldest, default=-_NEVER), _Lookup(queues.begins, default=0)
+    found: dict[int, int] = {}
+    for segment in segments:
+        parts = segment.parts
+        dead = parts[(parts["last_time"] < lookup.of(parts)) & (parts["next"] > begins.of(parts))]
+        _raise_to(found, dead)
+    return found
+
+
+def _raise_to(begins: dict[int, int], dead: Rows) -> None:
+    for queue_id, following in zip(dead["queue_id"].tolist(), dead["next"].tolist(), strict=True):
+        begins[queue_id] = max(following, begins.get(queue_id, 0))
+
+
+def _too_many(segments: Sequence[SegmentParts], limits: Mapping[int, QueueLimits]) -> Iterator[tuple[int, int]]:
+    """(queue id, begin) of the queues of which later parts hold enough."""
+    limited = {queue_id: each.max_bytes for queue_id, each in limits.items() if each.max_bytes is not None}
+    if not limited:
+        return
+    lookup = _Lookup(dict.fromkeys(limited, 1), default=0)
+    parts = np.concatenate([np.empty(0, PART), *(each.parts[lookup.of(each.parts) > 0] for each in segments)])
+    # From the newest records of each queue on. Copied ones come twice while their first place is there.
+    parts = parts[np.lexsort((parts["next"], parts["queue_id"]))[::-1]]
+    queue_id, kept, lowest = -1, 0, 0
+    columns = (parts[name].tolist() for name in ("queue_id", "base", "next", "bytes"))
+    for each, base, following, size in zip(*columns, strict=True):
+        if each != queue_id:
+            queue_id, kept, lowest = each, 0, following
+        if following > lowest:
+            continue  # seen already: to count too little is to keep too much
+        if kept >= limited[queue_id]:
+            yield queue_id, following
+            lowest = -1  # all that follows is older
+        kept, lowest = kept + size, min(lowest, base)
+
+
+def _lives(
+    segments: Iterable[SegmentParts],
+    queues: Queues,
+    *,
+    end: int,
+    now_us: int,
+    limits: RetentionLimits,
+    copied: Mapping[int, bool],
+) -> Iterator[SegmentLife]:
+    begins, own = _Lookup(queues.begins, default=0), _Lookup(dict.fromkeys(queues.limits, 1), default=0)
+    expired = True
+    for segment in segments:
+        expired = expired and limits.expire(segment, end=end, now_us=now_us)
+        parts = segment.parts
+        alive = parts["next"] > begins.of(parts)
+        if expired:
+            alive &= own.of(parts) > 0
+        # What was left out of the copies is dead only as long as the log's limits say so.
+        done = segment.start in copied and copied[segment.start] <= expired
+        yield SegmentLife(segment.start, segment.end, 0 if done else int(parts["bytes"][alive].sum()), expired)
+
+
+def _next_step(
+    segments: Iterable[SegmentLife], *, begin: int, at_most: int, copy_share: float
+) -> tuple[int | None, SegmentLife | None]:
+    """(new begin, segment to copy)."""
+    free: int | None = None
+    first: SegmentLife | None = None
+    live = size = 0
+    for segment in segments:
+        if segment.end > at_most:
+            break
+        if segment.end <= begin:
+            continue
+        if not segment.live_bytes and first is None:
+            free = segment.end
+            continue
+        first = first or segment
+        live += segment.live_bytes
+        size += segment.end - max(begin, segment.start)
+        if live <= copy_share * size:
+            return free, first
+    return free, None
+
+
+def _dying_queues(segments: Iterable[SegmentParts], queues: Queues) -> dict[int, int]:
+    """The queues without own limits whose begin rises because these segments go by the log's limits; of those only
+    whose begin is logged: copies of their older records may stand behind these segments, and must not outlive them."""
+    begins, own = _Lookup(queues.begins, default=_NEVER), _Lookup(dict.fromkeys(queues.limits, 1), default=0)
+    found: dict[int, int] = {}
+    for segment in segments:
+        parts = segment.parts
+        _raise_to(found, parts[(parts["next"] > begins.of(parts)) & (own.of(parts) == 0)])
+    return found
+
+
+def first_queue_offsets(segments: Iterable[SegmentParts], queue_ids: Iterable[int]) -> dict[int, int]:
+    """Where queues without copied batches begin in these segments, by queue id."""
+    wanted = np.array(list(queue_ids), np.uint32)
+    found: dict[int, int] = {}
+    for segment in segments:
+        parts = segment.parts[np.isin(segment.parts["queue_id"], wanted)]
+        for queue_id, base in zip(parts["queue_id"].tolist(), parts["base"].tolist(), strict=True):
+            found.setdefault(queue_id, base)
+        if len(found) == len(wanted):
+            break
+    return found
+
+
+class _Lookup:
+    """A map of a log's queue ids to whole numbers that is asked for whole columns. Ids count up from the log's."""
+
+    def __init__(self, values: Mapping[int, int], *, default: int) -> None:
+        keys = np.fromiter(values.keys(), np.int64, len(values)) & _ID_MASK
+        # The last one stands for all above.
+        self._values = np.full(int(keys.max(initial=-1)) + 2, default, np.int64)
+        self._values[keys] = np.fromiter(values.values(), np.int64, len(values))
+
+    def of(self, parts: Rows) -> Rows:
+        """The value of each part's queue."""
+        found: Rows = self._values[np.minimum(parts["queue_id"] & _ID_MASK, len(self._values) - 1)]
+        return found

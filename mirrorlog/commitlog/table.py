@@ -264,6 +264,10 @@ class SegmentTable:
         """All stretches: an array of `STRETCH`, in order of queue id and queue offset."""
         return self._stretches.all()
 
+    def batches(self) -> Rows:
+        """All batches that carry records: an array of `BATCH`, in the order of the stretches."""
+        return self._batches.all()
+
     # --- By log offset ---
 
     def states(self) -> list[StateBatch]:

@@ -1,4 +1,4 @@
-"""The content of a PublishBatch: its records as columns, or its ready batch checked against the stream. Pure."""
+"""The content of a batch: its records as columns, or its ready batch checked against the stream. Pure."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Sequence
 
 from mirrorlog.client.batching import as_timestamp_us
 from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import NO_PRODUCER, check_producer_part
+from mirrorlog.commitlog.format import MAGIC, NO_PRODUCER, Buffer, read_header
+from mirrorlog.doors.incoming import Batch
 from mirrorlog.doors.opening import Opening
 from mirrorlog.errors import BadBatch, BadRequest, BatchTooLarge
 from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.wire.messages import Limits
 
 
-def check_content(batch: pb.PublishBatch, opening: Opening) -> None:
+def check_content(batch: Batch, opening: Opening) -> None:
     """The batch has content, and a sequence exactly where one belongs. Raises BadBatch or BadRequest."""
-    content = batch.WhichOneof("content")
-    if content is None or (content == "records" and not batch.records.records):
+    records = batch.content if isinstance(batch.content, pb.Records) else None
+    if batch.content is None or (records is not None and not records.records):
         raise BadBatch("a batch has at least one record")
-    numbered = content == "records" and opening.identified
-    if numbered and not (batch.HasField("sequence") and batch.sequence >= 0):
+    numbered = records is not None and opening.identified
+    if numbered and (batch.sequence is None or batch.sequence < 0):
         raise BadRequest("records on a stream with an identity have a sequence, from 0")
-    if batch.HasField("sequence") and not numbered:
+    if batch.sequence is not None and not numbered:
         raise BadRequest("a sequence is for records on a stream with an identity; a ready batch has it in its header")
 
 
@@ -50,7 +51,7 @@ def number_records(records: Sequence[Record], opening: Opening, *, sequence: int
     return bytes(encoded)
 
 
-def check_size(batch: bytes, limits: Limits) -> None:
+def check_size(batch: Buffer, limits: Limits) -> None:
     """Raises BatchTooLarge: the node would close the connection, which other streams use too."""
     if len(batch) > limits.max_batch_bytes:
         raise BatchTooLarge(
@@ -58,13 +59,16 @@ def check_size(batch: bytes, limits: Limits) -> None:
         )
 
 
-def check_ready(batch: bytes, opening: Opening, *, queue_id: int, limits: Limits) -> bool:
+def check_ready(batch: Buffer, opening: Opening, *, queue_id: int, limits: Limits) -> bool:
     """Whether the ready batch is idempotent. Raises BatchTooLarge or BadBatch.
 
-    The node checks the batch too; here its header is believed before that, so it must be one.
+    Not whether it is whole: the node checks that at its ingest, and stores nothing of a batch whose header was damaged
+    on its way to here, whatever it says.
     """
     check_size(batch, limits)
-    header = check_producer_part(memoryview(batch), max_batch_bytes=limits.max_batch_bytes)
+    header = read_header(batch)
+    if header.magic != MAGIC:
+        raise BadBatch(f"magic {header.magic:#010x} where a batch has {MAGIC:#010x}")
     if header.queue_id != queue_id:
         raise BadBatch(f"the batch is for queue id {header.queue_id}, the stream for {queue_id} ({opening.queue!r})")
     has, wants = (header.producer_id, header.producer_epoch), (opening.producer_id, opening.producer_epoch)

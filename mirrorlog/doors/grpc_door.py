@@ -31,7 +31,7 @@ from mirrorlog.doors.node_watch import NodeWatch
 from mirrorlog.doors.parent import watch_parent
 from mirrorlog.doors.producer_service import ProducerService, StreamLimits
 from mirrorlog.errors import MirrorlogError, PortTaken
-from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2, producer_pb2_grpc
+from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2
 from mirrorlog.wire.messages import Limits
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class GrpcDoor:
         server = grpc.aio.server(options=server_options(limits), maximum_concurrent_rpcs=CALLS_MAX)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin, server)
-        producer_pb2_grpc.add_ProducerServicer_to_server(self._producer, server)
+        self._producer.add_to(server)
         consumer_pb2_grpc.add_ConsumerServicer_to_server(self._consumer, server)
         reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         try:

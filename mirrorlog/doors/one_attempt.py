@@ -11,10 +11,10 @@ from typing import Final, Self
 from mirrorlog.client import Client, Receipt
 from mirrorlog.client.connection import Connection
 from mirrorlog.doors.batches import check_ready, check_size, number_records, read_records
+from mirrorlog.doors.incoming import Batch
 from mirrorlog.doors.opening import Opening
 from mirrorlog.doors.sent import Sent
 from mirrorlog.errors import ConnectionLost, MirrorlogError, NotMaster, OutcomeUnknown, RequestTimeout
-from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 from mirrorlog.wire.messages import Limits
 
@@ -44,14 +44,15 @@ class OneAttempt:
         """Of the master that was reached last."""
         return self._connection.welcome.limits
 
-    async def send(self, batch: pb.PublishBatch) -> Sent:
+    async def send(self, batch: Batch) -> Sent:
         """Raises MirrorlogError when nothing was sent."""
         connection = await self._master()
-        if batch.WhichOneof("content") == "ready":
-            ready = batch.ready  # once: each look at the field is a copy of its bytes
-            idempotent = check_ready(ready, self._opening, queue_id=self.queue_id, limits=self.limits)
-            return Sent(self._produce(connection, ready), idempotent)
-        records = read_records(batch.records)
+        if isinstance(batch.content, memoryview):
+            idempotent = check_ready(batch.content, self._opening, queue_id=self.queue_id, limits=self.limits)
+            return Sent(self._produce(connection, batch.content), idempotent)
+        assert batch.content is not None
+        assert batch.sequence is not None
+        records = read_records(batch.content)
         numbered = number_records(records, self._opening, sequence=batch.sequence, queue_id=self.queue_id)
         check_size(numbered, self.limits)
         return Sent(self._produce(connection, numbered), True)
@@ -63,7 +64,7 @@ class OneAttempt:
             self._moved = False
         return self._connection
 
-    def _produce(self, connection: Connection, batch: bytes) -> asyncio.Future[Receipt]:
+    def _produce(self, connection: Connection, batch: bytes | memoryview) -> asyncio.Future[Receipt]:
         """Send now; the future ends within the delivery timeout and a second."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Receipt] = loop.create_future()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mirrorlog.commitlog.format import NO_PRODUCER
+from mirrorlog.doors.incoming import Batch
 from mirrorlog.errors import BadRequest
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.pb.v1 import producer_pb2 as pb
@@ -49,9 +50,9 @@ class Opening:
         return self.producer_id != NO_PRODUCER
 
 
-def read_opening(request: pb.PublishRequest) -> Opening:
+def read_opening(request: pb.PublishRequest | Batch) -> Opening:
     """Raises BadRequest naming the field that makes no sense."""
-    if request.WhichOneof("request") != "open":
+    if isinstance(request, Batch) or request.WhichOneof("request") != "open":
         raise BadRequest("the first request of a stream is `open`; it names the queue")
     asked = request.open
     producer_id, producer_epoch = _identity(asked)

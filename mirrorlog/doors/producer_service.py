@@ -8,9 +8,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import grpc
+
 from mirrorlog.client import Client
 from mirrorlog.doors.admission import Admission, node_stopping
 from mirrorlog.doors.calls import abort
+from mirrorlog.doors.incoming import Batch, read_request
 from mirrorlog.doors.one_attempt import OneAttempt
 from mirrorlog.doors.opening import Opening, read_opening
 from mirrorlog.doors.publish_stream import PublishStream
@@ -18,9 +21,9 @@ from mirrorlog.doors.retrying import Retrying
 from mirrorlog.doors.window import Window
 from mirrorlog.errors import BadRequest, MirrorlogError
 from mirrorlog.pb.v1 import producer_pb2 as pb
-from mirrorlog.pb.v1 import producer_pb2_grpc as pb_grpc
 
 OPEN_TIMEOUT_S: Final = 10.0
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["Producer"].full_name
 
 _MIB: Final = 1024 * 1024
 
@@ -44,7 +47,7 @@ class PublishCall(Protocol):
     async def abort(self, code: Any, details: str, trailing_metadata: Any) -> Any: ...
 
 
-class ProducerService(pb_grpc.ProducerServicer):
+class ProducerService:
     """All Publish streams of this door."""
 
     def __init__(self, client: Client, limits: StreamLimits) -> None:
@@ -53,7 +56,16 @@ class ProducerService(pb_grpc.ProducerServicer):
         self._admission = Admission("Publish", streams_max=limits.streams_max)
         self._streams: set[PublishStream] = set()
 
-    async def Publish(self, request_iterator: AsyncIterator[pb.PublishRequest], context: PublishCall) -> None:
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve it there. As the generated code would, but for how requests are read."""
+        publish = grpc.stream_stream_rpc_method_handler(
+            self.Publish,
+            request_deserializer=read_request,
+            response_serializer=pb.PublishResponse.SerializeToString,
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Publish": publish}),))
+
+    async def Publish(self, request_iterator: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall) -> None:
         try:
             with self._admission.place():
                 await self._serve(request_iterator, context)
@@ -66,7 +78,7 @@ class ProducerService(pb_grpc.ProducerServicer):
         for stream in self._streams:
             stream.end(node_stopping())
 
-    async def _serve(self, requests: AsyncIterator[pb.PublishRequest], context: PublishCall) -> None:
+    async def _serve(self, requests: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall) -> None:
         opening = await _first(requests)
         one_attempt = await OneAttempt.open(self._client, opening)
         async with Retrying(self._client, opening, one_attempt.limits) as retrying:
@@ -76,7 +88,7 @@ class ProducerService(pb_grpc.ProducerServicer):
             await self._carry(stream, requests, context)
 
     async def _carry(
-        self, stream: PublishStream, requests: AsyncIterator[pb.PublishRequest], context: PublishCall
+        self, stream: PublishStream, requests: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall
     ) -> None:
         self._streams.add(stream)
         reading = asyncio.ensure_future(stream.read(requests))
@@ -102,7 +114,7 @@ class ProducerService(pb_grpc.ProducerServicer):
         )
 
 
-async def _first(requests: AsyncIterator[pb.PublishRequest]) -> Opening:
+async def _first(requests: AsyncIterator[pb.PublishRequest | Batch]) -> Opening:
     """Raises BadRequest when none comes in time, or another kind."""
     try:
         async with asyncio.timeout(OPEN_TIMEOUT_S):

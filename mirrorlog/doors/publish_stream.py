@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mirrorlog.client import Receipt
 from mirrorlog.doors.batches import check_content
+from mirrorlog.doors.incoming import Batch
 from mirrorlog.doors.opening import Opening
 from mirrorlog.doors.sent import Sent, Way
 from mirrorlog.doors.status_codes import as_message
@@ -51,13 +52,13 @@ class PublishStream:
         self._window = window
         self._unanswered: asyncio.Queue[_Unanswered | _End] = asyncio.Queue()
 
-    async def read(self, requests: AsyncIterable[pb.PublishRequest]) -> None:
+    async def read(self, requests: AsyncIterable[pb.PublishRequest | Batch]) -> None:
         """Hand over what comes, until the client's end or a request that makes no sense."""
         try:
             async for request in requests:
-                if request.WhichOneof("request") != "batch":
+                if not isinstance(request, Batch):
                     raise BadRequest("after `open`, which comes once, every request is a `batch`")
-                await self._take(request.batch)
+                await self._take(request)
                 await self._window.room()
             self._unanswered.put_nowait(_End(None))
         except Exception as error:
@@ -77,8 +78,7 @@ class PublishStream:
         if item.error is not None:
             raise item.error
 
-    async def _take(self, batch: pb.PublishBatch) -> None:
-        size = batch.ByteSize()
+    async def _take(self, batch: Batch) -> None:
         handed: Sent | MirrorlogError
         try:
             check_content(batch, self._opening)
@@ -86,11 +86,11 @@ class PublishStream:
             handed = await self._way.send(batch)
         except MirrorlogError as error:
             handed = error
-        self._window.add(size)
-        self._unanswered.put_nowait(_Unanswered(batch.tag, size, handed))
+        self._window.add(batch.size)
+        self._unanswered.put_nowait(_Unanswered(batch.tag, batch.size, handed))
 
-    async def _choose_way(self, batch: pb.PublishBatch) -> None:
-        retried = batch.WhichOneof("content") == "records" and not self._opening.identified
+    async def _choose_way(self, batch: Batch) -> None:
+        retried = isinstance(batch.content, pb.Records) and not self._opening.identified
         way = self._retrying if retried else self._one_attempt
         if way is not self._way:
             # What may still be tried again must not be overtaken.

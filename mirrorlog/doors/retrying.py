@@ -11,6 +11,7 @@ from typing import Final, Self
 from mirrorlog.client import Client, Producer
 from mirrorlog.commitlog.format import HEADER_SIZE
 from mirrorlog.doors.batches import read_records
+from mirrorlog.doors.incoming import Batch
 from mirrorlog.doors.opening import Opening
 from mirrorlog.doors.sent import Sent
 from mirrorlog.pb.v1 import producer_pb2 as pb
@@ -52,6 +53,7 @@ class Retrying:
         """End at once: whoever would hear of what is still tried has gone."""
         self._producer.abandon()
 
-    async def send(self, batch: pb.PublishBatch) -> Sent:
+    async def send(self, batch: Batch) -> Sent:
         """Raises MirrorlogError when the records were not handed over."""
-        return Sent(self._producer.send_batch_nowait(read_records(batch.records)), idempotent=False)
+        assert isinstance(batch.content, pb.Records)
+        return Sent(self._producer.send_batch_nowait(read_records(batch.content)), idempotent=False)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from typing import NamedTuple, Protocol
 
 from mirrorlog.client import Receipt
-from mirrorlog.pb.v1 import producer_pb2 as pb
+from mirrorlog.doors.incoming import Batch
 
 
 class Sent(NamedTuple):
@@ -19,5 +19,5 @@ class Sent(NamedTuple):
 class Way(Protocol):
     """How batches of one stream reach the node."""
 
-    async def send(self, batch: pb.PublishBatch) -> Sent:
+    async def send(self, batch: Batch) -> Sent:
         """Hand a batch over; the next one goes behind it. Raises MirrorlogError when nothing was sent."""

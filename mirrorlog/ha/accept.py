@@ -16,6 +16,7 @@ from uuid import UUID
 
 import msgspec
 
+from mirrorlog.commitlog.epochs import LIST_BYTES_MAX
 from mirrorlog.config import HaSettings, LimitSettings
 from mirrorlog.errors import (
     BadRequest,
@@ -113,6 +114,7 @@ class MasterLink:
                 "mirror_left node=%s log=%s acked=%s reason=%r",
                 self.connection.node_id, self._log.name, self.connection.read_half.acked, str(error or "closed"),
             )  # fmt: skip
+            self._log.tell_in_sync(str(error or "closed"))
 
     # --- driving ---
 
@@ -196,6 +198,7 @@ class MasterLink:
             connection.read_half.requested, self._log.log.end,
         )  # fmt: skip
         self._log.progressed(self._log.mastership.proven(connection))
+        self._log.tell_in_sync(f"follows from {connection.read_half.requested}")
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -240,6 +243,7 @@ class MasteredLog:
         self._own_id = own_id
         self._settings = settings
         self._answer = answer
+        self._in_sync: frozenset[str] = frozenset()
 
     def link(self, node_id: str, now: float) -> HAConnection:
         return HAConnection(node_id=node_id, own_id=self._own_id, log=self.log, settings=self._settings, now=now)
@@ -252,6 +256,15 @@ class MasteredLog:
         confirmed = self.mastership.progress.confirmed
         if confirmed > self.log.confirmed:
             self.log.set_confirmed(confirmed)
+
+    def tell_in_sync(self, reason: str) -> None:
+        """A line for each mirror that counts as a copy that is up since this was asked last, or no more; `reason`: of
+        the change, if there is one."""
+        before, self._in_sync = self._in_sync, self.mastership.in_sync
+        for node in sorted(before ^ self._in_sync):
+            event = "mirror_in_sync" if node in self._in_sync else "mirror_not_in_sync"
+            in_sync = ",".join([self._own_id, *sorted(self._in_sync)])
+            logger.info("%s node=%s log=%s in_sync=%s reason=%r", event, node, self.name, in_sync, reason)
 
 
 class AcceptSocketService:
@@ -283,7 +296,7 @@ class AcceptSocketService:
         """Listen for mirrors. Raises PortTaken."""
         self._server = await listen(address, lambda: Endpoint(
             MasterLink(self),
-            frame_bytes_max=1024 * 1024,  # a mirror sends greetings and acks; epoch lists are the largest
+            frame_bytes_max=LIST_BYTES_MAX,  # a mirror sends greetings and acks; epoch lists are the largest
             outgoing_bytes_max=2**62,  # bounded by in_flight_bytes_max
         ))  # fmt: skip
 
@@ -305,7 +318,7 @@ class AcceptSocketService:
         """A log has grown. A mirror that has all the rest gets it at once, while this node goes on with it; for the
         others one push follows in this turn of the loop, whatever comes in it."""
         owes = False
-        for link in self.links:
+        for link in list(self.links):  # a link may end in this
             if link.connection is not None:
                 if link.connection.all_acked:
                     link.pump(announce=False)
@@ -329,6 +342,7 @@ class AcceptSocketService:
             link.tick(now, self._limits)
         for log in self._logs.values():
             log.progressed(log.mastership.expired(now))
+            log.tell_in_sync("lacks no record of the log")
 
     def close_link_of(self, connection: HAConnection) -> None:
         for link in list(self.links):

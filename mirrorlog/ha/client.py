@@ -26,7 +26,7 @@ from uuid import UUID
 
 from mirrorlog.commitlog.epochs import EpochList, common_point
 from mirrorlog.config import HaSettings
-from mirrorlog.errors import LogRecovering, MirrorlogError, ProtocolError, StalledFrame, WrongCluster
+from mirrorlog.errors import DiskFull, LogRecovering, MirrorlogError, ProtocolError, StalledFrame, WrongCluster
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
 from mirrorlog.wire.frames import TRANSFER, TRANSFER_FLUSH, Frame, FrameType, ack_frame, frame, read_transfer
 from mirrorlog.wire.messages import (
@@ -43,6 +43,13 @@ from mirrorlog.wire.messages import (
     encode,
     expect_message,
 )
+
+DISK_FULL_RETRY_S: Final = 5.0
+"""How long a mirror whose own disk kept it from going on waits, unless it is told of space sooner: each attempt may
+bring `in_flight_bytes_max` over the network for nothing."""
+
+NO_SPACE_RETRY_S: Final = 30.0
+"""The same while no space is measured: a file that the log frees itself is space too, and shows on no disk."""
 
 
 class ReplicaLog(Protocol):
@@ -95,11 +102,13 @@ class HAClient:
         self.last_read = now
         self.last_write = now
         self.last_error: MirrorlogError | None = None
+        self.waits_for_space = False
         self._log_id = log_id
         self._log = log
         self._greeting = greeting
         self._settings = settings
         self._retry_at = now
+        self._room = True
         self._align_out = False
         self._epoch = 0
         self._placed: memoryview | None = None
@@ -139,14 +148,25 @@ class HAClient:
         return [self._say(FrameType.HELLO, self._greeting, now)]
 
     def disconnected(self, now: float, error: MirrorlogError | None = None) -> None:
-        """The connection is gone or could not be made; the next attempt is due after the reconnect interval."""
+        """The connection is gone or could not be made; the next attempt is due after the reconnect interval, or, when
+        the own disk was full, as soon as there is space."""
         if self.state is not ClientState.STOPPED:
             self.state = ClientState.WAITING
         if self._placed is not None:
             self._log.drop_placed(self._placed)
             self._placed = None
         self.last_error = error or self.last_error
-        self._retry_at = now + self._settings.reconnect_interval_ms / 1000
+        self.waits_for_space = isinstance(error, DiskFull)
+        retry_s = self._settings.reconnect_interval_ms / 1000
+        if self.waits_for_space:
+            retry_s = DISK_FULL_RETRY_S if self._room else NO_SPACE_RETRY_S
+        self._retry_at = now + retry_s
+
+    def space_measured(self, *, room: bool, now: float) -> None:
+        """The own disk was looked at: whether there is room for another segment, on it or in a file made before."""
+        self._room = room
+        if room and self.waits_for_space:
+            self._retry_at = min(self._retry_at, now)
 
     def received(self, frame_: Frame, now: float) -> Sequence[Action]:
         """A frame from the master. Raises MirrorlogError when the link must be closed with that reason."""

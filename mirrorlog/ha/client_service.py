@@ -13,9 +13,9 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Protocol
 
-from mirrorlog.commitlog.epochs import Epoch
+from mirrorlog.commitlog.epochs import LIST_BYTES_MAX, Epoch
 from mirrorlog.config import LimitSettings, split_address
-from mirrorlog.errors import ConnectionLost, MirrorlogError, ProtocolError
+from mirrorlog.errors import ConnectionLost, LogUnavailable, MirrorlogError, ProtocolError
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
 from mirrorlog.ha.client import ClientState, HAClient, ReplicaLog
 from mirrorlog.ha.driving import log_failure
@@ -30,6 +30,9 @@ class MirrorLog(ReplicaLog, Protocol):
 
     def align(self, log_offset: int, epochs: Sequence[Epoch], *, anew: bool) -> None:
         """Blocking: run on a helper."""
+
+    def check_aside(self) -> None:
+        """Blocking: raises MirrorlogError when this copy may not be set aside."""
 
     def begin_anew(self) -> None:
         """The copy will be set aside by `align`: nobody may use it from here on until `aligned`."""
@@ -60,11 +63,12 @@ class HAClientService:
         self._log = log
         self._helper = helper
         self._name = name
-        self._frame_bytes_max = frame_bytes_max + FRAME_HEADER_SIZE + TRANSFER.size
+        self._frame_bytes_max = max(frame_bytes_max, LIST_BYTES_MAX) + FRAME_HEADER_SIZE + TRANSFER.size
         self._limits = limits
         self._quiesce = quiesce
         self._endpoint: Endpoint | None = None
         self._task: asyncio.Task[None] | None = None
+        self._full_at = -1
 
     @property
     def following(self) -> bool:
@@ -79,6 +83,10 @@ class HAClientService:
     def stored(self) -> None:
         """Bytes stand in the log."""
         self._do(self.client.stored(self._now()))
+
+    def space_measured(self, *, room: bool) -> None:
+        """Whether there is room for another segment, on the disk of this copy or in a file made before."""
+        self.client.space_measured(room=room, now=self._now())
 
     def flushed(self) -> None:
         self._do(self.client.flushed(self._now()))
@@ -162,6 +170,7 @@ class HAClientService:
         loop = asyncio.get_running_loop()
         try:
             if action.anew:
+                await loop.run_in_executor(self._helper, self._log.check_aside)
                 # What works on the copy must have ended: its results belong to the former one.
                 await self._quiesce()
                 self._log.begin_anew()
@@ -189,5 +198,17 @@ class HAClientService:
     def _lost(self, error: MirrorlogError | None) -> None:
         known = str(self.client.last_error)
         self.client.disconnected(self._now(), error)
-        if error is not None and str(error) != known:
+        if self.client.waits_for_space:
+            self._tell_full(error)
+        elif error is not None and str(error) != known:
             logger.warning("mirror_disconnected log=%s master=%s reason=%r", self._name, self.client.master, str(error))
+
+    def _tell_full(self, error: MirrorlogError | None) -> None:
+        """Once for each place at which the copy stands still, however often it is tried."""
+        try:
+            end = self._log.end
+        except LogUnavailable:  # it could not begin anew: the node ends, and says so
+            return
+        if end != self._full_at:
+            self._full_at = end
+            logger.warning("mirror_waits_for_space log=%s end=%s reason=%r", self._name, end, str(error))

@@ -61,6 +61,11 @@ class Mastership:
         return 1 + sum([link.proven and self.progress.is_member(node) for node, link in self.links.items()])
 
     @property
+    def in_sync(self) -> frozenset[str]:
+        """The mirrors that `copies_up` counts."""
+        return frozenset(node for node in self.links if self._counts(node))
+
+    @property
     def heard_all(self) -> bool:
         """Whether no mirror can hold more than this master: none does, or nothing was lost here."""
         return not self._unheard and self.state is LogState.SERVING
@@ -103,10 +108,14 @@ class Mastership:
         self._transfers.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
         if durability == Durability.DISK and self.durability == Durability.MEMORY:
             # The log's own flushes are in no hurry; this producer is. On a disk log every copy flushes by itself.
-            self.flush_wanted = max(self.flush_wanted, end)
-            for link in self.links.values():
-                link.want_flush(end)
+            self.want_flush(end)
         return []
+
+    def want_flush(self, end: int) -> None:
+        """A confirm waits, or soon will, for the disks of all copies up to `end`."""
+        self.flush_wanted = max(self.flush_wanted, end)
+        for link in self.links.values():
+            link.want_flush(end)
 
     def appended(self, end: int) -> list[Answer]:
         self.progress.appended(end)

@@ -6,9 +6,10 @@ Pure: batches in, a log offset out.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
-from mirrorlog.queues.changes import BeginMoved, decode_changes
+from mirrorlog.queues.changes import BeginMoved, BeginsState, State, decode_changes
 
 
 class BeginTracker:
@@ -30,6 +31,12 @@ class BeginTracker:
             for change in decode_changes(batch):
                 if isinstance(change, BeginMoved):
                     self._unconfirmed.append((header.next_log_offset, change.log_offset))
+
+    def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
+        """A batch of a checkpoint was appended, which says again what was decided before it."""
+        for state in states:
+            if isinstance(state, BeginsState) and state.log_begin > self.newest:
+                self._unconfirmed.append((header.next_log_offset, state.log_begin))
 
     def confirm(self, log_offset: int) -> int | None:
         """Everything below `log_offset` is confirmed. Gives where the log begins by what became true now, or None."""

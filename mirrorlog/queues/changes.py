@@ -1,8 +1,8 @@
 """Changes to queues, as the log keeps them: msgpack values inside control, queue-state and checkpoint batches.
 
-    CONTROL      queue id 0   EpochStarted, QueueDeclared, BeginMoved
+    CONTROL      queue id 0   EpochStarted, QueueDeclared, BeginMoved, QueueBeginsMoved
     QUEUE_STATE  the queue's  PositionCommitted
-    CHECKPOINT   queue id 0   CheckpointBegan, QueueState, ProducerState, CheckpointEnded
+    CHECKPOINT   queue id 0   CheckpointBegan, QueueState, BeginsState, ProducerState, CheckpointEnded
 
 They use the ordinary columnar body (one value per change), so every tool that reads batches reads them too, and they
 are replicated, confirmed, recovered and truncated like records. Unknown fields are ignored, so fields can be added.
@@ -86,6 +86,16 @@ class QueueState(_State, frozen=True, tag="Q"):
     declared_at: int
 
 
+class BeginsState(_State, frozen=True, tag="L"):
+    """Where some queues begin, as `QueueBeginsMoved` said; the newest ones appended. Several of them may come.
+
+    `log_begin`: the newest BeginMoved as of this place in the log, 0 without one.
+    """
+
+    log_begin: int
+    begins: dict[int, int]
+
+
 class ProducerState(_State, frozen=True, tag="P"):
     """A producer in a queue as of this place in the log.
 
@@ -118,8 +128,19 @@ class BeginMoved(_Change, frozen=True):
     log_offset: int
 
 
-Change = EpochStarted | QueueDeclared | PositionCommitted | BeginMoved
-State = CheckpointBegan | QueueState | ProducerState | CheckpointEnded
+class QueueBeginsMoved(_Change, frozen=True):
+    """Queues begin at these queue offsets, by queue id, once this is confirmed: records below are needed by nobody,
+    wherever they stand. They never go back.
+
+    A queue whose begin was said once begins there and nowhere else, whatever the log still holds. Of every other queue
+    it is the first record that the log has. Only queues of the first sort have copied batches.
+    """
+
+    begins: dict[int, int]
+
+
+Change = EpochStarted | QueueDeclared | PositionCommitted | BeginMoved | QueueBeginsMoved
+State = CheckpointBegan | QueueState | BeginsState | ProducerState | CheckpointEnded
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Change)
@@ -131,9 +152,11 @@ class _Tag(msgspec.Struct):
 
 
 _TAG_DECODER: Final = msgspec.msgpack.Decoder(_Tag)
-_KNOWN: Final = frozenset(kind.__name__ for kind in (EpochStarted, QueueDeclared, PositionCommitted, BeginMoved))
+_KNOWN: Final = frozenset(
+    kind.__name__ for kind in (EpochStarted, QueueDeclared, PositionCommitted, BeginMoved, QueueBeginsMoved)
+)
 _STATE_TAG_DECODER: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQPE")
+_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQLPE")
 
 
 def encode_change(change: Change, *, queue_id: int = CONTROL_QUEUE_ID) -> bytearray:

@@ -2,7 +2,7 @@
 
 A checkpoint is a run of batches of Kind.CHECKPOINT among those that are appended meanwhile:
 
-    CheckpointBegan   QueueState ...   ProducerState ...   CheckpointEnded
+    CheckpointBegan   QueueState ...   BeginsState ...   ProducerState ...   CheckpointEnded
 
 Each piece says the state as of its own place, so it is made and appended in one step of the loop, and others come in
 between. What is read from the first batch on, all kinds in the order of the log, gives the state that the whole log
@@ -23,6 +23,7 @@ from typing import Final, Generic, TypeVar
 
 from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Buffer, Kind
 from mirrorlog.queues.changes import (
+    BeginsState,
     CheckpointBegan,
     CheckpointEnded,
     State,
@@ -43,6 +44,9 @@ BATCH_BYTES_MAX: Final = 256 * 1024
 GROUPS_PER_STATE: Final = 128
 """A group's name has up to 255 characters of up to 4 bytes: so many of them, and 32 KiB of arguments, fit a batch."""
 
+BEGINS_PER_STATE: Final = 1000
+"""Of 14 bytes each, at most."""
+
 CARRIED_BATCHES: Final = 100_000
 """Landed batches of all producers in a checkpoint, about 4 MB; when they are spent the others come in brief."""
 
@@ -52,7 +56,8 @@ QueuePart = tuple[int, Sequence[str]]
 
 
 class CheckpointWriter:
-    """Writes one checkpoint, batch by batch. `next_queue_offset` gives a queue id's next one to be appended."""
+    """Writes one checkpoint, batch by batch. `next_queue_offset` gives a queue id's next one to be appended,
+    `log_begin` where the log begins by the newest decision that it holds, 0 without one."""
 
     def __init__(
         self,
@@ -60,6 +65,7 @@ class CheckpointWriter:
         producers: ProducerTable,
         next_queue_offset: Callable[[int], int],
         *,
+        log_begin: Callable[[], int] = lambda: 0,
         queues_per_batch: int = QUEUES_PER_BATCH,
         producers_per_batch: int = PRODUCERS_PER_BATCH,
         batch_bytes_max: int = BATCH_BYTES_MAX,
@@ -67,12 +73,13 @@ class CheckpointWriter:
         self._registry = registry
         self._producers = producers
         self._next_queue_offset = next_queue_offset
+        self._log_begin = log_begin
         self._queues_per_batch = queues_per_batch
         self._producers_per_batch = producers_per_batch
         self._batch_bytes_max = min(batch_bytes_max, BATCH_BYTES_MAX)
         self._batches_left = CARRIED_BATCHES
         self._began_at: int | None = None
-        self._cuts: list[_Cut[QueuePart] | _Cut[ProducerKey]] = []
+        self._cuts: list[_Cut[QueuePart] | _Cut[Sequence[int]] | _Cut[ProducerKey]] = []
         self._ended = False
 
     def next_batch(self, log_end: int) -> bytearray | None:
@@ -96,6 +103,7 @@ class CheckpointWriter:
         queues, producers = self._queue_parts(self._registry.queue_ids()), iter(self._producers.known())
         self._cuts = [
             _Cut(queues, self._queue_state, self._queues_per_batch, limit),
+            _Cut(self._begins_parts(), self._begins_state, 1, limit),
             _Cut(producers, self._producer_state, self._producers_per_batch, limit),
         ]
         return encode_checkpoint([encode_state(CheckpointBegan(queue_id_max=self._registry.queue_id_max))])
@@ -117,6 +125,15 @@ class CheckpointWriter:
     def _queue_state(self, part: QueuePart) -> State | None:
         queue_id, groups = part
         return self._registry.state(queue_id, groups, next_queue_offset=self._next_queue_offset(queue_id))
+
+    def _begins_parts(self) -> Iterator[Sequence[int]]:
+        queue_ids = list(self._registry.begins)
+        for first in range(0, max(len(queue_ids), self._log_begin() > 0), BEGINS_PER_STATE):
+            yield queue_ids[first : first + BEGINS_PER_STATE]
+
+    def _begins_state(self, queue_ids: Sequence[int]) -> State:
+        begins = self._registry.begins
+        return BeginsState(log_begin=self._log_begin(), begins={each: begins[each] for each in queue_ids})
 
     def _producer_state(self, key: ProducerKey) -> State | None:
         state = self._producers.state(key, brief=self._batches_left <= 0)

@@ -19,10 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
+from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadRequest, NoSuchQueue, Overloaded, QueueExists
 from mirrorlog.queues.changes import (
+    BeginsState,
     CheckpointBegan,
     PositionCommitted,
+    QueueBeginsMoved,
     QueueDeclared,
     QueueState,
     State,
@@ -40,6 +43,7 @@ _ARGUMENT_DEPTH_MAX: Final = 8
 _FLUSHES: Final = ("memory", "disk")
 _LIMITS: Final = ("retention_ms", "retention_bytes")
 _LIMIT_MAX: Final = 2**63 - 1
+_NO_LIMIT: Final = -1
 
 
 @dataclass(slots=True)
@@ -67,6 +71,7 @@ class _Unconfirmed(NamedTuple):
     queue_id: int
     positions: tuple[PositionCommitted, ...]
     next_queue_offset: int = 0
+    begin: int = -1
 
 
 class QueueRegistry:
@@ -78,6 +83,11 @@ class QueueRegistry:
         self._by_name: dict[str, Queue] = {}
         self._by_id: dict[int, Queue] = {}
         self._unconfirmed: deque[_Unconfirmed] = deque()
+        self.limits: dict[int, QueueLimits] = {}
+        """Of the queues that have retention limits of their own, by queue id."""
+        self.begins: dict[int, int] = {}
+        """The logged begins as appended, by queue id; see QueueBeginsMoved."""
+        self._confirmed_begins: dict[int, int] = {}
         self._id_base = self._id_max = id_base
         # (log offset, largest id) of the newest confirmed checkpoint and of those behind it.
         self._checkpoints: deque[tuple[int, int]] = deque()
@@ -187,6 +197,8 @@ class QueueRegistry:
             for change in decode_changes(batch):
                 if isinstance(change, QueueDeclared):
                     self._declare(change.queue_id, change.name, change.incarnation, change.arguments, header.log_offset)
+                elif isinstance(change, QueueBeginsMoved):
+                    self._begins_moved(header, change.begins)
         elif header.kind == Kind.QUEUE_STATE:
             for change in decode_changes(batch):
                 if isinstance(change, PositionCommitted):
@@ -199,25 +211,32 @@ class QueueRegistry:
         for state in states:
             if isinstance(state, QueueState):
                 self._restore(header, state)
+            elif isinstance(state, BeginsState):
+                self._begins_moved(header, state.begins)
             elif isinstance(state, CheckpointBegan):
                 self._checkpoints.append((header.log_offset, state.queue_id_max))
                 self._id_max = max(self._id_max, state.queue_id_max)
 
-    def confirm(self, log_offset: int) -> None:
-        """Everything below `log_offset` is confirmed."""
+    def confirm(self, log_offset: int) -> dict[int, int]:
+        """Everything below `log_offset` is confirmed. Gives the logged begins, by queue id, that became true now."""
+        begins: dict[int, int] = {}
         while self._unconfirmed and self._unconfirmed[0].log_offset <= log_offset:
-            _, queue_id, positions, next_queue_offset = self._unconfirmed.popleft()
+            _, queue_id, positions, next_queue_offset, begin = self._unconfirmed.popleft()
+            if begin >= 0:
+                begins[queue_id] = self._confirmed_begins[queue_id] = begin
             queue = self._by_id.get(queue_id)
             if queue is not None:
                 queue.positions.update((change.group, change) for change in positions)
                 queue.next_queue_offset = max(queue.next_queue_offset, next_queue_offset)
         while len(self._checkpoints) > 1 and self._checkpoints[1][0] < log_offset:
             self._checkpoints.popleft()
+        return begins
 
     def cut(self, log_offset: int) -> None:
         """The log now ends at `log_offset`."""
         for queue in [queue for queue in self if queue.declared_at >= log_offset]:
             del self._by_id[queue.queue_id], self._by_name[queue.name]
+            self.limits.pop(queue.queue_id, None)
         while self._checkpoints and self._checkpoints[-1][0] >= log_offset:
             self._checkpoints.pop()
         self._id_max = max(self._checkpoints[-1][1] if self._checkpoints else 0, *self._by_id, self._id_base)
@@ -237,6 +256,8 @@ class QueueRegistry:
             queue = Queue(name, queue_id, incarnation, arguments, declared_at)
             self._by_name[name] = self._by_id[queue_id] = queue
             self._id_max = max(self._id_max, queue_id)
+            if (limits := _limits_of(arguments)) is not None:
+                self.limits[queue_id] = limits
         return queue
 
     def _restore(self, header: BatchHeader, state: QueueState) -> None:
@@ -249,17 +270,29 @@ class QueueRegistry:
         news = tuple(change for change in positions if queue.newest.get(change.group) != change)
         self._appended(_Unconfirmed(header.next_log_offset, queue.queue_id, news, state.next_queue_offset))
 
+    def _begins_moved(self, header: BatchHeader, begins: Mapping[int, int]) -> None:
+        for queue_id, begin in begins.items():
+            if begin > self.begins.get(queue_id, -1):
+                self._appended(_Unconfirmed(header.next_log_offset, queue_id, (), begin=begin))
+
     def _appended(self, change: _Unconfirmed) -> None:
         self._unconfirmed.append(change)
+        if change.begin >= 0:
+            self.begins[change.queue_id] = change.begin
         queue = self._by_id.get(change.queue_id)
         if queue is not None:
             queue.newest.update((position.group, position) for position in change.positions)
 
     def _find_newest(self, queue_ids: Set[int]) -> None:
-        """After a cut: the newest positions of some queues, from the confirmed ones and those that are left."""
+        """After a cut: the newest positions of some queues, and the begins, from the confirmed ones and those left."""
+        if not queue_ids:
+            return
         for queue_id in queue_ids & self._by_id.keys():
             self._by_id[queue_id].newest = dict(self._by_id[queue_id].positions)
-        for change in self._unconfirmed if queue_ids else ():
+        self.begins = dict(self._confirmed_begins)
+        for change in self._unconfirmed:
+            if change.begin >= 0:
+                self.begins[change.queue_id] = change.begin
             if change.queue_id in queue_ids and change.queue_id in self._by_id:
                 self._by_id[change.queue_id].newest.update((each.group, each) for each in change.positions)
 
@@ -295,10 +328,23 @@ def _check_known_arguments(arguments: Mapping[str, Any]) -> None:
     if flush not in _FLUSHES:
         raise BadRequest(f"argument 'flush' is {flush!r}, it must be 'memory' or 'disk'")
     for key in _LIMITS:
-        limit = arguments.get(key, 1)
+        limit = arguments.get(key, _NO_LIMIT)
         # A flag is an int to Python, and to nobody else.
-        if type(limit) is not int or not 1 <= limit <= _LIMIT_MAX:
-            raise BadRequest(f"argument {key!r} is {limit!r}, it must be a whole number from 1 to {_LIMIT_MAX}")
+        if type(limit) is not int or not (limit == _NO_LIMIT or 1 <= limit <= _LIMIT_MAX):
+            raise BadRequest(
+                f"argument {key!r} is {limit!r}, it must be a whole number from 1 to {_LIMIT_MAX}, or -1 for that of "
+                "the log"
+            )
+
+
+def _limits_of(arguments: Mapping[str, Any]) -> QueueLimits | None:
+    """A queue's own retention, from arguments that may be older than their check; None when it has none."""
+    age_ms, size = (
+        limit if type(limit := arguments.get(key)) is int and 1 <= limit <= _LIMIT_MAX else None for key in _LIMITS
+    )
+    if age_ms is None and size is None:
+        return None
+    return QueueLimits(max_age_us=None if age_ms is None else age_ms * 1000, max_bytes=size)
 
 
 def _is_plain(value: object, depth: int) -> bool:

@@ -28,6 +28,7 @@ _STATES: Final = {
         "ProducerState",
         *("producer_id", "queue_id", "producer_epoch", "next_sequence", "last_append_time_us", "landed"),
     ),
+    "L": ("QueueBegins", "log_begin", "begins"),
     "E": ("CheckpointEnded", "began_at", "producer_epoch_floor"),
 }
 """By letter: the name, then those of the items behind the letter."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, Protocol
 
 from mirrorlog.errors import MirrorlogError, Overloaded, ProtocolError, StalledFrame
@@ -172,7 +173,7 @@ class Endpoint(asyncio.BufferedProtocol):
         return True
 
     def _resume_reading(self) -> None:
-        if self._reading_paused and self._transport is not None:
+        if self._reading_paused and self._transport is not None and self.open:
             self._reading_paused = False
             self._transport.resume_reading()
             self._take_frames()
@@ -199,7 +200,8 @@ class Endpoint(asyncio.BufferedProtocol):
         if transport.is_closing():  # the write met a peer that is gone; connection_lost comes by itself
             pass
         elif transport.can_write_eof():
-            transport.write_eof()
+            with suppress(OSError):  # the peer went meanwhile
+                transport.write_eof()
             if self._reading_paused:
                 transport.resume_reading()
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)

@@ -9,6 +9,14 @@ from mirrorlog.config import split_address
 from mirrorlog.errors import PortTaken
 
 
+async def check_free(address: str) -> None:
+    """Whether `listen` will get the address, before anything is done that a node which cannot listen should not do.
+    Raises PortTaken."""
+    server = await listen(address, asyncio.Protocol)
+    server.close()
+    await server.wait_closed()
+
+
 async def listen(address: str, factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.Server:
     """A server on `host:port`. Raises PortTaken naming the address and what to do."""
     host, port = split_address(address)

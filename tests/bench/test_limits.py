@@ -1,4 +1,4 @@
-"""The C programs of the limits: they compile without a warning, move bytes and say how many."""
+"""The programs of the limits: those in C compile without a warning; all move bytes and say how many."""
 
 from __future__ import annotations
 
@@ -48,8 +48,27 @@ def test_a_program_moves_bytes(program: str, arguments: tuple[str, ...]) -> None
 @needs_compiler
 def test_the_round_trip_gives_percentiles() -> None:
     """With one batch outstanding: the median is not above the 99th."""
-    p50, p99 = limits.round_trip("a", SECONDS, "1024", "1", "2")
+    p50, p99 = limits.round_trip("a", limits.run_program("fanout", SECONDS, "1024", "1", "2"))
     assert 0 < p50.value <= p99.value
+
+
+def test_the_round_trip_in_python_gives_percentiles() -> None:
+    """A producer, a master and two mirrors, each a process; the median is not above the 99th."""
+    p50, p99 = limits.round_trip("a", limits.run_python("hops", SECONDS, "1024", "2"))
+    assert 0 < p50.value <= p99.value
+
+
+def test_a_bare_grpc_stream_moves_whole_messages() -> None:
+    """Each message is answered, and only those count."""
+    outcome = limits.run_python("grpc_stream", SECONDS, str(64 * KIB))
+    assert outcome["bytes"] > 0
+    assert outcome["bytes"] % (64 * KIB) == 0
+
+
+def test_a_program_in_python_that_fails_says_why() -> None:
+    """What it printed last is part of the failure's message."""
+    with pytest.raises(limits.WorkloadFailed, match=r"many"):
+        limits.run_python("hops", SECONDS, "many", "2")
 
 
 @needs_compiler

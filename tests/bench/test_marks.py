@@ -53,6 +53,26 @@ def test_an_own_figure_can_be_what_a_mark_compares_with() -> None:
     assert verdict.reached is True
 
 
+def test_a_line_without_a_bound_is_told_and_not_judged() -> None:
+    """The ratio is there; it is neither reached nor missed, and says nothing of a bound."""
+    (verdict,) = judge([Mark("", "send", "Kafka", None)], [OURS], [KAFKA])
+    assert verdict.ratio == 10.0
+    assert verdict.reached is None
+    assert verdict.mark.wanted == ""
+
+
+def test_the_c_program_and_the_one_in_python_are_told_apart() -> None:
+    """Both make W2's hops; each line compares with its own, though one is the better of both."""
+    ours = _summary("W2", "3 copies, 1024 B, memory, send", "p50", 200.0)
+    others = [
+        _summary("limit", f"3 copies, 1024 B, one outstanding, {language}page cache", "p50", p50)
+        for language, p50 in (("", 25.0), ("Python and uvloop, ", 100.0))
+    ]
+    ratios = {verdict.mark.work: verdict.ratio for verdict in judge(MARKS, [ours], others)}
+    assert ratios["W2, 3 copies, p50 / C making the same hops"] == 8.0
+    assert ratios["W2, 3 copies, p50 / bare Python and uvloop making the same hops"] == 2.0
+
+
 def test_what_was_not_measured_is_neither_reached_nor_missed() -> None:
     """Without the peer, and without our own."""
     mark = Mark("", "send", "Kafka", 5)

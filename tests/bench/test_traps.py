@@ -14,6 +14,7 @@ import pytest
 
 from bench import traps
 from bench.measure import Figure
+from bench.page_cache import reads_uncached
 from bench.workload import KIB, MIB, Skipped
 from mirrorlog.commitlog.files import OS_FILES
 
@@ -164,6 +165,24 @@ def test_sendfile_from_a_file_that_is_too_short_ends(tmp_path: Path) -> None:
         traps.sendfile_all(sender, file.fileno(), SENT + 1)
 
 
+# --- Reading the past -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_read_of_the_past_takes_of_the_memory(tmp_path: Path) -> None:
+    """Goal: the row would show a way that fills the memory. A mebibyte by each: `pread` keeps it, the product's does
+    not."""
+    (tmp_path / "any").write_bytes(b"x")
+    if not reads_uncached(tmp_path / "any"):
+        pytest.skip("the kernel has no RWF_DONTCACHE for this file system")
+    figures = traps.read_the_past(MIB, "a")
+    ways = ("a, pread", "a, OsFile.pread_past")
+    names = [(figure.case, figure.name) for figure in figures]
+    assert names == [(way, name) for way in ways for name in ("rate", "memory taken")]
+    assert figures[0].value > 0
+    assert figures[2].value > 0
+    assert (figures[1].value, figures[3].value) == (1, 0)
+
+
 # --- A busy thread beside a loop --------------------------------------------------------------------------------------
 
 
@@ -181,9 +200,9 @@ def test_pings_give_percentiles_alone_and_beside_a_busy_thread() -> None:
 
 
 def test_every_trap_is_a_group_of_its_own() -> None:
-    """Five traps, quick or not, none of them taken for a workload of the product or compared with peers."""
+    """Six traps, quick or not, none of them taken for a workload of the product or compared with peers."""
     full, quick = traps.workloads(quick=False), traps.workloads(quick=True)
-    names = ["lock", "window", "pages", "sendfile", "busy thread"]
+    names = ["lock", "window", "pages", "sendfile", "busy thread", "past"]
     assert [each.workload for each in full] == [each.workload for each in quick] == names
     assert {each.group for each in full} == {traps.TRAP}
     assert not any(each.compared for each in full)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import open_loop, w1_publish, w2_one_outstanding, w3_consume, w5_catch_up
+from bench import grpc_publish, open_loop, w1_publish, w2_one_outstanding, w3_consume, w5_catch_up
 from bench.measure import Figure
 from bench.publishing import WAYS
 from bench.workload import KIB, MIB
@@ -49,4 +49,12 @@ def test_a_returning_mirror_catches_up_while_records_are_confirmed() -> None:
 def test_the_open_loop_times_records_by_their_schedule() -> None:
     """A short schedule at half of the peak that it has found itself."""
     figures = open_loop.run(open_loop.Case(KIB, 4 * MIB, 0.3), "a")
-    assert _names(figures) == ["rate", "p50", "p99", "p99.9", "max"]
+    late = ["late to leave, p50", "late to leave, p99"]
+    assert _names(figures) == ["rate", "p50", "p99", "p99.9", "max", *late, "segments filled"]
+
+
+def test_publishing_through_the_grpc_door_counts_every_batch() -> None:
+    """A batch too few, a duplicate or a confirm by too few copies would fail the workload itself."""
+    case = grpc_publish.Case(KIB, TOTAL)
+    assert case.batches == 2
+    assert _names(grpc_publish.run(case, str(case))) == ["rate", "throughput"]

@@ -92,8 +92,21 @@ def test_a_report_says_what_is_wrong_and_what_may_be_taken() -> None:
     )
     assert (ok.warning, ok.refusal, ok.allowed_bytes) == ("", "", 1900)
     assert (low.refusal, low.allowed_bytes) == ("", 500)
+    assert [report.allowed_to_mirror_bytes for report in (ok, low, full)] == [1975, 575, 35]
+    assert DiskReport(DiskState.FULL, DiskSpace(5000, 20), limits).allowed_to_mirror_bytes == 0
     assert low.warning.startswith("the disk is low: 600 of 5000 bytes are free, below the 1000")
     assert full.allowed_bytes == 0
     assert full.warning == full.refusal
     assert "log.disk_full_percent" in full.refusal
     assert "nothing was stored" in full.refusal
+
+
+def test_former_copies_are_named_where_space_is_wanted() -> None:
+    """Goal: who must free space learns of what nobody may need. A low and a full disk with two and with five."""
+    limits = DiskLimits(low_bytes=1000, full_bytes=100)
+    for state, free in ((DiskState.LOW, 600), (DiskState.FULL, 60)):
+        few = DiskReport(state, DiskSpace(5000, free), limits, ("logs/a.aside-1", "logs/b.aside-7"))
+        assert few.warning.endswith("free space on it, perhaps of former copies that were set aside: "
+                                    "logs/a.aside-1, logs/b.aside-7")  # fmt: skip
+        many = DiskReport(state, DiskSpace(5000, free), limits, tuple("abcde"))
+        assert many.warning.endswith("a, b, c and 2 more")

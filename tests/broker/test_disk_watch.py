@@ -84,3 +84,19 @@ def test_a_real_disk_is_measured(tmp_path: Path) -> None:
     """The disk of a temporary directory has some bytes free, and not more than it has."""
     space = measure(tmp_path)
     assert 0 < space.free_bytes < space.size_bytes
+
+
+async def test_former_copies_are_looked_for(
+    tmp_path: Path, helper: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Goal: a report names the copies that were set aside in its directory, and so does the line. Two of two logs."""
+    paths = [tmp_path / "logs" / name for name in ("a.aside-2", "b.aside-1")]
+    for path in (*paths, tmp_path / "logs" / "a"):
+        path.mkdir(parents=True)
+    watch = DiskWatch(tmp_path, LogSettings(), helper=helper, measure=Disk(1).measure)
+    await watch.start()
+    await watch.stop()
+    assert watch.report is not None
+    assert watch.report.aside == tuple(map(str, paths))
+    (line,) = (record.getMessage() for record in caplog.records if "disk_state_changed" in record.getMessage())
+    assert line.endswith(f"aside={paths[0]},{paths[1]}")

@@ -92,6 +92,26 @@ def test_arrow_entries_of_fixed_size(values: list[bytes | None], skip: int) -> N
     same_as_one_by_one(Bulk.of(array, None, None, None), values)
 
 
+@pytest.mark.parametrize("odd", [None, b"", b"longer than the others"])
+@pytest.mark.parametrize("place", [0, 2047, 2048, 4999])
+def test_a_long_list_is_read_whole_whatever_stands_in_it(odd: bytes | None, place: int) -> None:
+    """It is looked at in blocks, and a block of one size faster; by one odd entry in any block, among 5,000."""
+    values: list[bytes | None] = [b"%04d" % number for number in range(5000)]
+    values[place] = odd
+    bulk = Bulk.of(values, None, None, None)
+    same_as_one_by_one(bulk, values, batch_bytes=10_000)
+
+
+@pytest.mark.parametrize("place", [0, 2048, 4999])
+@pytest.mark.parametrize("wrong", ["text", bytearray(b"4444"), memoryview(b"4444"), 7])
+def test_a_long_list_is_refused_for_one_wrong_entry(wrong: object, place: int) -> None:
+    """By its type, even where its size is the others'; in any block."""
+    values: list[Any] = [b"four"] * 5000
+    values[place] = wrong
+    with pytest.raises(BadInput, match=type(wrong).__name__):
+        Bulk.of(values, None, None, None)
+
+
 def test_bytes_under_an_absence_do_not_leave() -> None:
     """Arrow lets an absent entry lie over any bytes; by an array that hides a secret so."""
     offsets, data = pa.py_buffer(np.array([0, 1, 7, 8], dtype=np.int32)), pa.py_buffer(b"asecretb")

@@ -23,7 +23,7 @@ from mirrorlog.errors import (
     WrongCluster,
 )
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.frames import Confirm, FrameType, frame
+from mirrorlog.wire.frames import FRAME_HEADER_SIZE, PRODUCE, Confirm, FrameType, frame
 from mirrorlog.wire.messages import Done, Failure, GetStatus, Limits, Status, Welcome, encode
 from tests.process.clusters import fast_cluster
 
@@ -146,6 +146,7 @@ async def test_a_request_ends_when_its_connection_does() -> None:
         frame(FrameType.CONFIRM, b"\0" * 4, 1),
         frame(FrameType.RESPONSE, encode(Done()), 1),
         frame(FrameType.BATCHES, b"", 1),
+        frame(FrameType.WELCOME, encode(WELCOME), 1),
     ],
 )
 async def test_a_publish_is_told_of_an_answer_that_is_none(answer: bytes) -> None:
@@ -156,6 +157,26 @@ async def test_a_publish_is_told_of_an_answer_that_is_none(answer: bytes) -> Non
         opened.produce(b"x" * 96, level=255, durability=0, deadline_ms=1_000, done=heard.set_result)
         assert type(await asyncio.wait_for(heard, 10)) is ProtocolError
         opened.close()
+
+
+@pytest.mark.parametrize("size", [96, 16 * 1024, 16 * 1024 + 1, 300_000])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+async def test_a_batch_leaves_as_one_frame(size: int, kind: type) -> None:
+    """Header, struct and batch as the protocol has them, copied together or not; by what the other side receives."""
+    received = bytearray()
+
+    async def collect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(4096)
+        writer.write(frame(FrameType.WELCOME, encode(WELCOME)))
+        received.extend(await reader.readexactly(FRAME_HEADER_SIZE + PRODUCE.size + size))
+
+    batch = bytes(index % 251 for index in range(size))
+    async with stranger(collect) as address:
+        opened = await Connection.open(address)
+        ended: asyncio.Future[Confirm | MirrorlogError] = asyncio.get_running_loop().create_future()
+        opened.produce(kind(batch), level=255, durability=1, deadline_ms=70_000, done=ended.set_result)
+        assert type(await asyncio.wait_for(ended, 10)) is ConnectionLost
+    assert received == frame(FrameType.PRODUCE, PRODUCE.pack(255, 1, 0, 70_000) + batch, 1)
 
 
 async def test_a_request_is_told_of_an_answer_that_is_none() -> None:

@@ -13,7 +13,7 @@ from mirrorlog.client import Client, Consumer
 from mirrorlog.errors import BadRequest, ConnectionLost, NoSuchQueue, OffsetOutOfRange
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages import Position
-from tests.process.clusters import eventually, fast_cluster
+from tests.process.clusters import MIB, eventually, fast_cluster, log_of
 
 pytestmark = pytest.mark.process
 
@@ -271,6 +271,11 @@ async def test_a_position_starts_a_reader_and_one_of_another_log_is_refused(clie
         ({"max_wait_ms": -1}, "max_wait_ms -1"),
         ({"prefetch_bytes": -1}, "prefetch_bytes -1"),
         ({"prefetch_bytes": 2**40}, "prefetch_bytes"),
+        *[
+            ({name: value}, name)
+            for name in ("max_bytes", "max_wait_ms", "prefetch_bytes")
+            for value in (1.5, "9", True)
+        ],
     ],
 )
 async def test_a_wrong_option_is_named(client: Client, queue: Queue, options: dict[str, Any], says: str) -> None:
@@ -308,6 +313,63 @@ async def test_closing_ends_a_wait_for_records(client: Client, queue: Queue) -> 
     with pytest.raises(ConnectionLost, match="closed"):
         await consumer.read(1, timeout_ms=10_000)
     assert consumer.position.queue_offset == 1
+
+
+async def test_closing_the_client_ends_its_readers_for_good(shared_cluster: Cluster, queue: Queue) -> None:
+    """They get ConnectionLost at once and no connection is opened again, until the client is connected anew; by one
+    that waits, one that has records fetched, one that is not started, and a question."""
+    client = await Client(*shared_cluster.servers).connect()
+    await publish(client, queue, 2, 2)
+    idle = await client.consumer(queue, start=4, max_wait_ms=60_000).start()
+    waiting = asyncio.ensure_future(anext(aiter(idle)))
+    busy = await client.consumer(queue).start()
+    await busy.read(1, timeout_ms=10_000)
+    await client.close()
+    async with asyncio.timeout(5):
+        with pytest.raises(ConnectionLost, match="closed"):
+            await waiting
+        for reading in (idle.read, busy.read):
+            with pytest.raises(ConnectionLost, match="client is closed"):
+                await reading(1, timeout_ms=60_000)
+        with pytest.raises(ConnectionLost, match="client is closed"):
+            await client.consumer(queue).start()
+        with pytest.raises(ConnectionLost, match="client is closed"):
+            await client.admin.metadata()
+    assert client._connections == {}
+    async with client, client.consumer(queue, until="confirmed") as consumer:
+        assert await numbers(consumer) == [0, 1, 2, 3]
+
+
+async def test_a_reader_from_the_begin_starts_where_it_is_now() -> None:
+    """Retention may move the begin between asking for it and reading there; by letting it move in between. Whoever
+    named an offset is told that it is gone."""
+    settings = {
+        "log.kept_mapped_bytes": 0,
+        "log.prepare_bytes": 0,
+        "log.retention_bytes": 2 * MIB,
+        "limits.max_batch_bytes": 256 * 1024,
+        "limits.max_record_bytes": 128 * 1024,
+    }
+    with fast_cluster(1, segment_bytes=MIB, settings=settings) as cluster:
+        async with Client(*cluster.servers) as client:
+            await client.admin.declare("q")
+            starts: list[Any] = ["earliest", None, datetime(2020, 1, 1, tzinfo=UTC)]
+            readers = [await client.consumer("q", start=start, group="g").start() for start in starts]
+            named = [await client.consumer("q", start=start).start() for start in (0, readers[0].position)]
+            async with client.producer("q") as producer:
+                await producer.send_many([bytes(1024)] * 6 * 1024)
+
+            def begin() -> int:
+                return log_of(cluster.master).queues[0].begin
+
+            await asyncio.to_thread(eventually, begin, "the begin has moved")
+            for reader in readers:
+                (record,) = await reader.read(1, timeout_ms=10_000)
+                assert 0 < record.queue_offset <= await asyncio.to_thread(begin)
+                assert reader.position.queue_offset == record.queue_offset + 1
+            for reader in named:
+                with pytest.raises(OffsetOutOfRange):
+                    await reader.read(1, timeout_ms=10_000)
 
 
 async def test_errors_of_the_place_surface(client: Client, queue: Queue, new_name: Callable[[], str]) -> None:

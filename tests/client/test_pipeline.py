@@ -43,6 +43,7 @@ def batch_of(*numbers: int, deadline: float = DELIVERY_S) -> PendingBatch:
     batch = PendingBatch(deadline)
     for number in numbers:
         batch.add(b"%d" % number, None, (), None, 10)
+    batch.close()
     return batch
 
 

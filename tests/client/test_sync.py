@@ -136,6 +136,54 @@ def test_a_full_window_makes_the_sender_wait(client: Client, queue: str) -> None
         assert all(delivery.done() for delivery in deliveries)
 
 
+def test_many_are_handed_over_without_waiting_for_them(client: Client, queue: str) -> None:
+    """As one by one, in one order with what came before; by batches of a bulk between single records."""
+    with client.producer(queue, batch_bytes=1_000) as producer:
+        before = producer.send_nowait(b"before")
+        bulk = producer.send_many_nowait([b"%d" % number for number in range(100)], keys=[b"k", None] * 50)
+        behind = producer.send_nowait(b"behind")
+        receipts = bulk.result()
+        assert (len(bulk), bulk.done(), bulk.failures()) == (100, True, [])
+        assert [receipt.queue_offset for receipt in receipts] == list(range(1, 101))
+        assert (before.result().queue_offset, behind.result().queue_offset) == (0, 101)
+        assert len(receipts.ranges) > 1
+        assert len(producer.send_many_nowait([]).result()) == 0
+    with client.consumer(queue, until="confirmed") as consumer:
+        values = [record.value for record in consumer]
+    assert values == [b"before", *(b"%d" % number for number in range(100)), b"behind"]
+
+
+def test_a_bulk_waits_for_room_and_is_refused_in_the_call(client: Client, queue: str) -> None:
+    """All of it or nothing is handed over; by windows' worths in a row, and by one wrong record in a bulk."""
+    with client.producer(queue, window_bytes=100_000) as producer:
+        bulks = [producer.send_many_nowait([bytes(10_000)] * 6) for _ in range(5)]
+        with pytest.raises(BadInput, match="values"):
+            producer.send_many_nowait([b"good", "text"])
+        offsets = [receipt.queue_offset for bulk in bulks for receipt in bulk.result()]
+        assert offsets == list(range(30))
+        assert producer.stats.sent == 30
+
+
+def test_a_bulk_that_nobody_confirms_ends_and_says_which_records() -> None:
+    """By a node that is stopped: waiting gives up when told so, the records end at their deadline."""
+    with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
+        client.admin.declare("q")
+        with client.producer("q", delivery_timeout_ms=1_000) as producer:
+            producer.send(b"first")
+            cluster.master.pause()
+            try:
+                bulk = producer.send_many_nowait([b"a", b"b"])
+                with pytest.raises(RequestTimeout):
+                    bulk.result(0.05)
+                assert not bulk.done()
+                with pytest.raises(OutcomeUnknown):
+                    bulk.result()
+            finally:
+                cluster.master.resume()
+            ((records, error),) = bulk.failures()
+            assert (records, type(error)) == (range(2), OutcomeUnknown)
+
+
 def test_bad_records_are_refused_in_the_call(client: Client, queue: str) -> None:
     """In the caller's thread, and nothing of them is stored; one kind of mistake at a time."""
     with client.producer(queue) as producer:
@@ -465,6 +513,7 @@ def test_closing_ends_the_thread_and_later_calls_say_so(client: Client, queue: s
         other.connect,
         lambda: producer.send_nowait(b"v"),
         lambda: producer.send(b"v"),
+        lambda: producer.send_many_nowait([b"v"]),
         producer.flush,
         lambda: next(iter(consumer)),
         lambda: consumer.read(timeout_ms=100),

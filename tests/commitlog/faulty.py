@@ -61,6 +61,10 @@ class FaultyFile:
         self._disk.call("pread")
         return self._file.pread(into, at)
 
+    def pread_past(self, into: memoryview, at: int) -> int:
+        self._disk.call("pread")
+        return self._file.pread_past(into, at)
+
     def data_end(self) -> int:
         return self._file.data_end()
 

@@ -1,13 +1,23 @@
 """Epoch lists, common points, and cutting a copy back to one."""
 
+import random
 from pathlib import Path
 
 import pytest
 
 from mirrorlog.commitlog.checkpoint import SLOT_BYTES
-from mirrorlog.commitlog.epochs import Epoch, EpochList, common_point, decode_epochs, encode_epochs
+from mirrorlog.commitlog.epochs import (
+    ENTRIES_MAX,
+    LIST_BYTES_MAX,
+    Epoch,
+    EpochList,
+    common_point,
+    decode_epochs,
+    encode_epochs,
+)
 from mirrorlog.commitlog.flush import FlushJob
 from mirrorlog.errors import BadRequest, DiskFailed
+from mirrorlog.wire.messages import EpochEntry, Follow, encode
 from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import (
     KIB,
@@ -94,6 +104,37 @@ def test_the_epoch_file_round_trips_and_refuses_every_changed_byte() -> None:
     for wrong in (content[:-1], content + b"\0", b""):
         with pytest.raises(ValueError, match=r"bytes|checksum"):
             decode_epochs(wrong)
+
+
+def test_a_list_has_a_limit_that_is_named() -> None:
+    """Goal: a list stays within what files and messages hold. The longest one with the longest names fits; one entry
+    more is refused."""
+    name, start_id = "n" * 128, "0" * 36
+    longest = EpochList.of(Epoch(number + 1, 2**62, name, start_id) for number in range(ENTRIES_MAX))
+    assert decode_epochs(encode_epochs(longest)) == longest
+    assert len(encode_epochs(longest)) < LIST_BYTES_MAX
+    entries = [EpochEntry(*entry) for entry in longest.entries]
+    assert len(encode(Follow(log_id=start_id, epochs=entries, begin=0, end=2**62, confirmed=0))) < LIST_BYTES_MAX
+    with pytest.raises(BadRequest, match=f"limit of {ENTRIES_MAX}: each start of a master adds one"):
+        longest.opened(ENTRIES_MAX + 1, 2**62)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_lists_agree_where_each_byte_has_the_same_epoch(seed: int) -> None:
+    """Goal: `agrees_below` means what it says. Random lists of few numbers and writers, against the entry at each
+    offset."""
+    rng = random.Random(seed)
+
+    def some_list() -> EpochList:
+        count = rng.randint(0, 4)
+        starts = sorted(rng.choices(range(6), k=count))
+        numbers = sorted(rng.sample(range(1, 6), count))
+        return EpochList.of(Epoch(*entry, rng.choice("ab")) for entry in zip(numbers, starts, strict=True))
+
+    for _ in range(300):
+        own, other, end = some_list(), some_list(), rng.randint(0, 7)
+        naive = all(own.held(at)[-1:] == other.held(at)[-1:] for at in range(end))
+        assert own.agrees_below(end, other) == naive, (own, other, end)
 
 
 def test_epochs_survive_a_kill(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
     MIRRORLOG_SEED=7 MIRRORLOG_ROUNDS=20000 pytest tests/crash/test_crash_points.py
 
-runs other rounds, or more, and adds them up in `.build/crash/totals.json`; what fails names the seed that repeats it.
+runs 20,000 rounds from that seed on, each with the next one, and adds what they checked to `.build/crash/totals.json`;
+without MIRRORLOG_ROUNDS nothing is added up. What fails names the seed that repeats it.
 """
 
 from __future__ import annotations

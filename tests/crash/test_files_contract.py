@@ -70,6 +70,17 @@ def test_a_map_and_reads_see_the_same_bytes(files: Files, tmp_path: Path) -> Non
     assert (bytes(view[5000:5006]), read(file, 6, 5000)) == (b"pwrite", b"pwrite")
 
 
+def test_the_past_is_read_as_anything_is(files: Files, tmp_path: Path) -> None:
+    """Goal: a read that leaves the cache alone gives the same bytes. Over a border of pages, over the end, behind it;
+    stored through a map a moment before, and not synced."""
+    file = files.open(tmp_path / "a", create=True)
+    file.allocate(8192)
+    file.map()[4000:4200] = bytes(range(200))
+    for at, size in ((3990, 220), (8000, 500), (8192, 10), (9000, 10), (0, 0)):
+        content = memoryview(bytearray(size))
+        assert bytes(content[: file.pread_past(content, at)]) == read(file, size, at)
+
+
 def test_an_empty_file_cannot_be_mapped(files: Files, tmp_path: Path) -> None:
     """Goal: no view of nothing. Map before anything was allocated."""
     with pytest.raises(ValueError, match="empty file"):
@@ -174,6 +185,7 @@ def test_a_closed_file_refuses_and_closing_twice_is_nothing(files: Files, tmp_pa
     for call in (
         file.size, file.fdatasync, file.map, lambda: file.allocate(10), lambda: file.pwrite(b"x", 0),
         lambda: file.pread(memoryview(bytearray(1)), 0),
+        lambda: file.pread_past(memoryview(bytearray(1)), 0),
     ):  # fmt: skip
         # ValueError: what Python says of a descriptor of -1 before it asks the system.
         with pytest.raises((OSError, ValueError), match=r"descriptor|Invalid argument"):

@@ -7,6 +7,7 @@ import pytest
 from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
 from mirrorlog.commitlog.format import read_header
 from mirrorlog.doors.batches import check_content, check_ready, check_size, number_records, read_records
+from mirrorlog.doors.incoming import Batch
 from mirrorlog.doors.opening import Opening
 from mirrorlog.errors import BadBatch, BadRequest, BatchTooLarge
 from mirrorlog.pb.v1 import producer_pb2 as pb
@@ -18,6 +19,7 @@ QUEUE_ID = 7
 ANONYMOUS = Opening("q", Level.ALL, Durability.MEMORY, 1000, 0, 0)
 IDENTIFIED = Opening("q", Level.ALL, Durability.MEMORY, 1000, 42, 3)
 RECORDS = pb.Records(records=[pb.Record(value=b"v")])
+READY = memoryview(b"x")
 
 
 def ready(**options: int) -> bytes:
@@ -58,13 +60,13 @@ def test_the_same_records_and_sequence_are_the_same_bytes() -> None:
 @pytest.mark.parametrize(
     ("batch", "opening"),
     [
-        (pb.PublishBatch(records=RECORDS), ANONYMOUS),
-        (pb.PublishBatch(ready=b"x"), ANONYMOUS),
-        (pb.PublishBatch(records=RECORDS, sequence=0), IDENTIFIED),
-        (pb.PublishBatch(ready=b"x"), IDENTIFIED),
+        (Batch(1, 9, RECORDS), ANONYMOUS),
+        (Batch(1, 9, READY), ANONYMOUS),
+        (Batch(1, 9, RECORDS, sequence=0), IDENTIFIED),
+        (Batch(1, 9, READY), IDENTIFIED),
     ],
 )
-def test_content_with_its_sequence_where_one_belongs_is_taken(batch: pb.PublishBatch, opening: Opening) -> None:
+def test_content_with_its_sequence_where_one_belongs_is_taken(batch: Batch, opening: Opening) -> None:
     """Goal: the four allowed forms. Method: check each."""
     check_content(batch, opening)
 
@@ -72,16 +74,16 @@ def test_content_with_its_sequence_where_one_belongs_is_taken(batch: pb.PublishB
 @pytest.mark.parametrize(
     ("batch", "opening", "kind"),
     [
-        (pb.PublishBatch(), ANONYMOUS, BadBatch),
-        (pb.PublishBatch(records=pb.Records()), ANONYMOUS, BadBatch),
-        (pb.PublishBatch(records=RECORDS, sequence=0), ANONYMOUS, BadRequest),
-        (pb.PublishBatch(ready=b"x", sequence=0), ANONYMOUS, BadRequest),
-        (pb.PublishBatch(ready=b"x", sequence=0), IDENTIFIED, BadRequest),
-        (pb.PublishBatch(records=RECORDS), IDENTIFIED, BadRequest),
-        (pb.PublishBatch(records=RECORDS, sequence=-1), IDENTIFIED, BadRequest),
+        (Batch(1, 9, None), ANONYMOUS, BadBatch),
+        (Batch(1, 9, pb.Records()), ANONYMOUS, BadBatch),
+        (Batch(1, 9, RECORDS, sequence=0), ANONYMOUS, BadRequest),
+        (Batch(1, 9, READY, sequence=0), ANONYMOUS, BadRequest),
+        (Batch(1, 9, READY, sequence=0), IDENTIFIED, BadRequest),
+        (Batch(1, 9, RECORDS), IDENTIFIED, BadRequest),
+        (Batch(1, 9, RECORDS, sequence=-1), IDENTIFIED, BadRequest),
     ],
 )
-def test_content_without_meaning_is_refused(batch: pb.PublishBatch, opening: Opening, kind: type[Exception]) -> None:
+def test_content_without_meaning_is_refused(batch: Batch, opening: Opening, kind: type[Exception]) -> None:
     """Goal: nothing is guessed. Method: every other form."""
     with pytest.raises(kind):
         check_content(batch, opening)
@@ -101,14 +103,13 @@ def test_a_ready_batch_is_idempotent_when_its_header_says_who_sends_it() -> None
         (ready(queue_id=QUEUE_ID + 1), ANONYMOUS, "queue id 8"),
         (ready(), IDENTIFIED, "producer 0"),
         (ready(producer_id=42, producer_epoch=2), IDENTIFIED, "epoch 2"),
-        (ready()[:-1], ANONYMOUS, "104|112|bytes"),
         (ready()[:95], ANONYMOUS, "header needs 96"),
         (b"", ANONYMOUS, "header needs 96"),
-        (ready()[:-8] + b"damaged!", ANONYMOUS, "CRC"),
+        (bytes(200), ANONYMOUS, "magic"),
     ],
 )
 def test_a_ready_batch_that_does_not_fit_the_stream_is_refused(batch: bytes, opening: Opening, named: str) -> None:
-    """Goal: one stream writes one queue under one name. Method: another queue, producer, epoch; cut, damaged."""
+    """Goal: one stream writes one queue under one name. Method: another queue, producer, epoch; no batch at all."""
     with pytest.raises(BadBatch, match=named):
         check_ready(batch, opening, queue_id=QUEUE_ID, limits=LIMITS)
 

@@ -265,7 +265,7 @@ async def serving(client: Client, limits: StreamLimits) -> AsyncIterator[grpc.ai
     """A channel to the Producer service alone, in this process. A server that is not stopped would hang its end."""
     server = grpc.aio.server()
     try:
-        producer_pb2_grpc.add_ProducerServicer_to_server(ProducerService(client, limits), server)
+        ProducerService(client, limits).add_to(server)
         address = f"{HOST}:{server.add_insecure_port(f'{HOST}:0')}"
         await server.start()
         async with grpc.aio.insecure_channel(address) as channel:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 
 from mirrorlog.client import Receipt
+from mirrorlog.doors.incoming import Batch, read_request
 from mirrorlog.doors.opening import Opening
 from mirrorlog.doors.publish_stream import PublishStream
 from mirrorlog.doors.sent import Sent
@@ -28,7 +29,7 @@ class ByHand:
         self.refusals = refusals or {}
         self.outcomes: dict[int, asyncio.Future[Receipt]] = {}
 
-    async def send(self, batch: pb.PublishBatch) -> Sent:
+    async def send(self, batch: Batch) -> Sent:
         if batch.tag in self.refusals:
             raise self.refusals[batch.tag]
         self.outcomes[batch.tag] = asyncio.get_running_loop().create_future()
@@ -65,10 +66,10 @@ class Running:
             self.results.append(result)
 
 
-async def each(requests: Iterable[pb.PublishRequest]) -> AsyncIterator[pb.PublishRequest]:
+async def each(requests: Iterable[pb.PublishRequest]) -> AsyncIterator[pb.PublishRequest | Batch]:
     for request in requests:
         await asyncio.sleep(0)
-        yield request
+        yield read_request(request.SerializeToString())
 
 
 async def settle() -> None:

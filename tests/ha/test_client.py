@@ -7,9 +7,17 @@ from itertools import pairwise
 
 import pytest
 
-from mirrorlog.errors import BadBatch, ConnectionLost, LogRecovering, ProtocolError, StalledFrame, WrongCluster
+from mirrorlog.errors import (
+    BadBatch,
+    ConnectionLost,
+    DiskFull,
+    LogRecovering,
+    ProtocolError,
+    StalledFrame,
+    WrongCluster,
+)
 from mirrorlog.ha.actions import Align, Close, Connect
-from mirrorlog.ha.client import ClientState, HAClient
+from mirrorlog.ha.client import DISK_FULL_RETRY_S, NO_SPACE_RETRY_S, ClientState, HAClient
 from mirrorlog.wire.frames import Frame, FrameType
 from mirrorlog.wire.messages import Failure, Follow, Pull, decode
 from tests.ha.links import (
@@ -104,6 +112,42 @@ def test_a_cut_that_failed_does_not_keep_the_mirror_away(pair: Pair) -> None:
     client.align_failed()
     client.disconnected(1.0, ConnectionLost("disk"))
     assert client.tick(5.0) == [Connect()]
+
+
+def test_a_mirror_on_a_full_disk_waits_for_space(pair: Pair) -> None:
+    """Goal: nothing is sent over the network for nothing. Lose the link to a full disk: no new one while no space is
+    found but for a rare try, in case the log has got a file back; one at once when there is space; without anybody who
+    measures, after five seconds."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    full = DiskFull("no room")
+    client.tick(0.0)
+    client.disconnected(1.0, full)
+    assert client.waits_for_space
+    assert client.last_error is full
+    assert client.tick(1.0 + DISK_FULL_RETRY_S - 0.01) == []
+    assert client.tick(1.0 + DISK_FULL_RETRY_S) == [Connect()]
+    client.space_measured(room=False, now=9.0)
+    client.disconnected(10.0, full)
+    assert client.tick(10.0 + NO_SPACE_RETRY_S - 0.01) == []
+    assert client.tick(10.0 + NO_SPACE_RETRY_S) == [Connect()]
+    client.disconnected(50.0, full)
+    assert client.tick(60.0) == []
+    client.space_measured(room=True, now=60.0)
+    assert client.tick(60.0) == [Connect()]
+
+
+def test_space_is_no_matter_to_a_mirror_that_left_for_another_reason(pair: Pair) -> None:
+    """Goal: a full disk keeps nobody away who needs no space now. Lose the link otherwise, on a disk without room: the
+    next attempt is due after the reconnect interval, no sooner for space that is found, and later ones too."""
+    client = client_of(pair.mirror, pair.mirror_settings)
+    client.tick(0.0)
+    client.space_measured(room=False, now=0.0)
+    for error in (ConnectionLost("refused"), None):
+        client.disconnected(1.0, error)
+        client.space_measured(room=True, now=1.0)
+        client.space_measured(room=False, now=1.0)
+        assert client.tick(1.099) == []
+        assert client.tick(1.1) == [Connect()]
 
 
 def test_a_stopped_mirror_stays_stopped(pair: Pair) -> None:
@@ -213,6 +257,18 @@ def test_a_silent_mirror_reports_again(pair: Pair) -> None:
     assert client.tick(0.99) == []
     (second,) = acks_in(sends(client.tick(1.0)))
     assert first == second == (pair.mirror.end, pair.mirror.flushed, 1, 0)
+
+
+def test_a_run_is_acked_once_and_as_soon_as_it_is_stored(pair: Pair) -> None:
+    """Goal: a driver that acks when the bytes are in the log sends no second ack when they are followed. Method: let
+    the copy tell when it stores a run, as a node does; a heartbeat that follows brings no ack either."""
+    client = joined(pair)
+    said: list[bytes | memoryview] = []
+    pair.mirror.on_stored.append(lambda: said.extend(sends(client.stored(0.0))))
+    begin, end = pair.mirror.end, pair.master.end
+    assert client.received(transfer(pair.master, begin, end), 0.0) == []
+    assert [ack.written for ack in acks_in(said)] == [end]
+    assert client.received(transfer(pair.master, end, end), 0.0) == []
 
 
 @pytest.mark.story("002:475-513")

@@ -13,7 +13,7 @@ from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, Kind
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.table_builder import build_table
-from mirrorlog.errors import BadBatch, DiskFailed, LogCorrupt, MirrorlogError
+from mirrorlog.errors import BadBatch, DiskFailed, DiskFull, LogCorrupt, MirrorlogError
 from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, encode_checkpoint, encode_state
 from tests.commitlog.faulty import FaultyFiles
 from tests.ha.links import Pair
@@ -28,6 +28,11 @@ def declare(replica: Replica, name: str) -> None:
 
 def queues_of(replica: Replica) -> dict[str, int]:
     return {queue.name: queue.queue_id for queue in replica.queues}
+
+
+def room_of(replica: Replica) -> int:
+    """What is left of the segment."""
+    return 256 * KIB - (replica.end - replica.log.active_start)
 
 
 def copy_all(pair: Pair) -> None:
@@ -191,3 +196,66 @@ def test_a_begin_within_a_mirrors_segment_is_where_its_readers_begin(tmp_path: P
     flush(mirror)
     mirror.close()
     check(open_replica(tmp_path / "n1", other))
+
+
+def test_a_mirror_takes_no_data_into_the_space_that_is_kept_free(pair: Pair) -> None:
+    """Goal: epochs, tables and what frees space find room on a mirror's disk too. With no new file allowed a mirror
+    takes data to the end of its segment and refuses the data that needs another one, keeping nothing of the run; what
+    is no data gets its file, and so does data once there is space."""
+    master, mirror = pair.master, pair.mirror
+    mirror.log.allow_bytes(0)
+    while (room := room_of(master)) > 40 * KIB:
+        append(master, 30 * KIB)
+    append(master, room - 112)
+    copy_all(pair)
+    assert mirror.end == master.end
+    append(master, 100)
+    for _ in range(2):
+        with pytest.raises(DiskFull, match=r"log\.disk_full_percent"):
+            copy_all(pair)
+        assert mirror.end == mirror.log.active_start + 256 * KIB - 8
+    mirror.log.allow_bytes(256 * KIB)
+    copy_all(pair)
+    mirror.log.allow_bytes(0)
+    while (room := room_of(master)) > 40 * KIB:
+        append(master, 30 * KIB)
+    append(master, room - 112)
+    declare(master, "q")
+    copy_all(pair)
+    assert mirror.log.active_start == mirror.end - (master.end - master.log.active_start) > 256 * KIB
+    assert content(mirror) == content(master)
+
+
+def test_other_nodes_hear_of_bytes_before_what_follows_from_them_is_worked_out(pair: Pair) -> None:
+    """Goal: a mirror or a master never waits for this node's index. Method: look at log and index when bytes are
+    stored and when they are followed, on both ends: the end has moved by then, the index only the second time."""
+    seen: list[tuple[str, int, int]] = []
+
+    def look(what: str, replica: Replica) -> None:
+        seen.append((what, replica.end, replica.index.next_appended(1)))
+
+    for replica in (pair.master, pair.mirror):
+        replica.on_stored.append(partial(look, "stored", replica))
+        replica.on_appended.append(partial(look, "followed", replica))
+    begin = pair.master.end
+    append(pair.master)
+    copy_all(pair)
+    end = pair.master.end
+    assert end > begin
+    once = [("stored", end, 0), ("followed", end, 1)]
+    assert seen == once * 2
+
+
+def test_an_error_in_telling_others_does_not_part_log_and_index(pair: Pair) -> None:
+    """Goal: no queue offset is given twice. Method: let the first telling of stored bytes fail: the error comes out,
+    the index has the batch, and the next one has the next number."""
+    failures = iter([OSError("a bug")])
+
+    def tell() -> None:
+        for error in failures:
+            raise error
+
+    pair.master.on_stored.append(tell)
+    with pytest.raises(OSError, match="a bug"):
+        append(pair.master)
+    assert append(pair.master).base_queue_offset == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +47,32 @@ async def test_every_mirror_gets_a_connection_of_its_own(tmp_path: Path) -> None
         assert set(links) == {"n1", "n2"}
         assert all(isinstance(link, HAConnection) for link in links.values())
         assert links["n1"] is not links["n2"]
+
+
+async def test_who_is_in_sync_is_told_once_per_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Goal: the master's log says since when it has how many copies, and why. Let two mirrors join, wait for some
+    clocks to pass, stop one and start it again: a line for each change, with all that are in sync then."""
+    caplog.set_level(logging.INFO, "mirrorlog.ha.accept")
+
+    def told() -> list[str]:
+        lines = [record.getMessage() for record in caplog.records]
+        return [line.split(" reason=")[0] for line in lines if line.startswith(("mirror_in_sync", "mirror_not_in"))]
+
+    settings = cluster_settings(tmp_path, copies=3, ha=QUICK)
+    async with running(settings[0]) as master, running(settings[1]):
+        mastership = mastered_by(master).mastership
+        await until(lambda: mastership.copies_up == 2)
+        for _ in range(2):
+            async with running(settings[2]) as second:
+                await until(lambda: mastership.copies_up == 3)
+                await until(lambda second=second: replica_of(second).confirmed == replica_of(master).end)  # type: ignore[misc]
+            await until(lambda: mastership.copies_up == 2)
+        again = [
+            "mirror_in_sync node=n2 log=main in_sync=n0,n1,n2",
+            "mirror_not_in_sync node=n2 log=main in_sync=n0,n1",
+        ]
+        assert told() == ["mirror_in_sync node=n1 log=main in_sync=n0,n1", *again, *again]
+        assert "reason='follows from 0'" in caplog.text
 
 
 @pytest.mark.story("002:133-159")

@@ -11,7 +11,7 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.errors import OffsetOutOfRange
 from mirrorlog.testing import Cluster, Node
-from tests.process.clusters import MIB, eventually, fast_cluster, log_of, mirror_of
+from tests.process.clusters import MIB, eventually, facts, fast_cluster, log_directory, log_lines, log_of, mirror_of
 from tests.process.test_past import SMALL, publish, read
 
 pytestmark = pytest.mark.process
@@ -66,9 +66,11 @@ def test_a_blank_mirror_begins_where_the_log_begins(tmp_path: Path) -> None:
 
 def test_a_copy_that_ends_below_the_begin_is_set_aside(tmp_path: Path) -> None:
     """Goal: invariant 1, an end below the master's begin. Keep a mirror of three away while retention passes its end:
-    its former copy is kept beside the new one, and it becomes a member again. (Its absence holds the confirmed offset
-    still, so the begin is moved by a master that was told to do without it.)"""
-    with fast_cluster(3, segment_bytes=MIB, settings=RETAINED, min_in_sync=2) as cluster:
+    its former copy is kept beside the new one, and it becomes a member again. No more copies are kept than the limit
+    allows, and none is removed: until one is, by hand, it stays away and says why. (Its absence holds the confirmed
+    offset still, so the begin is moved by a master that was told to do without it.)"""
+    settings = {**RETAINED, "log.copies_aside_max": 2}
+    with fast_cluster(3, segment_bytes=MIB, settings=settings, min_in_sync=2) as cluster:
         cluster.wait_in_sync()
         fill(cluster, 2, MIB)
         cluster.wait_confirmed()
@@ -85,10 +87,20 @@ def test_a_copy_that_ends_below_the_begin_is_set_aside(tmp_path: Path) -> None:
         away.stop()
         shutil.rmtree(away.data_dir)
         kept.rename(away.data_dir)
+        former = [log_directory(away).with_name(f"{log_directory(away).name}.aside-{number}") for number in (1, 2)]
+        for path in former:
+            path.mkdir()
         away.start()
+        eventually(lambda: "log.copies_aside_max" in log_of(away).reason, "it says why it stays away")
+        assert str(former[0]) in log_of(away).reason
+        eventually(lambda: len(log_lines(cluster.master, "mirror_left")) > 3, "it tries again")
+        assert log_of(away).begin == 0
+        assert aside(away) == former
+        former[0].rmdir()
         cluster.wait_in_sync()
         assert log_of(away).begin > 3 * MIB
-        assert len(aside(away)) == 1
+        assert [path.name.split(".")[1] for path in aside(away)] == ["aside-2", "aside-3"]
+        assert any(aside(away)[1].iterdir())
         assert_reads_the_same(cluster, away)
         away.stop()
         away.start()
@@ -127,4 +139,6 @@ def test_a_mirror_that_starts_at_the_last_segment_is_waited_for_by_nobody(tmp_pa
         eventually(lambda: log_of(cluster.master).begin >= begin, "older records are gone")
         fill(cluster, 6, MIB // 4)
         eventually(lambda: mirror_of(cluster, late.id).in_sync, "it is a member now")
+        told = [facts(line) for line in log_lines(cluster.master, "mirror_in_sync") if f"node={late.id}" in line]
+        assert [each["reason"] for each in told[1:]] == ["'lacks"], "of a record, and once"
         assert_reads_the_same(cluster, late)

@@ -46,13 +46,16 @@ async def test_many_lines_keep_their_order(tmp_path: Path) -> None:
 async def test_the_loop_goes_on_while_no_line_comes() -> None:
     """Goal: a slow pipe blocks nothing. Method: the line is written by the loop itself, after the read has begun."""
     reading, writing = os.pipe()
-    reader = asyncio.create_task(anext(read_lines(reading)))
+    found = read_lines(reading)
+    reader = asyncio.create_task(anext(found))
     await asyncio.sleep(0)  # the reader begins
     assert not reader.done()
     os.write(writing, b"now\n")
     async with asyncio.timeout(10):
         assert await reader == b"now"
     os.close(writing)
+    # To its end: a thread that still reads would take the bytes of the next file with this number.
+    assert [line async for line in found] == []
     os.close(reading)
 
 

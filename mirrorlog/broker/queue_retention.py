@@ -1,0 +1,308 @@
+"""The retention of queues with limits of their own, on the node that masters their log. Thin: `commitlog.retention`
+decides.
+
+A round says, in the log, where queues begin now; then it moves the log's begin behind the segments in which nothing is
+alive; and of the first one that is worth it, it appends what is alive once more. Only when all copies that count have
+confirmed that does the segment pass for dead. So a crash at any moment leaves every live record in at least one place
+that counts; what it leaves twice costs some space until both places are dead.
+
+Nothing of this is remembered but in the log: another round, after a restart too, finds what the last one has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import Executor
+from functools import partial
+from itertools import islice
+from typing import Final, TypeVar
+
+from mirrorlog.broker.publish import Publisher
+from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.format import read_header
+from mirrorlog.commitlog.live import LiveRun, LiveRuns, segment_parts
+from mirrorlog.commitlog.past import Past
+from mirrorlog.commitlog.retention import (
+    Queues,
+    RetentionLimits,
+    SegmentLife,
+    SegmentParts,
+    decide,
+    first_queue_offsets,
+)
+from mirrorlog.errors import IndexDoubtful, LogUnavailable, MirrorlogError
+from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, encode_change
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES: Final = 1024 * 1024
+"""Read, appended and confirmed at once: a millisecond of the loop."""
+
+PAUSE: Final = 20
+"""A decision is followed by a pause of so many times its length: it takes 50 ms for 10,000 queues in 100 segments, and
+what it would find the next time waits well."""
+
+SURVEYED_AT_ONCE: Final = 16
+BEGINS_PER_CHANGE: Final = 1000
+
+_T = TypeVar("_T")
+
+
+class QueueRetention:
+    """One log that this node masters. `copy_share` and `copy_bytes`: see `log.retention_copy_percent` and
+    `log.retention_copy_bytes`. `past_helper`: the one that has the past for itself; `read_helper`: for cold reads."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        publisher: Publisher,
+        *,
+        copy_share: float,
+        copy_bytes: int,
+        past_helper: Executor,
+        read_helper: Executor,
+        now: Callable[[], float],
+        now_us: Callable[[], int],
+    ) -> None:
+        self._replica = replica
+        self._publisher = publisher
+        self._copy_share = copy_share
+        self._copy_bytes = copy_bytes
+        self._past_helper = past_helper
+        self._read_helper = read_helper
+        self._now = now
+        self._now_us = now_us
+        self._limits = RetentionLimits()
+        self._parts: dict[int, SegmentParts] = {}
+        # See `decide`.
+        self._copied: dict[int, bool] = {}
+        self._copied_to = 0
+        self._asked = 0
+        self._allowed_bytes = float(copy_bytes)
+        self._allowed_at = now()
+        self._not_before = now()
+        self._task: asyncio.Task[None] | None = None
+        self._confirm: asyncio.Future[None] | None = None
+        self._trouble = ""
+
+    @property
+    def due(self) -> bool:
+        """Whether this log has queues that do not live by its limits alone."""
+        return bool(self._replica.queues.limits or self._replica.queues.begins)
+
+    def wake(self, limits: RetentionLimits) -> None:
+        """Begin a round under the log's `limits`, unless one is under way, or was a moment ago."""
+        # Those of a low disk hold until the next check, not as long as a round may take.
+        self._limits = limits
+        resting = self._task is None or self._task.done()
+        if resting and self._now() >= self._not_before and not self._publisher.stopping:
+            self._task = asyncio.ensure_future(self._round())
+
+    async def stop(self) -> None:
+        """Wait for the job that is under way; nothing is appended any more. After `Publisher.stopping`."""
+        if self._confirm is not None:
+            self._confirm.cancel()
+        if self._task is not None:
+            await self._task
+
+    # --- inside ---
+
+    async def _round(self) -> None:
+        try:
+            while await self._step():
+                pass
+            self._trouble = ""
+        except asyncio.CancelledError:
+            # Only a stop does that, to the wait for a confirm.
+            return
+        except Exception as error:
+            if self._publisher.stopping:
+                return
+            # The next round tries again: meanwhile the log keeps more than it must.
+            if self._trouble != str(error):
+                self._trouble = str(error)
+                expected = isinstance(error, MirrorlogError)
+                logger.warning(
+                    "retention_waits log=%s reason=%r", self._name, str(error), exc_info=None if expected else error
+                )
+
+    async def _step(self) -> bool:
+        """One step; whether another one may follow at once."""
+        await self._survey()
+        log, queues = self._replica.log, self._replica.queues
+        began = self._now()
+        decision = await self._run(
+            self._past_helper,
+            partial(
+                decide,
+                self._segments(),
+                Queues(dict(queues.limits), dict(queues.begins)),
+                begin=self._begin,
+                end=log.end,
+                at_most=min(log.confirmed, log.state_from),
+                now_us=self._now_us(),
+                limits=self._limits,
+                copied=dict(self._copied),
+                copy_share=self._copy_share,
+            ),
+        )
+        self._not_before = self._now() + PAUSE * (self._now() - began)
+        self._check_running()
+        self._raise_begins(decision.queue_begins)
+        if decision.begin is not None:
+            self._publisher.append_control(encode_change(BeginMoved(log_offset=decision.begin)))
+            self._asked = decision.begin
+        return decision.copy is not None and await self._copy(decision.copy)
+
+    @property
+    def _name(self) -> str:
+        return self._replica.assignment.name
+
+    @property
+    def _begin(self) -> int:
+        return max(self._replica.begin_ahead, self._asked)
+
+    # --- what there is ---
+
+    async def _survey(self) -> None:
+        """Look into the tables that are new, the oldest first; forget those of segments that are gone."""
+        log = self._replica.log
+        infos = [info for info in log.segments() if info.end > self._begin]
+        starts = {info.start for info in infos}
+        self._parts = {start: parts for start, parts in self._parts.items() if start in starts}
+        self._copied = {start: expired for start, expired in self._copied.items() if start in starts}
+        new = (info for info in infos if info.start not in self._parts and info.end <= self._replica.index.hot_from)
+        for info in islice(new, SURVEYED_AT_ONCE):
+            table_parts = partial(_parts_of, start=info.start, last_append_time_us=info.last_append_time_us)
+            self._parts[info.start] = await self._ask(table_parts)
+
+    def _segments(self) -> list[SegmentParts]:
+        """Those that were looked at, from the begin on and without a gap."""
+        found: list[SegmentParts] = []
+        for info in self._replica.log.segments():
+            if info.end > self._begin:
+                if info.start not in self._parts:
+                    break
+                found.append(self._parts[info.start])
+        return found
+
+    def _raise_begins(self, begins: Mapping[int, int]) -> None:
+        items = iter(begins.items())
+        while some := dict(islice(items, BEGINS_PER_CHANGE)):
+            self._publisher.append_control(encode_change(QueueBeginsMoved(begins=some)))
+
+    # --- copies ---
+
+    async def _copy(self, segment: SegmentLife) -> bool:
+        """Append what is alive of a segment once more; whether all of it is confirmed elsewhere now."""
+        if self._publisher.data_refused or self._replica.confirmed < self._copied_to:
+            return False
+        queues = self._replica.queues
+        runs = LiveRuns(
+            segment.start,
+            log_begin=self._replica.begin,
+            begins=dict(queues.begins),
+            own=frozenset(queues.limits),
+            expired=segment.expired,
+        )
+        total = 0
+        while self._may_copy():
+            piece = await self._ask(lambda past: runs.next_piece(past, PIECE_BYTES))
+            self._check_running()
+            if not piece:
+                self._copied[segment.start] = segment.expired
+                if total:
+                    logger.info("live_batches_copied log=%s segment=%s bytes=%s", self._name, segment.start, total)
+                return True
+            total += await self._copy_piece([each for each in piece if not self._is_copied(each)])
+        return False
+
+    def _may_copy(self) -> bool:
+        now = self._now()
+        gained = (now - self._allowed_at) * self._copy_bytes
+        self._allowed_bytes = min(self._allowed_bytes + gained, float(self._copy_bytes))
+        self._allowed_at = now
+        return self._allowed_bytes > 0
+
+    def _is_copied(self, live: LiveRun) -> bool:
+        """Whether memory has the batch: then that is a copy, for its segment has left the memory."""
+        return self._replica.index.holds(live.queue_id, live.run.base_queue_offset)
+
+    async def _copy_piece(self, piece: Sequence[LiveRun]) -> int:
+        """Bytes that were appended; confirmed by all copies when this returns."""
+        if not piece:
+            return 0
+        replica = self._replica
+        in_order = sorted(live.run for live in piece)
+        jobs = [replica.read_cold(run.log_offset, run.length, until=run.log_offset + run.length) for run in in_order]
+        batches = await self._run(self._read_helper, lambda: [job.run() for job in jobs])
+        self._check_running()
+        self._say_begins({live.queue_id for live in piece} - replica.queues.begins.keys())
+        self._append(batches)
+        await self._confirmed()
+        return sum(map(len, batches))
+
+    def _say_begins(self, queue_ids: Set[int]) -> None:
+        """Before the first copies of these queues. Not where the log begins now, but where it will by what is decided:
+        other nodes may have let go already what is below."""
+        firsts = first_queue_offsets(self._segments(), queue_ids) if queue_ids else {}
+        index = self._replica.index
+        self._raise_begins({queue_id: max(base, index.begin(queue_id)) for queue_id, base in firsts.items()})
+
+    def _append(self, batches: Sequence[bytes]) -> None:
+        """Raises MirrorlogError; some may be there then, and are met again."""
+        assert self._publisher.log is not None
+        mastership = self._publisher.log.mastership
+        mastership.check_writable()
+        try:
+            for batch in batches:
+                self._replica.append_copied(memoryview(batch))
+                self._allowed_bytes -= read_header(batch).length
+        finally:
+            self._copied_to = self._replica.end
+            self._publisher.log.progressed(mastership.appended(self._replica.end))
+
+    async def _confirmed(self) -> None:
+        """Until all copies have what stands in the log now. Raises MirrorlogError at the deadline."""
+        confirm = self._confirm = asyncio.get_running_loop().create_future()
+
+        def done(error: MirrorlogError | None) -> None:
+            if confirm.done():
+                return
+            if error is None:
+                confirm.set_result(None)
+            else:
+                confirm.set_exception(error)
+
+        self._publisher.when_confirmed(done)
+        try:
+            await confirm
+        finally:
+            self._confirm = None
+
+    # --- helpers ---
+
+    def _check_running(self) -> None:
+        if self._publisher.stopping or not self._replica.usable:
+            raise LogUnavailable("the node is stopping")
+
+    async def _ask(self, question: Callable[[Past], _T]) -> _T:
+        past = self._replica.past
+        assert past is not None
+        try:
+            return await self._run(self._past_helper, partial(question, past))
+        except IndexDoubtful as error:
+            logger.warning("index_rebuilt log=%s reason=%r", self._name, str(error))
+            await self._run(self._past_helper, self._replica.rebuild_past)
+            raise LogUnavailable(f"the index of log {self._name} was rebuilt") from None
+
+    async def _run(self, helper: Executor, job: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(helper, job)
+
+
+def _parts_of(past: Past, start: int, last_append_time_us: int) -> SegmentParts:
+    if start not in past.tables.heads:
+        raise LogUnavailable(f"segment {start} is gone")
+    return segment_parts(past.tables.get(start), last_append_time_us=last_append_time_us)

@@ -1,0 +1,143 @@
+"""Answers from disk: a connection has its turns, and one that is gone has none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from mirrorlog.broker.fetch import COLD_READS_MAX, Fetcher
+from mirrorlog.broker.past_keeper import PastKeeper
+from mirrorlog.broker.replica import Replica
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.queues.changes import QueueDeclared, encode_change
+from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.frames import BATCHES, FRAME_HEADER_SIZE, Fetch, FrameType
+from mirrorlog.wire.messages import Failure, as_error, decode
+from tests.ha.replicas import KIB, QUEUE_ID, append, flush, open_master, settings_of
+
+WAITING_MAX = 60
+
+
+class Steps(Executor):
+    """A helper that does a job when it is told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.jobs.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def do_one(self) -> None:
+        future, job = self.jobs.pop(0)
+        future.set_result(job())
+
+
+class Reader:
+    """A connection that notes how many batches each answer had."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.answers: dict[int, int] = {}
+        self.errors: list[MirrorlogError] = []
+
+    def send(self, parts: Iterable[bytes | memoryview]) -> None:
+        head = memoryview(b"".join(parts))
+        correlation_id = int.from_bytes(head[8:16], "little")
+        if int.from_bytes(head[4:6], "little") == FrameType.ERROR:
+            self.errors.append(as_error(cast(Failure, decode(head[FRAME_HEADER_SIZE:]))))
+        else:
+            self.answers[correlation_id] = BATCHES.unpack_from(head, FRAME_HEADER_SIZE)[-1]
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Replica:
+    """A queue whose first batches are on disk only."""
+    settings = settings_of("n0", ["n0"])
+    log = settings.log.model_copy(update={"kept_mapped_bytes": 0})
+    replica = open_master(tmp_path, settings.model_copy(update={"log": log}))
+    replica.append_change(encode_change(QueueDeclared(name="q", queue_id=QUEUE_ID)), 1)
+    for number in range(30):
+        append(replica, 30 * KIB, number)
+    flush(replica)
+    flush(replica)
+    replica.set_confirmed(replica.end)
+    assert replica.read(0, 1, until=replica.end) is None
+    return replica
+
+
+def fetcher_of(replica: Replica, helper: Executor) -> Fetcher:
+    settings = settings_of("n0", ["n0"])
+    limits = settings.limits.model_copy(update={"max_waiting_fetches": WAITING_MAX})
+    past = PastKeeper(replica, helper=helper, failed=lambda error: None)
+    return Fetcher(
+        replica, limits=limits, settings=settings.log, past=past, helper=helper, now=time.monotonic
+    )  # fmt: skip
+
+
+def ask(fetcher: Fetcher, reader: Reader, count: int) -> None:
+    for number in range(count):
+        fetch = Fetch(queue_id=QUEUE_ID, epoch=0, queue_offset=0, max_bytes=1, wait_ms=0)
+        fetcher.fetch(fetch, cast(Endpoint, reader), number + 1)
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_reader_that_asks_far_ahead_has_its_turns(replica: Replica) -> None:
+    """Goal: who asks for much at once does not keep the disk from others. One asks 50 times, then another asks once:
+    the helper has no more than two jobs of the first, and the other's is next; in the end all are answered."""
+    helper, greedy, other = Steps(), Reader(), Reader()
+    fetcher = fetcher_of(replica, helper)
+    ask(fetcher, greedy, 50)
+    await settled()
+    assert len(helper.jobs) == COLD_READS_MAX
+    ask(fetcher, other, 1)
+    await settled()
+    for _ in range(COLD_READS_MAX + 1):
+        helper.do_one()
+    await settled()
+    assert other.answers == {1: 1}
+    while helper.jobs:
+        assert len(helper.jobs) <= COLD_READS_MAX
+        helper.do_one()
+        await settled()
+    assert greedy.answers == dict.fromkeys(range(1, 51), 1)
+
+
+async def test_nothing_is_read_for_a_connection_that_is_gone(replica: Replica) -> None:
+    """Goal: what was asked for on it costs the disk nothing. Ask 50 times and leave: the helper gets no more jobs."""
+    helper, reader = Steps(), Reader()
+    fetcher = fetcher_of(replica, helper)
+    ask(fetcher, reader, 50)
+    await settled()
+    reader.open = False
+    fetcher.forget(cast(Endpoint, reader))
+    done = 0
+    while helper.jobs:
+        helper.do_one()
+        done += 1
+        await settled()
+    assert done == COLD_READS_MAX
+
+
+async def test_waiting_for_the_disk_has_a_limit(replica: Replica) -> None:
+    """Goal: what waits is bounded, and said by name. Ask ten times more than may wait: ten are refused."""
+    helper, reader = Steps(), Reader()
+    fetcher = fetcher_of(replica, helper)
+    ask(fetcher, reader, WAITING_MAX + 10)
+    assert [error.details for error in reader.errors] == [{"limit": "max_waiting_fetches"}] * 10
+    await settled()
+    while helper.jobs:
+        helper.do_one()
+        await settled()
+    assert list(reader.answers) == list(range(1, WAITING_MAX + 1))
