@@ -89,7 +89,7 @@ def best(summaries: Iterable[Summary], pattern: str, *, largest: bool) -> Summar
     return (max if largest else min)(fitting, key=lambda each: each.median)
 
 
-_W1: Final = r"^W1 \| 3 copies, 1024 B, memory, 1 producer, {way} \| throughput$"
+_W1: Final = r"^W1 \| 3 copies, 1024 B, memory, 1 producer, {way}( in \d+ KiB)? \| throughput$"
 _W1_DISK: Final = r"^W1 \| 3 copies, 1024 B, disk, 1 producer, .* \| throughput$"
 _W1_PEERS: Final = rf"^W1 \| ({_KAFKA}|{_NATS}).* \| throughput$"
 _W2: Final = r"^W2 \| 3 copies, 1024 B, memory, send \| p50$"

@@ -2,8 +2,10 @@
 
 - `send`: `send_nowait` per record, and `await room()` when the window is full.
 - `send_many`: the same records as lists of a few hundred.
-- `batches`: batches of 256 KiB whose bodies were encoded beforehand, numbered and sealed (one CRC) as they leave, 16 of
+- `batches`: batches whose bodies were encoded beforehand, numbered and sealed (one CRC) as they leave, 16 of
   them unconfirmed, by `Connection.produce`.
+
+Batches have 256 KiB, a producer's default, unless a job says otherwise.
 
 Every record must be confirmed by as many copies as the job says.
 """
@@ -38,7 +40,7 @@ _DEADLINE_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """One client's work. `copies`: that each confirm names, and the level asked."""
+    """One client's work. `copies`: that each confirm names, and the level asked; `batch_bytes`: at most."""
 
     servers: tuple[str, ...]
     queue: str
@@ -47,6 +49,7 @@ class Publish:
     count: int
     copies: int
     seed: int = 0
+    batch_bytes: int = BATCH_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ _SENDERS: Final[Mapping[str, Callable[[Producer, Sequence[bytes]], Awaitable[Non
 
 
 async def _publish_records(client: Client, pace: Pace, job: Publish, records: list[bytes]) -> Published:
-    async with client.producer(job.queue, confirm=job.copies) as producer:
+    async with client.producer(job.queue, confirm=job.copies, batch_bytes=job.batch_bytes) as producer:
         receipt = await producer.send(records[0])
         if receipt.copies < job.copies:
             raise WorkloadFailed(f"confirmed by {receipt.copies} copies of {job.copies}")
@@ -142,7 +145,7 @@ async def _publish_records(client: Client, pace: Pace, job: Publish, records: li
 
 async def _publish_batches(client: Client, pace: Pace, job: Publish, records: list[bytes]) -> Published:
     connection, info = await client.master_of(job.queue)
-    drafts = draft_batches(records)
+    drafts = draft_batches(records, job.batch_bytes)
     window = BatchWindow(connection, queue_id=info.queue_id, copies=job.copies)
     began = pace.begin()
     for draft in drafts:
@@ -151,9 +154,9 @@ async def _publish_batches(client: Client, pace: Pace, job: Publish, records: li
     return Published(job.count, began, time.perf_counter())
 
 
-def draft_batches(records: Sequence[bytes]) -> list[Draft]:
-    """The records in batches of about BATCH_BYTES, encoded but for their headers."""
-    size = max(1, BATCH_BYTES // max(1, len(records[0])))
+def draft_batches(records: Sequence[bytes], batch_bytes: int = BATCH_BYTES) -> list[Draft]:
+    """The records in batches of about so many bytes, encoded but for their headers."""
+    size = max(1, batch_bytes // max(1, len(records[0])))
     return [draft_columns(records[at : at + size]) for at in range(0, len(records), size)]
 
 

@@ -81,6 +81,10 @@ def _w1_cases(quick: bool) -> Iterator[w1_publish.Case]:
     yield w1_publish.Case(3, KIB, total_bytes, "batches", producers=4)
     for way in ("send", "send_many"):
         yield w1_publish.Case(3, KIB, total_bytes // 2, way, flush="disk")
+    for way in ("send_many", "batches"):
+        for copies in (1, 3):
+            yield w1_publish.Case(copies, KIB, total_bytes, way, batch_bytes=MIB)
+        yield w1_publish.Case(3, KIB, total_bytes // 2, way, flush="disk", batch_bytes=MIB)
 
 
 def _is_compared(case: w1_publish.Case) -> bool:
@@ -89,8 +93,10 @@ def _is_compared(case: w1_publish.Case) -> bool:
     return same_work and (case.copies == 3 or (case.copies == 1 and case.flush == "memory"))
 
 
-def _place(case: w1_publish.Case) -> tuple[bool, int, int, int, int]:
-    return case.flush == "disk", case.record_bytes, case.producers, case.copies, WAYS.index(case.way)
+def _place(case: w1_publish.Case) -> tuple[bool, int, int, int, int, int]:
+    return (
+        case.flush == "disk", case.record_bytes, case.producers, case.copies, WAYS.index(case.way), case.batch_bytes
+    )  # fmt: skip
 
 
 def _w1_bytes(record_bytes: int) -> int:

@@ -12,7 +12,8 @@ from typing import Final
 from bench.clients import run_clients
 from bench.measure import Figure, publish_figures
 from bench.nodes import prepared_cluster
-from bench.publishing import Publish, publish, rate_of
+from bench.publishing import BATCH_BYTES, Publish, publish, rate_of
+from bench.workload import KIB
 
 QUEUE: Final = "w1"
 
@@ -27,12 +28,14 @@ class Case:
     way: str = "send"
     flush: str = "memory"
     producers: int = 1
+    batch_bytes: int = BATCH_BYTES
 
     def __str__(self) -> str:
         plural = "" if self.producers == 1 else "s"
+        batches = "" if self.batch_bytes == BATCH_BYTES else f" in {self.batch_bytes // KIB} KiB"
         return (
             f"{self.copies} {'copy' if self.copies == 1 else 'copies'}, {self.record_bytes} B, {self.flush}, "
-            f"{self.producers} producer{plural}, {self.way}"
+            f"{self.producers} producer{plural}, {self.way}{batches}"
         )
 
 
@@ -43,7 +46,9 @@ def run(case: Case, name: str) -> list[Figure]:
     stored_bytes = case.total_bytes * 11 // 10
     with prepared_cluster(QUEUE, case.copies, stored_bytes, flush=case.flush) as cluster:
         jobs = [
-            Publish(tuple(cluster.servers), QUEUE, case.way, case.record_bytes, count, case.copies, seed=seed)
+            Publish(
+                tuple(cluster.servers), QUEUE, case.way, case.record_bytes, count, case.copies, seed, case.batch_bytes
+            )
             for seed in range(case.producers)
         ]
         published, seconds = rate_of(run_clients(publish, jobs))
