@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ PREPARED_SECONDS_MAX: Final = 60.0
 _MARGIN_BYTES: Final = 64 * MIB
 _STEP_BYTES: Final = 16 * MIB
 _POLL_SECONDS: Final = 0.05
+_QUIET_SECONDS: Final = 1.0
 
 
 @contextmanager
@@ -35,17 +36,18 @@ def prepared_cluster(
     segment_bytes: int = LogSettings().segment_bytes,
     min_in_sync: int | None = None,
     grpc: bool = False,
+    settings: Mapping[str, object] | None = None,
 ) -> Iterator[Cluster]:
     """A cluster of `copies` nodes, with one queue, that is ready for `total_bytes` of batches.
 
-    `min_in_sync`: by default all of them. `grpc`: with the gRPC doors.
+    `min_in_sync`: by default all of them. `grpc`: with the gRPC doors. `settings`: more of them, by their keys.
     """
     with Cluster(
         copies,
         flush=flush,
         segment_bytes=segment_bytes,
         min_in_sync=min_in_sync or copies,
-        settings={"log.prepare_bytes": total_bytes + _MARGIN_BYTES},
+        settings={"log.prepare_bytes": total_bytes + _MARGIN_BYTES, **(settings or {})},
         grpc=grpc,
     ) as cluster:
         cluster.wait_in_sync()
@@ -86,6 +88,21 @@ def wait_prepared(node: Node, total_bytes: int) -> None:
         if time.monotonic() > deadline:
             raise WorkloadFailed(f"{node.id} prepared {dirtied // MIB} MiB of {total_bytes // MIB}, then no more")
         time.sleep(_POLL_SECONDS)
+
+
+def wait_at_rest(cluster: Cluster) -> None:
+    """Until no node has made a page dirty for a second: what was published is on disk, and the pages that a log which
+    is idle prepares are there. Raises WorkloadFailed."""
+    deadline = time.monotonic() + PREPARED_SECONDS_MAX
+    pids = [node.pid for node in cluster.nodes.values()]
+    before, since = [dirtied_bytes(pid) for pid in pids], time.monotonic()
+    while time.monotonic() - since < _QUIET_SECONDS:
+        if time.monotonic() > deadline:
+            raise WorkloadFailed(f"the nodes did not come to rest within {PREPARED_SECONDS_MAX:.0f} s")
+        time.sleep(_POLL_SECONDS)
+        now = [dirtied_bytes(pid) for pid in pids]
+        if now != before:
+            before, since = now, time.monotonic()
 
 
 def dirtied_bytes(pid: int) -> int:

@@ -1,9 +1,11 @@
 """Latency at half of the peak: records leave by a fixed schedule, whatever became of those before them.
 
-First the peak: `send_nowait` as fast as the window allows, on the same nodes. Then half of that rate for some seconds:
-each millisecond its share of records, all at once. A record's latency counts from the tick at which it was due, so a
-stall counts for every record that it held up. One record a tick is timed, each time at another place in its burst.
-Segments are small, so that logs go through several of them.
+First the log is filled beyond what it keeps, so that segments are recycled from then on, as in a node that has been at
+work for a while. Then the peak: `send_nowait` as fast as the window allows, through several segments. Then half of that
+rate for some seconds: each millisecond its share of records, all at once. A record's latency counts from the tick at
+which it was due, so a stall counts for every record that it held up. One record a tick is timed, each time at another
+place in its burst.
+Segments are small, so that logs go through many of them.
 
 `late to leave` is how long after its tick a timed record was handed over: what the client itself, or whoever kept the
 processor from it, has added. The rest is from there to the confirm.
@@ -35,8 +37,9 @@ SEGMENT_BYTES: Final = 64 * MIB
 SHARE: Final = 0.5
 
 TICK_S: Final = 0.001
-_PEAK_SECONDS_MIN: Final = 0.5
-_PREPARED_BYTES: Final = 512 * MIB
+RETENTION_BYTES: Final = 256 * MIB
+_FILL_BYTES: Final = 1024 * MIB
+_PEAK_SECONDS_MIN: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,9 @@ class Answered:
 
 def run(case: Case, name: str) -> list[Figure]:
     """One round."""
-    with prepared_cluster(QUEUE, COPIES, _PREPARED_BYTES, segment_bytes=SEGMENT_BYTES) as cluster:
+    with prepared_cluster(
+        QUEUE, COPIES, SEGMENT_BYTES, segment_bytes=SEGMENT_BYTES, settings={"log.retention_bytes": RETENTION_BYTES}
+    ) as cluster:
         (answered,) = run_clients(send_by_schedule, [(tuple(cluster.servers), case)])
     shares = ("p50", "p99", "p99.9", "max")
     return [
@@ -87,6 +92,9 @@ async def _send_by_schedule(pace: Pace, servers: tuple[str, ...], case: Case) ->
     async with Client(*servers) as client, client.producer(QUEUE, confirm="all") as producer:
         await producer.send(records[0])
         pace.begin()
+        for _ in range(0, _FILL_BYTES, case.peak_bytes):
+            await send_each(producer, records)
+        await producer.flush()
         peak = await _peak(producer, records)
         schedule = Schedule(producer, records, rate=peak * SHARE)
         await schedule.send(case.seconds)

@@ -15,7 +15,7 @@ import uvloop
 
 from bench.clients import Pace, run_clients
 from bench.measure import Figure, publish_figures
-from bench.nodes import prepared_cluster
+from bench.nodes import prepared_cluster, wait_at_rest
 from bench.publishing import Publish, publish
 from bench.workload import WorkloadFailed
 from mirrorlog.client import Client, Consumer
@@ -55,6 +55,7 @@ def run(case: Case, name: str) -> list[Figure]:
         servers = tuple(cluster.servers)
         run_clients(publish, [Publish(servers, QUEUE, "batches", case.record_bytes, count, copies=3)])
         cluster.wait_confirmed()
+        wait_at_rest(cluster)
         for way in WAYS:
             job = Consume(servers, way, case.record_bytes, count, case.seconds)
             ((consumed, seconds),) = run_clients(consume, [job])
