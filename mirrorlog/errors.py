@@ -180,7 +180,7 @@ class QueueExists(MirrorlogError):
 
 
 class OffsetOutOfRange(MirrorlogError):
-    """A position below the begin or beyond the end; details carry `begin` and `next`."""
+    """A position below the begin or beyond the end; details carry `begin` and `next`, as far as they are known."""
 
     code = "OFFSET_OUT_OF_RANGE"
     grpc_status = "OUT_OF_RANGE"

@@ -162,9 +162,8 @@ class Fetcher:
             endpoint.send([error_frame(self._freed(fetch), correlation_id)])
             return
         max_bytes = min(fetch.max_bytes, self._settings.send_at_once_bytes)
-        past_until = index.past_until(fetch.queue_id, fetch.queue_offset)
-        if past_until is not None:
-            work = partial(self._answer_from_past, fetch, endpoint, correlation_id, past_until)
+        if index.past_until(fetch.queue_id, fetch.queue_offset) is not None:
+            work = partial(self._answer_from_past, fetch, endpoint, correlation_id)
             self._spawn(work, fetch, endpoint, correlation_id)
             return
         runs = index.entries(fetch.queue_id, fetch.queue_offset, max_bytes)
@@ -182,15 +181,26 @@ class Fetcher:
             work = partial(self._answer_cold, fetch, endpoint, correlation_id, runs)
             self._spawn(work, fetch, endpoint, correlation_id)
 
-    async def _answer_from_past(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, until: int) -> None:
+    async def _answer_from_past(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int) -> None:
+        """Only in its turn: records that are copied while it is waited for stand in memory then."""
+        queue_id, at = fetch.queue_id, fetch.queue_offset
+        log_begin, until = self._replica.begin, self._replica.index.past_until(queue_id, at)
+        if until is None:
+            self._answer(fetch, endpoint, correlation_id)
+            return
         max_bytes = min(fetch.max_bytes, self._settings.send_at_once_bytes)
-        runs = await self._past.entries(fetch.queue_id, fetch.queue_offset, max_bytes, until=until)
-        if fetch.queue_offset < self._replica.index.begin(fetch.queue_id):
+        runs = await self._past.entries(queue_id, at, max_bytes, until=until)
+        if at < self._replica.index.begin(queue_id):
             raise self._freed(fetch)
-        if runs:
+        if self._replica.begin != log_begin:
+            # What was found may lack what a freed segment had of it, and that is copied, in memory.
+            self._answer(fetch, endpoint, correlation_id)
+        elif runs:
             await self._answer_cold(fetch, endpoint, correlation_id, runs)
         else:
-            self._answer(fetch._replace(queue_offset=until), endpoint, correlation_id)
+            # None there, so the memory goes on, if it is still the same that it has.
+            gap = self._replica.index.past_until(queue_id, at) == until
+            self._answer(fetch._replace(queue_offset=until) if gap else fetch, endpoint, correlation_id)
 
     async def _answer_cold(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, runs: Sequence[Run]) -> None:
         jobs: list[ColdRead] = []

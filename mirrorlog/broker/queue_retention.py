@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from functools import partial
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from mirrorlog.broker.publish import Publisher
 from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.format import read_header
 from mirrorlog.commitlog.live import LiveRun, LiveRuns, segment_parts
 from mirrorlog.commitlog.past import Past
@@ -38,7 +40,10 @@ from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, encode_change
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 1024 * 1024
-"""Read, appended and confirmed at once: a millisecond of the loop."""
+"""Read and confirmed at once."""
+
+AT_ONCE: Final = 32
+"""Batches of a piece that are appended in one step of the loop: half a millisecond."""
 
 PAUSE: Final = 20
 """A decision is followed by a pause of so many times its length: it takes 50 ms for 10,000 queues in 100 segments, and
@@ -80,6 +85,7 @@ class QueueRetention:
         self._copied: dict[int, bool] = {}
         self._copied_to = 0
         self._asked = 0
+        self._walk: LiveRuns | None = None
         self._allowed_bytes = float(copy_bytes)
         self._allowed_at = now()
         self._not_before = now()
@@ -92,13 +98,17 @@ class QueueRetention:
         """Whether this log has queues that do not live by its limits alone."""
         return bool(self._replica.queues.limits or self._replica.queues.begins)
 
+    @property
+    def ready(self) -> bool:
+        """Whether a round begins if it is asked for now."""
+        resting = self._task is None or self._task.done()
+        return resting and self._now() >= self._not_before and not self._publisher.stopping
+
     def wake(self, limits: RetentionLimits) -> None:
         """Begin a round under the log's `limits`, unless one is under way, or was a moment ago."""
-        # Those of a low disk hold until the next check, not as long as a round may take.
         self._limits = limits
-        resting = self._task is None or self._task.done()
-        if resting and self._now() >= self._not_before and not self._publisher.stopping:
-            self._task = asyncio.ensure_future(self._round())
+        if self.ready:
+            self._task = asyncio.ensure_future(self._round(limits))
 
     async def stop(self) -> None:
         """Wait for the job that is under way; nothing is appended any more. After `Publisher.stopping`."""
@@ -109,10 +119,14 @@ class QueueRetention:
 
     # --- inside ---
 
-    async def _round(self) -> None:
+    async def _round(self, limits: RetentionLimits) -> None:
+        """Those of a low disk hold until a segment went, whatever is checked meanwhile, and not as long as a round may
+        take."""
         try:
-            while await self._step():
-                pass
+            asked = self._asked
+            while await self._step(limits):
+                if self._asked > asked:
+                    limits = self._limits
             self._trouble = ""
         except asyncio.CancelledError:
             # Only a stop does that, to the wait for a confirm.
@@ -128,14 +142,14 @@ class QueueRetention:
                     "retention_waits log=%s reason=%r", self._name, str(error), exc_info=None if expected else error
                 )
 
-    async def _step(self) -> bool:
+    async def _step(self, limits: RetentionLimits) -> bool:
         """One step; whether another one may follow at once."""
         await self._survey()
         log, queues = self._replica.log, self._replica.queues
-        began = self._now()
-        decision = await self._run(
+        decision, seconds = await self._run(
             self._past_helper,
             partial(
+                _timed,
                 decide,
                 self._segments(),
                 Queues(dict(queues.limits), dict(queues.begins)),
@@ -143,14 +157,14 @@ class QueueRetention:
                 end=log.end,
                 at_most=min(log.confirmed, log.state_from),
                 now_us=self._now_us(),
-                limits=self._limits,
+                limits=limits,
                 copied=dict(self._copied),
                 copy_share=self._copy_share,
             ),
         )
-        self._not_before = self._now() + PAUSE * (self._now() - began)
+        self._not_before = self._now() + PAUSE * seconds
         self._check_running()
-        self._raise_begins(decision.queue_begins)
+        await self._raise_begins(decision.queue_begins)
         if decision.begin is not None:
             self._publisher.append_control(encode_change(BeginMoved(log_offset=decision.begin)))
             self._asked = decision.begin
@@ -188,27 +202,23 @@ class QueueRetention:
                 found.append(self._parts[info.start])
         return found
 
-    def _raise_begins(self, begins: Mapping[int, int]) -> None:
+    async def _raise_begins(self, begins: Mapping[int, int]) -> None:
         items = iter(begins.items())
         while some := dict(islice(items, BEGINS_PER_CHANGE)):
             self._publisher.append_control(encode_change(QueueBeginsMoved(begins=some)))
+            await self._let_others()
 
     # --- copies ---
 
     async def _copy(self, segment: SegmentLife) -> bool:
         """Append what is alive of a segment once more; whether all of it is confirmed elsewhere now."""
-        if self._publisher.data_refused or self._replica.confirmed < self._copied_to:
+        if self._replica.confirmed < self._copied_to:
             return False
-        queues = self._replica.queues
-        runs = LiveRuns(
-            segment.start,
-            log_begin=self._replica.begin,
-            begins=dict(queues.begins),
-            own=frozenset(queues.limits),
-            expired=segment.expired,
-        )
+        runs = self._walk_over(segment)
         total = 0
-        while self._may_copy():
+        while not self._publisher.data_refused and self._may_copy():
+            # A piece that fails is met again.
+            self._walk = None
             piece = await self._ask(lambda past: runs.next_piece(past, PIECE_BYTES))
             self._check_running()
             if not piece:
@@ -217,7 +227,20 @@ class QueueRetention:
                     logger.info("live_batches_copied log=%s segment=%s bytes=%s", self._name, segment.start, total)
                 return True
             total += await self._copy_piece([each for each in piece if not self._is_copied(each)])
+            self._walk = runs
         return False
+
+    def _walk_over(self, segment: SegmentLife) -> LiveRuns:
+        """From where the last round stopped, for its pieces are confirmed; from the segment's start when a queue's
+        limits came or went since. What died since is copied for nothing, once."""
+        queues = self._replica.queues
+        own = frozenset(queues.limits)
+        walk = self._walk
+        if walk is not None and (walk.start, walk.own, walk.expired) == (segment.start, own, segment.expired):
+            return walk
+        return LiveRuns(
+            segment.start, log_begin=self._replica.begin, begins=dict(queues.begins), own=own, expired=segment.expired
+        )
 
     def _may_copy(self) -> bool:
         now = self._now()
@@ -236,29 +259,34 @@ class QueueRetention:
             return 0
         replica = self._replica
         in_order = sorted(live.run for live in piece)
-        jobs = [replica.read_cold(run.log_offset, run.length, until=run.log_offset + run.length) for run in in_order]
+        jobs: list[ColdRead] = []
+        for some in _few(in_order):
+            jobs += [replica.read_cold(run.log_offset, run.length, until=run.log_offset + run.length) for run in some]
+            await self._let_others()
         batches = await self._run(self._read_helper, lambda: [job.run() for job in jobs])
         self._check_running()
-        self._say_begins({live.queue_id for live in piece} - replica.queues.begins.keys())
-        self._append(batches)
+        await self._say_begins({live.queue_id for live in piece} - replica.queues.begins.keys())
+        for few in _few(batches):
+            self._append(few)
+            await self._let_others()
         await self._confirmed()
         return sum(map(len, batches))
 
-    def _say_begins(self, queue_ids: Set[int]) -> None:
+    async def _say_begins(self, queue_ids: Set[int]) -> None:
         """Before the first copies of these queues. Not where the log begins now, but where it will by what is decided:
         other nodes may have let go already what is below."""
         firsts = first_queue_offsets(self._segments(), queue_ids) if queue_ids else {}
         index = self._replica.index
-        self._raise_begins({queue_id: max(base, index.begin(queue_id)) for queue_id, base in firsts.items()})
+        await self._raise_begins({queue_id: max(base, index.begin(queue_id)) for queue_id, base in firsts.items()})
 
-    def _append(self, batches: Sequence[bytes]) -> None:
+    def _append(self, batches: Sequence[memoryview]) -> None:
         """Raises MirrorlogError; some may be there then, and are met again."""
         assert self._publisher.log is not None
         mastership = self._publisher.log.mastership
         mastership.check_writable()
         try:
             for batch in batches:
-                self._replica.append_copied(memoryview(batch))
+                self._replica.append_copied(batch)
                 self._allowed_bytes -= read_header(batch).length
         finally:
             self._copied_to = self._replica.end
@@ -284,6 +312,11 @@ class QueueRetention:
 
     # --- helpers ---
 
+    async def _let_others(self) -> None:
+        """Have the loop do what waits for it, in the middle of a piece."""
+        await asyncio.sleep(0)
+        self._check_running()
+
     def _check_running(self) -> None:
         if self._publisher.stopping or not self._replica.usable:
             raise LogUnavailable("the node is stopping")
@@ -300,6 +333,17 @@ class QueueRetention:
 
     async def _run(self, helper: Executor, job: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(helper, job)
+
+
+def _few(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """All of them, as many at a time as the loop takes in one step."""
+    return (items[first : first + AT_ONCE] for first in range(0, len(items), AT_ONCE))
+
+
+def _timed(job: Callable[..., _T], *args: Any, **options: Any) -> tuple[_T, float]:
+    """What a job gives, and how many seconds it took without its wait for the helper."""
+    began = time.perf_counter()
+    return job(*args, **options), time.perf_counter() - began
 
 
 def _parts_of(past: Past, start: int, last_append_time_us: int) -> SegmentParts:

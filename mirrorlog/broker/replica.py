@@ -108,8 +108,9 @@ class Replica:
         self._confirm_derived(self._log.confirmed)
         self.log = self._log
         if self.index.partial and self.past is not None:
-            for queue_id in self.queues.begins:
-                self.index.set_leap(queue_id, self.past.index.last_leap(queue_id))
+            # Of queues whose begin is not logged yet, too: it may come, and be below what is missing here.
+            for queue_id, leap in self.past.index.last_leaps().items():
+                self.index.set_leap(queue_id, leap)
         if self.log.begin > self.log.first_segment:
             # The begin is within a segment (a mirror's files may end elsewhere than its master's).
             self.begin_moved(self.log.begin, self.begins_behind(self.log.begin))

@@ -36,7 +36,7 @@ class Retention:
         self._disk_low = False
 
     def disk_is_low(self) -> None:
-        """The next check frees the oldest segment too.
+        """The next check that can decide frees the oldest segment too.
 
         One per measurement: it takes a moment until what goes is seen on the disk, and more would go for nothing.
         """
@@ -47,10 +47,11 @@ class Retention:
         log = self._replica.log
         segments, known = log.segments(), max(log.begin, self._asked)
         limits = self._limits
-        if self._disk_low:
+        queues_due = self._queues.due
+        if self._disk_low and (self._queues.ready or not queues_due):
             limits = limits.without_oldest(segments, begin=known, end=log.end)
             self._disk_low = False
-        if self._queues.due:
+        if queues_due:
             self._queues.wake(limits)
             return
         begin = next_begin(

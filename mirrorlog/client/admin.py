@@ -80,11 +80,11 @@ class Admin:
     async def find_offset(self, queue: str, time: datetime | int) -> int:
         """The first confirmed queue offset whose batch was appended at or after `time` (datetime or µs UTC)."""
         message = FindOffset(queue=queue, append_time_us=as_timestamp_us(time) or 0)
-        return (await self._ask_holder(queue, message, FoundOffset)).queue_offset
+        return (await self.ask_holder(queue, message, FoundOffset)).queue_offset
 
     async def position(self, queue: str, group: str) -> Position | None:
         """Where a group stands; None when it has never committed."""
-        return (await self._ask_holder(queue, FetchPosition(queue=queue, group=group), FoundPosition)).position
+        return (await self.ask_holder(queue, FetchPosition(queue=queue, group=group), FoundPosition)).position
 
     async def commit_position(self, queue: str, group: str, position: Position) -> None:
         """Store where a group stands; returns when it is confirmed by all copies. Raises Refused or OutcomeUnknown."""
@@ -92,18 +92,22 @@ class Admin:
         message = CommitPosition(queue=queue, group=group, position=position)
         await connection.request(message, Done, timeout_ms=self._client.request_timeout_ms)
 
-    async def _ask_holder(self, queue: str, message: Message, expect: type[_M]) -> _M:
-        """Of the queue's master, or of a mirror while that does not answer: it knows what is confirmed, a bit later."""
+    async def ask_holder(self, queue: str, message: Message, expect: type[_M], *, but: str | None = None) -> _M:
+        """Of the queue's master, or of a mirror while that cannot answer: it knows what is confirmed, a bit later.
+
+        `but`: a node that is not asked. Raises ConnectionLost when there is no other, or why the first cannot answer.
+        """
         info = await self._client.queue_info(queue)
         failure: MirrorlogError | None = None
         for node_id in (info.master, *info.mirrors):
+            if node_id == but:
+                continue
             try:
                 connection = await self._client.connection_to(await self._client.node_address(node_id))
                 return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
-            except (ConnectionLost, RequestTimeout) as error:
+            except (ConnectionLost, RequestTimeout, LogUnavailable, NodeStopping) as error:
                 failure = failure or error
-        assert failure is not None
-        raise failure
+        raise failure or ConnectionLost(f"no node but {but} holds queue {queue!r}")
 
 
 def _master_of(error: NotMaster) -> str:

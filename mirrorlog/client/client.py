@@ -17,6 +17,7 @@ from weakref import WeakSet
 from mirrorlog.client.admin import Admin
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.consumer import Consumer
+from mirrorlog.client.joining import JoinPool
 from mirrorlog.client.options import (
     check_timeout,
     parse_compression,
@@ -59,6 +60,7 @@ class Client:
         self._nodes: dict[str, NodeInfo] = {}
         self._producers: WeakSet[Producer] = WeakSet()
         self._consumers: WeakSet[Consumer] = WeakSet()
+        self._pool = JoinPool()
         self._closed = False
 
     # --- life ---
@@ -170,6 +172,7 @@ class Client:
             delivery_timeout_ms=delivery_timeout_ms,
             idempotent=idempotent,
             codec=parse_compression(compression),
+            pool=self._pool,
         )
         self._producers.add(producer)
         return producer
@@ -220,7 +223,14 @@ class Client:
         if task is None:
             task = asyncio.ensure_future(self._open(address))
             self._opening[address] = task
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            here = asyncio.current_task()
+            if not task.cancelled() or (here is not None and here.cancelling()):
+                raise
+            # It is the opening that was cancelled, by `close`, not who waits for it.
+            raise ConnectionLost("the client is closed") from None
 
     async def any_connection(self) -> Connection:
         """A connection to some node. Raises ConnectionLost naming what each said."""
@@ -292,6 +302,7 @@ class Client:
         for task in opening:
             task.cancel()
         await asyncio.gather(*opening, return_exceptions=True)
+        self._opening.clear()  # one that was ended before it ran could not do so itself
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -305,7 +316,7 @@ class Client:
             self._connections[address] = connection
             return connection
         finally:
-            del self._opening[address]
+            self._opening.pop(address, None)
 
 
 def _no_answer(failures: list[MirrorlogError]) -> MirrorlogError:

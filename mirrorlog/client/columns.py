@@ -98,8 +98,8 @@ class BinaryEntries:
         offsets = self.offsets[start : end + 1]
         first_byte, end_byte = int(offsets[0]), int(offsets[-1])
         data = self.data.pieces(start, end, first_byte, end_byte)
-        # In one step: a batch is far below 2 GiB.
-        within = np.subtract(offsets, first_byte, dtype=_INT32, casting="unsafe")
+        # A batch is far below 2 GiB; what lies before it may be more.
+        within = (offsets - first_byte).astype(_INT32)
         return BinarySlice(within, data, _absences(self.present, start, end))
 
 

@@ -23,6 +23,8 @@ from mirrorlog.commitlog.body import Join, Part
 _REMEMBERED_BYTES_MAX: Final = 16 * 1024 * 1024
 # Smaller ones come from the allocator without new pages.
 _POOLED_BYTES_MIN: Final = 64 * 1024
+# Batches that are nearly as large share memory; powers of two would double one of 256 KiB and its header.
+_STEP_BYTES: Final = 64 * 1024
 
 
 class JoinPool:
@@ -49,7 +51,7 @@ class JoinPool:
                 self._files.append((file, capacity))
                 return file
             self._remembered_bytes -= capacity
-        capacity = 1 << (size - 1).bit_length()
+        capacity = -(-size // _STEP_BYTES) * _STEP_BYTES
         if self._remembered_bytes + capacity > self._remembered_bytes_max:
             return None
         file = BytesIO(bytes(capacity))

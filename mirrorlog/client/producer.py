@@ -80,7 +80,9 @@ class Producer:
         delivery_timeout_ms: int,
         idempotent: bool,
         codec: Codec = Codec.NONE,
+        pool: JoinPool | None = None,
     ) -> None:
+        """`pool`: where the bytes of bulk batches stand, by default one of its own."""
         check_numbers(
             batch_bytes=batch_bytes,
             linger_ms=linger_ms,
@@ -92,7 +94,7 @@ class Producer:
         self.stats = ProducerStats()
         self.producer_id = (secrets.randbits(63) or 1) if idempotent else NO_PRODUCER
         self._codec = codec
-        self._pool = JoinPool()
+        self._pool = JoinPool() if pool is None else pool
         self._failed: deque[PendingBatch] = deque(maxlen=_UNHEARD_MAX)
         self._closed = False
         self._sender = Sender(

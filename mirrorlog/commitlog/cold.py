@@ -36,17 +36,18 @@ class ColdRead:
         self.end = end
         self.known_border = known_border
 
-    def run(self) -> bytes:
-        """The bytes. Every header is checked; bodies carry the producer's checksum to whoever reads them.
+    def run(self) -> memoryview:
+        """The bytes, in memory of their own. Every header is checked; bodies carry the producer's checksum to whoever
+        reads them.
 
         Raises DiskFailed for an unreadable disk, LogCorrupt for a bad header, OffsetOutOfRange when the file was
         removed meanwhile.
         """
         if self.end == self.log_offset and self.known_border:
-            return b""
+            return memoryview(b"")
         try:
             with closing(self._files.open(self._path)) as file:
-                return bytes(self._read(file))
+                return self._read(file)
         except FileNotFoundError:
             raise OffsetOutOfRange(f"log offset {self.log_offset} was removed while it was read") from None
         except OSError as error:

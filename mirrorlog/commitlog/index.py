@@ -217,7 +217,7 @@ class QueueIndex:
         queue.logged_begin = max(queue.logged_begin, queue_offset)
 
     def set_leap(self, queue_id: int, queue_offset: int) -> None:
-        """In the past the queue went on there, above what was expected; 0 for a queue that did not."""
+        """From there on the past has the queue without a gap; what is below may be missing, or be copies."""
         queue = self._queues.get(queue_id)
         if queue is not None:
             queue.leap = max(queue.leap, queue_offset)

@@ -15,6 +15,7 @@ from mirrorlog.commitlog.index import Run
 from mirrorlog.commitlog.past import Past, Place
 from mirrorlog.commitlog.retention import PART, SegmentParts
 from mirrorlog.commitlog.table import SegmentTable
+from mirrorlog.errors import IndexDoubtful
 
 _RUNS_MAX: Final = 1024
 _READ_BYTES: Final = 256 * 1024
@@ -54,8 +55,8 @@ class LiveRuns:
         self.start = start
         self._log_begin = log_begin
         self._begins = begins
-        self._own = own
-        self._expired = expired
+        self.own = own
+        self.expired = expired
         # Where the next piece begins: queue id, queue offset.
         self._at = (0, 0)
 
@@ -83,20 +84,23 @@ class LiveRuns:
             *(rows[name].tolist() for name in ("queue_id", "base", "next")), strict=True
         ):
             begin = max(base, self._begins.get(queue_id, 0))
-            if (queue_id, following) > self._at and begin < following and (queue_id in self._own or not self._expired):
+            if (queue_id, following) > self._at and begin < following and (queue_id in self.own or not self.expired):
                 yield queue_id, max(begin, self._at[1]) if queue_id == self._at[0] else begin, following
 
     def _runs(self, past: Past, table: SegmentTable, queue_id: int, at: int, following: int) -> Iterator[Run]:
         while at < following:
             place = past.index.segment_of(queue_id, at)
-            if place is None or place.base >= following:
-                return
+            if place is None or place.base > at:
+                # What stands nowhere must not pass for what stands in a later place.
+                raise IndexDoubtful(f"queue {queue_id}: the index has no place of {at}, segment {self.start} has")
             if place.segment == self.start:
                 yield from self._runs_in(table, queue_id, at, place)
             at = place.next
 
     def _runs_in(self, table: SegmentTable, queue_id: int, at: int, place: Place) -> Iterator[Run]:
-        at = max(at, place.base)
-        while at < place.next and (runs := table.entries(queue_id, at, _READ_BYTES, until=place.next)):
+        while at < place.next:
+            runs = table.entries(queue_id, at, _READ_BYTES, until=place.next)
+            if not runs or runs[0].base_queue_offset > at:
+                raise IndexDoubtful(f"queue {queue_id}: the table of segment {self.start} does not hold {at}")
             yield from (run for run in runs if run.log_offset >= self._log_begin)
             at = runs[-1].next_queue_offset

@@ -383,7 +383,7 @@ class CommitLog:
 
     def read_batch_at(self, log_offset: int) -> tuple[BatchHeader, bytes]:
         """One batch, by pread; blocking. For tests and tools."""
-        batch = self.read_cold(log_offset, 0, until=self.end).run()
+        batch = bytes(self.read_cold(log_offset, 0, until=self.end).run())
         return read_header(batch), batch
 
     def scan(self, from_offset: int, on_batch: OnBatch, *, until: int | None = None) -> None:

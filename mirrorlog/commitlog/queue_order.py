@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 
+import numpy as np
+
 
 class QueueOrder:
     """The batches of one queue in memory, in queue order: base queue offsets and row numbers. Those at or above
@@ -61,23 +63,22 @@ class QueueOrder:
     def trim(self, floor: int) -> None:
         """Forget the batches with numbers below `floor`."""
         self.floor = floor
-        if not self.mixed:
-            gone = bisect_left(self.numbers, floor)
-            if gone:
-                del self.bases[:gone], self.numbers[:gone]
-                self.hot_begin = self.confirmed_from(0)
-            return
-        held = [index for index, number in enumerate(self.numbers) if number >= floor]
-        if len(held) < len(self.numbers):
-            self._keep(held)
+        if self.mixed:
+            self._trim_mixed(floor)
+        elif gone := bisect_left(self.numbers, floor):
+            del self.bases[:gone], self.numbers[:gone]
+            self.hot_begin = max(self.hot_begin, self.confirmed_from(0))
 
-    def _keep(self, held: list[int]) -> None:
-        """Keep the batches at these places; from behind the last one that goes, the memory is complete."""
-        complete = len(self.numbers)
-        for index in reversed(held):
-            if index != complete - 1:
-                break
-            complete = index
-        self.hot_begin = max(self.hot_begin, self.confirmed_from(complete))
-        self.bases = array("Q", [self.bases[index] for index in held])
-        self.numbers = array("Q", [self.numbers[index] for index in held])
+    def _trim_mixed(self, floor: int) -> None:
+        """From behind the last batch that goes, the memory is complete."""
+        numbers = np.frombuffer(self.numbers, np.uint64)
+        stays = numbers >= floor
+        gone = np.flatnonzero(~stays)
+        if not len(gone):
+            return
+        self.hot_begin = max(self.hot_begin, self.confirmed_from(int(gone[-1]) + 1))
+        numbers = numbers[stays]
+        self.bases = array("Q", np.frombuffer(self.bases, np.uint64)[stays].tobytes())
+        self.numbers = array("Q", numbers.tobytes())
+        # Once the copies are behind it, the queue is as any other.
+        self.mixed = bool((numbers[1:] < numbers[:-1]).any())

@@ -232,7 +232,7 @@ class HAConnection:
         """A confirm waits until the mirror has everything below on its disk; told with the next `pump`."""
         self.write_half.flush_wanted = max(self.write_half.flush_wanted, log_offset)
 
-    def cold_read(self, run: bytes, now: float) -> list[Action]:
+    def cold_read(self, run: bytes | memoryview, now: float) -> list[Action]:
         """The run that a ReadCold brought."""
         self.write_half.reading_cold = False
         if self.state is not LinkState.TRANSFER:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
 from mirrorlog.commitlog.format import Flag, read_header
 from mirrorlog.errors import BadBatch, BatchTooLarge, LogUnavailable
-from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, encode_change
+from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, QueueDeclared, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
-from tests.ha.replicas import flush, log_id_of, open_master, open_replica, settings_of
+from tests.ha.replicas import KIB, flush, log_id_of, open_master, open_replica, settings_of
 
 QUEUE_ID = 1
 NODES = ("n1", "n2")
@@ -193,6 +196,91 @@ def test_a_mirror_that_begins_above_the_decision_shows_what_it_has(tmp_path: Pat
     feed()
     assert not mirror.index.partial
     assert values_of(mirror) == (0, story.values)
+
+
+@pytest.mark.parametrize("begin_is_logged", [False, True])
+def test_a_mirror_that_restarts_with_a_sealed_segment_shows_no_gap(tmp_path: Path, begin_is_logged: bool) -> None:
+    """Goal: a restart does not forget that records are missing. A mirror begins at the last segment, has a queue's two
+    newest batches in it, seals it, and meets copies of the three oldest; the queue's begin is known to it before, or
+    only after its restart. It begins at the newest, before the restart and behind it."""
+    places = [
+        settings.model_copy(update={"log": settings.log.model_copy(update={"kept_mapped_bytes": 0})})
+        for settings in (SETTINGS, settings_of("n2", NODES))
+    ]
+    master = open_master(tmp_path / "master", places[0])
+    for queue_id in (QUEUE_ID, QUEUE_ID + 1):
+        master.append_change(encode_change(QueueDeclared(name=f"q{queue_id}", queue_id=queue_id)), 1)
+
+    oldest = [publish(master, QUEUE_ID, 1000) for _ in range(10)]
+    if begin_is_logged:
+        master.append_change(encode_change(QueueBeginsMoved(begins={QUEUE_ID: 0})), 1)
+    fill_segment(master)
+    begin = master.log.last_start
+    publish(master, QUEUE_ID, 1000)
+    publish(master, QUEUE_ID, 1000)
+    fill_segment(master)
+    mirror = Replica(places[1].cluster.logs[0], log_id_of(places[1]), places[1])
+    mirror.open(tmp_path / "mirror", begin=begin, epochs=master.epochs.entries)
+    if begin_is_logged:
+        copy(master, oldest[:3])
+    feed(mirror, master)
+    flush(mirror)
+    flush(mirror)
+    with ThreadPoolExecutor(1) as helper:
+        asyncio.run(seal(mirror, helper))
+    assert mirror.past is not None
+    assert list(mirror.past.tables.heads) == [begin]
+    assert (mirror.index.partial, mirror.index.begin(QUEUE_ID)) == (True, 10)
+    flush(mirror)
+    mirror.close()
+    mirror = open_replica(tmp_path / "mirror", places[1])
+    if not begin_is_logged:
+        master.append_change(encode_change(QueueBeginsMoved(begins={QUEUE_ID: 0})), 1)
+        copy(master, oldest[:3])
+        feed(mirror, master)
+    assert mirror.queues.begins == {QUEUE_ID: 0}
+    assert (mirror.index.partial, mirror.index.begin(QUEUE_ID), mirror.index.next_confirmed(QUEUE_ID)) == (True, 10, 12)
+
+
+def publish(replica: Replica, queue_id: int, size: int) -> int:
+    """One record; its log offset."""
+    batch = memoryview(encode_batch([Record(b"x" * size)], queue_id=queue_id))
+    return replica.append(batch, read_header(batch), 1).log_offset
+
+
+def fill_segment(replica: Replica) -> None:
+    """With a queue that is not looked at, and a checkpoint in the next one."""
+    start = replica.log.active_start
+    while replica.log.active_start == start:
+        publish(replica, QUEUE_ID + 1, 30 * KIB)
+    writer = CheckpointWriter(replica.queues, replica.producers, replica.index.next_appended)
+    while (batch := writer.next_batch(replica.end)) is not None:
+        replica.append_change(batch, 1)
+    replica.set_confirmed(replica.end)
+
+
+def feed(mirror: Replica, master: Replica) -> None:
+    """What the mirror has not yet, batch by batch."""
+    found: list[tuple[int, bytes]] = []
+    master.log.scan(mirror.begin, lambda header, batch: found.append((header.log_offset, bytes(batch))))
+    for log_offset, batch in found:
+        if log_offset >= mirror.end:
+            mirror.append_run(memoryview(batch), log_offset=log_offset)
+            mirror.set_confirmed(mirror.end)
+
+
+def copy(replica: Replica, places: Sequence[int]) -> None:
+    for place in places:
+        replica.append_copied(memoryview(replica.log.read_batch_at(place)[1]))
+    replica.set_confirmed(replica.end)
+
+
+async def seal(replica: Replica, helper: ThreadPoolExecutor) -> None:
+    """Every segment that can be sealed."""
+    past = PastKeeper(replica, helper=helper, failed=lambda error: None)
+    past.wake()
+    if past._task is not None:
+        await past._task
 
 
 def test_a_bad_batch_is_not_copied(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,8 +14,11 @@ import pytest
 from mirrorlog.broker.fetch import COLD_READS_MAX, Fetcher
 from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.format import read_header
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.queues.changes import QueueDeclared, encode_change
+from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, QueueDeclared, encode_change
+from mirrorlog.queues.checkpoint import CheckpointWriter
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import BATCHES, FRAME_HEADER_SIZE, Fetch, FrameType
 from mirrorlog.wire.messages import Failure, as_error, decode
@@ -141,3 +144,67 @@ async def test_waiting_for_the_disk_has_a_limit(replica: Replica) -> None:
         helper.do_one()
         await settled()
     assert list(reader.answers) == list(range(1, WAITING_MAX + 1))
+
+
+def publish(replica: Replica, queue_id: int, size: int) -> int:
+    """One batch of one record; its log offset."""
+    batch = memoryview(encode_batch([Record(b"x" * size)], queue_id=queue_id))
+    return replica.append(batch, read_header(batch), 1).log_offset
+
+
+async def test_what_moved_while_a_reader_waited_for_its_turn_is_not_passed_over(tmp_path: Path) -> None:
+    """Goal: records that are copied, and whose segment goes, between the question and its turn are in the answer. Keep
+    both turns of a connection busy, ask once more for a sealed queue, copy it and free its segment, and go on: no
+    answer begins behind a hole."""
+    settings = settings_of("n0", ["n0"])
+    log = settings.log.model_copy(update={"kept_mapped_bytes": 0})
+    replica = open_master(tmp_path, settings.model_copy(update={"log": log}))
+    for queue_id in (1, 2):
+        replica.append_change(encode_change(QueueDeclared(name=f"q{queue_id}", queue_id=queue_id)), 1)
+    places = [publish(replica, 1, KIB) for _ in range(10)]
+    while replica.log.active_start == 0:
+        publish(replica, 2, 30 * KIB)
+    first_end = replica.log.active_start
+    writer = CheckpointWriter(replica.queues, replica.producers, replica.index.next_appended)
+    while (batch := writer.next_batch(replica.end)) is not None:
+        replica.append_change(batch, 1)
+    publish(replica, 1, KIB)
+    replica.set_confirmed(replica.end)
+    flush(replica)
+    flush(replica)
+    cold, reader = Steps(), Reader()
+    with ThreadPoolExecutor(1) as past_helper:
+        past = PastKeeper(replica, helper=past_helper, failed=lambda error: None)
+
+        async def seal_and_free() -> None:
+            past.wake()
+            assert past._task is not None
+            await past._task
+
+        async def until(condition: Callable[[], bool], *, read: bool = False) -> None:
+            async with asyncio.timeout(10):
+                while not condition():
+                    if read and cold.jobs:
+                        cold.do_one()
+                    await asyncio.sleep(0)
+
+        await seal_and_free()
+        fetcher = Fetcher(
+            replica, limits=settings.limits, settings=settings.log, past=past, helper=cold, now=time.monotonic
+        )
+        fetch = Fetch(queue_id=1, epoch=0, queue_offset=0, max_bytes=1 << 20, wait_ms=0)
+        for number in range(COLD_READS_MAX + 1):
+            fetcher.fetch(fetch, cast(Endpoint, reader), number)
+        await until(lambda: len(cold.jobs) == COLD_READS_MAX)
+        replica.append_change(encode_change(QueueBeginsMoved(begins={1: 0})), 1)
+        for place in places:
+            replica.append_copied(memoryview(replica.log.read_batch_at(place)[1]))
+        replica.set_confirmed(replica.end)
+        replica.append_change(encode_change(BeginMoved(log_offset=first_end)), 1)
+        replica.set_confirmed(replica.end)
+        await seal_and_free()
+        assert replica.begin == first_end
+        await until(lambda: len(reader.answers) + len(reader.errors) == COLD_READS_MAX + 1, read=True)
+    assert not reader.errors
+    # Two had found out before that the first ten stand in the past; the third finds all of them in memory.
+    assert reader.answers == {0: 10, 1: 10, COLD_READS_MAX: 11}

@@ -17,12 +17,15 @@ import pytest
 import uvloop
 from typer.testing import CliRunner
 
+from mirrorlog.broker import queue_retention
 from mirrorlog.broker.node import Node
 from mirrorlog.broker.replica import Replica
 from mirrorlog.client import Client
 from mirrorlog.commitlog.body import parse_batch_body
 from mirrorlog.commitlog.format import Kind
 from mirrorlog.commitlog.index import Run
+from mirrorlog.commitlog.live import LiveRun, LiveRuns
+from mirrorlog.commitlog.past import Past
 from mirrorlog.commitlog.retention import RetentionLimits
 from mirrorlog.config import HaSettings, LimitSettings, LogAssignment, LogSettings, Settings
 from mirrorlog.errors import OffsetOutOfRange, Overloaded
@@ -370,6 +373,106 @@ def test_nothing_is_freed_before_its_copies_are_confirmed(tmp_path: Path) -> Non
                     held_up.set()
                     maintenance._flush_helper = flush_helper
                 await shrunk(traffic, nodes, 3)
+            await traffic.assert_readable("kept")
+
+    uvloop.run(check())
+
+
+def test_a_low_disk_is_not_forgotten_while_a_decision_waits(tmp_path: Path) -> None:
+    """Goal: a disk that was low once frees a segment, however busy the helper is. Hold the helper up with a round's
+    decision behind it, say that the disk is low, have many checks look, let an hour pass, and let the helper go on: the
+    begin moves with the next checks, by one segment."""
+    settings = cluster_of(tmp_path, 1)
+    traffic = Traffic(settings[0], {"kept": LONG, "plain": {}}, seed=9)
+
+    async def check() -> None:
+        held_up = threading.Event()
+        async with running_all(settings) as nodes:
+            replica, retention = replica_of(nodes[0]), nodes[0]._retentions[0]
+            queues, loop, later = retention._queues, asyncio.get_running_loop(), 0.0
+            queues._now = lambda: loop.time() + later
+            await traffic.publish(4 * KIB, {"kept": 1})
+            await traffic.publish(800 * KIB, {"plain": 1})
+            await until(lambda: len(replica.past.tables.heads) >= 2 and replica.log.state_from > SEGMENT_BYTES)
+            assert replica.begin_ahead == 0
+            first_end = replica.log.segments()[0].end
+            await until(lambda: queues.ready)
+            nodes[0]._index_helper.submit(held_up.wait, 30)
+            try:
+                retention.check()
+                assert not queues.ready
+                retention.disk_is_low()
+                for _ in range(20):
+                    retention.check()
+                    await asyncio.sleep(0)
+                later = 3600.0
+            finally:
+                held_up.set()
+            await until(lambda: retention.check() or replica.begin_ahead > 0)
+            assert replica.begin_ahead == first_end
+            await traffic.assert_readable("kept")
+
+    uvloop.run(check())
+
+
+def test_a_disk_that_fills_stops_the_copies_within_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: copies do not fill a disk that takes no data, nor hold the loop up, and go on where they stopped. Copy a
+    segment in pieces of some batches, and two in a step of the loop; refuse data at the first copy: the piece is the
+    last one; take data again: all is copied, and each batch was looked up once."""
+    monkeypatch.setattr(queue_retention, "AT_ONCE", 2)
+    monkeypatch.setattr(queue_retention, "PIECE_BYTES", 32 * KIB)
+    looked_up: list[int] = []
+    next_piece = LiveRuns.next_piece
+
+    def noted(runs: LiveRuns, past: Past, max_bytes: int) -> list[LiveRun]:
+        piece = next_piece(runs, past, max_bytes)
+        looked_up.extend(live.run.log_offset for live in piece)
+        return piece
+
+    monkeypatch.setattr(LiveRuns, "next_piece", noted)
+    settings = cluster_of(tmp_path, 1, retention_copy_percent=0)
+    traffic = Traffic(settings[0], {"kept": LONG, "busy": SHORT}, seed=10)
+    steps: list[int] = [0]
+
+    async def count_steps() -> None:
+        while True:
+            steps.append(0)
+            await asyncio.sleep(0)
+
+    async def check() -> None:
+        async with running_all(settings) as nodes:
+            replica, publisher = replica_of(nodes[0]), nodes[0]._publishers[0]
+            queues = nodes[0]._retentions[0]._queues
+
+            def resting() -> bool:
+                return queues._task.done()
+
+            def stored() -> None:
+                if replica.log.read_batch_at(replica.log._chain.active.borders[-1])[0].flags:
+                    steps[-1] += 1
+                    if sum(steps) == 1:
+                        publisher.data_refused = "the disk is full"
+
+            await traffic.publish(80 * KIB, {"kept": 1})
+            await traffic.publish(1200 * KIB, {"busy": 1})
+            await until(lambda: len(replica.past.tables.heads) >= 4 and replica.log.state_from > 4 * SEGMENT_BYTES)
+            replica.on_stored.append(stored)
+            counting = asyncio.ensure_future(count_steps())
+            queues._copy_share = 0.125
+            await until(lambda: queues.wake(RetentionLimits()) or sum(steps) > 0)
+            await until(resting)
+            copied = sum(steps)
+            for _ in range(20):
+                queues._not_before = 0
+                queues.wake(RetentionLimits())
+                await until(resting)
+            assert sum(steps) == copied == len(looked_up)
+            publisher.data_refused = ""
+            await shrunk(traffic, nodes, 3)
+            counting.cancel()
+            assert sum(steps) > copied > 2
+            assert max(steps) <= 2
+            assert len(looked_up) == len(set(looked_up))
             await traffic.assert_readable("kept")
 
     uvloop.run(check())

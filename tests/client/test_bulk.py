@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES
 from mirrorlog.client.bulk import Bulk
+from mirrorlog.client.columns import BinaryEntries, Chunks
 from mirrorlog.commitlog.body import check_uncompressed, draft_columns, parse_batch_body
 from mirrorlog.commitlog.format import read_header
 from mirrorlog.errors import BadInput, RecordTooLarge
@@ -281,6 +282,17 @@ sys.modules["pyarrow"] = None
 import numpy as np
 import mirrorlog.client
 from mirrorlog.client.bulk import Bulk
+from mirrorlog.client.columns import BinaryEntries, Chunks
 Bulk.of([b"x"], np.array([b"k"]), {"h": b""}, np.array([5])).draft(0, 1)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, cwd=Path(__file__).parents[2])
+
+
+def test_offsets_beyond_two_gib_are_cut_to_their_batch() -> None:
+    """One `send_many` may be larger than what a batch's offsets can say; by offsets with no data behind them."""
+    offsets = np.array([0, 3_000_000_000, 3_000_000_100, 5_000_000_000, 5_000_000_050], dtype=np.int64)
+    entries = BinaryEntries(offsets, Chunks([]))
+    for start, size in ((1, 100), (3, 50)):
+        found = entries.cut(start, start + 1).offsets
+        assert found.dtype == np.int32
+        assert found.tolist() == [0, size]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.config import CLIENT_PORT
 from mirrorlog.errors import BadRequest, ConnectionLost
+from mirrorlog.testing.ports import HOST
 
 
 @pytest.mark.parametrize("server", [["a:1"], "a:1,b:2", "no port", "a..b:1"])
@@ -51,3 +53,44 @@ async def test_a_producer_that_was_not_started_says_so() -> None:
     with pytest.raises(ConnectionLost, match="not started"):
         await producer.send(b"v")
     await producer.close()
+
+
+@pytest.mark.parametrize("greeted", [False, True])
+async def test_closing_ends_an_opening_for_who_waits_for_it(greeted: bool) -> None:
+    """He is told that the client is closed, as if he had come later, and the client can be connected anew; by a node
+    that never answers, closed before and after it has been reached."""
+    reached = asyncio.Event()
+
+    async def stand_still(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(stand_still, HOST, 0) as server:
+        address = f"{HOST}:{server.sockets[0].getsockname()[1]}"
+        client = Client(address, connect_timeout_ms=20_000)
+        opening = [asyncio.ensure_future(client.connection_to(address)) for _ in range(2)]
+        await asyncio.wait_for(reached.wait(), 10) if greeted else await asyncio.sleep(0)
+        await client.close()
+        for each in opening:
+            with pytest.raises(ConnectionLost, match="client is closed"):
+                await asyncio.wait_for(each, 10)
+        client._connect_timeout_ms = 100
+        with pytest.raises(ConnectionLost, match="no answer"):
+            await client.connect()
+        await client.close()
+
+
+async def test_who_is_cancelled_while_a_client_is_closed_stays_cancelled() -> None:
+    """Closing must not hide it; by cancelling one of two who wait for a node that never answers."""
+    async with await asyncio.start_server(lambda *_: None, HOST, 0) as server:
+        address = f"{HOST}:{server.sockets[0].getsockname()[1]}"
+        client = Client(address, connect_timeout_ms=20_000)
+        opening = [asyncio.ensure_future(client.connection_to(address)) for _ in range(2)]
+        await asyncio.sleep(0)
+        opening[0].cancel()
+        await client.close()
+        with pytest.raises(asyncio.CancelledError):
+            await opening[0]
+        with pytest.raises(ConnectionLost, match="client is closed"):
+            await asyncio.wait_for(opening[1], 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +14,7 @@ from mirrorlog.client import Client, Consumer
 from mirrorlog.errors import BadRequest, ConnectionLost, NoSuchQueue, OffsetOutOfRange
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages import Position
-from tests.process.clusters import MIB, eventually, fast_cluster, log_of
+from tests.process.clusters import MIB, eventually, fast_cluster, log_directory, log_of
 
 pytestmark = pytest.mark.process
 
@@ -372,6 +373,63 @@ async def test_a_reader_from_the_begin_starts_where_it_is_now() -> None:
                     await reader.read(1, timeout_ms=10_000)
 
 
+async def test_what_a_mirror_that_began_late_lacks_is_read_elsewhere() -> None:
+    """It is not freed for that; by a mirror that begins at the last segment, is asked first and names its own begin.
+    Whoever insists on that one is told so, and has from `earliest` what it has. What is freed indeed is passed over,
+    and no more; by a reader that has started before."""
+    settings = {
+        "log.retention_bytes": 4 * MIB,
+        "log.kept_mapped_bytes": 0,
+        "log.prepare_bytes": 0,
+        "limits.max_batch_bytes": 256 * 1024,
+        "limits.max_record_bytes": 128 * 1024,
+    }
+    with fast_cluster(3, segment_bytes=MIB, settings=settings, min_in_sync=2) as cluster:
+        cluster.wait_in_sync()
+        late, other = cluster.mirrors
+        async with Client(cluster.master.client, request_timeout_ms=2_000) as client:
+            await client.admin.declare("q")
+            async with client.producer("q") as producer:
+                await producer.send_many([bytes(1024)] * 3 * 1024)
+            cluster.wait_confirmed()
+            late.stop()
+            shutil.rmtree(late.data_dir)
+            late.start("--set", "ha.start=last-segment")
+            await asyncio.to_thread(eventually, lambda: log_of(late).begin > MIB, "it begins late")
+            end = log_of(cluster.master).confirmed
+            await asyncio.to_thread(eventually, lambda: log_of(late).confirmed >= end, "it follows")
+            starts: list[Any] = ["earliest", datetime(2020, 1, 1, tzinfo=UTC), 5]
+            for start in starts:
+                async with client.consumer("q", start=start, read_from="mirror") as consumer:
+                    (record,) = await consumer.read(1, timeout_ms=20_000)
+                    assert record.queue_offset == (5 if start == 5 else 0)
+                    assert consumer.served_by == other.id
+            for start in starts[1:]:
+                async with client.consumer("q", start=start, read_from=late.id) as consumer:
+                    with pytest.raises(OffsetOutOfRange, match=f"{late.id} at"):
+                        await consumer.read(1, timeout_ms=20_000)
+            async with client.consumer("q", start="earliest", read_from=late.id) as consumer:
+                (record,) = await consumer.read(1, timeout_ms=20_000)
+                assert record.queue_offset > 0
+
+            def begin() -> int:
+                return log_of(cluster.master).queues[0].begin
+
+            async with client.consumer("q", read_from="mirror") as consumer, client.producer("q") as producer:
+                assert consumer.position.queue_offset == 0
+                await producer.send_many([bytes(1024)] * 2 * 1024)
+                await asyncio.to_thread(eventually, begin, "the begin has moved")
+                (record,) = await consumer.read(1, timeout_ms=20_000)
+                assert 0 < record.queue_offset <= begin()
+                if begin() < log_of(late).queues[0].begin:  # else it lacks nothing any more
+                    assert consumer.served_by == other.id
+            cluster.master.kill()
+            other.kill()
+            async with client.consumer("q", start=5, read_from=late.id) as consumer:
+                with pytest.raises(OffsetOutOfRange, match=f"whether {late.id} lacks it"):
+                    await consumer.read(1, timeout_ms=20_000)
+
+
 async def test_errors_of_the_place_surface(client: Client, queue: Queue, new_name: Callable[[], str]) -> None:
     """No such queue, nothing at that offset, no group to commit for; by asking for each."""
     with pytest.raises(NoSuchQueue, match="mqtool declare"):
@@ -423,6 +481,28 @@ async def test_a_mirror_serves_readers_while_the_master_is_down() -> None:
         async with Client(*cluster.servers, request_timeout_ms=300) as client:
             with pytest.raises(ConnectionLost):
                 await client.consumer("q", start=0).start()
+
+
+async def test_a_mirror_serves_readers_while_the_masters_log_is_corrupt() -> None:
+    """The master answers then, but cannot say where a group or a time stands; by flipping a byte of its log."""
+    with fast_cluster(2, min_in_sync=1) as cluster:
+        cluster.wait_in_sync()
+        async with Client(*cluster.servers) as client:
+            await client.admin.declare("q")
+            await publish(client, "q", 3, 3)
+        cluster.wait_confirmed()
+        await asyncio.to_thread(cluster.master.stop)
+        segment = log_directory(cluster.master) / ("0" * 20)
+        content = bytearray(segment.read_bytes())
+        content[300] ^= 0xFF
+        segment.write_bytes(content)
+        await asyncio.to_thread(cluster.master.start)
+        assert log_of(cluster.master).state == "corrupt"
+        async with Client(*cluster.servers) as client:
+            starts: list[Any] = [None, datetime(2020, 1, 1, tzinfo=UTC)]
+            for start in starts:
+                async with client.consumer("q", start=start, group="g", until=6, read_from="mirror") as consumer:
+                    assert await numbers(consumer) == [0, 1, 2, 3, 4, 5]
 
 
 async def test_a_reader_goes_on_when_its_node_comes_back() -> None:

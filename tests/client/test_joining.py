@@ -8,6 +8,8 @@ from collections import deque
 import numpy as np
 import pytest
 
+from mirrorlog.client import Client
+from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES
 from mirrorlog.client.joining import JoinPool
 from mirrorlog.commitlog.body import draft_columns
 
@@ -64,6 +66,19 @@ def test_no_more_is_remembered_than_allowed() -> None:
     kept.clear()
     assert isinstance(filled(pool, 9, 200 * KIB), memoryview)
     assert pool._remembered_bytes == 256 * KIB
+
+
+def test_memory_is_taken_in_small_steps() -> None:
+    """A batch of 256 KiB and a header must not take twice of that; by a pool for one step more, and one below it."""
+    size = 256 * KIB + BATCH_OVERHEAD_BYTES
+    assert isinstance(filled(JoinPool(remembered_bytes_max=320 * KIB), 1, size), memoryview)
+    assert isinstance(filled(JoinPool(remembered_bytes_max=319 * KIB), 1, size), bytearray)
+
+
+async def test_the_producers_of_a_client_share_its_memory() -> None:
+    """Many producers must not keep the most that is allowed each; by two, before there is a connection."""
+    client = Client("127.0.0.1:1")
+    assert client.producer("a")._pool is client.producer("b")._pool
 
 
 def test_batches_keep_their_bytes_in_whatever_order_they_end() -> None:

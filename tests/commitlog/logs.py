@@ -122,7 +122,7 @@ def mapped(log: CommitLog, max_bytes: int = 1 << 30) -> bytes:
     at = log.begin
     while at < log.end:
         run = log.read(at, max_bytes, until=log.end)
-        part = bytes(run) if run is not None else log.read_cold(at, max_bytes, until=log.end).run()
+        part = bytes(run if run is not None else log.read_cold(at, max_bytes, until=log.end).run())
         parts.append(part)
         at += len(part)
     return b"".join(parts)
