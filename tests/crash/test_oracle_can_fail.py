@@ -177,5 +177,5 @@ def test_an_index_that_forgets_a_stretch_is_found(monkeypatch: pytest.MonkeyPatc
 def test_a_sealed_segment_that_reads_other_bytes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: cold reads of what has left the memory are under test. Spoil the last byte of each."""
     run = ColdRead.run
-    monkeypatch.setattr(ColdRead, "run", lambda self: run(self)[:-1] + b"?")
+    monkeypatch.setattr(ColdRead, "run", lambda self: memoryview(bytes(run(self)[:-1]) + b"?"))
     assert failing_seed(SEED, ROUNDS, bend=with_a_past) is not None
