@@ -58,7 +58,7 @@ class Mastership:
     @property
     def copies_up(self) -> int:
         """The master and its live, proven mirrors that are members of the in-sync set."""
-        return 1 + sum([link.proven and self.progress.is_member(node) for node, link in self.links.items()])
+        return 1 + sum(map(self._counts, self.links))
 
     @property
     def in_sync(self) -> frozenset[str]:

@@ -321,10 +321,6 @@ CONFIRM_DUPLICATE: Final = 1
 TRANSFER_FLUSH: Final = 1
 """A confirm waits for the mirror's disk: flush what you hold now and ack it."""
 
-# A frame's header and the fixed struct behind it, in one: the three that every publish passes through.
-_CONFIRM_FRAME = struct.Struct("<IHHQ QQIHBB")
-_TRANSFER_FRAME = struct.Struct("<IHHQ QQQII")
-_ACK_FRAME = struct.Struct("<IHHQ QQII")
 _CONFIRM_TYPE: Final = int(FrameType.CONFIRM)
 _TRANSFER_TYPE: Final = int(FrameType.TRANSFER)
 _ACK_TYPE: Final = int(FrameType.ACK)
@@ -335,6 +331,16 @@ FETCH = struct.Struct("<IIQII")
 BATCHES = struct.Struct("<QQQII")
 TRANSFER = struct.Struct("<QQQII")
 ACK = struct.Struct("<QQII")
+
+
+def _framed(payload: struct.Struct) -> struct.Struct:
+    return struct.Struct(_FRAME_HEADER.format + payload.format.removeprefix("<"))
+
+
+# A frame's header and the fixed struct behind it, in one: the three that every publish passes through.
+_CONFIRM_FRAME = _framed(CONFIRM)
+_TRANSFER_FRAME = _framed(TRANSFER)
+_ACK_FRAME = _framed(ACK)
 
 assert not any(each.size % 8 for each in (PRODUCE, CONFIRM, FETCH, BATCHES, TRANSFER, ACK))
 
