@@ -62,6 +62,7 @@ class Replica:
         self.on_anew: list[Callable[[], None]] = []
         """Called when the copy begins anew: nothing that was known of it holds any more."""
         self.on_broken: Callable[[MirrorlogError], None] = _raise
+        self._disk_watched = _DiskWatched(self)
 
     def _forget_derived(self) -> None:
         settings = self._settings
@@ -178,25 +179,15 @@ class Replica:
         """Master: append one checked batch; gives its header as stamped. Raises DiskFull, or DiskFailed, which ends the
         node as a flush that failed does."""
         base = self.index.next_appended(header.queue_id) if header.kind in _NUMBERED else 0
-        try:
+        with self._disk_watched:
             stamped = self.log.append(batch, base_queue_offset=base, append_time_us=now_us)
-        except DiskFailed as error:
-            self.on_broken(error)
-            raise
-        self._stored(partial(self._follow, stamped, batch))
-        self._wake(self.on_appended)
-        return stamped
+        return self._followed(stamped, batch)
 
     def append_copied(self, batch: memoryview) -> BatchHeader:
         """Master: append a batch that stands in the log once more; see `CommitLog.append_copied`, and as `append`."""
-        try:
+        with self._disk_watched:
             stamped = self.log.append_copied(batch)
-        except DiskFailed as error:
-            self.on_broken(error)
-            raise
-        self._stored(partial(self._follow, stamped, batch))
-        self._wake(self.on_appended)
-        return stamped
+        return self._followed(stamped, batch)
 
     def append_change(self, batch: bytearray, now_us: int) -> BatchHeader:
         """Master: append a control or queue-state batch."""
@@ -204,11 +195,8 @@ class Replica:
 
     def append_run(self, run: memoryview, *, log_offset: int) -> None:
         """Mirror: append whole batches as the master stamped them. Raises BadBatch, DiskFull or DiskFailed."""
-        try:
+        with self._disk_watched:
             headers = self.log.append_run(run, log_offset=log_offset)
-        except DiskFailed as error:
-            self.on_broken(error)
-            raise
         self._stored(partial(self._follow_run, headers, run))
 
     def place_for(self, length: int) -> memoryview | None:
@@ -380,6 +368,11 @@ class Replica:
         for wake in waiting:
             wake()
 
+    def _followed(self, stamped: BatchHeader, batch: memoryview) -> BatchHeader:
+        self._stored(partial(self._follow, stamped, batch))
+        self._wake(self.on_appended)
+        return stamped
+
     def _stored(self, follow: Callable[[], None]) -> None:
         try:
             self._wake(self.on_stored)
@@ -441,6 +434,22 @@ class Replica:
             # Before that decision all that is alive below was appended once more.
             self.index.partial = False
         return gained
+
+
+class _DiskWatched:
+    """A disk that failed in an append ends the node, as one that failed in a flush does. A class, since a generator
+    costs more than the rest of what surrounds an append."""
+
+    __slots__ = ("_replica",)
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, DiskFailed):
+            self._replica.on_broken(error)
 
 
 class _NoLog:
