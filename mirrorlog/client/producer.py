@@ -39,7 +39,7 @@ from mirrorlog.client.pipeline import Pipeline, ProducerStats
 from mirrorlog.client.receipts import Receipt, Receipts
 from mirrorlog.client.sender import Sender
 from mirrorlog.client.window import Window
-from mirrorlog.commitlog.body import Record, draft_record
+from mirrorlog.commitlog.body import Header, Record, draft_record
 from mirrorlog.commitlog.format import NO_PRODUCER, Codec
 from mirrorlog.errors import (
     BadBatch,
@@ -192,10 +192,7 @@ class Producer:
         self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp: datetime | int | None
     ) -> Delivery:
         """One record while nothing else is under way: there is room for it, and nothing that it could join."""
-        pairs = as_headers(headers)
-        timestamp_us = as_timestamp_us(timestamp)
-        size = record_size(value, key, pairs)
-        self._check_record(value, size)
+        pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
         if self._closed:
             raise ConnectionLost("the producer is closed")
         collector = self._collector
@@ -232,13 +229,20 @@ class Producer:
                 return Delivery(batch, batch.add(value, key, (), None, size))
         return self._hand_over(value, key, headers, timestamp)
 
-    def _hand_over(
+    def _checked(
         self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp: datetime | int | None
-    ) -> Delivery:
+    ) -> tuple[Sequence[Header], int | None, int]:
+        """(headers, timestamp in µs, size) of a record that the node will take. Raises BadInput, RecordTooLarge."""
         pairs = as_headers(headers)
         timestamp_us = as_timestamp_us(timestamp)
         size = record_size(value, key, pairs)
         self._check_record(value, size)
+        return pairs, timestamp_us, size
+
+    def _hand_over(
+        self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp: datetime | int | None
+    ) -> Delivery:
+        pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
         self._check_room(self._collector.room_for(size))
         batch = self._collector.batch_for(size)
         return Delivery(batch, batch.add(value, key, pairs, timestamp_us, size))
