@@ -87,7 +87,7 @@ def throughput(case: str, outcome: dict[str, float]) -> list[Figure]:
 
 def round_trip(case: str, outcome: dict[str, float]) -> list[Figure]:
     """Of a program with one batch outstanding."""
-    return [Figure("limit", case, name, "µs", outcome[f"{name}_us"]) for name in ("p50", "p99")]
+    return [Figure("limit", case, name, "µs", outcome[f"{name}_us"]) for name in ("p50", "p99", "p99.9")]
 
 
 def run_program(program: str, *arguments: str) -> dict[str, float]:

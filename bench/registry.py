@@ -110,6 +110,7 @@ def _w2(quick: bool) -> Iterator[Measured]:
         w2_one_outstanding.Case(copies, KIB, seconds, flush) for flush in ("memory", "disk") for copies in (1, 2, 3)
     ]
     cases += [w2_one_outstanding.Case(3, record_bytes, seconds) for record_bytes in RECORD_SIZES if record_bytes != KIB]
+    cases.append(w2_one_outstanding.Case(3, KIB, 3 * seconds, segment_bytes=MIB))
     for case in cases:
         yield Measured(
             "W2",

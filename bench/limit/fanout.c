@@ -142,7 +142,8 @@ static void produce(int fd, double seconds, size_t window) {
     while (confirmed < sent) confirmed = next_confirm(fd);
     if (taken) {
         qsort(samples, taken, sizeof(float), by_size);
-        printf(", \"p50_us\": %.1f, \"p99_us\": %.1f", samples[taken / 2], samples[taken * 99 / 100]);
+        printf(", \"p50_us\": %.1f, \"p99_us\": %.1f, \"p99.9_us\": %.1f", samples[taken / 2],
+               samples[taken * 99 / 100], samples[taken * 999 / 1000]);
     }
     printf("}\n");
 }

@@ -50,7 +50,7 @@ def test_limits_and_traps_stand_beside_the_own_workloads() -> None:
 def test_workloads_are_chosen_by_a_pattern() -> None:
     """On group, workload and case; one that fits nothing, or is none, is an error."""
     found = cli.chosen(_all(), r"own W2 3 copies, 1024 B, memory")
-    assert [each.workload for each in found] == ["W2"]
+    assert [each.workload for each in found] == ["W2", "W2"]
     with pytest.raises(BadInput, match="--list"):
         cli.chosen(_all(), "no such workload")
     with pytest.raises(BadInput, match="regular expression"):
