@@ -81,7 +81,7 @@ def _w1_cases(quick: bool) -> Iterator[w1_publish.Case]:
     yield w1_publish.Case(3, KIB, total_bytes, "batches", producers=4)
     for way in ("send", "send_many"):
         yield w1_publish.Case(3, KIB, total_bytes // 2, way, flush="disk")
-    for way in ("send_many", "batches"):
+    for way in WAYS:
         for copies in (1, 3):
             yield w1_publish.Case(copies, KIB, total_bytes, way, batch_bytes=MIB)
         yield w1_publish.Case(3, KIB, total_bytes // 2, way, flush="disk", batch_bytes=MIB)

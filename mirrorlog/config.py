@@ -242,7 +242,7 @@ class LogSettings(_Section):
     copies_aside_max: int = Field(
         4, ge=1, description="former copies of a log that a mirror keeps; with so many it does not begin anew again"
     )
-    send_at_once_bytes: int = Field(_MIB, ge=4 * _KIB, description="largest batch run read at once for a consumer")
+    send_at_once_bytes: int = Field(2 * _MIB, ge=4 * _KIB, description="largest batch run read at once for a consumer")
 
     @property
     def reserve(self) -> int:

@@ -76,16 +76,19 @@ class Bulk:
         """What the records `start` up to `end` take in a batch at most."""
         return (int(self.ends[end - 1]) if end else 0) - (int(self.ends[start - 1]) if start else 0)
 
-    def cut(self, start: int, batch_bytes: int) -> int:
-        """Where a batch ends that begins with record `start`: as many as fit, one at least."""
+    def cut(self, start: int, batch_bytes: int, *, last_bytes: int = 0) -> int:
+        """Where a batch ends that begins with record `start`: as many as fit, one at least; at the end of all where
+        they take no more than `last_bytes`."""
         before = int(self.ends[start - 1]) if start else 0
+        if int(self.ends[-1]) - before <= last_bytes:
+            return len(self)
         return max(start + 1, int(self.ends.searchsorted(before + batch_bytes, side="right")))
 
-    def cuts(self, batch_bytes: int) -> Iterator[int]:
+    def cuts(self, batch_bytes: int, *, last_bytes: int = 0) -> Iterator[int]:
         """Where its batches end, in order; none when there are no records."""
         end = 0
         while end < len(self):
-            end = self.cut(end, batch_bytes)
+            end = self.cut(end, batch_bytes, last_bytes=last_bytes)
             yield end
 
     def draft(self, start: int, end: int, join: Join | None = None) -> Draft:

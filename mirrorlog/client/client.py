@@ -142,10 +142,11 @@ class Client:
 
         `confirm`: none, master, one, majority, all, or a number of copies. `durability`: memory or disk, of each copy.
 
-        `batch_bytes`: a batch that would become larger is closed first; a larger record goes alone. `linger_ms`: how
-        long a batch stays open for more records while others are on their way; while none is, it leaves when the loop
-        turns. `max_in_flight`: batches sent and not answered, 1 to 32. `window_bytes`: records handed over that have
-        not ended, uncompressed, and what each batch takes besides; beyond it `send` waits and `send_nowait` raises
+        `batch_bytes`: a batch that would become larger is closed first; a larger record goes alone, and the last batch
+        of `send_many` may be an eighth larger instead of a small one behind it. `linger_ms`: how long a batch stays
+        open for more records while others are on their way; while none is, it leaves when the loop turns.
+        `max_in_flight`: batches sent and not answered, 1 to 32. `window_bytes`: records handed over that have not
+        ended, uncompressed, and what each batch takes besides; beyond it `send` waits and `send_nowait` raises
         Overloaded.
 
         `delivery_timeout_ms`: by then a record that was handed over has ended: confirmed, refused (nothing was
@@ -187,7 +188,7 @@ class Client:
         read_from: str = "master",
         max_bytes: int = 4 * _MIB,
         max_wait_ms: int = 500,
-        prefetch_bytes: int = 2 * _MIB,
+        prefetch_bytes: int = 4 * _MIB,
     ) -> Consumer:
         """A reader of `queue`; use it with `async with`. Only confirmed records are seen.
 

@@ -66,7 +66,16 @@ class Collector:
     def batch_bytes_max(self) -> int:
         """How large a batch may become: so its body is within max_batch_bytes also when it is opened again after
         compression."""
-        return min(self._batch_bytes, self._sender.limits.max_batch_bytes - BATCH_OVERHEAD_BYTES)
+        return min(self._batch_bytes, self._node_limit)
+
+    @property
+    def last_batch_bytes_max(self) -> int:
+        """The same for the last one of a bulk: a few records more cost less than a batch of their own."""
+        return min(self._batch_bytes + self._batch_bytes // 8, self._node_limit)
+
+    @property
+    def _node_limit(self) -> int:
+        return self._sender.limits.max_batch_bytes - BATCH_OVERHEAD_BYTES
 
     def deadline(self) -> float:
         """Of a batch that begins now."""

@@ -285,7 +285,8 @@ class Producer:
         """
         bulk = self._bulk(values, keys, headers, timestamps)
         delivery = BulkDelivery()
-        ends = list(bulk.cuts(self._collector.batch_bytes_max))
+        collector = self._collector
+        ends = list(bulk.cuts(collector.batch_bytes_max, last_bytes=collector.last_batch_bytes_max))
         if ends:
             self._check_room(bulk.size_bytes(0, len(bulk)) + len(ends) * BATCH_OVERHEAD_BYTES)
         for start, end in pairwise([0, *ends]):
@@ -315,9 +316,10 @@ class Producer:
 
     async def _hand_over_bulk(self, bulk: Bulk, delivery: BulkDelivery) -> None:
         """Batch by batch, as room comes, until one has failed. Raises Overloaded."""
+        collector = self._collector
         start = taken = 0
         while start < len(bulk) and not (taken % _BULK_BURST == 0 and delivery.failed()):
-            end = bulk.cut(start, self._collector.batch_bytes_max)
+            end = bulk.cut(start, collector.batch_bytes_max, last_bytes=collector.last_batch_bytes_max)
             size = bulk.size_bytes(start, end)
             if self._closed or not self._window.fits(size + BATCH_OVERHEAD_BYTES):
                 await self._make_room(size + BATCH_OVERHEAD_BYTES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,19 @@ def test_batches_are_as_large_as_they_may_be(values: list[bytes], batch_bytes: i
         for record in parse_batch_body(bulk.draft(start, end).seal(queue_id=1)).records()
     ]
     assert stored == values
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=40), st.integers(1, 200))
+def test_a_small_rest_goes_with_the_last_batch(values: list[bytes], batch_bytes: int) -> None:
+    """Where it fits under its limit; no other batch is above the usual one. By cutting all ways there are."""
+    bulk = Bulk.of(values, None, None, None)
+    last_bytes = batch_bytes + batch_bytes // 8
+    starts = [0, *bulk.cuts(batch_bytes, last_bytes=last_bytes)]
+    assert starts[-1] == len(values)
+    for start, end in pairwise(starts):
+        fits = batch_bytes if end < len(values) else last_bytes
+        assert bulk.size_bytes(start, end) <= fits or end == start + 1
+        assert end == len(values) or bulk.size_bytes(start, len(values)) > last_bytes
 
 
 def test_pyarrow_is_not_needed_for_other_columns() -> None:
