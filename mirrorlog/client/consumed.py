@@ -25,7 +25,7 @@ from mirrorlog.commitlog.format import (
     check_body,
     check_stamped,
     log_seed,
-    read_header,
+    place_of,
 )
 from mirrorlog.errors import BadBatch, MissingDependency
 
@@ -207,7 +207,7 @@ class ClosedBatch:
         """With its columns. Raises BadBatch naming queue and log offset."""
         header = self.header
         try:
-            body = open_body(self.raw, body_bytes_max=self.body_bytes_max)
+            body = open_body(self.raw, header=header, body_bytes_max=self.body_bytes_max)
         except BadBatch as error:
             raise _named(error, self.queue, header.log_offset) from None
         return ConsumedBatch(self.queue, self.log_id, header, body, self.raw, self.first, self.next)
@@ -309,7 +309,7 @@ def checked_batches(content: bytes | memoryview, count: int, *, queue: str, log_
 
 
 def _proven(content: memoryview, at: int, *, queue: str, seed: int) -> BatchHeader:
-    place = read_header(content, at).log_offset
+    place = place_of(content, at)
     try:
         header = check_stamped(content, at, log_offset=place, seed=seed, max_batch_bytes=_BATCH_BYTES_MAX)
         check_body(content, at, header)

@@ -18,7 +18,7 @@ import lz4.block
 import zstandard
 
 from mirrorlog.commitlog.body import Body, Draft, parse_body
-from mirrorlog.commitlog.format import HEADER_SIZE, Buffer, Codec, aligned, read_header
+from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Buffer, Codec, aligned, read_header
 from mirrorlog.errors import BadBatch
 
 # The fastest of zstd's ordinary levels: on text it packs as small as level 3 and takes three quarters of its time.
@@ -79,13 +79,13 @@ def compress_draft(draft: Draft, codec: Codec) -> Draft:
     )
 
 
-def open_body(batch: Buffer, at: int = 0, *, body_bytes_max: int) -> Body:
+def open_body(batch: Buffer, at: int = 0, *, header: BatchHeader | None = None, body_bytes_max: int) -> Body:
     """The columns of the batch at `at`, whatever its codec; views into `batch` when it is not compressed.
 
-    `body_bytes_max`: what a compressed body may have when opened; producers keep it within the node's
-    max_batch_bytes. Raises BadBatch. The checksums are the caller's to check.
+    `header`: of that batch, if it was read already. `body_bytes_max`: what a compressed body may have when opened;
+    producers keep it within the node's max_batch_bytes. Raises BadBatch. The checksums are the caller's to check.
     """
-    header = read_header(batch, at)
+    header = header or read_header(batch, at)
     body = memoryview(batch)[at + HEADER_SIZE : at + header.length]
     if header.codec != Codec.NONE:
         packed = body[: max(0, len(body) - header.padding)]

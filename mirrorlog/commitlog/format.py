@@ -59,6 +59,7 @@ _HEADER = struct.Struct("<QQqIII IIIIIBBBBHHQIIQq")
 _BROKER_PART = struct.Struct("<QQqIII")
 _PRODUCER_PART = struct.Struct("<IIIIIBBBBHHQIIQq")
 _U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
 _LENGTH_AT: Final = 44
 _QUEUE_AT: Final = 52
 _HEADER_CRC_AT: Final = 32
@@ -176,6 +177,14 @@ def queue_of(batch: Buffer, at: int = 0) -> int:
         raise BadBatch(f"a batch header needs {HEADER_SIZE} bytes, {max(0, len(batch) - at)} are there")
     queue_id: int = _U32.unpack_from(batch, at + _QUEUE_AT)[0]
     return queue_id
+
+
+def place_of(batch: Buffer, at: int = 0) -> int:
+    """The log offset that the header at `at` names, unchecked. Raises BadBatch when fewer than 96 bytes are there."""
+    if len(batch) - at < HEADER_SIZE:
+        raise BadBatch(f"a batch header needs {HEADER_SIZE} bytes, {max(0, len(batch) - at)} are there")
+    log_offset: int = _U64.unpack_from(batch, at)[0]
+    return log_offset
 
 
 def batch_length(batch: Buffer) -> int:
