@@ -9,10 +9,11 @@ The assignment of logs to nodes (`[[cluster.logs]]`) is static here; every node 
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from uuid import UUID, uuid5
@@ -344,24 +345,44 @@ def load_settings(
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
+    """The settings alone, as `load`."""
+    return load(file, overrides, environment).settings
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`origins`: by section and field, where a value was given last; a value that was given nowhere is not in it."""
+
+    settings: Settings
+    origins: Mapping[tuple[str, str], str]
+
+
+def load(
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Loaded:
     """Read the settings from `file` (TOML), the environment and `overrides` (`section.key=value`, TOML or text).
 
     `environment` is the process's own by default. Raises ConfigError: one line that names the key and what is wrong.
     """
     layers = (
-        _read_file(file) if file is not None else {},
-        _parse_environment(os.environ if environment is None else environment),
-        _parse_overrides(overrides),
+        (str(file), _read_file(file) if file is not None else {}),
+        ("environment", _parse_environment(os.environ if environment is None else environment)),
+        ("command line", _parse_overrides(overrides)),
     )
     merged: dict[str, dict[str, Any]] = {}
-    for layer in layers:
+    origins: dict[tuple[str, str], str] = {}
+    for origin, layer in layers:
         for section, values in layer.items():
-            merged.setdefault(section, {}).update(_by_field_name(section, values))
+            named = _by_field_name(section, values)
+            merged.setdefault(section, {}).update(named)
+            origins.update({(section, name): origin for name in named})
     try:
         settings = Settings.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
-    return _with_defaults(settings)
+    return Loaded(_with_defaults(settings), origins)
 
 
 def _with_defaults(settings: Settings) -> Settings:
@@ -440,13 +461,34 @@ def _one_line(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"]) or "settings"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    reason = "no such key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-    return f"{key}: {reason}{more}"
+    if first["type"] == "extra_forbidden":
+        return f"{key}: no such key{_meant(first['loc'])}{more}"
+    return f"{key}: {first['msg'].removeprefix('Value error, ')}{more}"
 
 
-def print_settings(settings: Settings) -> str:
-    """The effective settings as indented JSON, by the names that files use."""
-    return json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2)
+def _meant(place: Sequence[int | str]) -> str:
+    """What a key that nobody knows comes nearest to: the same one elsewhere, else one of its section, else any."""
+    *section, wrong = (str(part) for part in place)
+    here = {spelling: ".".join([*section, name]) for spelling, name in _spellings(section).items()}
+    elsewhere = {
+        spelling: f"{other}.{name}" for other in Settings.model_fields for spelling, name in _spellings([other]).items()
+    }
+    for fields, cutoff in ((elsewhere, 1.0), (here, 0.6), (elsewhere, 0.8)):
+        if found := get_close_matches(wrong.lower(), fields, n=1, cutoff=cutoff):
+            return f"; did you mean {fields[found[0]]}?"
+    return ""
+
+
+def _spellings(section: Sequence[str]) -> dict[str, str]:
+    """The keys of a section, or the sections, each by both of its names in small letters."""
+    model: Any = Settings
+    for part in section:
+        field = model.model_fields.get(part)
+        model = getattr(field, "annotation", None)
+        if not hasattr(model, "model_fields"):
+            return {}
+    found = {name.lower(): name for name in model.model_fields}
+    return found | {(each.alias or name).lower(): each.alias or name for name, each in model.model_fields.items()}
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.config import load_settings, print_settings, split_address
+from mirrorlog.broker.settings_report import as_json, as_toml
+from mirrorlog.config import load, load_settings, split_address
 from mirrorlog.errors import ConfigError
 
 THREE_NODES = """
@@ -110,16 +111,34 @@ def test_the_cluster_id_follows_from_the_name_and_the_log_id_from_both(tmp_path:
 
 
 def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
-    """--print-config names settings as files do."""
-    printed = json.loads(print_settings(load_settings(write(tmp_path, THREE_NODES), environment={})))
-    assert printed["ha"]["haSendHeartbeatInterval"] == 700
-    assert printed["log"]["mappedFileSizeCommitLog"] == 1024**3
+    """--print-config gives a file of the same settings, under the names that files use."""
+    loaded = load(write(tmp_path, THREE_NODES), environment={})
+    again = load(write(tmp_path, as_toml(loaded)), environment={})
+    assert again.settings == loaded.settings
+    printed = json.loads(as_json(loaded))
+    assert printed["ha"]["haSendHeartbeatInterval"]["value"] == 700
+    assert printed["log"]["mappedFileSizeCommitLog"]["value"] == 1024**3
+
+
+def test_each_value_says_where_it_comes_from(tmp_path: Path) -> None:
+    """The layer that gave it last; by one value from each, and one that two of them give."""
+    file = write(tmp_path, "[log]\nsegment_bytes = 33554432\npopulate_bytes = 4096\n[ha]\nsyncFlushTimeout = 1000\n")
+    environment = {"MIRRORLOG__LOG__POPULATE_BYTES": "8192", "MIRRORLOG__LOG__FLUSH_BYTES": "1048576"}
+    printed = json.loads(as_json(load(file, ["log.flush_bytes=2097152"], environment)))
+    origins = {key: each["origin"] for section in printed.values() for key, each in section.items()}
+    assert origins["mappedFileSizeCommitLog"] == origins["syncFlushTimeout"] == str(file)
+    assert origins["populate_bytes"] == "environment"
+    assert origins["flush_bytes"] == "command line"
+    assert origins["retention_ms"] == "default"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("[node]\nname = 'x'", "node.name: no such key"),
+        ("[log]\nsegmentbytes = 1", "log.segmentbytes: no such key; did you mean log.segment_bytes?"),
+        ("[ha]\nhaSendHartbeatInterval = 1", "did you mean ha.haSendHeartbeatInterval?"),
+        ("[limits]\nsync_flush_timeout_ms = 1", "did you mean ha.sync_flush_timeout_ms?"),
         ("[nodes]\nid = 'x'", "nodes: no such key"),
         ("[log]\nsegment_bytes = 1", "log.segment_bytes"),
         ("[log]\nsegment_bytes = 1048576", "must hold at least one batch"),

@@ -15,7 +15,8 @@ import uvloop
 from mirrorlog import __version__
 from mirrorlog.broker.logs import configure_logs
 from mirrorlog.broker.node import Node
-from mirrorlog.config import Settings, load_settings, print_settings
+from mirrorlog.broker.settings_report import as_json, as_toml
+from mirrorlog.config import Settings, load
 from mirrorlog.errors import ConfigError, MirrorlogError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -32,8 +33,9 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
     node_id: Annotated[str | None, typer.Option(help="Short for --set node.id=…")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Short for --set node.data_dir=…")] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the effective settings and exit.")
+        bool, typer.Option("--print-config", help="Print the effective settings with the origin of each, and exit.")
     ] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --print-config: as JSON.")] = False,
     debug: Annotated[bool, typer.Option(help="Debug logs, and tracebacks for errors.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
@@ -45,11 +47,11 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
     flags += [f"node.id={node_id!r}"] if node_id else []
     flags += [f"node.data_dir={str(data_dir)!r}"] if data_dir else []
     try:
-        settings = load_settings(config, flags)
+        loaded = load(config, flags)
         if print_config:
-            print(print_settings(settings))
+            print(as_json(loaded) if json else as_toml(loaded))
             return
-        code = run_node(settings, debug=debug)
+        code = run_node(loaded.settings, debug=debug)
     except MirrorlogError as error:
         if debug:
             raise
