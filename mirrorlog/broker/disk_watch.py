@@ -87,7 +87,10 @@ class DiskWatch:
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # only named beside what was measured
+            self._aside = await loop.run_in_executor(self._helper, find_aside, self._path)
         try:
+            # Last, so that what is measured is told at once: files are made meanwhile.
             space = await loop.run_in_executor(self._helper, self._measure, self._path)
         except OSError as error:
             if str(error) != self._failed:
@@ -95,8 +98,6 @@ class DiskWatch:
             self._failed = str(error)
             return
         self._failed = ""
-        with contextlib.suppress(OSError):  # only named beside what was measured
-            self._aside = await loop.run_in_executor(self._helper, find_aside, self._path)
         self._measured(space)
 
     def _measured(self, space: DiskSpace) -> None:

@@ -504,11 +504,13 @@ class CommitLog:
 
     def _cooled(self) -> None:
         self._warmer.cooled()
-        self._preparer.allow()
+        self._preparer.ask_again()
 
     def start_warm(self) -> WarmJob | None:
         """A short job that makes the pages before the tail writable; None when nothing is due or one is out."""
-        return self._warmer.start(self._chain.active) if self.state is LogState.OPEN else None
+        if self.state is not LogState.OPEN:
+            return None
+        return self._warmer.start(self._chain.active, self._preparer.spare)
 
     def complete_warm(self, job: WarmJob) -> None:
         self._warmer.complete(job)
@@ -522,6 +524,8 @@ class CommitLog:
 
     def complete_prepare(self, job: PrepareJob) -> None:
         self._preparer.complete(job)
+        if job.prepared is not None and job.prepared is self._preparer.spare:
+            self._warmer.spare_cooled()
 
     def keep_reserve(self, size: int) -> None:
         """Master: data leaves the last `size` bytes of a segment to other batches while no next segment is there."""
@@ -530,8 +534,7 @@ class CommitLog:
     def allow_bytes(self, size: int) -> None:
         """How much of the disk may be taken by new files for data, as it was just measured; below a segment's size
         none is made ahead, and data that needs one is refused with DiskFull."""
-        self._preparer.allowed_bytes = size
-        self._preparer.allow()
+        self._preparer.allow(size)
 
     # --- Into the past ------------------------------------------------------------------------------------------
 

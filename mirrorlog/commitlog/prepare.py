@@ -29,8 +29,9 @@ STEP_BYTES: Final = 16 * 1024 * 1024
 PIECE_BYTES: Final = 1024 * 1024
 RECYCLED_MAX: Final = 2
 """How many recycled files are kept beside the next one."""
-BUSY_BYTES: Final = 64 * 1024 * 1024
-"""How far ahead is prepared while the log grows."""
+BUSY_BYTES: Final = 96 * 1024 * 1024
+"""How far ahead is prepared while the log grows: two steps beyond a segment of 64 MiB, so that its next one is complete
+before the roll, and no sync of it falls on that moment."""
 
 # Never the same name twice in a process: a job of a log that was closed meanwhile cannot touch its successor's file.
 _numbers = itertools.count(1)
@@ -71,6 +72,11 @@ class PrepareJob:
         self.supported = True
         self.spare: SpareFile | None = None
         self.error: OSError | None = None
+
+    @property
+    def new_bytes(self) -> int:
+        """What of the disk it takes that was free before."""
+        return self._spare_wanted[1] if self._spare_wanted is not None and self.freed is None else 0
 
     def run(self) -> None:
         """Raises nothing: a disk that is full now is told to the loop, and met again only if a roll needs the file."""
@@ -149,16 +155,13 @@ class Preparer:
         if job.prepared is not None:
             job.prepared.prepared_to = max(job.prepared.prepared_to, job.to)
         self._refused = job.error is not None
-        if job.spare is None:
-            return
-        if job.freed is not None and self.spare is not None and self._keeps_recycled():
-            self._recycled.append(job.spare)
-        elif self.spare is not None:  # the loop could not wait for the job's
-            self.discard(job.spare)
-        else:
+        if job.spare is not None and self.spare is None:
             self.spare = job.spare
-            if job.freed is None:
-                self._spent(job.spare.capacity)
+        elif job.spare is not None and job.freed is not None and self._keeps_recycled():
+            self._recycled.append(job.spare)
+        else:
+            self.discard(job.spare)  # the loop could not wait for it
+            self._spent(-job.new_bytes)
 
     def offer(self, freed: FreedFile) -> None:
         """The log has no use for this file any more, and its new begin is on disk."""
@@ -189,7 +192,12 @@ class Preparer:
         self._spent(self.segment_bytes)
         return spare
 
-    def allow(self) -> None:
+    def allow(self, size: int) -> None:
+        """The disk was measured: new files may take so much of it. A file that is being made is in that, or not yet."""
+        self.allowed_bytes = size - (self._pending.new_bytes if self._pending is not None else 0)
+        self._refused = False
+
+    def ask_again(self) -> None:
         """A spare that was refused may be asked for again."""
         self._refused = False
 
@@ -251,6 +259,8 @@ class Preparer:
             self.allowed_bytes -= size
 
     def _spare_job(self) -> PrepareJob:
+        # Now, and not when it is there: a roll may make one of its own meanwhile.
+        self._spent(self.segment_bytes)
         return PrepareJob(self._files, spare=(spare_path(self.directory), self.segment_bytes))
 
     def _pages_job(self, prepared: Segment | SpareFile, tail: int, to: int) -> PrepareJob | None:

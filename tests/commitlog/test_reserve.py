@@ -10,9 +10,11 @@ import pytest
 
 from mirrorlog.commitlog.format import BatchHeader, Kind
 from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.commitlog.prepare import Preparer
+from mirrorlog.commitlog.segment import make_spare_file
 from mirrorlog.errors import BatchTooLarge, DiskFull
 from tests.commitlog.faulty import FaultyFiles
-from tests.commitlog.logs import append, make_batch, open_log, sized_batch, stored, warm
+from tests.commitlog.logs import KIB, append, make_batch, open_log, sized_batch, stored, warm
 
 SEGMENT = 4000
 RESERVE = 800
@@ -179,3 +181,31 @@ def with_refusal(log: CommitLog, batch: memoryview) -> bool:
     except DiskFull:
         return False
     return True
+
+
+def test_a_file_that_is_being_made_is_taken_from_what_is_allowed(tmp_path: Path) -> None:
+    """Goal: a roll and a helper do not both use the same allowance. Ask for a file while a job makes one, measure the
+    disk meanwhile, and let a job fail."""
+    files = FaultyFiles()
+    preparer = Preparer(files, tmp_path, segment_bytes=KIB, prepare_bytes=0)
+    active = make_spare_file(files, tmp_path / "active", KIB).as_segment(0, tmp_path / "active")
+    active.append_border(KIB - 96)
+    preparer.allow(KIB * 3 // 2)
+    job = preparer.start(active, idle=False)
+    assert job is not None
+    with pytest.raises(DiskFull):
+        preparer.check_allowed()
+    preparer.allow(KIB * 3 // 2)
+    with pytest.raises(DiskFull):
+        preparer.check_allowed()
+    job.run()
+    preparer.complete(job)
+    assert preparer.take() is not None
+    preparer.allow(KIB * 3 // 2)
+    job = preparer.start(active, idle=False)
+    assert job is not None
+    files.disk.fail("allocate", errno.ENOSPC)
+    job.run()
+    preparer.complete(job)
+    assert preparer.take() is None
+    preparer.check_allowed()

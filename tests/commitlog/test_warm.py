@@ -5,8 +5,21 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.commitlog.warmer import PIECE_BYTES
 from tests.commitlog.faulty import FaultyFiles
-from tests.commitlog.logs import KIB, abandon, append, append_sizes, flush, open_log, prepare, sized_batch, stored, warm
+from tests.commitlog.logs import (
+    KIB,
+    abandon,
+    append,
+    append_sizes,
+    flush,
+    open_log,
+    prepare,
+    sized_batch,
+    stored,
+    warm,
+    warm_pages,
+)
 
 
 def warm_all(log: CommitLog) -> int:
@@ -44,6 +57,49 @@ def test_the_window_is_populated_in_pieces_and_only_when_half_is_used(tmp_path: 
     assert files.disk.calls["populate"] == 7
     flush(log)
     assert warm_all(log) == 1, "a flush makes pages read-only again: the window is walked once more"
+
+
+def walk_all(log: CommitLog) -> int:
+    """As `warm_all`, of the window alone."""
+    jobs = 0
+    while warm_pages(log):
+        jobs += 1
+    return jobs
+
+
+def test_the_window_goes_on_in_the_spare(tmp_path: Path) -> None:
+    """Goal: the first append after a roll faults no page. Walk what is due while the tail nears the end of a file,
+    roll, and see that nothing of the new file is due."""
+    files = FaultyFiles()
+    mib = 1024 * KIB
+    log = open_log(
+        tmp_path, segment_bytes=32 * mib, populate_bytes=4 * mib, prepare_bytes=96 * mib, epoch=1, files=files
+    )
+    while prepare(log):
+        pass
+    append_sizes(log, [256 * KIB] * 110)
+    walk_all(log)
+    before = files.disk.calls["populate"]
+    append_sizes(log, [256 * KIB] * 4)
+    assert walk_all(log) == 1, "less than the window is left: the beginning of the spare"
+    assert files.disk.calls["populate"] - before == 4 * mib // PIECE_BYTES
+    append_sizes(log, [256 * KIB] * 16)
+    assert log.active_start > 0, "a new segment has begun"
+    assert log.stalls == 0
+    assert not warm_pages(log), "more than half of its window is walked already"
+
+
+def test_a_spare_that_is_synced_again_is_walked_again(tmp_path: Path) -> None:
+    """Goal: a sync makes pages read-only, whoever asked for it. Prepare a step of the spare after it was walked."""
+    mib = 1024 * KIB
+    log = open_log(tmp_path, segment_bytes=32 * mib, populate_bytes=16 * mib, prepare_bytes=48 * mib, epoch=1)
+    while prepare(log):
+        pass
+    append_sizes(log, [256 * KIB] * 72)
+    walk_all(log)
+    assert not warm_pages(log)
+    assert prepare(log), "the tail has moved on: a step of the spare"
+    assert walk_all(log) == 1
 
 
 def test_one_job_of_each_kind_is_out_at_a_time(tmp_path: Path) -> None:

@@ -164,14 +164,19 @@ class Torture:
         return list(zip(self._loads, self._queues, strict=True))
 
 
-def torture_cluster(directory: Path, *, flush: str = "memory", segment_bytes: int = 2 * MIB) -> Cluster:
-    """Three nodes whose segments are small enough to roll often."""
+def torture_cluster(
+    directory: Path, *, flush: str = "memory", segment_bytes: int = 2 * MIB, kept_mapped_bytes: int | None = None
+) -> Cluster:
+    """Three nodes whose segments are small enough to roll often. `kept_mapped_bytes`: with 0 what is behind the active
+    segment leaves the memory, so tables, the index of the past and reads from disk have their part."""
     batch_bytes_max = min(MIB, segment_bytes)
     settings = {
         "limits.max_batch_bytes": batch_bytes_max,
         "limits.max_record_bytes": batch_bytes_max,
         "ha.syncFlushTimeout": 2_000,
     }
+    if kept_mapped_bytes is not None:
+        settings["log.kept_mapped_bytes"] = kept_mapped_bytes
     return fast_cluster(3, data_dir=directory, flush=flush, segment_bytes=segment_bytes, settings=settings)
 
 
@@ -182,15 +187,18 @@ class Piece(NamedTuple):
     rounds: int
     flush: str
     segment_bytes: int
+    kept_mapped_bytes: int | None
 
 
 def pieces(rounds: int, seed: int, flush: str | None) -> list[Piece]:
-    """`rounds` in pieces with rising seeds. The seed also chooses flush mode, if `flush` leaves it open, and size."""
+    """`rounds` in pieces with rising seeds. The seed also chooses flush mode, if `flush` leaves it open, size, and
+    whether the past leaves the memory."""
     found: list[Piece] = []
     while rounds > 0:
         mode = flush or ("memory", "disk")[seed % 2]
         segment_bytes = (2 * MIB, 512 * _KIB, 256 * _KIB)[seed // 2 % 3]
-        found.append(Piece(seed, min(rounds, PIECE_ROUNDS), mode, segment_bytes))
+        kept_mapped_bytes = (0, None)[seed // 6 % 2]
+        found.append(Piece(seed, min(rounds, PIECE_ROUNDS), mode, segment_bytes, kept_mapped_bytes))
         rounds -= PIECE_ROUNDS
         seed += 1
     return found
@@ -205,7 +213,12 @@ def run_piece(piece: Piece, report: Report) -> Counter[str]:
     """What was done and checked. Raises what went wrong; the directory stays then, and its name was reported."""
     directory = Path(tempfile.mkdtemp(prefix=f"mirrorlog-torture-{piece.seed}-"))
     report(f"{piece}, data in {directory}")
-    with torture_cluster(directory, flush=piece.flush, segment_bytes=piece.segment_bytes) as cluster:
+    with torture_cluster(
+        directory,
+        flush=piece.flush,
+        segment_bytes=piece.segment_bytes,
+        kept_mapped_bytes=piece.kept_mapped_bytes,
+    ) as cluster:
         cluster.wait_in_sync()
         torture = Torture(cluster, seed=piece.seed, report=report)
         torture.run(rounds=piece.rounds)
