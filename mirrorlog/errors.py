@@ -54,6 +54,12 @@ class NotMaster(Refused):
     code = "NOT_MASTER"
 
 
+class NotLeader(Refused):
+    """This member does not lead the cluster's metadata; `details["leader"]` is the member that does, 0 if unknown."""
+
+    code = "NOT_LEADER"
+
+
 class LogRecovering(Refused):
     """The log is closed until an operator or a returning copy settles what was lost."""
 

@@ -46,7 +46,7 @@ assert _FRAME_HEADER.size == FRAME_HEADER_SIZE
 
 
 class FrameType(IntEnum):
-    """1..15 any port, 16..31 clients, 32..47 replication."""
+    """1..15 any port, 16..31 clients, 32..47 replication, 48..63 between members of the cluster."""
 
     HELLO = 1
     WELCOME = 2
@@ -67,6 +67,11 @@ class FrameType(IntEnum):
     PULL = 34
     TRANSFER = 35
     ACK = 36
+
+    BEAT = 48
+    RAFT = 49
+    ASK = 50
+    TELL = 51
 
 
 _KNOWN_TYPES: Final = frozenset(map(int, FrameType))

@@ -32,7 +32,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True):
-    """First frame of every connection. `role`: client, mirror, tool or door. `credential`: for later."""
+    """First frame of every connection. `role`: client, mirror, tool, door or member. `credential`: for later."""
 
     version_min: int
     version_max: int

@@ -1,0 +1,1 @@
+"""Who is in, which logs exist, who masters them: one small state machine, replicated under a majority."""

@@ -1,0 +1,213 @@
+"""What the cluster may be told to change: one struct each, as it stands in the Raft log.
+
+A command that changes a log names the (epoch, version) that its sender saw (`Seen`): it is refused when the log has
+moved on since. Unknown fields are ignored when they are read, so that a newer node may say more.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class StartKind(StrEnum):
+    """What a node's disk and page cache are worth after a start (invariant 7)."""
+
+    CLEAN = "clean"
+    DIED = "died"
+    LOSSY = "lossy"
+
+
+class Addresses(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where others reach a node, as `host:port`; empty for a door that it does not have."""
+
+    client: str = ""
+    replication: str = ""
+    grpc: str = ""
+    http: str = ""
+
+
+class Holder(msgspec.Struct, frozen=True, array_like=True):
+    """A node in one of its runs."""
+
+    node: str
+    start_id: str
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """A log as the sender of a command knew it."""
+
+    epoch: int
+    version: int
+
+
+class Command(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True):
+    """Base of all commands."""
+
+
+# --- Nodes ----------------------------------------------------------------------------------------------------------
+
+
+class NodeJoined(Command, frozen=True):
+    """Let a node in; its member id is the index of this entry. `witness`: it votes and holds no messages.
+
+    `token`: of this joining, kept on the node's disk until it is in: a node that died meanwhile asks again by it.
+    """
+
+    node: str
+    addresses: Addresses
+    witness: bool = False
+    token: str = ""
+
+
+class NodeStarted(Command, frozen=True):
+    """A run begins. `member`: whose disk it is, 0 when the sender does not know.
+
+    `before`: the last start id that the node's disk knows to be registered; `since`: those of later runs, which may be
+    registered or died before. When the cluster's is another one the disk was set back and nothing on it counts, or the
+    command is late and its run over: only the sender can tell. So it is refused, unless `seen` says that the sender has
+    read the cluster's start id and goes on.
+
+    `kind` and `damaged` are the worst of all runs in `since` and this one: what an unregistered run lost is lost.
+    `damaged`: ids of logs whose copy lost something whatever the kind: an fsync that failed, an end below what it had
+    recorded as confirmed.
+    """
+
+    node: str
+    start_id: str
+    kind: StartKind
+    addresses: Addresses
+    member: int = 0
+    before: str = ""
+    since: tuple[str, ...] = ()
+    seen: str = ""
+    damaged: tuple[str, ...] = ()
+
+
+class NodeStopped(Command, frozen=True):
+    """A clean stop: the node says so itself, before it goes."""
+
+    node: str
+    start_id: str
+
+
+class NodeDraining(Command, frozen=True):
+    """It shall master nothing any more, or may again. Its next start ends it too."""
+
+    node: str
+    draining: bool
+
+
+class NodeForgotten(Command, frozen=True):
+    """It will not come back. Its copies count no more. `member`: which one, so that a late command does not meet the
+    next node of that name; 0 for whichever it is."""
+
+    node: str
+    member: int = 0
+
+
+# --- Logs -----------------------------------------------------------------------------------------------------------
+
+
+class LogMade(Command, frozen=True):
+    """`number`: the high byte of its queues' ids; `flush`: memory or disk; `replicas`: the home first; `copies`: how
+    many there shall be once there are nodes for it; `min_in_sync`: None for the default."""
+
+    log_id: str
+    number: int
+    name: str
+    flush: str
+    replicas: tuple[str, ...]
+    copies: int = 3
+    min_in_sync: int | None = None
+
+
+class ReplicaAdded(Command, frozen=True):
+    """A node shall hold a copy."""
+
+    log_id: str
+    seen: Seen
+    node: str
+
+
+class ReplicaRemoved(Command, frozen=True):
+    """A node shall hold none any more. Refused for a member of the in-sync set, and when it lowered how many in-sync
+    copies a confirm needs: another one is added first."""
+
+    log_id: str
+    seen: Seen
+    node: str
+
+
+class Promoted(Command, frozen=True):
+    """`holder` masters the log from now on, in `epoch`. `unclean`: from outside the in-sync set, or marked; then it is
+    said from which log offset on confirmed records may be lost."""
+
+    log_id: str
+    seen: Seen
+    holder: Holder
+    epoch: int
+    unclean: bool = False
+    lost_from: int | None = None
+
+
+class InSyncShrunk(Command, frozen=True):
+    """The confirmed offset waits no more for these nodes. Never the master, never below `min_in_sync`."""
+
+    log_id: str
+    seen: Seen
+    nodes: tuple[str, ...]
+
+
+class InSyncGrown(Command, frozen=True):
+    """The master has waited for this mirror, and it holds everything."""
+
+    log_id: str
+    seen: Seen
+    holder: Holder
+
+
+class LeapConfirmed(Command, frozen=True):
+    """The master's: all queue offsets have leapt over what was lost so far, and the batch that says so is confirmed."""
+
+    log_id: str
+    seen: Seen
+
+
+class LossEndFound(Command, frozen=True):
+    """A copy that returned knows that the loss of `epoch` reaches up to log offset `end`, at least."""
+
+    log_id: str
+    epoch: int
+    end: int
+
+
+AnyCommand = (
+    NodeJoined
+    | NodeStarted
+    | NodeStopped
+    | NodeDraining
+    | NodeForgotten
+    | LogMade
+    | ReplicaAdded
+    | ReplicaRemoved
+    | Promoted
+    | InSyncShrunk
+    | InSyncGrown
+    | LeapConfirmed
+    | LossEndFound
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
+
+
+def encode_command(command: AnyCommand) -> bytes:
+    """As an entry has it."""
+    return _encoder.encode(command)
+
+
+def decode_command(data: bytes) -> AnyCommand:
+    """The other way. Raises msgspec.DecodeError."""
+    return _decoder.decode(data)

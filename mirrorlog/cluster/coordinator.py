@@ -1,0 +1,215 @@
+"""What the leader of the metadata does about what is not as it should be. Pure, and level-triggered.
+
+`step` compares the state with what is wanted and with who is there, and gives what is to be done next: one change per
+log at a time, and none that rests on what it did before. What it remembers are the promotions under way and since when
+nodes are gone; a new leader begins without, and comes to the same.
+
+Wanted is: every log has a master that lives; nobody is in an in-sync set who is gone, as far as `min_in_sync` allows;
+every node that may hold messages is home to a log; every log has as many copies as are asked for, the nodes evenly
+used; Raft's members are the cluster's nodes, and vote once they have learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from uuid import UUID, uuid5
+
+from mirrorlog.cluster.commands import AnyCommand, InSyncShrunk, LogMade, ReplicaAdded, ReplicaRemoved
+from mirrorlog.cluster.liveness import Life
+from mirrorlog.cluster.promotion import Promotion, Report
+from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.state import ClusterState, LogFacts
+
+_NUMBERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`copies`: of each log, as far as there are nodes; `promote_wait_s`: for copies that are silent when a master is
+    looked for; `replace_after_s`: a copy whose node is gone for so long is made elsewhere."""
+
+    copies: int = 3
+    promote_wait_s: float = 2.0
+    replace_after_s: float = 600.0
+    flush: str = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """A command for the state machine."""
+
+    command: AnyCommand
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMembers:
+    """A configuration for Raft, one step away."""
+
+    members: Members
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Ask a node to keep this epoch for the log, to stop in the one before, and to report."""
+
+    node: str
+    log_id: str
+    epoch: int
+
+
+Action = Propose | ChangeMembers | Fence
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the leader sees besides the state. `life`: of a node; `caught_up`: whether a member has all entries."""
+
+    members: Members
+    life: Callable[[str], Life]
+    caught_up: Callable[[int], bool]
+    now: float
+
+
+class Coordinator:
+    """`waits`: by log, whom it waits for and cannot go on without."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.waits: dict[str, tuple[str, ...]] = {}
+        self._wanted = wanted
+        self._promotions: dict[str, Promotion] = {}
+        self._gone_since: dict[str, float] = {}
+
+    def step(self, state: ClusterState, seen: Seen) -> list[Action]:
+        """What is to be done now. Asked again after every change, and from time to time."""
+        self._note_gone(state, seen)
+        self.waits.clear()
+        actions: list[Action] = list(self._members(state, seen))
+        for log_id, log in state.logs.items():
+            actions += self._masters(log_id, log, state, seen) or self._copies(log_id, log, state, seen)
+        actions += self._homes(state, seen)
+        return actions
+
+    def fenced(self, log_id: str, epoch: int, node: str, report: Report) -> None:
+        """A node's answer to a Fence."""
+        promotion = self._promotions.get(log_id)
+        if promotion is not None and promotion.epoch == epoch:
+            promotion.reported(node, report)
+
+    # --- Raft's members ---
+
+    def _members(self, state: ClusterState, seen: Seen) -> Iterator[Action]:
+        """One step: first those who left, then those who may vote, then those who came."""
+        members = seen.members
+        known = {facts.member for facts in state.nodes.values()}
+        for member in members.all:
+            if member not in known and members.voters != (member,):
+                yield ChangeMembers(members.without(member))
+                return
+        for learner in members.learners:
+            if seen.caught_up(learner):
+                yield ChangeMembers(members.with_voter(learner))
+                return
+        for facts in state.nodes.values():
+            if facts.member not in members.all:
+                yield ChangeMembers(members.with_learner(facts.member))
+                return
+
+    # --- Masters ---
+
+    def _masters(self, log_id: str, log: LogFacts, state: ClusterState, seen: Seen) -> list[Action]:
+        """Towards a master that lives; nothing when there is one."""
+        if self._has_master(log, state, seen):
+            self._promotions.pop(log_id, None)
+            return []
+        promotion = self._promotions.get(log_id)
+        actions: list[Action] = []
+        if promotion is None or promotion.log != log:
+            epoch = max(log.epoch, promotion.epoch if promotion else 0) + 1
+            promotion = Promotion(log_id, log, epoch=epoch, now=seen.now, wait_s=self._wanted.promote_wait_s)
+            self._promotions[log_id] = promotion
+        for node in promotion.asked:
+            if seen.life(node) is Life.DOWN:
+                promotion.gone(node)
+                continue
+            promotion.here(node, state.nodes[node].start_id)
+            if node in promotion.waits_for:
+                actions.append(Fence(node, log_id, promotion.epoch))
+        if (decided := promotion.decided(seen.now)) is not None:
+            return [Propose(decided)]
+        self.waits[log_id] = promotion.waits_for or promotion.asked
+        return actions
+
+    @staticmethod
+    def _has_master(log: LogFacts, state: ClusterState, seen: Seen) -> bool:
+        master = log.master
+        if master is None or master.node not in state.nodes:
+            return False
+        facts = state.nodes[master.node]
+        stopped = facts.start_id != master.start_id or facts.stopped
+        return not stopped and seen.life(master.node) is not Life.DOWN
+
+    # --- Copies ---
+
+    def _copies(self, log_id: str, log: LogFacts, state: ClusterState, seen: Seen) -> list[Action]:
+        """One change of a log whose master lives."""
+        gone = [node for node in log.in_sync if node not in state.nodes or seen.life(node) is Life.DOWN]
+        if leaving := log.may_leave([*gone, *log.marked]):
+            return [Propose(InSyncShrunk(log_id=log_id, seen=log.seen, nodes=leaving))]
+        lasting = [node for node in log.replicas if not self._gone_for_long(node, seen)]
+        wanted = min(self._wanted.copies, len(_holders(state)))
+        if len(lasting) < wanted and (node := self._least_used(log, state, seen)) is not None:
+            return [Propose(ReplicaAdded(log_id=log_id, seen=log.seen, node=node))]
+        replaced = [node for node in log.replicas if node not in lasting and node not in log.in_sync]
+        if replaced and len(lasting) >= wanted and len(log.in_sync) >= wanted:
+            return [Propose(ReplicaRemoved(log_id=log_id, seen=log.seen, node=replaced[0]))]
+        return []
+
+    def _note_gone(self, state: ClusterState, seen: Seen) -> None:
+        for node in state.nodes:
+            if seen.life(node) is Life.DOWN:
+                self._gone_since.setdefault(node, seen.now)
+            else:
+                self._gone_since.pop(node, None)
+
+    def _gone_for_long(self, node: str, seen: Seen) -> bool:
+        return seen.now - self._gone_since.get(node, seen.now) >= self._wanted.replace_after_s
+
+    def _least_used(self, log: LogFacts, state: ClusterState, seen: Seen) -> str | None:
+        """A node that lives and holds the fewest copies; of equals the first by name."""
+        free = [node for node in _holders(state) if node not in log.replicas and seen.life(node) is Life.UP]
+        held = {node: sum(node in each.replicas for each in state.logs.values()) for node in free}
+        return min(free, key=lambda node: (held[node], node), default=None)
+
+    # --- Homes ---
+
+    def _homes(self, state: ClusterState, seen: Seen) -> Iterator[Action]:
+        """A log for a node that is there and home to none."""
+        homes = {log.replicas[0] for log in state.logs.values() if log.replicas}
+        numbers = {log.number for log in state.logs.values()}
+        for node in _holders(state):
+            number = next((each for each in range(_NUMBERS) if each not in numbers), None)
+            if node not in homes and seen.life(node) is Life.UP and number is not None:
+                name = _free_name(node, state)
+                log_id = str(uuid5(UUID(state.cluster_id), name))
+                made = LogMade(
+                    log_id=log_id,
+                    number=number,
+                    name=name,
+                    flush=self._wanted.flush,
+                    replicas=(node,),
+                    copies=self._wanted.copies,
+                )
+                yield Propose(made)
+                return
+
+
+def _holders(state: ClusterState) -> list[str]:
+    """Nodes that may hold messages, by name."""
+    return sorted(node for node, facts in state.nodes.items() if not facts.witness and not facts.draining)
+
+
+def _free_name(node: str, state: ClusterState) -> str:
+    """The node's own name; a number behind it when an earlier node had the same."""
+    taken = {log.name for log in state.logs.values()}
+    return next(name for name in (node, *(f"{node}-{count}" for count in range(2, 1000))) if name not in taken)

@@ -1,0 +1,303 @@
+"""Connections between the members of a cluster: heartbeats, Raft, and questions with answers. Thin.
+
+Every node dials every other one and talks over what it dialled; what it accepted it only answers on. So two that dial
+each other at once need no rule, and each side finds out by itself whom it reaches.
+
+A connection that ends is dialled again at once. If that is refused, the process is gone (`cluster.liveness`); then, and
+after any failure, it is tried again every `RETRY_S`. Messages to whom no connection stands are dropped: Raft sends
+them again, and who asks gets ConnectionLost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from mirrorlog.cluster.raft.messages import AnyMessage, Append
+from mirrorlog.config import split_address
+from mirrorlog.errors import ConnectionLost, MirrorlogError, ProtocolError, RequestTimeout
+from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.frames import Frame, FrameType, frame
+from mirrorlog.wire.messages import (
+    Failure,
+    Hello,
+    Welcome,
+    as_error,
+    encode,
+    error_frame,
+    expect_message,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.1
+CONNECT_S: Final = 1.0
+"""How long a connection and its greeting may take."""
+BEAT_S: Final = 0.1
+FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of one message: a snapshot travels in pieces far below."""
+UNSENT_BYTES_MAX: Final = 32 * 1024 * 1024
+ASKED_MAX: Final = 1000
+"""Questions of one member that are answered at a time."""
+
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class MemberEvents(Protocol):
+    """What the mesh tells its owner, on the loop."""
+
+    def heard(self, node: str, start_id: str) -> None:
+        """Something came from this run of a node."""
+
+    def reset(self, node: str) -> None:
+        """A connection with it ended."""
+
+    def refused(self, node: str) -> None:
+        """Nobody listens at its address."""
+
+    def raft(self, message: AnyMessage) -> None: ...
+
+    async def asked(self, node: str, question: bytes) -> bytes:
+        """The answer to a node's question. A MirrorlogError is an answer too."""
+
+
+class DialledLink:
+    """To one node: dialled, and dialled again, until it is closed. What it sends is greeted first."""
+
+    def __init__(self, node: str, address: str, *, hello: Callable[[], Hello], events: MemberEvents) -> None:
+        self.address = address
+        self._node = node
+        self._hello = hello
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._endpoint: Endpoint | None = None
+        self._greeted = False
+        self._start_id = ""
+        self._ended = asyncio.Event()
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._last_id = 0
+        self._told = ""
+        self._task = asyncio.ensure_future(self._keep())
+
+    @property
+    def up(self) -> bool:
+        """Greeted, and not ended."""
+        return self._greeted and self._endpoint is not None and self._endpoint.open
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._task.cancel()
+        if self._endpoint is not None:
+            self._endpoint.abort()
+
+    def send(self, kind: FrameType, payload: bytes = b"") -> None:
+        """Dropped when no connection stands."""
+        if self.up:
+            assert self._endpoint is not None
+            self._endpoint.send([frame(kind, payload)])
+
+    async def ask(self, question: bytes, *, timeout_s: float) -> bytes:
+        """The answer. Raises ConnectionLost, RequestTimeout, or the error that the other side answered."""
+        if not self.up:
+            raise ConnectionLost(f"no connection to node {self._node} at {self.address}")
+        assert self._endpoint is not None
+        self._last_id += 1
+        number = self._last_id
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self._waiting[number] = answer
+        self._endpoint.send([frame(FrameType.ASK, question, number)])
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise RequestTimeout(f"node {self._node} did not answer within {timeout_s * 1000:.0f} ms") from None
+        finally:
+            self._waiting.pop(number, None)
+
+    # --- FrameHandler ---
+
+    def connected(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        endpoint.trust()
+        endpoint.send([frame(FrameType.HELLO, encode(self._hello()))])
+
+    def frame(self, frame_: Frame) -> None:
+        if frame_.type == FrameType.ERROR and not frame_.correlation_id:
+            raise ConnectionLost(str(as_error(expect_message(frame_, FrameType.ERROR, Failure))))
+        if not self._greeted:
+            welcome = expect_message(frame_, FrameType.WELCOME, Welcome)
+            if welcome.node_id != self._node:
+                raise ProtocolError(f"node {welcome.node_id} answers at {self.address}, where {self._node} should be")
+            self._greeted, self._start_id, self._told = True, welcome.start_id, ""
+        elif (answer := self._waiting.get(frame_.correlation_id)) is not None and not answer.done():
+            if frame_.type == FrameType.TELL:
+                answer.set_result(bytes(frame_.payload))
+            else:
+                answer.set_exception(as_error(expect_message(frame_, FrameType.ERROR, Failure)))
+        self._events.heard(self._node, self._start_id)
+
+    def handled(self) -> None:
+        pass
+
+    def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
+        return None
+
+    def writable(self) -> None:
+        pass
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        was_up, self._greeted, self._endpoint = self._greeted, False, None
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(ConnectionLost(f"the connection to node {self._node} ended: {error or 'closed'}"))
+        self._ended.set()
+        if was_up:
+            self._events.reset(self._node)
+
+    # --- inside ---
+
+    async def _keep(self) -> None:
+        host, port = split_address(self.address)
+        while True:
+            self._ended.clear()
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await self._loop.create_connection(self._make_endpoint, host, port)
+            except ConnectionRefusedError as error:
+                self._events.refused(self._node)
+                self._tell(str(error))
+            except (OSError, TimeoutError, UnicodeError) as error:
+                self._tell(str(error) or "no answer")
+            else:
+                await self._until_ended()
+                if not self._told:
+                    continue  # it stood: whether its process is gone shows at once
+            await asyncio.sleep(RETRY_S)
+
+    async def _until_ended(self) -> None:
+        """A connection that is not greeted in time is none."""
+        greeting = self._loop.call_later(CONNECT_S, self._check_greeted, self._endpoint)
+        await self._ended.wait()
+        greeting.cancel()
+
+    def _check_greeted(self, endpoint: Endpoint | None) -> None:
+        if not self._greeted and endpoint is not None and endpoint is self._endpoint:
+            self._told = "no greeting"
+            endpoint.abort()
+
+    def _make_endpoint(self) -> Endpoint:
+        return Endpoint(self, frame_bytes_max=FRAME_BYTES_MAX, outgoing_bytes_max=UNSENT_BYTES_MAX)
+
+    def _tell(self, reason: str) -> None:
+        if reason != self._told:
+            logger.info("member_not_reached node=%s address=%s reason=%r", self._node, self.address, reason)
+        self._told = reason
+
+
+class AcceptedLink:
+    """From one node, which has greeted already: what it says is taken, what it asks is answered."""
+
+    def __init__(self, node: str, start_id: str, *, endpoint: Endpoint, events: MemberEvents) -> None:
+        self._node = node
+        self._start_id = start_id
+        self._endpoint = endpoint
+        self._events = events
+        self._answering: set[asyncio.Task[None]] = set()
+        events.heard(node, start_id)
+
+    def frame(self, frame_: Frame) -> None:
+        """Raises ProtocolError, which closes the connection."""
+        self._events.heard(self._node, self._start_id)
+        if frame_.type == FrameType.RAFT:
+            self._events.raft(_decoded(frame_.payload))
+        elif frame_.type == FrameType.ASK:
+            self._answer_soon(frame_.correlation_id, bytes(frame_.payload))
+        elif frame_.type == FrameType.BEAT:
+            self._endpoint.send([frame(FrameType.BEAT)])
+        else:
+            raise ProtocolError(f"frame type {frame_.type} from a member")
+
+    def disconnected(self) -> None:
+        """The connection is gone."""
+        for task in self._answering:
+            task.cancel()
+        self._events.reset(self._node)
+
+    def _answer_soon(self, number: int, question: bytes) -> None:
+        if len(self._answering) >= ASKED_MAX:
+            raise ProtocolError(f"{ASKED_MAX} questions wait for their answers")
+        task = asyncio.ensure_future(self._answer(number, self._events.asked(self._node, question)))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, number: int, answer: Awaitable[bytes]) -> None:
+        try:
+            told = frame(FrameType.TELL, await answer, number)
+        except MirrorlogError as error:
+            told = error_frame(error, number)
+        except Exception as error:
+            logger.exception("answer_failed node=%s", self._node)
+            told = error_frame(MirrorlogError(f"internal error: {type(error).__name__}"), number)
+        self._endpoint.send([told])
+
+
+class Mesh:
+    """The dialled links of one node."""
+
+    def __init__(self, *, hello: Callable[[], Hello], events: MemberEvents) -> None:
+        self._hello = hello
+        self._events = events
+        self._links: dict[str, DialledLink] = {}
+        self._beat: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._beat_all()
+
+    def stop(self) -> None:
+        """Idempotent."""
+        if self._beat is not None:
+            self._beat.cancel()
+        self.reach({})
+
+    def reach(self, addresses: Mapping[str, str]) -> None:
+        """Exactly these nodes from now on; one whose address changed is dialled anew."""
+        for node, link in list(self._links.items()):
+            if addresses.get(node) != link.address:
+                self._links.pop(node).close()
+        for node, address in addresses.items():
+            if node not in self._links:
+                self._links[node] = DialledLink(node, address, hello=self._hello, events=self._events)
+
+    def send_raft(self, node: str, message: AnyMessage) -> None:
+        """Dropped when no connection stands."""
+        if (link := self._links.get(node)) is not None:
+            link.send(FrameType.RAFT, _encode(message))
+
+    async def ask(self, node: str, question: bytes, *, timeout_s: float) -> bytes:
+        """As `DialledLink.ask`."""
+        link = self._links.get(node)
+        if link is None:
+            raise ConnectionLost(f"node {node} is not in the cluster")
+        return await link.ask(question, timeout_s=timeout_s)
+
+    def _beat_all(self) -> None:
+        for link in self._links.values():
+            link.send(FrameType.BEAT)
+        self._beat = asyncio.get_running_loop().call_later(BEAT_S, self._beat_all)
+
+
+def _decoded(payload: memoryview) -> AnyMessage:
+    try:
+        message = _decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a Raft message does not fit: {error}") from None
+    if isinstance(message, Append):
+        indexes = [entry.index for entry in message.entries]
+        if indexes != list(range(message.before_index + 1, message.before_index + 1 + len(indexes))):
+            raise ProtocolError("the entries of an Append do not follow each other")
+    return message

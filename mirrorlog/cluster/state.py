@@ -1,0 +1,531 @@
+"""What the cluster has decided: nodes and logs, as one value that commands turn into the next one. Pure.
+
+Every node applies the same commands in the same order and has the same state. What a command may not do is refused
+here, when it is applied, and nowhere else: a coordinator that is wrong, late or no coordinator any more changes nothing
+that the rules do not allow. A refused command changes nothing, and its outcome says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from mirrorlog.cluster.commands import (
+    Addresses,
+    AnyCommand,
+    Holder,
+    InSyncGrown,
+    InSyncShrunk,
+    LeapConfirmed,
+    LogMade,
+    LossEndFound,
+    NodeDraining,
+    NodeForgotten,
+    NodeJoined,
+    NodeStarted,
+    NodeStopped,
+    Promoted,
+    ReplicaAdded,
+    ReplicaRemoved,
+    Seen,
+    StartKind,
+)
+from mirrorlog.config import LOG_NUMBER_MAX
+from mirrorlog.errors import BadRequest
+
+LOSSES_KEPT: Final = 1000
+"""Of each log; the oldest go. All of them were in the logs and the metrics."""
+EPOCH_MAX: Final = 2**32 - 1
+"""What a batch's header can say."""
+EPOCHS_RAISED: Final = 1_000_000
+"""By a recovery of the cluster: more than a majority that is lost can have given out unseen."""
+
+
+class NodeFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`member`: its id in Raft; `token`: see NodeJoined; `start_id`: empty before its first start; `stopped`: cleanly,
+    and not started since."""
+
+    member: int
+    addresses: Addresses
+    witness: bool = False
+    token: str = ""
+    start_id: str = ""
+    kind: StartKind = StartKind.CLEAN
+    stopped: bool = False
+    draining: bool = False
+
+
+class Loss(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Confirmed records may be gone from log offset `start` on. `epoch`: the one that began there; `end`: up to where,
+    as far as copies that returned have told; `leapt`: queue offsets are past it, and that is confirmed."""
+
+    epoch: int
+    start: int
+    end: int | None = None
+    leapt: bool = False
+
+
+class LogFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`replicas`: nodes, the home first; `master`: None before the first promotion and when its run has ended.
+
+    `in_sync`: by node, the run in which it holds everything; `marked`: of these, who may have lost something of it.
+    `copies_wanted`: with fewer nothing is confirmed, and the set does not shrink below it. It is `min_in_sync`, or by
+    default 1 with one or two copies and the majority with more; more copies raise it only once so many are in sync, so
+    that a copy that is added holds nobody up.
+    """
+
+    number: int
+    name: str
+    flush: str
+    replicas: tuple[str, ...]
+    copies: int = 3
+    min_in_sync: int | None = None
+    copies_wanted: int = 1
+    master: Holder | None = None
+    epoch: int = 0
+    version: int = 0
+    in_sync: Mapping[str, str] = {}
+    marked: frozenset[str] = frozenset()
+    losses: tuple[Loss, ...] = ()
+
+    @property
+    def seen(self) -> Seen:
+        """For a command about it."""
+        return Seen(self.epoch, self.version)
+
+    @property
+    def promotable(self) -> tuple[str, ...]:
+        """In-sync members that lost nothing, in the order of the replicas."""
+        return tuple(node for node in self.replicas if node in self.in_sync and node not in self.marked)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether everybody who held everything may have lost something of it."""
+        return bool(self.in_sync) and not self.promotable
+
+    @property
+    def owes_leap(self) -> bool:
+        """Whether something was lost and the queue offsets may not be past it: whoever is master lets them leap, and
+        delivers nothing before that is confirmed."""
+        return not all(loss.leapt for loss in self.losses)
+
+    def may_leave(self, nodes: Collection[str]) -> tuple[str, ...]:
+        """Who of `nodes` may leave the in-sync set together: never the master, and `copies_wanted` stay.
+
+        A marked member fills no place of a whole one: while the whole ones are too few, none of them leaves, dead or
+        not. Marked ones leave as far as the others are enough to hold the confirmed offset still.
+        """
+        master = self.master.node if self.master is not None else None
+        leaving = [node for node in self.replicas if node in self.in_sync and node in nodes and node != master]
+        marked = [node for node in leaving if node in self.marked]
+        spare = len(self.promotable) - self.copies_wanted
+        if spare > 0:
+            return tuple(marked + [node for node in leaving if node not in self.marked][:spare])
+        return tuple(marked[: max(0, len(self.in_sync) - self.copies_wanted)])
+
+
+class ClusterState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`version`: index of the last entry that changed it; `incarnation`: raised when a lost majority is replaced."""
+
+    cluster_id: str
+    name: str
+    version: int = 0
+    incarnation: int = 1
+    nodes: Mapping[str, NodeFacts] = {}
+    logs: Mapping[str, LogFacts] = {}
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """`refusal`: why nothing changed; empty when it did, or was so already."""
+
+    index: int
+    refusal: str = ""
+
+
+class _Refused(Exception):
+    """A rule forbids it."""
+
+
+def applied(state: ClusterState, index: int, command: AnyCommand) -> tuple[ClusterState, Outcome]:
+    """The state after entry `index`, and what came of it."""
+    try:
+        changed = _HANDLERS[type(command)](state, index, command)
+    except _Refused as refusal:
+        return state, Outcome(index, str(refusal))
+    if changed == state:
+        return state, Outcome(index)
+    return replace(changed, version=index), Outcome(index)
+
+
+def recovered(state: ClusterState, survivors: Collection[str]) -> ClusterState:
+    """What goes on when a majority is lost for good: `survivors` alone, as a new incarnation of the cluster.
+
+    What the lost ones decided last is not known here: any of them may have mastered any log. So no run masters anything
+    any more, every copy that is left is marked, and every epoch is far above what they can have given out: each log
+    recovers from the best of its copies and reports what it may have lost. Raises BadRequest.
+    """
+    unknown = sorted(set(survivors) - state.nodes.keys())
+    if unknown or not survivors:
+        raise BadRequest(
+            f"no node {', '.join(unknown) or 'at all'} is known to go on with; there are {', '.join(state.nodes)}"
+        )
+    nodes = {name: facts for name, facts in state.nodes.items() if name in survivors}
+    logs = {log_id: _recovered_log(log, nodes) for log_id, log in state.logs.items()}
+    return replace(state, incarnation=state.incarnation + 1, nodes=nodes, logs=logs)
+
+
+def _recovered_log(log: LogFacts, nodes: Mapping[str, NodeFacts]) -> LogFacts:
+    replicas = tuple(node for node in log.replicas if node in nodes)
+    return _with_needed(
+        replace(
+            log,
+            replicas=replicas,
+            master=None,
+            epoch=log.epoch + EPOCHS_RAISED,
+            in_sync={node: nodes[node].start_id for node in replicas},
+            marked=frozenset(replicas),
+            version=log.version + 1,
+        )
+    )
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgspec.msgpack.Decoder(ClusterState)
+
+
+def encode_state(state: ClusterState) -> bytes:
+    """For a snapshot. Equal states are the same bytes."""
+    return _encoder.encode(state)
+
+
+def decode_state(data: bytes) -> ClusterState:
+    """The other way. Raises msgspec.DecodeError."""
+    return _decoder.decode(data)
+
+
+# --- Nodes ----------------------------------------------------------------------------------------------------------
+
+
+def _joined(state: ClusterState, index: int, command: NodeJoined) -> ClusterState:
+    known = state.nodes.get(command.node)
+    if known is not None and command.token and known.token == command.token:
+        return state
+    if known is not None:
+        raise _Refused(
+            f"a node {command.node} is in the cluster already, as member {known.member}; forget it first if its disk "
+            "is blank, or choose another id"
+        )
+    facts = NodeFacts(member=index, addresses=command.addresses, witness=command.witness, token=command.token)
+    return _with_node(state, command.node, facts)
+
+
+def _started(state: ClusterState, index: int, command: NodeStarted) -> ClusterState:
+    node = _node(state, command.node)
+    if node.start_id == command.start_id:
+        return state
+    if command.member not in (0, node.member):
+        raise _Refused(
+            f"node {command.node} is member {node.member}; member {command.member} was forgotten, and its disk with it"
+        )
+    # A disk that does not know its last run was set back to an older one: what it acked since is gone.
+    set_back = node.start_id not in ("", command.before, *command.since)
+    if set_back and command.seen != node.start_id:
+        raise _Refused(
+            f"node {command.node} was registered as {node.start_id}, which its disk does not know: either it was set "
+            f"back to an earlier state, or run {command.start_id} is over"
+        )
+    kind = StartKind.LOSSY if set_back else command.kind
+    facts = replace(
+        node, start_id=command.start_id, kind=kind, stopped=False, draining=False, addresses=command.addresses
+    )
+
+    def loses(log_id: str, log: LogFacts) -> bool:
+        """A machine that went down loses what was in memory only."""
+        return set_back or log_id in command.damaged or (kind is StartKind.LOSSY and log.flush == "memory")
+
+    holder = Holder(command.node, command.start_id)
+    logs = {log_id: _with_new_run(log, holder, lossy=loses(log_id, log)) for log_id, log in state.logs.items()}
+    return replace(_with_node(state, command.node, facts), logs=logs)
+
+
+def _with_new_run(log: LogFacts, holder: Holder, *, lossy: bool) -> LogFacts:
+    """The run before has ended: it masters nothing any more. What it held, the new one holds, or is marked."""
+    masters = log.master is not None and log.master.node == holder.node
+    member = holder.node in log.in_sync
+    if not masters and not member:
+        return log
+    return replace(
+        log,
+        master=None if masters else log.master,
+        in_sync={**log.in_sync, holder.node: holder.start_id} if member else log.in_sync,
+        marked=log.marked | {holder.node} if member and lossy else log.marked,
+        version=log.version + 1,
+    )
+
+
+def _stopped(state: ClusterState, index: int, command: NodeStopped) -> ClusterState:
+    node = _node(state, command.node)
+    if node.start_id != command.start_id:
+        raise _Refused(f"node {command.node} runs as {node.start_id}, not as {command.start_id}")
+    return _with_node(state, command.node, replace(node, stopped=True))
+
+
+def _draining(state: ClusterState, index: int, command: NodeDraining) -> ClusterState:
+    node = _node(state, command.node)
+    return _with_node(state, command.node, replace(node, draining=command.draining))
+
+
+def _forgotten(state: ClusterState, index: int, command: NodeForgotten) -> ClusterState:
+    known = state.nodes.get(command.node)
+    if known is None or command.member not in (0, known.member):
+        return state
+    logs = {log_id: _without_node(log, command.node) for log_id, log in state.logs.items()}
+    nodes = {name: facts for name, facts in state.nodes.items() if name != command.node}
+    return replace(state, nodes=nodes, logs=logs)
+
+
+def _without_node(log: LogFacts, node: str) -> LogFacts:
+    if node not in log.replicas:
+        return log
+    # Of marked members one may go while another stays: that something may be lost is known, and will be said.
+    if log.promotable == (node,) or tuple(log.in_sync) == (node,):
+        raise _Refused(
+            f"node {node} holds the last copy of log {log.name} that may be whole; promote another one first, and "
+            "accept the loss"
+        )
+    return _with_needed(
+        replace(
+            log,
+            replicas=tuple(each for each in log.replicas if each != node),
+            master=None if log.master is not None and log.master.node == node else log.master,
+            in_sync={each: start for each, start in log.in_sync.items() if each != node},
+            marked=log.marked - {node},
+            version=log.version + 1,
+        )
+    )
+
+
+# --- Logs -----------------------------------------------------------------------------------------------------------
+
+
+def _made(state: ClusterState, index: int, command: LogMade) -> ClusterState:
+    known = state.logs.get(command.log_id)
+    if known is not None and (known.name, known.number) == (command.name, command.number):
+        return state
+    for log_id, log in state.logs.items():
+        if log_id == command.log_id or log.name == command.name or log.number == command.number:
+            raise _Refused(
+                f"log {log.name} has the id {log_id} and the number {log.number}; {command.name} cannot have the id "
+                f"{command.log_id} and the number {command.number}"
+            )
+    _check_log(command)
+    for node in command.replicas:
+        _data_node(state, node)
+    facts = LogFacts(
+        number=command.number,
+        name=command.name,
+        flush=command.flush,
+        replicas=command.replicas,
+        copies=command.copies,
+        min_in_sync=command.min_in_sync,
+        copies_wanted=command.min_in_sync or _majority(min(command.copies, len(command.replicas))),
+    )
+    return replace(state, logs={**state.logs, command.log_id: facts})
+
+
+def _check_log(command: LogMade) -> None:
+    name, copies, min_in_sync = command.name, command.copies, command.min_in_sync
+    if not 0 <= command.number <= LOG_NUMBER_MAX:
+        raise _Refused(f"log {name}: its number is 0 to {LOG_NUMBER_MAX}, not {command.number}")
+    if command.flush not in ("memory", "disk"):
+        raise _Refused(f"log {name}: flush is memory or disk, not {command.flush}")
+    if not command.replicas or len(set(command.replicas)) != len(command.replicas):
+        raise _Refused(f"log {name} needs nodes to hold it, each once")
+    if copies < 1 or (min_in_sync is not None and not 1 <= min_in_sync <= copies):
+        raise _Refused(f"log {name}: min_in_sync is 1 up to copies, not {min_in_sync} of {copies}")
+
+
+def _replica_added(state: ClusterState, index: int, command: ReplicaAdded) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    _data_node(state, command.node)
+    if command.node in log.replicas:
+        return state
+    return _with_log(state, command.log_id, _with_needed(replace(log, replicas=(*log.replicas, command.node))))
+
+
+def _replica_removed(state: ClusterState, index: int, command: ReplicaRemoved) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    if command.node not in log.replicas:
+        return state
+    if command.node in log.in_sync:
+        raise _Refused(f"node {command.node} is in sync with log {log.name}; it leaves that set first")
+    left = _with_needed(replace(log, replicas=tuple(each for each in log.replicas if each != command.node)))
+    if left.copies_wanted < log.copies_wanted or len(left.replicas) < log.copies_wanted:
+        raise _Refused(
+            f"log {log.name} needs {log.copies_wanted} in-sync copies, and {len(left.replicas)} copies are too few "
+            "for that; add another one first"
+        )
+    return _with_log(state, command.log_id, left)
+
+
+def _promoted(state: ClusterState, index: int, command: Promoted) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    holder = command.holder
+    _running(state, holder)
+    if holder.node not in log.replicas:
+        raise _Refused(f"node {holder.node} holds no copy of log {log.name}")
+    if not log.epoch < command.epoch <= EPOCH_MAX:
+        raise _Refused(f"log {log.name} is in epoch {log.epoch}; {command.epoch} is not above it, up to {EPOCH_MAX}")
+    whole = holder.node in log.promotable
+    if log.epoch > 0 and not whole and not command.unclean:
+        raise _Refused(f"node {holder.node} may lack what was confirmed of log {log.name}; in sync: {_names(log)}")
+    if log.epoch > 0 and not whole and command.lost_from is None:
+        raise _Refused(f"log {log.name}: a promotion of {holder.node} has to say what may be lost")
+    alone = not whole
+    losses = log.losses
+    if command.lost_from is not None:
+        losses = (*losses, Loss(command.epoch, command.lost_from))[-LOSSES_KEPT:]
+    changed = replace(
+        log,
+        master=holder,
+        epoch=command.epoch,
+        in_sync={holder.node: holder.start_id} if alone else log.in_sync,
+        marked=frozenset() if alone else log.marked,
+        losses=losses,
+    )
+    return _with_log(state, command.log_id, changed)
+
+
+def _shrunk(state: ClusterState, index: int, command: InSyncShrunk) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    gone = set(command.nodes) & set(log.in_sync)
+    if not gone:
+        return state
+    if log.master is None or log.master.node in gone:
+        raise _Refused(f"log {log.name}: its master is always in sync; in sync: {_names(log)}")
+    if set(log.may_leave(gone)) != gone:
+        raise _Refused(
+            f"log {log.name} needs {log.copies_wanted} whole in-sync copies; {', '.join(sorted(gone))} cannot leave; "
+            f"in sync: {_names(log)}"
+        )
+    left = {node: start for node, start in log.in_sync.items() if node not in gone}
+    return _with_log(state, command.log_id, replace(log, in_sync=left, marked=log.marked - gone))
+
+
+def _grown(state: ClusterState, index: int, command: InSyncGrown) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    holder = command.holder
+    _running(state, holder)
+    if holder.node not in log.replicas:
+        raise _Refused(f"node {holder.node} holds no copy of log {log.name}")
+    if log.master is None:
+        raise _Refused(f"log {log.name} has no master that could vouch for {holder.node}")
+    if log.in_sync.get(holder.node) == holder.start_id and holder.node not in log.marked:
+        return state
+    changed = replace(log, in_sync={**log.in_sync, holder.node: holder.start_id}, marked=log.marked - {holder.node})
+    return _with_log(state, command.log_id, _with_needed(changed))
+
+
+def _leap_confirmed(state: ClusterState, index: int, command: LeapConfirmed) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    if log.master is None:
+        raise _Refused(f"log {log.name} has no master that could have let its queue offsets leap")
+    if not log.owes_leap:
+        return state
+    return _with_log(
+        state, command.log_id, replace(log, losses=tuple(replace(loss, leapt=True) for loss in log.losses))
+    )
+
+
+def _loss_end_found(state: ClusterState, index: int, command: LossEndFound) -> ClusterState:
+    """No version of the log: nobody decides by it, and it says the same whenever it comes."""
+    log = state.logs.get(command.log_id)
+    if log is None:
+        raise _Refused(f"there is no log {command.log_id}")
+    if all(loss.epoch != command.epoch for loss in log.losses):
+        raise _Refused(f"log {log.name} knows of no loss when its epoch {command.epoch} began")
+    losses = tuple(_up_to(loss, command.end) if loss.epoch == command.epoch else loss for loss in log.losses)
+    return replace(state, logs={**state.logs, command.log_id: replace(log, losses=losses)})
+
+
+def _up_to(loss: Loss, end: int) -> Loss:
+    return replace(loss, end=max(loss.start, end, loss.end or 0))
+
+
+# --- What rules need ------------------------------------------------------------------------------------------------
+
+
+def _node(state: ClusterState, node: str) -> NodeFacts:
+    if node not in state.nodes:
+        raise _Refused(f"no node {node} is in the cluster; there are {', '.join(sorted(state.nodes)) or 'none'}")
+    return state.nodes[node]
+
+
+def _data_node(state: ClusterState, node: str) -> None:
+    if _node(state, node).witness:
+        raise _Refused(f"node {node} is a witness: it holds no messages")
+
+
+def _running(state: ClusterState, holder: Holder) -> None:
+    node = _node(state, holder.node)
+    if node.start_id != holder.start_id or node.stopped:
+        raise _Refused(f"run {holder.start_id} of node {holder.node} has ended")
+
+
+def _log(state: ClusterState, log_id: str, seen: Seen) -> LogFacts:
+    log = state.logs.get(log_id)
+    if log is None:
+        raise _Refused(f"there is no log {log_id}")
+    if seen != log.seen:
+        raise _Refused(
+            f"log {log.name} has moved on: epoch {log.epoch}, version {log.version}; "
+            f"the command knew epoch {seen.epoch}, version {seen.version}"
+        )
+    return log
+
+
+def _names(log: LogFacts) -> str:
+    members = [node for node in log.replicas if node in log.in_sync]
+    return ", ".join(f"{node} (marked)" if node in log.marked else node for node in members) or "nobody"
+
+
+def _majority(copies: int) -> int:
+    """Of those, as far as it is asked for: one of two cannot wait for the other."""
+    return 1 if copies <= 2 else copies // 2 + 1
+
+
+def _with_needed(log: LogFacts) -> LogFacts:
+    """Other replicas, or more in sync, are another number that a confirm needs; never one that is not there."""
+    if log.min_in_sync is not None:
+        return log
+    usual = _majority(min(log.copies, len(log.replicas)))
+    return replace(log, copies_wanted=min(usual, max(log.copies_wanted, len(log.promotable))))
+
+
+def _with_node(state: ClusterState, node: str, facts: NodeFacts) -> ClusterState:
+    return replace(state, nodes={**state.nodes, node: facts})
+
+
+def _with_log(state: ClusterState, log_id: str, log: LogFacts) -> ClusterState:
+    """Every change of a log is a version of it."""
+    return replace(state, logs={**state.logs, log_id: replace(log, version=log.version + 1)})
+
+
+_HANDLERS: Final[Mapping[type[AnyCommand], Callable[[ClusterState, int, Any], ClusterState]]] = {
+    NodeJoined: _joined,
+    NodeStarted: _started,
+    NodeStopped: _stopped,
+    NodeDraining: _draining,
+    NodeForgotten: _forgotten,
+    LogMade: _made,
+    ReplicaAdded: _replica_added,
+    ReplicaRemoved: _replica_removed,
+    Promoted: _promoted,
+    InSyncShrunk: _shrunk,
+    InSyncGrown: _grown,
+    LeapConfirmed: _leap_confirmed,
+    LossEndFound: _loss_end_found,
+}

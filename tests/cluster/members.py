@@ -1,0 +1,227 @@
+"""Whole services over real sockets in one process, each with a host that does at once what a broker would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from mirrorlog.cluster.commands import Addresses, Holder, InSyncGrown, StartKind
+from mirrorlog.cluster.coordinator import Wanted
+from mirrorlog.cluster.liveness import Change, Life
+from mirrorlog.cluster.peers import AcceptedLink
+from mirrorlog.cluster.promotion import Report
+from mirrorlog.cluster.raft.core import Timing
+from mirrorlog.cluster.service import ClusterService, Identity, founding
+from mirrorlog.cluster.state import ClusterState, NodeFacts
+from mirrorlog.commitlog.files import OsFiles
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.frames import Frame, FrameType, frame
+from mirrorlog.wire.messages import Hello, Limits, Welcome, encode, expect_message
+
+CLUSTER_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
+WAIT_S = 30.0
+# Slow enough that a busy machine does not elect for ever.
+TIMING = Timing(heartbeat_s=0.05, election_s=0.4)
+
+
+class Port:
+    """A replication port: greets members, and gives their frames to the service's links."""
+
+    def __init__(self, node: ServiceNode) -> None:
+        self._node = node
+        self._endpoint: Endpoint | None = None
+        self._link: AcceptedLink | None = None
+
+    def connected(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._node.endpoints.append(endpoint)
+
+    def frame(self, frame_: Frame) -> None:
+        assert self._endpoint is not None
+        if self._link is not None:
+            self._link.frame(frame_)
+            return
+        hello = expect_message(frame_, FrameType.HELLO, Hello)
+        self._endpoint.trust()
+        self._endpoint.send([frame(FrameType.WELCOME, encode(self._node.welcome))])
+        assert hello.node_id is not None
+        assert hello.start_id is not None
+        assert self._node.service is not None
+        self._link = AcceptedLink(hello.node_id, hello.start_id, endpoint=self._endpoint, events=self._node.service)
+
+    def handled(self) -> None: ...
+
+    def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
+        return None
+
+    def writable(self) -> None: ...
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        if self._link is not None:
+            self._link.disconnected()
+
+
+class ServiceNode:
+    """A node whose copies have what `end` says, and whose mirrors have everything at once."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.end = 0
+        self.runs = 0
+        self.endpoints: list[Endpoint] = []
+        self.failures: list[MirrorlogError] = []
+        self.fences: list[tuple[str, int]] = []
+        self.service: ClusterService | None = None
+        self.port = 0
+        self._directory = directory / name
+        self._server: asyncio.Server | None = None
+        self._helper = ThreadPoolExecutor(1)
+        self._growing: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._endpoint, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def start(self, founders: list[ServiceNode], kind: StartKind = StartKind.DIED) -> None:
+        """The next run."""
+        if self._server is None:
+            await self.listen()
+        before, self.runs = self.start_id if self.runs else "", self.runs + 1
+        self.service = ClusterService(
+            Identity(self.name, self.start_id, self.addresses, kind, before=before),
+            host=self,
+            hello=self._hello,
+            wanted=Wanted(),
+            timing=TIMING,
+            node_timeout_s=1.0,
+            helper=self._helper,
+        )
+        nodes = {each.name: NodeFacts(number, each.addresses) for number, each in enumerate(founders, 1)}
+        state = ClusterState(CLUSTER_ID, "c", nodes=nodes)
+        own = next(number for number, each in enumerate(founders, 1) if each is self)
+        members = tuple(range(1, len(founders) + 1))
+        await self.service.start(OsFiles(), self._directory, own=own, snapshot=founding(state, members))
+
+    async def die(self) -> None:
+        """As far as others can tell, its process is killed."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in list(self._growing):
+            task.cancel()
+        if self.service is not None:
+            service, self.service = self.service, None
+            service.mesh.stop()
+            for endpoint in self.endpoints:
+                endpoint.abort()
+            self.endpoints.clear()
+            await service.stop()
+
+    def close(self) -> None:
+        self._helper.shutdown()
+
+    @property
+    def start_id(self) -> str:
+        return f"{self.name} {self.runs}"
+
+    @property
+    def addresses(self) -> Addresses:
+        return Addresses(replication=f"127.0.0.1:{self.port}")
+
+    @property
+    def state(self) -> ClusterState:
+        assert self.service is not None
+        return self.service.state
+
+    @property
+    def welcome(self) -> Welcome:
+        limits = Limits(max_record_bytes=1, max_batch_bytes=1)
+        return Welcome(
+            version=1, cluster_id=CLUSTER_ID, cluster_name="c", node_id=self.name, start_id=self.start_id, limits=limits
+        )
+
+    # --- Host ---
+
+    def changed(self, state: ClusterState) -> None:
+        for log_id, log in state.logs.items():
+            if log.master != Holder(self.name, self.start_id):
+                continue
+            for node in log.replicas:
+                holder = Holder(node, state.nodes[node].start_id)
+                lives = self.service is not None and self.service.life(node) is Life.UP
+                if lives and log.in_sync.get(node) != holder.start_id:
+                    self._grow(InSyncGrown(log_id=log_id, seen=log.seen, holder=holder))
+
+    def life_changed(self, change: Change) -> None:
+        if self.service is not None:
+            self.changed(self.service.state)
+
+    async def fence(self, log_id: str, epoch: int) -> Report:
+        self.fences.append((log_id, epoch))
+        return Report(self.start_id, 1, self.end, confirmed=0)
+
+    def failed(self, error: MirrorlogError) -> None:
+        self.failures.append(error)
+
+    # --- inside ---
+
+    def _grow(self, command: InSyncGrown) -> None:
+        task = asyncio.ensure_future(self._propose(command))
+        self._growing.add(task)
+        task.add_done_callback(self._growing.discard)
+
+    async def _propose(self, command: InSyncGrown) -> None:
+        assert self.service is not None
+        try:
+            await self.service.propose(command, timeout_s=1.0)
+        except MirrorlogError:
+            if self.service is not None:
+                self.changed(self.service.state)
+
+    def _hello(self) -> Hello:
+        return Hello(
+            version_min=1,
+            version_max=1,
+            role="member",
+            cluster_id=CLUSTER_ID,
+            node_id=self.name,
+            start_id=self.start_id,
+        )
+
+    def _endpoint(self) -> Endpoint:
+        return Endpoint(Port(self), frame_bytes_max=1 << 20, outgoing_bytes_max=1 << 20)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110  (what is waited for is on several nodes)
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def founded(directory: Path, *names: str) -> AsyncIterator[list[ServiceNode]]:
+    """A cluster of these nodes, every log mastered by its home and held by all."""
+    nodes = [ServiceNode(name, directory) for name in names]
+    try:
+        for node in nodes:
+            await node.listen()
+        for node in nodes:
+            await node.start(nodes)
+        await until(lambda: all(settled(node, nodes) for node in nodes))
+        yield nodes
+    finally:
+        for node in nodes:
+            await node.die()
+            node.close()
+
+
+def settled(node: ServiceNode, nodes: list[ServiceNode]) -> bool:
+    """Whether a node knows of a log for each node, mastered, and in sync on as many as there shall be copies."""
+    logs = node.state.logs.values()
+    copies = min(3, len(nodes))
+    return len(logs) == len(nodes) and all(log.master and len(log.in_sync) == copies for log in logs)

@@ -1,0 +1,66 @@
+"""Entries become state, and whoever proposed one hears what came of it."""
+
+from __future__ import annotations
+
+from mirrorlog.cluster.commands import Addresses, AnyCommand, NodeJoined, encode_command
+from mirrorlog.cluster.machine import Machine
+from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
+from mirrorlog.cluster.state import ClusterState, Outcome, encode_state
+
+
+def snapshot(state: ClusterState, index: int = 0, term: int = 0) -> Snapshot:
+    return Snapshot(index, term, Members((1,)), encode_state(state))
+
+
+def machine() -> Machine:
+    return Machine(snapshot(ClusterState("id", "name")))
+
+
+def entry(index: int, command: AnyCommand, term: int = 1) -> Entry:
+    return Entry(index, term, EntryKind.COMMAND, encode_command(command))
+
+
+def joins(node: str) -> NodeJoined:
+    return NodeJoined(node=node, addresses=Addresses(client=f"{node}:1"))
+
+
+def test_entries_become_state_in_order() -> None:
+    """By two commands with an empty entry between them."""
+    found = machine()
+    steps = found.apply([entry(1, joins("a")), Entry(2, 1, EntryKind.EMPTY), entry(3, joins("b"))])
+    assert list(found.state.nodes) == ["a", "b"]
+    assert (found.index, found.state.version) == (3, 3)
+    assert [step.command for step in steps] == [joins("a"), None, joins("b")]
+    assert steps[0].after is steps[1].before
+
+
+def test_a_proposer_hears_what_came_of_it() -> None:
+    """Accepted, and refused with the reason."""
+    found, heard = machine(), list[Outcome | None]()
+    found.wait(1, 1, heard.append)
+    found.wait(2, 1, heard.append)
+    found.apply([entry(1, joins("a")), entry(2, joins("a"))])
+    assert heard[0] == Outcome(1)
+    assert heard[1] is not None
+    assert "a node a is in the cluster already" in heard[1].refusal
+
+
+def test_a_command_that_another_term_replaced_is_lost() -> None:
+    """And its proposer is told so; by an entry of another term in its place."""
+    found, heard = machine(), list[Outcome | None]()
+    found.wait(1, 1, heard.append)
+    found.apply([entry(1, joins("b"), term=2)])
+    assert heard == [None]
+
+
+def test_a_snapshot_replaces_the_state_and_ends_all_waiting() -> None:
+    """What waited may have been applied elsewhere; by restoring another's."""
+    found, other, heard = machine(), machine(), list[Outcome | None]()
+    other.apply([entry(1, joins("a")), entry(2, joins("b"))])
+    found.wait(1, 1, heard.append)
+    found.restore(Snapshot(2, 1, Members((1,)), other.snapshot_state()))
+    assert heard == [None]
+    assert found.state == other.state
+    found.apply([entry(3, joins("c"))])
+    assert list(found.state.nodes) == ["a", "b", "c"]

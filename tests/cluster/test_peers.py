@@ -1,0 +1,279 @@
+"""The mesh over real sockets: what arrives, what is answered, and how it is seen that somebody has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mirrorlog.cluster.peers import AcceptedLink, Mesh
+from mirrorlog.cluster.raft.messages import AnyMessage, Append, Entry, EntryKind, TakeOver
+from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, RequestTimeout
+from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.frames import Frame, FrameType, frame
+from mirrorlog.wire.messages import Hello, Limits, Welcome, encode, expect_message
+
+WAIT_S = 20.0
+
+
+class Events:
+    """Notes what it is told, and answers questions."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[Any, ...]] = []
+        self.messages: list[AnyMessage] = []
+        self.let_go = asyncio.Event()
+
+    def heard(self, node: str, start_id: str) -> None:
+        self._note("heard", node, start_id)
+
+    def reset(self, node: str) -> None:
+        self._note("reset", node)
+
+    def refused(self, node: str) -> None:
+        self._note("refused", node)
+
+    def raft(self, message: AnyMessage) -> None:
+        self.messages.append(message)
+
+    async def asked(self, node: str, question: bytes) -> bytes:
+        if question == b"no":
+            raise BadRequest("nobody may")
+        if question == b"later":
+            await self.let_go.wait()
+        return node.encode() + b" asked " + question
+
+    def _note(self, *note: str) -> None:
+        if self.notes[-1:] != [note]:
+            self.notes.append(note)
+
+
+class Port:
+    """What a replication port does with a member: greets it, then gives its frames to an AcceptedLink."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._endpoint: Endpoint | None = None
+        self._link: AcceptedLink | None = None
+
+    def connected(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._node.endpoints.append(endpoint)
+
+    def frame(self, frame_: Frame) -> None:
+        assert self._endpoint is not None
+        if self._link is not None:
+            self._link.frame(frame_)
+            return
+        hello = expect_message(frame_, FrameType.HELLO, Hello)
+        if not self._node.greets:
+            return
+        self._endpoint.trust()
+        self._endpoint.send([frame(FrameType.WELCOME, encode(self._node.welcome))])
+        assert hello.node_id is not None
+        assert hello.start_id is not None
+        self._link = AcceptedLink(hello.node_id, hello.start_id, endpoint=self._endpoint, events=self._node.events)
+
+    def handled(self) -> None: ...
+
+    def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
+        return None
+
+    def writable(self) -> None: ...
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        if self._link is not None:
+            self._link.disconnected()
+
+
+class Node:
+    """A node with a port, and a mesh that reaches others."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.events = Events()
+        self.greets = True
+        self.endpoints: list[Endpoint] = []
+        self.address = ""
+        self.mesh = Mesh(hello=self._hello, events=self.events)
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, port: int = 0) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._endpoint, "127.0.0.1", port)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def die(self) -> None:
+        """As a process that is killed: its port and its connections are gone."""
+        if self._server is not None:
+            self._server.close()
+        for endpoint in self.endpoints:
+            endpoint.abort()
+        self.mesh.stop()
+
+    def knows(self, *note: str) -> Callable[[], bool]:
+        return lambda: note in self.events.notes
+
+    @property
+    def welcome(self) -> Welcome:
+        return Welcome(
+            version=1,
+            cluster_id="c",
+            cluster_name="c",
+            node_id=self.name,
+            start_id=f"{self.name} 1",
+            limits=Limits(max_record_bytes=1, max_batch_bytes=1),
+        )
+
+    def _hello(self) -> Hello:
+        return Hello(version_min=1, version_max=1, role="member", node_id=self.name, start_id=f"{self.name} 1")
+
+    def _endpoint(self) -> Endpoint:
+        return Endpoint(Port(self), frame_bytes_max=1 << 20, outgoing_bytes_max=1 << 20)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110  (the mesh tells only its events)
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def two() -> AsyncIterator[tuple[Node, Node]]:
+    """a and b, which reach each other."""
+    a, b = Node("a"), Node("b")
+    try:
+        for node in (a, b):
+            await node.listen()
+            node.mesh.start()
+        a.mesh.reach({"b": b.address})
+        b.mesh.reach({"a": a.address})
+        await until(a.knows("heard", "b", "b 1"))
+        await until(b.knows("heard", "a", "a 1"))
+        yield a, b
+    finally:
+        a.die()
+        b.die()
+
+
+def test_messages_and_questions_reach_the_other_side() -> None:
+    """By one of each; an error is an answer too."""
+
+    async def run() -> None:
+        async with two() as (a, b):
+            a.mesh.send_raft("b", TakeOver(1, 2, 7))
+            await until(lambda: b.events.messages == [TakeOver(1, 2, 7)])
+            assert await a.mesh.ask("b", b"what", timeout_s=WAIT_S) == b"a asked what"
+            with pytest.raises(BadRequest, match="nobody may"):
+                await a.mesh.ask("b", b"no", timeout_s=WAIT_S)
+
+    asyncio.run(run())
+
+
+def test_entries_that_do_not_follow_each_other_end_the_connection() -> None:
+    """The core relies on it; by an Append with a gap, after which the next message arrives over another one."""
+
+    async def run() -> None:
+        async with two() as (a, b):
+            torn = (Entry(8, 1, EntryKind.EMPTY), Entry(10, 1, EntryKind.EMPTY))
+            a.mesh.send_raft("b", Append(1, 2, 1, 7, 1, 0, 0, torn))
+            await until(b.knows("reset", "a"))
+            assert b.events.messages == []
+
+    asyncio.run(run())
+
+
+def test_who_is_killed_resets_and_is_refused() -> None:
+    """In that order, at once, and a question that waits ends; by closing the port and its connections."""
+
+    async def run() -> None:
+        async with two() as (a, b):
+            waiting = asyncio.ensure_future(a.mesh.ask("b", b"later", timeout_s=WAIT_S))
+            await asyncio.sleep(0)
+            b.die()
+            await until(a.knows("refused", "b"))
+            notes = a.events.notes
+            assert notes.index(("reset", "b")) < notes.index(("refused", "b"))
+            with pytest.raises(ConnectionLost):
+                await waiting
+            with pytest.raises(ConnectionLost, match="no connection to node b"):
+                await a.mesh.ask("b", b"what", timeout_s=WAIT_S)
+
+    asyncio.run(run())
+
+
+def test_who_comes_back_is_reached_again() -> None:
+    """By listening again where it did."""
+
+    async def run() -> None:
+        async with two() as (a, b):
+            port = int(b.address.rpartition(":")[2])
+            b.die()
+            await until(a.knows("refused", "b"))
+            a.events.notes.clear()
+            b.greets = True
+            await b.listen(port)
+            await until(a.knows("heard", "b", "b 1"))
+            assert await a.mesh.ask("b", b"what", timeout_s=WAIT_S) == b"a asked what"
+
+    asyncio.run(run())
+
+
+def test_a_question_that_is_not_answered_in_time_ends() -> None:
+    """And the connection stays; by an answer that is held back."""
+
+    async def run() -> None:
+        async with two() as (a, b):
+            with pytest.raises(RequestTimeout, match="node b did not answer"):
+                await a.mesh.ask("b", b"later", timeout_s=0.01)
+            b.events.let_go.set()
+            assert await a.mesh.ask("b", b"what", timeout_s=WAIT_S) == b"a asked what"
+
+    asyncio.run(run())
+
+
+def test_another_node_at_an_address_is_not_taken_for_the_one() -> None:
+    """Nothing of it is heard; by reaching for c where b is."""
+
+    async def run() -> None:
+        async with two() as (a, b):
+            a.mesh.reach({"b": b.address, "c": b.address})
+            before = len(b.endpoints)
+            await until(lambda: len(b.endpoints) >= before + 2)  # it is tried again
+            assert not [note for note in a.events.notes if note[1] == "c"]
+
+    asyncio.run(run())
+
+
+def test_who_does_not_greet_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that hangs accepts connections; by a port that never answers HELLO."""
+    monkeypatch.setattr("mirrorlog.cluster.peers.CONNECT_S", 0.05)
+
+    async def run() -> None:
+        async with two() as (a, b):
+            b.greets = False
+            for endpoint in list(b.endpoints):
+                endpoint.abort()
+            before = len(b.endpoints)
+            await until(lambda: len(b.endpoints) >= before + 2)
+            b.greets = True
+            a.events.notes.clear()
+            await until(a.knows("heard", "b", "b 1"))
+
+    asyncio.run(run())
+
+
+def test_who_is_not_in_any_more_is_left_alone() -> None:
+    """Its connection is closed and not dialled again; by reaching for nobody."""
+
+    async def run() -> None:
+        async with two() as (a, b):
+            a.mesh.reach({})
+            await until(b.knows("reset", "a"))
+            with pytest.raises(ConnectionLost, match="not in the cluster"):
+                await a.mesh.ask("b", b"what", timeout_s=WAIT_S)
+
+    asyncio.run(run())

@@ -1,0 +1,141 @@
+"""Services over real sockets: a cluster forms, decides, loses a node, and takes it back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from mirrorlog.cluster.commands import NodeDraining, StartKind
+from mirrorlog.cluster.liveness import Life
+from tests.cluster.members import WAIT_S, ServiceNode, founded, until
+
+
+def test_one_node_alone_is_a_full_cluster(tmp_path: Path) -> None:
+    """It masters a log; by founding it and asking it for a change."""
+
+    async def run() -> None:
+        async with founded(tmp_path, "a") as (a,):
+            assert a.service is not None
+            assert not (await a.service.propose(NodeDraining(node="a", draining=True), timeout_s=WAIT_S)).refusal
+            assert a.state.nodes["a"].draining
+
+    asyncio.run(run())
+
+
+def test_three_nodes_form_one_cluster(tmp_path: Path) -> None:
+    """With one coordinator and the same state everywhere; by starting them at once."""
+
+    async def run() -> None:
+        async with founded(tmp_path, "a", "b", "c") as nodes:
+            await until(lambda: len({node.state.version for node in nodes}) == 1)
+            assert len({node.service.leader for node in nodes if node.service}) == 1
+            assert nodes[0].state == nodes[1].state == nodes[2].state
+            assert {log.master.node for log in nodes[0].state.logs.values() if log.master} == {"a", "b", "c"}
+
+    asyncio.run(run())
+
+
+def test_any_node_may_be_asked_for_a_change(tmp_path: Path) -> None:
+    """It passes it on to the coordinator, and a refusal comes back with its reason; by asking each."""
+
+    async def run() -> None:
+        async with founded(tmp_path, "a", "b", "c") as nodes:
+            for node in nodes:
+                assert node.service is not None
+                outcome = await node.service.propose(NodeDraining(node="x", draining=True), timeout_s=WAIT_S)
+                assert "no node x is in the cluster" in outcome.refusal
+
+    asyncio.run(run())
+
+
+def kill_and_see(tmp_path: Path, *, coordinator: bool) -> None:
+    async def run() -> None:
+        async with founded(tmp_path, "a", "b", "c") as nodes:
+            first = nodes[0].service
+            assert first is not None
+            await until(lambda: first.leader)
+            victim = next(node for node in nodes if (node.name == first.leader) == coordinator)
+            left = [node for node in nodes if node is not victim]
+            left[0].end, left[1].end = 10, 20
+            log_id = next(
+                each for each, log in victim.state.logs.items() if log.master and log.master.node == victim.name
+            )
+            await victim.die()
+            await until(lambda: all(_mastered_by(node, log_id) not in ("", victim.name) for node in left))
+            assert _mastered_by(left[0], log_id) == left[1].name, "the copy that has most"
+            await until(lambda: all(victim.name not in log.in_sync for log in left[0].state.logs.values()))
+            assert not [failure for node in left for failure in node.failures]
+
+    asyncio.run(run())
+
+
+def _mastered_by(node: ServiceNode, log_id: str) -> str:
+    master = node.state.logs[log_id].master
+    return master.node if master else ""
+
+
+def test_a_killed_nodes_log_is_mastered_by_the_copy_that_has_most(tmp_path: Path) -> None:
+    """At once, not after a timeout; by killing one that does not coordinate."""
+    kill_and_see(tmp_path, coordinator=False)
+
+
+def test_a_killed_coordinators_too(tmp_path: Path) -> None:
+    """Another one takes over first; by killing the coordinator."""
+    kill_and_see(tmp_path, coordinator=True)
+
+
+def test_a_node_that_comes_back_is_taken_in_again(tmp_path: Path) -> None:
+    """In a new run, in sync with everything, master of nothing that it lost; by killing and starting one."""
+
+    async def run() -> None:
+        async with founded(tmp_path, "a", "b", "c") as nodes:
+            victim, *left = nodes
+            await victim.die()
+            await until(lambda: left[0].service and left[0].service.life(victim.name) is Life.DOWN)
+            await victim.start(nodes)
+            run = victim.start_id
+            await until(
+                lambda: all(log.in_sync.get(victim.name) == run for node in nodes for log in node.state.logs.values())
+            )
+            assert victim.state.nodes[victim.name].kind is StartKind.DIED
+            assert {len(log.in_sync) for log in victim.state.logs.values()} == {3}
+
+    asyncio.run(run())
+
+
+def test_a_majority_that_is_gone_stops_decisions_and_its_return_resumes_them(tmp_path: Path) -> None:
+    """Nothing is decided by one of three; by killing two and starting one."""
+
+    async def run() -> None:
+        async with founded(tmp_path, "a", "b", "c") as nodes:
+            a, b, c = nodes
+            await b.die()
+            await c.die()
+            assert a.service is not None
+            await until(lambda: a.service and a.service.leader == "")
+            deciding = asyncio.ensure_future(a.service.propose(NodeDraining(node="a", draining=True), timeout_s=WAIT_S))
+            await b.start(nodes)
+            assert not (await deciding).refusal
+
+    asyncio.run(run())
+
+
+def test_a_whole_cluster_that_stops_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Every log gets a master in a new epoch; by killing all and starting all."""
+
+    async def run() -> None:
+        async with founded(tmp_path, "a", "b", "c") as nodes:
+            epochs = {log_id: log.epoch for log_id, log in nodes[0].state.logs.items()}
+            for node in nodes:
+                await node.die()
+            for node in nodes:
+                await node.start(nodes)
+            await until(
+                lambda: all(
+                    log.epoch > epochs[log_id] and log.master and len(log.in_sync) == 3
+                    for node in nodes
+                    for log_id, log in node.state.logs.items()
+                )
+            )
+
+    asyncio.run(run())
