@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -22,13 +23,32 @@ _WIDTH: Final = 170
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when all of mirrorlog's own workloads were measured, 1 when one was not, 2 for bad options, 130 interrupted."""
+    """0 when all of mirrorlog's own workloads were measured, 1 when one was not or stdout took no more, 2 for bad
+    options, 130 interrupted."""
     options = parser().parse_args(arguments)
     try:
-        return _report(options.report) if options.report else _measure(options)
+        code = _report(options.report) if options.report else _measure(options)
+        sys.stdout.flush()
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # `… --list | head`: the reader has what it wanted.
+        _leave_stdout()
+        return 1
+    except OSError as error:
+        # What stdout raises has no file name.
+        if error.filename is not None:
+            raise
+        _leave_stdout()
+        print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _leave_stdout() -> None:
+    """Let nothing more be written there: Python would complain when it flushes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measures mirrorlog and the limits of the machine; prints tables, writes JSON and a picture.",
+        epilog="Example: python -m bench --only W1 --rounds 1 --out w1.json",
     )
     found.add_argument("--only", metavar="REGEX", help="workloads whose `group workload case` fits (see --list)")
     found.add_argument("--rounds", type=int, metavar="N", help="default 3, with --quick 1")

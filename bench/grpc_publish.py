@@ -22,7 +22,6 @@ from mirrorlog.commitlog.body import Draft, draft_columns
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, producer_pb2, producer_pb2_grpc
 
 QUEUE: Final = "w1"
-COPIES: Final = 3
 BATCH_BYTES: Final = 1024 * 1024
 
 # What the door needs for itself is there afterwards, as its node's pages are.
@@ -35,11 +34,12 @@ _REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 class Case:
     """`total_bytes`: of all records, in batches of about BATCH_BYTES."""
 
+    copies: int
     record_bytes: int
     total_bytes: int
 
     def __str__(self) -> str:
-        return f"{COPIES} copies, {self.record_bytes} B, memory, gRPC, batches"
+        return f"{self.copies} {'copy' if self.copies == 1 else 'copies'}, {self.record_bytes} B, memory, gRPC, batches"
 
     @property
     def records_per_batch(self) -> int:
@@ -51,10 +51,10 @@ class Case:
 
 
 def run(case: Case, name: str) -> list[Figure]:
-    """One round: a fresh cluster of 3 nodes with doors."""
+    """One round: a fresh cluster of nodes with doors."""
     # What is stored besides the records: headers and offsets, for the smallest ones a twentieth.
     stored_bytes = (case.total_bytes + _WARM_UP_BATCHES * BATCH_BYTES) * 11 // 10
-    with prepared_cluster(QUEUE, COPIES, stored_bytes, grpc=True) as cluster:
+    with prepared_cluster(QUEUE, case.copies, stored_bytes, grpc=True) as cluster:
         assert cluster.master.grpc is not None
         (seconds,) = run_clients(publish, [(cluster.master.grpc, case)])
     count = case.batches * case.records_per_batch
@@ -69,7 +69,7 @@ def publish(pace: Pace, job: tuple[str, Case]) -> float:
     with grpc.insecure_channel(address, options=options) as channel:
         declare = admin_pb2.DeclareQueueRequest(name=QUEUE)
         queue = admin_pb2_grpc.AdminStub(channel).DeclareQueue(declare, timeout=_DEADLINE_S).queue
-        warm_up, stream = (_Stream(channel, queue, drafts, producer_id=number) for number in (1, 2))
+        warm_up, stream = (_Stream(channel, queue, drafts, case.copies, producer_id=number) for number in (1, 2))
         warm_up.publish(_WARM_UP_BATCHES)
         began = pace.begin()
         stream.publish(case.batches)
@@ -84,15 +84,23 @@ def _drafts(case: Case) -> list[Draft]:
     return [draft_columns(records[at : at + size]) for at in range(0, len(records), size)]
 
 
+def check_confirm(response: producer_pb2.PublishResponse, *, tag: int, copies: int) -> None:
+    """Raises WorkloadFailed unless it confirms, by all copies and for the first time, the batch that has this tag."""
+    result = response.result
+    if result.tag != tag or result.confirm.copies != copies or result.confirm.duplicate:
+        raise WorkloadFailed(f"batch {tag} is not confirmed by {copies} copies: {response}")
+
+
 class _Stream:
-    """One Publish stream with an identity of its own."""
+    """One Publish stream with an identity of its own, whose batches `copies` nodes confirm."""
 
     def __init__(
-        self, channel: grpc.Channel, queue: admin_pb2.QueueInfo, drafts: list[Draft], *, producer_id: int
+        self, channel: grpc.Channel, queue: admin_pb2.QueueInfo, drafts: list[Draft], copies: int, *, producer_id: int
     ) -> None:
         self._stub = producer_pb2_grpc.ProducerStub(channel)
         self._queue = queue
         self._drafts = drafts
+        self._copies = copies
         self._producer_id = producer_id
 
     def publish(self, batches: int) -> None:
@@ -100,8 +108,7 @@ class _Stream:
         confirmed = 0
         for response in self._stub.Publish(self._requests(batches), timeout=_DEADLINE_S):
             if response.WhichOneof("response") == "result":
-                if response.result.confirm.copies != COPIES or response.result.confirm.duplicate:
-                    raise WorkloadFailed(f"not confirmed by {COPIES} copies: {response.result}")
+                check_confirm(response, tag=confirmed, copies=self._copies)
                 confirmed += 1
         if confirmed != batches:
             raise WorkloadFailed(f"{confirmed} of {batches} batches were confirmed")

@@ -9,7 +9,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from bench import grpc_publish, limits, open_loop, traps, w1_publish, w2_one_outstanding, w3_consume, w5_catch_up
+from bench import (
+    grpc_consume,
+    grpc_one_outstanding,
+    grpc_publish,
+    limits,
+    open_loop,
+    traps,
+    w1_publish,
+    w2_one_outstanding,
+    w3_consume,
+    w5_catch_up,
+)
 from bench.publishing import WAYS
 from bench.workload import KIB, MIB, Measured, Workload
 
@@ -56,13 +67,14 @@ def _w1(quick: bool) -> Iterator[Measured]:
             compared=_is_compared(case),
         )
     for record_bytes in RECORD_SIZES:
-        through_door = grpc_publish.Case(record_bytes, _bytes(_w1_bytes(record_bytes), quick))
-        yield Measured(
-            "W1",
-            str(through_door),
-            partial(grpc_publish.run, through_door),
-            compared=record_bytes == COMPARED_BYTES,
-        )
+        for copies in (1, 2, 3) if record_bytes == COMPARED_BYTES else (3,):
+            through_door = grpc_publish.Case(copies, record_bytes, _bytes(_w1_bytes(record_bytes), quick))
+            yield Measured(
+                "W1",
+                str(through_door),
+                partial(grpc_publish.run, through_door),
+                compared=record_bytes == COMPARED_BYTES and copies == 3,
+            )
 
 
 def _w1_cases(quick: bool) -> Iterator[w1_publish.Case]:
@@ -118,18 +130,28 @@ def _w2(quick: bool) -> Iterator[Measured]:
             partial(w2_one_outstanding.run, case),
             compared=case.record_bytes == COMPARED_BYTES and case.copies == 3 and case.flush == "memory",
         )
+    for record_bytes in RECORD_SIZES:
+        through_door = grpc_one_outstanding.Case(record_bytes, seconds)
+        yield Measured("W2", str(through_door), partial(grpc_one_outstanding.run, through_door))
 
 
 def _w3(quick: bool) -> Iterator[Measured]:
+    seconds = _QUICK_SECONDS if quick else 1.5
     for record_bytes in RECORD_SIZES:
-        full = {100: 128 * MIB, KIB: 1024 * MIB}.get(record_bytes, 512 * MIB)
-        case = w3_consume.Case(record_bytes, _bytes(full, quick), _QUICK_SECONDS if quick else 1.5)
+        case = w3_consume.Case(record_bytes, _w3_bytes(record_bytes, quick), seconds)
         yield Measured(
             "W3",
             str(case),
             partial(w3_consume.run, case),
             compared=record_bytes == COMPARED_BYTES,
         )
+    for record_bytes in RECORD_SIZES:
+        through_door = grpc_consume.Case(record_bytes, _w3_bytes(record_bytes, quick), seconds)
+        yield Measured("W3", str(through_door), partial(grpc_consume.run, through_door))
+
+
+def _w3_bytes(record_bytes: int, quick: bool) -> int:
+    return _bytes({100: 128 * MIB, KIB: 1024 * MIB}.get(record_bytes, 512 * MIB), quick)
 
 
 def _w5(quick: bool) -> Iterator[Measured]:

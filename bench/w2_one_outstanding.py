@@ -1,13 +1,14 @@
 """W2: one record outstanding, confirmed by all copies: the round trip that a careful producer waits for.
 
-With small segments, one confirm in a thousand waits for a record that began a new one: p99.9 shows what a roll costs.
+With small segments, one record in a thousand begins a new one, and is timed by itself: what a roll costs whom it meets.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import uvloop
 
@@ -57,12 +58,21 @@ def run(case: Case, name: str) -> list[Figure]:
         segment_bytes=case.segment_bytes,
         settings=_small_batches(case.segment_bytes) if case.rolls else None,
     ) as cluster:
-        (latencies_us,) = run_clients(send_one_by_one, [(tuple(cluster.servers), case)])
-    figures = latencies("W2", name, latencies_us, ("p50", "p90", "p99", "p99.9"))
+        (timed,) = run_clients(send_one_by_one, [(tuple(cluster.servers), case)])
+        starts = segment_starts(cluster.master.data_dir)
+    figures = latencies("W2", name, [each.latency_us for each in timed], ("p50", "p90", "p99", "p99.9"))
     if case.rolls:
-        filled = len(latencies_us) * case.record_bytes / case.segment_bytes
-        figures.append(Figure("W2", name, "segments filled", "", filled))
+        first = [each.latency_us for each in timed if each.log_offset in starts]
+        begun = latencies("W2", name, first, ("p50", "p90", "max")) if first else []
+        figures += [replace(each, name=f"first of a segment, {each.name}") for each in begun]
+        figures.append(Figure("W2", name, "segments begun", "", len(first)))
     return figures
+
+
+def segment_starts(data_dir: Path) -> set[int]:
+    """The log offsets at which the segments of a node's logs begin."""
+    names = (path.name for path in data_dir.glob("logs/*/*"))
+    return {int(name) for name in names if name.isdigit()}
 
 
 def _small_batches(limit: int) -> dict[str, object]:
@@ -70,20 +80,27 @@ def _small_batches(limit: int) -> dict[str, object]:
     return {"limits.max_batch_bytes": limit, "limits.max_record_bytes": limit // 2}
 
 
-def send_one_by_one(pace: Pace, job: tuple[tuple[str, ...], Case]) -> list[float]:
-    """The client: each record's time to its confirm in µs, after a warm-up."""
+class Timed(NamedTuple):
+    """One record: the time to its confirm, and where its batch stands in the log."""
+
+    latency_us: float
+    log_offset: int
+
+
+def send_one_by_one(pace: Pace, job: tuple[tuple[str, ...], Case]) -> list[Timed]:
+    """The client: each record, after a warm-up."""
     servers, case = job
     return uvloop.run(_send_one_by_one(pace, servers, case))
 
 
-async def _send_one_by_one(pace: Pace, servers: tuple[str, ...], case: Case) -> list[float]:
+async def _send_one_by_one(pace: Pace, servers: tuple[str, ...], case: Case) -> list[Timed]:
     records = random_records(case.record_bytes, _POOL, seed=2)
-    latencies_us: list[float] = []
+    timed: list[Timed] = []
     async with Client(*servers) as client, client.producer(QUEUE, confirm="all") as producer:
         for record in records[:_WARM_UP]:
             await producer.send(record)
         end = pace.begin() + case.seconds
         while (asked := time.perf_counter()) < end:
-            await producer.send(records[len(latencies_us) % _POOL])
-            latencies_us.append((time.perf_counter() - asked) * 1e6)
-    return latencies_us
+            receipt = await producer.send(records[len(timed) % _POOL])
+            timed.append(Timed((time.perf_counter() - asked) * 1e6, receipt.log_offset))
+    return timed

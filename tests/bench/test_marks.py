@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import registry
+from bench import grpc_consume, registry
 from bench.marks import MARKS, Mark, best, judge
 from bench.measure import Figure, Summary, summarise
 from bench.workload import LIMIT
@@ -107,6 +107,25 @@ _NAMES = {
     "open loop": ("p99",),
     "limit": ("throughput", "p50"),
 }
+
+
+@pytest.mark.parametrize("mark", MARKS, ids=lambda mark: mark.work)
+def test_only_the_marks_of_the_grpc_door_look_at_its_rows(mark: Mark) -> None:
+    """Goal: the native door is not judged by the other one's figures, nor the other way round. Method: both sides of
+    each mark are looked for among the door's rows alone, all of them; of these one is judged, W1 on three copies."""
+    rows = [
+        _summary(each.workload, case, name, 1.0)
+        for each in registry.own(quick=True)
+        if "gRPC" in each.case
+        for case in ([f"{each.case}, {way}" for way in grpc_consume.WAYS] if each.workload == "W3" else [each.case])
+        for name in _NAMES[each.workload]
+    ]
+    (judged,) = (row for row in rows if (row.workload, row.case) == ("W1", "3 copies, 1024 B, memory, gRPC, batches"))
+    found = {
+        side: [row for row in rows if best([row], side, largest=True)] for side in (mark.figure, mark.other) if side
+    }
+    assert found.pop(mark.figure) == ([judged] if mark.work.startswith("gRPC door, W1") else [])
+    assert not any(found.values()), found
 
 
 def test_every_mark_finds_both_of_its_sides_among_what_is_compared() -> None:

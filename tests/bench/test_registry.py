@@ -36,6 +36,14 @@ def test_each_record_size_is_measured(workload: str, record_bytes: int) -> None:
     )
 
 
+@pytest.mark.parametrize("workload", ["W1", "W2", "W3"])
+def test_the_grpc_door_is_measured_beside_the_native_one(workload: str) -> None:
+    """Publishing in bulk, one record outstanding and reading: with every record size, on three copies."""
+    cases = [each.case for each in registry.own(quick=False) if each.workload == workload]
+    for record_bytes in registry.RECORD_SIZES:
+        assert any(case.startswith(f"3 copies, {record_bytes} B, memory, gRPC") for case in cases), record_bytes
+
+
 def test_a_quick_run_has_the_same_workloads() -> None:
     """So that it shows that all of them run; only a backlog's size is part of a name."""
     full, quick = _all(), registry.select(quick=True, peers=False, everything=False)
@@ -49,7 +57,7 @@ def test_limits_and_traps_stand_beside_the_own_workloads() -> None:
 
 def test_workloads_are_chosen_by_a_pattern() -> None:
     """On group, workload and case; one that fits nothing, or is none, is an error."""
-    found = cli.chosen(_all(), r"own W2 3 copies, 1024 B, memory")
+    found = cli.chosen(_all(), r"own W2 3 copies, 1024 B, memory, send")
     assert [each.workload for each in found] == ["W2", "W2"]
     with pytest.raises(BadInput, match="--list"):
         cli.chosen(_all(), "no such workload")

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from bench import grpc_publish, open_loop, w1_publish, w2_one_outstanding, w3_consume, w5_catch_up
+from bench import (
+    grpc_consume,
+    grpc_one_outstanding,
+    grpc_publish,
+    open_loop,
+    w1_publish,
+    w2_one_outstanding,
+    w3_consume,
+    w5_catch_up,
+)
 from bench.measure import Figure
 from bench.publishing import WAYS
 from bench.workload import KIB, MIB
@@ -53,8 +62,22 @@ def test_the_open_loop_times_records_by_their_schedule() -> None:
     assert _names(figures) == ["rate", "p50", "p99", "p99.9", "max", *late, "segments filled"]
 
 
-def test_publishing_through_the_grpc_door_counts_every_batch() -> None:
-    """A batch too few, a duplicate or a confirm by too few copies would fail the workload itself."""
-    case = grpc_publish.Case(KIB, TOTAL)
+@pytest.mark.parametrize("copies", [1, 3])
+def test_publishing_through_the_grpc_door_counts_every_batch(copies: int) -> None:
+    """A batch too few, a duplicate or a confirm by another number of copies would fail the workload itself."""
+    case = grpc_publish.Case(copies, KIB, TOTAL)
     assert case.batches == 2
     assert _names(grpc_publish.run(case, str(case))) == ["rate", "throughput"]
+
+
+def test_one_outstanding_through_the_grpc_door_gives_percentiles() -> None:
+    """Three copies; an answer to another record, or by too few copies, would fail the workload itself."""
+    case = grpc_one_outstanding.Case(100, 0.1)
+    assert _names(grpc_one_outstanding.run(case, str(case))) == ["p50", "p90", "p99", "p99.9"]
+
+
+def test_a_backlog_is_read_whole_through_the_grpc_door_in_both_ways() -> None:
+    """The client fails when it reads another number of records than was published."""
+    figures = grpc_consume.run(grpc_consume.Case(KIB, TOTAL, 0.1), "a")
+    assert [figure.case for figure in figures] == ["a, raw batches"] * 2 + ["a, records"] * 2
+    assert _names(figures) == ["rate", "throughput"] * 2
