@@ -94,6 +94,7 @@ _W1_DISK: Final = r"^W1 \| 3 copies, 1024 B, disk, 1 producer, .* \| throughput$
 _W1_PEERS: Final = rf"^W1 \| ({_KAFKA}|{_NATS}).* \| throughput$"
 _W2: Final = r"^W2 \| 3 copies, 1024 B, memory, send \| p50$"
 _W2_ROLLS: Final = r"^W2 \| 3 copies, 1024 B, memory, send, segments of [^|]* \| {name}$"
+_W2_RECYCLED: Final = r"^W2 \| 3 copies, 65536 B, memory, send, segments of [^|]* \| {name}$"
 _HOPS: Final = r"^limit \| 3 copies, 1024 B, one outstanding, {language} \| p50$"
 _GRPC: Final = r"^W1 \| 3 copies, 1024 B, .*gRPC.* \| throughput$"
 _W3: Final = r"^W3 \| 3 copies, 1024 B, memory, {way} \| throughput$"
@@ -120,6 +121,13 @@ MARKS: Final[tuple[Mark, ...]] = (
         "W2 through segment rolls, p99.9 / its p50",
         _W2_ROLLS.format(name=r"p99\.9"),
         _W2_ROLLS.format(name="p50"),
+        5,
+        at_least=False,
+    ),
+    Mark(
+        "W2, the record that begins a recycled segment, p90 / p50 of all",
+        _W2_RECYCLED.format(name="first of a segment, p90"),
+        _W2_RECYCLED.format(name="p50"),
         5,
         at_least=False,
     ),

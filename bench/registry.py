@@ -123,12 +123,15 @@ def _w2(quick: bool) -> Iterator[Measured]:
     ]
     cases += [w2_one_outstanding.Case(3, record_bytes, seconds) for record_bytes in RECORD_SIZES if record_bytes != KIB]
     cases.append(w2_one_outstanding.Case(3, KIB, 3 * seconds, segment_bytes=MIB))
+    cases.append(w2_one_outstanding.Case(3, 64 * KIB, 3 * seconds, segment_bytes=64 * MIB))
     for case in cases:
         yield Measured(
             "W2",
             str(case),
             partial(w2_one_outstanding.run, case),
-            compared=case.record_bytes == COMPARED_BYTES and case.copies == 3 and case.flush == "memory",
+            compared=(case.record_bytes == COMPARED_BYTES or case.rolls)
+            and case.copies == 3
+            and case.flush == "memory",
         )
     for record_bytes in RECORD_SIZES:
         through_door = grpc_one_outstanding.Case(record_bytes, seconds)

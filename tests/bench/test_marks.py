@@ -101,7 +101,7 @@ PEER_FIGURES = (
 )
 _NAMES = {
     "W1": ("throughput",),
-    "W2": ("p50", "p99.9"),
+    "W2": ("p50", "p99.9", "first of a segment, p90"),
     "W3": ("throughput",),
     "W5": ("catch-up", "sendfile copy, warm file"),
     "open loop": ("p99",),
