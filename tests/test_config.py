@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from mirrorlog.broker.settings_report import as_json, as_toml
-from mirrorlog.config import load, load_settings, split_address
+from mirrorlog.config import Settings, load, load_settings, split_address
 from mirrorlog.errors import ConfigError
 
 THREE_NODES = """
@@ -118,6 +119,22 @@ def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
     printed = json.loads(as_json(loaded))
     assert printed["ha"]["haSendHeartbeatInterval"]["value"] == 700
     assert printed["log"]["mappedFileSizeCommitLog"]["value"] == 1024**3
+
+
+def test_each_value_says_what_it_means() -> None:
+    """Every description of a field stands whole as a comment right above its key, set or not; the rest has none."""
+    lines = as_toml(load(environment={})).splitlines()
+    for section, model in Settings.model_fields.items():
+        for name, field in model.annotation.model_fields.items():
+            key = field.alias or name
+            at = lines.index(f"[{section}]") + 1
+            while not lines[at].removeprefix("# ").startswith(f"{key} ="):
+                at += 1
+            above: list[str] = []
+            while re.match("# (?![A-Za-z_]+ =)", lines[at - 1]):
+                at -= 1
+                above.insert(0, lines[at].removeprefix("# "))
+            assert " ".join(above) == (field.description or ""), f"{section}.{key}"
 
 
 def test_each_value_says_where_it_comes_from(tmp_path: Path) -> None:

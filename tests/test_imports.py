@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
 
 PURE = [
     "mirrorlog/client/batching.py",
+    "mirrorlog/client/begins.py",
     "mirrorlog/client/bulk.py",
     "mirrorlog/client/columns.py",
     "mirrorlog/client/consumed.py",

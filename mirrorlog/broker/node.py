@@ -287,6 +287,8 @@ class Node:
             logger.warning("torn_tail_cut log=%s %s", name, report.torn)
         if report.lossy:
             logger.error("log_lossy log=%s cut=%s confirmed_was=%s", name, report.cut_valid, report.recorded.confirmed)
+        if report.doubtful:
+            logger.warning("index_rebuilt log=%s tables=%s reason=%r", name, len(report.doubtful), report.doubtful[0])
         for warning in report.warnings:
             logger.warning("log_warning log=%s reason=%r", name, warning)
 

@@ -6,6 +6,7 @@ derived state can be thrown away; the log is the truth (invariant 10).
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
@@ -32,6 +33,8 @@ from mirrorlog.queues.changes import QueueState, decode_checkpoint
 from mirrorlog.queues.checkpoint import CheckpointTracker
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.queues.registry import QueueRegistry, id_base_of
+
+logger = logging.getLogger(__name__)
 
 # Plain numbers: comparing with a member of an enum takes a microsecond.
 _NUMBERED: Final = frozenset({int(Kind.DATA), int(Kind.TRANSACTION)})
@@ -359,7 +362,11 @@ class Replica:
         if self._log is not None:
             self._log.close()
         if self.past is not None:
-            self.past.close()
+            try:
+                self.past.close()
+            except MirrorlogError as error:
+                # It is derived: without its mark it is made anew at the next start, and this stop is as good as any.
+                logger.warning("index_not_closed log=%s reason=%r", self.assignment.name, str(error))
 
     # --- inside ---
 

@@ -1,15 +1,26 @@
-"""The effective settings with where each comes from, as TOML that can be used again, or as JSON."""
+"""The effective settings with what each means and where it comes from, as TOML that can be used again, or as JSON."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from mirrorlog.config import Loaded
 
 DEFAULT = "default"
 _WIDTH = 48
+_COMMENT_WIDTH = 100
+
+
+class _Row(NamedTuple):
+    """`key`: as files spell it. `origin`: the layer that gave the value last. `description`: "" where there is none."""
+
+    key: str
+    value: Any
+    origin: str
+    description: str
 
 
 def as_toml(loaded: Loaded) -> str:
@@ -20,7 +31,7 @@ def as_toml(loaded: Loaded) -> str:
 def as_json(loaded: Loaded) -> str:
     """`{section: {key: {"value": …, "origin": …}}}`."""
     found = {
-        section: {key: {"value": value, "origin": origin} for key, value, origin in rows}
+        section: {row.key: {"value": row.value, "origin": row.origin} for row in rows}
         for section, rows in _sections(loaded)
     }
     return json.dumps(found, indent=2)
@@ -31,13 +42,16 @@ def _lines(loaded: Loaded) -> Iterator[str]:
         if number:
             yield ""
         yield f"[{section}]"
-        for key, value, origin in rows:
-            setting = f"# {key} =" if value is None else f"{key} = {_toml(value)}"
-            yield f"{setting:<{_WIDTH}} # {origin}"
+        for row in rows:
+            yield from textwrap.wrap(
+                row.description, _COMMENT_WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+            )
+            setting = f"# {row.key} =" if row.value is None else f"{row.key} = {_toml(row.value)}"
+            yield f"{setting:<{_WIDTH}} # {row.origin}"
 
 
-def _sections(loaded: Loaded) -> Iterator[tuple[str, list[tuple[str, Any, str]]]]:
-    """Each section's keys by the names that files use, their values and origins."""
+def _sections(loaded: Loaded) -> Iterator[tuple[str, list[_Row]]]:
+    """Each section with what it has."""
     settings = loaded.settings
     for section in type(settings).model_fields:
         model = getattr(settings, section)
@@ -46,7 +60,12 @@ def _sections(loaded: Loaded) -> Iterator[tuple[str, list[tuple[str, Any, str]]]
         yield (
             section,
             [
-                (key := field.alias or name, values[key], loaded.origins.get((section, name), DEFAULT))
+                _Row(
+                    key := field.alias or name,
+                    values[key],
+                    loaded.origins.get((section, name), DEFAULT),
+                    field.description or "",
+                )
                 for name, field in fields
             ],
         )

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mirrorlog.client.batching import as_timestamp_us
+from mirrorlog.client.copies import Copies
 from mirrorlog.errors import (
     ConnectionLost,
     LogUnavailable,
@@ -20,8 +21,6 @@ from mirrorlog.wire.messages import (
     DeclareQueue,
     Done,
     FetchPosition,
-    FindOffset,
-    FoundOffset,
     FoundPosition,
     GetStatus,
     Message,
@@ -79,8 +78,7 @@ class Admin:
 
     async def find_offset(self, queue: str, time: datetime | int) -> int:
         """The first confirmed queue offset whose batch was appended at or after `time` (datetime or µs UTC)."""
-        message = FindOffset(queue=queue, append_time_us=as_timestamp_us(time) or 0)
-        return (await self.ask_holder(queue, message, FoundOffset)).queue_offset
+        return await Copies(self._client, queue).first_at(as_timestamp_us(time) or 0)
 
     async def position(self, queue: str, group: str) -> Position | None:
         """Where a group stands; None when it has never committed."""
@@ -92,22 +90,20 @@ class Admin:
         message = CommitPosition(queue=queue, group=group, position=position)
         await connection.request(message, Done, timeout_ms=self._client.request_timeout_ms)
 
-    async def ask_holder(self, queue: str, message: Message, expect: type[_M], *, but: str | None = None) -> _M:
+    async def ask_holder(self, queue: str, message: Message, expect: type[_M]) -> _M:
         """Of the queue's master, or of a mirror while that cannot answer: it knows what is confirmed, a bit later.
 
-        `but`: a node that is not asked. Raises ConnectionLost when there is no other, or why the first cannot answer.
+        Raises why the first cannot answer.
         """
         info = await self._client.queue_info(queue)
         failure: MirrorlogError | None = None
         for node_id in (info.master, *info.mirrors):
-            if node_id == but:
-                continue
             try:
                 connection = await self._client.connection_to(await self._client.node_address(node_id))
                 return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
             except (ConnectionLost, RequestTimeout, LogUnavailable, NodeStopping) as error:
                 failure = failure or error
-        raise failure or ConnectionLost(f"no node but {but} holds queue {queue!r}")
+        raise failure or ConnectionLost(f"no node holds queue {queue!r}")
 
 
 def _master_of(error: NotMaster) -> str:

@@ -15,21 +15,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from mirrorlog.client.ahead import Answer, FetchAhead
+from mirrorlog.client.batching import as_timestamp_us
+from mirrorlog.client.begins import is_elsewhere
 from mirrorlog.client.buffers import BufferPool
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.consumed import ClosedBatch, ConsumedBatch, ConsumedRecord, proven_batches
+from mirrorlog.client.copies import Copies
 from mirrorlog.client.cursor import Cursor, Preview
 from mirrorlog.client.options import check_reading
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,
-    LogUnavailable,
     MirrorlogError,
-    NodeStopping,
     NoSuchQueue,
     OffsetOutOfRange,
     ProtocolError,
-    RequestTimeout,
 )
 from mirrorlog.wire.messages import GetMetadata, Metadata, Position, QueueInfo
 
@@ -40,8 +40,6 @@ _RETRY_S: Final = 0.1
 _QUEUE_OFFSET_MAX: Final = 2**63 - 1
 # What a batch may have on any node that was not told otherwise: a node whose limit is lower now may hold such ones.
 _BODY_BYTES: Final = 8 * 1024 * 1024
-# No other node is there to say where a queue begins.
-_NO_ANSWER: Final = (ConnectionLost, RequestTimeout, LogUnavailable, NodeStopping, NoSuchQueue)
 
 _T = TypeVar("_T")
 
@@ -87,8 +85,7 @@ class Consumer:
         self._begin: int | None = None
         # The node that failed last: others are tried before it.
         self._failed_node: str | None = None
-        # Mirrors that began late and lacked records that were asked for: they are tried last.
-        self._lacking: set[str] = set()
+        self._copies = Copies(client, queue)
 
     # --- life ---
 
@@ -293,7 +290,7 @@ class Consumer:
                 give_up_at = give_up_at or loop.time() + self._client.request_timeout_ms / 1000
                 # A mirror may not have heard yet of a queue that others know.
                 passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
-                passing = passing or (isinstance(error, OffsetOutOfRange) and "node" in error.details)
+                passing = passing or is_elsewhere(error)
                 if not passing or loop.time() >= give_up_at or self._client.closed:
                     raise
                 await asyncio.sleep(_RETRY_S)
@@ -312,50 +309,17 @@ class Consumer:
                 room=self._buffers.take,
             )
         except OffsetOutOfRange as error:
-            raise await self._judged(error, connection.welcome.node_id, queue_offset) from None
+            node_id = connection.welcome.node_id
+            raise await self._copies.judged(error, self._info, node_id, queue_offset) from None
         self._served_by = connection.welcome.node_id
         body_bytes_max = max(connection.welcome.limits.max_batch_bytes, _BODY_BYTES)
         return Answer(content, facts.batch_count, queue_offset, connection.address, body_bytes_max)
-
-    async def _judged(self, error: OffsetOutOfRange, node_id: str, queue_offset: int) -> OffsetOutOfRange:
-        """What a node's refusal means. A mirror that began late refuses, too, what the queue still has.
-
-        With `node` in the details another node, or this one later, may have it; `begin` is the queue's, if known.
-        """
-        assert self._info is not None
-        begin = error.details.get("begin")
-        if node_id == self._info.master or not isinstance(begin, int) or begin <= queue_offset:
-            return error
-        following = error.details.get("next")
-        try:
-            whole = await self._begin_elsewhere(node_id)
-        except _NO_ANSWER:
-            told = f"{error}; whether {node_id} lacks it, or it is gone for good, no other node is there to say"
-            return OffsetOutOfRange(told, next=following, node=node_id)
-        if whole >= begin:
-            return error
-        self._lacking.add(node_id)
-        told = f"queue {self.queue!r} begins at {whole}, but its copy on {node_id} at {begin}; read from another node"
-        if whole > queue_offset:
-            return OffsetOutOfRange(told, begin=whole, next=following)
-        return OffsetOutOfRange(told, begin=whole, next=following, node=node_id)
-
-    async def _begin_elsewhere(self, node_id: str) -> int:
-        """Where the queue begins as its master knows it; while that does not answer, another mirror than `node_id`.
-
-        Raises one of `_NO_ANSWER` when nobody knows.
-        """
-        asked = GetMetadata(queues=[self.queue])
-        return self._found(await self._client.admin.ask_holder(self.queue, asked, Metadata, but=node_id)).begin
 
     async def _own_info(self) -> QueueInfo:
         """The queue as the node that is read from knows it: what another one has confirmed may be further on."""
         connection = await self._connected()
         asked = GetMetadata(queues=[self.queue])
         answer = await connection.request(asked, Metadata, timeout_ms=self._client.request_timeout_ms)
-        return self._found(answer)
-
-    def _found(self, answer: Metadata) -> QueueInfo:
         if not answer.queues:
             raise NoSuchQueue(f"no queue {self.queue!r} on node {answer.node_id}", queue=self.queue)
         return answer.queues[0]
@@ -373,7 +337,7 @@ class Consumer:
         if not set(wanted) <= {info.master, *info.mirrors} or not wanted:
             raise BadRequest(f"queue {self.queue!r} is on {info.master}, {', '.join(info.mirrors)}; not {wanted}")
         reasons: list[str] = []
-        for node_id in sorted(wanted, key=lambda node_id: (node_id in self._lacking, node_id == self._failed_node)):
+        for node_id in sorted(wanted, key=lambda node_id: (self._copies.lacks(node_id), node_id == self._failed_node)):
             try:
                 return await self._client.connection_to(await self._client.node_address(node_id))
             except ConnectionLost as error:
@@ -391,7 +355,7 @@ class Consumer:
             return start.queue_offset
         if isinstance(start, datetime):
             # Should retention free that record, all that is left was appended later.
-            self._begin = await self._client.admin.find_offset(self.queue, start)
+            self._begin = await self._copies.first_at(as_timestamp_us(start) or 0)
             return self._begin
         if start == "committed":
             if self.group is None:
@@ -410,16 +374,10 @@ class Consumer:
         raise BadRequest(f"start {start!r} is none of earliest, latest, committed, a queue offset, a time")
 
     async def _earliest(self, info: QueueInfo) -> int:
-        """Where the queue begins. Whoever named a node wants what that one has; from any mirror, what the queue has.
-
-        While no other node answers it is where the mirror begins: nobody could say more.
-        """
-        if self._read_from != "mirror" or not info.begin or self._connection is None:
+        """Where the queue begins. Whoever named a node wants what that one has; from any mirror, what the queue has."""
+        if self._read_from != "mirror" or self._connection is None:
             return info.begin
-        try:
-            return min(info.begin, await self._begin_elsewhere(self._connection.welcome.node_id))
-        except _NO_ANSWER:
-            return info.begin
+        return await self._copies.earliest(info, self._connection.welcome.node_id)
 
     def _resolve_until(self, info: QueueInfo) -> int | None:
         if self._until_asked is None:

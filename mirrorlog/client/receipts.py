@@ -5,9 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Durability
+
+_WORDS: Final = {int(each): each.name.lower() for each in Durability}
 
 
 class Receipt(NamedTuple):
@@ -24,6 +26,9 @@ class Receipt(NamedTuple):
     copies: int
     durability: int
     duplicate: bool
+
+    def __repr__(self) -> str:
+        return _told(self)
 
     @classmethod
     def of(cls, confirm: Confirm, index: int) -> Self:
@@ -44,6 +49,9 @@ class ReceiptRange(NamedTuple):
     durability: int
     duplicate: bool
 
+    def __repr__(self) -> str:
+        return _told(self)
+
     @classmethod
     def of(cls, confirm: Confirm, count: int) -> Self:
         """What the confirm of a batch of `count` records says."""
@@ -56,6 +64,15 @@ class ReceiptRange(NamedTuple):
         return Receipt(
             self.queue_offsets[index], self.log_offset, self.epoch, self.copies, self.durability, self.duplicate
         )
+
+
+def _told(receipt: Receipt | ReceiptRange) -> str:
+    """As named tuples show themselves, with the durability as a word: only the number is kept, since a member of an
+    enum would have to be looked up for each record."""
+    fields = {name: repr(value) for name, value in receipt._asdict().items()}
+    if receipt.durability in _WORDS:
+        fields["durability"] = _WORDS[receipt.durability]
+    return f"{type(receipt).__name__}({', '.join(f'{name}={value}' for name, value in fields.items())})"
 
 
 class Receipts:

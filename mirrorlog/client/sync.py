@@ -355,6 +355,7 @@ class Producer:
 
         While the window has no room for all of them it waits, as `send_nowait`. Their bytes are copied when it returns.
         """
+        self._check_started()
         taken = self._in_turn(
             lambda: self._take_many(values, keys=keys, headers=headers, timestamps=timestamps), what="send_many_nowait"
         )
@@ -362,6 +363,7 @@ class Producer:
 
     def send_many(self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None) -> Receipts:
         """Send many records as columns and wait for their confirms; as `mirrorlog.client.Producer.send_many`."""
+        self._check_started()
         return self._in_turn(
             lambda: self._awaited.send_many(values, keys=keys, headers=headers, timestamps=timestamps),
             what="send_many",
@@ -413,9 +415,13 @@ class Producer:
         connection, _ = await self._client.awaited.master_of(self.queue)
         return connection.welcome.limits
 
-    def _check_size(self, value: bytes | None, size: int) -> None:
+    def _check_started(self) -> None:
+        # The producer behind this one would say how it is started itself.
         if not self._batch_bytes_max:
             raise ConnectionLost("the producer is not started; use it with `with`, or call start()")
+
+    def _check_size(self, value: bytes | None, size: int) -> None:
+        self._check_started()
         if value is not None and len(value) > self._record_bytes_max:
             raise RecordTooLarge(
                 f"a value of {len(value)} bytes is above the node's max_record_bytes ({self._record_bytes_max})"

@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple, Self
 import lmdb
 
 from mirrorlog.commitlog.checksum import crc32c
+from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.index import Run
 from mirrorlog.commitlog.table import SegmentTable, TableHead
 from mirrorlog.commitlog.tables import Tables
@@ -116,15 +117,19 @@ class PastIndex:
         return index
 
     def close(self) -> None:
-        """To disk, with the mark that it is whole. Idempotent. Raises OSError."""
-        if self._trusted:
-            with self._named_errors():
-                self._env.sync(True)
-            self._trusted = False
+        """To disk, with the mark that it is whole. Idempotent.
+
+        Raises IndexDoubtful or DiskFull when that mark is not there now: it is closed, and made anew at the next start.
+        """
+        try:
+            if self._trusted:
+                with self._named_errors():
+                    self._env.sync(True)
+        finally:
+            trusted, self._trusted = self._trusted, False
             self._env.close()
-            content = _MARK.pack(_MARK_MAGIC, _VERSION, *_sum(self._path / _DATA_NAME))
-            (self._path / _MARK_NAME).write_bytes(content)
-        self._env.close()
+        if trusted:
+            self._write_mark()
 
     # --- Changes --------------------------------------------------------------------------------------------------
 
@@ -230,6 +235,18 @@ class PastIndex:
         with transaction.cursor(self._places) as cursor:
             for queue_id, base, following in zip(*columns, strict=True):
                 _delete_places(cursor, queue_id, base, following, segment)
+
+    def _write_mark(self) -> None:
+        path = self._path / _MARK_NAME
+        try:
+            path.write_bytes(_MARK.pack(_MARK_MAGIC, _VERSION, *_sum(self._path / _DATA_NAME)))
+        except OSError as error:
+            failed = disk_error(error, "write", path)
+            if isinstance(failed, DiskFull):
+                raise failed from None
+            raise IndexDoubtful(
+                f"cannot write {path}: {error.strerror}; the index is rebuilt when it is opened"
+            ) from None
 
     def _read_included(self) -> dict[int, tuple[int, int]]:
         with self._env.begin(db=self._tables) as transaction, transaction.cursor() as cursor:
@@ -337,6 +354,7 @@ class Past:
         self.tables.remove(start)
 
     def close(self) -> None:
+        """Raises as `PastIndex.close`."""
         self.tables.close()
         self.index.close()
 

@@ -48,7 +48,8 @@ class RecoveryReport:
     """What opening a log found and did.
 
     `torn`: bytes that were cut because they are no batches. `cut_valid`: from the first to the end of the last whole
-    batch that stood behind them and was cut with them. `recorded`: the checkpoint as it was found.
+    batch that stood behind them and was cut with them. `recorded`: the checkpoint as it was found. `doubtful`: what was
+    wrong with tables that were made anew.
     """
 
     begin: int
@@ -58,6 +59,7 @@ class RecoveryReport:
     torn: Range | None = None
     cut_valid: Range | None = None
     warnings: tuple[str, ...] = ()
+    doubtful: tuple[str, ...] = ()
 
     @property
     def lossy(self) -> bool:
@@ -90,6 +92,7 @@ class Recovery:
     _waiting: list[Stretch] = field(default_factory=list)
     _leftover: list[Path] = field(default_factory=list)
     _unnamed: set[Path] = field(default_factory=set)
+    _doubtful: list[str] = field(default_factory=list)
 
     def take_sealed(self) -> None:
         """Take in the segments of the past by their tables, and make those that are missing or doubtful anew.
@@ -125,7 +128,8 @@ class Recovery:
         for segment in self.segments:
             try:
                 self.tables.get(segment.start).verify()
-            except IndexDoubtful:
+            except IndexDoubtful as error:
+                self._doubtful.append(str(error))
                 self.tables.store(segment.start, segment.end, self._made_anew(segment.path, segment.start, segment.end))
 
     def scan(self, on_batch: OnBatch) -> None:
@@ -186,12 +190,18 @@ class Recovery:
 
     def report(self, warnings: tuple[str, ...]) -> RecoveryReport:
         bad, valid = self.damage or (None, None)
-        return RecoveryReport(self.recorded.begin, self.end, self.batches, self.recorded, bad, valid, warnings)
+        return RecoveryReport(
+            self.recorded.begin, self.end, self.batches, self.recorded, bad, valid, warnings, tuple(self._doubtful)
+        )
 
     def _table(self, stretch: Stretch, end: int) -> TableHead | None:
         """The table of a segment, made if need be; None when there is no space for it."""
-        with suppress(IndexDoubtful, FileNotFoundError):
+        try:
             return self.tables.load(stretch.start, end)
+        except FileNotFoundError:
+            pass  # the last start came to its end before it was made
+        except IndexDoubtful as error:
+            self._doubtful.append(str(error))
         content = self._made_anew(stretch.path, stretch.start, end)
         try:
             return self.tables.store(stretch.start, end, content)

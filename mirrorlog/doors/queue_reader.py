@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from mirrorlog.client import Client
+from mirrorlog.client.begins import is_elsewhere
 from mirrorlog.client.connection import Connection
+from mirrorlog.client.copies import Copies
 from mirrorlog.doors.fetched import Fetched, Source, read_fetched
 from mirrorlog.doors.subscription import AppendTime, Edge, GroupPosition, Start, Subscription, Until
-from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue
+from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, OffsetOutOfRange
 from mirrorlog.wire.messages import GetMetadata, Limits, Metadata, Position, QueueInfo
 
 _RETRY_S: Final = 0.1
@@ -26,6 +28,7 @@ class QueueReader:
     def __init__(self, client: Client, subscription: Subscription) -> None:
         self._client = client
         self._subscription = subscription
+        self._copies = Copies(client, subscription.queue)
         self._connection: Connection | None = None
         self._info: QueueInfo | None = None
         self._until: int | None = None
@@ -41,7 +44,8 @@ class QueueReader:
         """Settle where to begin and to end; nothing is fetched yet. Raises NoSuchQueue, BadRequest, ConnectionLost."""
         connection, info = await self._insist(self._own_info)
         self._until = _until(self._subscription.until, info)
-        start = await self._insist(lambda: self._start(self._subscription.start, info))
+        node_id = connection.welcome.node_id
+        start = await self._insist(lambda: self._start(self._subscription.start, info, node_id))
         at = start.queue_offset
         return Fetched(self._source(connection, info), memoryview(b""), (), at, at, start.epoch, info.begin, info.next)
 
@@ -52,8 +56,9 @@ class QueueReader:
     async def fetch(self, queue_offset: int, epoch: int) -> Fetched:
         """What is there from `queue_offset` on; without batches when `max_wait_ms` passed.
 
-        `epoch`: of what was read before. Raises OffsetOutOfRange, BadBatch; ConnectionLost or what the nodes answer
-        when none has served within `outage_timeout_ms`.
+        `epoch`: of what was read before. Raises BadBatch, OffsetOutOfRange when the records are gone; when nobody has
+        served within `outage_timeout_ms` ConnectionLost, what the nodes answer, or OffsetOutOfRange with the `node`
+        that lacks the records in its details.
         """
         return await self._insist(lambda: self._fetch_once(queue_offset, epoch))
 
@@ -63,14 +68,17 @@ class QueueReader:
         connection = await self._connected()
         info = self._info
         assert info is not None
-        facts, content = await connection.fetch(
-            queue_id=info.queue_id,
-            epoch=epoch,
-            queue_offset=queue_offset,
-            max_bytes=self._subscription.max_bytes,
-            wait_ms=self._subscription.max_wait_ms,
-            timeout_ms=_ANSWER_TIMEOUT_MS,
-        )
+        try:
+            facts, content = await connection.fetch(
+                queue_id=info.queue_id,
+                epoch=epoch,
+                queue_offset=queue_offset,
+                max_bytes=self._subscription.max_bytes,
+                wait_ms=self._subscription.max_wait_ms,
+                timeout_ms=_ANSWER_TIMEOUT_MS,
+            )
+        except OffsetOutOfRange as error:
+            raise await self._copies.judged(error, info, connection.welcome.node_id, queue_offset) from None
         source = self._source(connection, info)
         return read_fetched(facts, content, source, queue_offset=queue_offset, epoch=epoch, until=self._until)
 
@@ -89,6 +97,7 @@ class QueueReader:
                 give_up_at = give_up_at or loop.time() + self._subscription.outage_timeout_ms / 1000
                 # A mirror may not have heard yet of a queue that others know.
                 passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
+                passing = passing or is_elsewhere(error)
                 if not passing or loop.time() >= give_up_at:
                     raise
                 await asyncio.sleep(_RETRY_S)
@@ -112,7 +121,7 @@ class QueueReader:
         """To the node that shall be read from. Raises ConnectionLost, BadRequest for a node without this queue."""
         info = self._info = await self._client.queue_info(self._subscription.queue)
         failures: list[str] = []
-        for node_id in _wanted(self._subscription, info):
+        for node_id in sorted(_wanted(self._subscription, info), key=self._copies.lacks):
             try:
                 connection = await self._client.connection_to(await self._client.node_address(node_id))
             except ConnectionLost as error:
@@ -122,18 +131,25 @@ class QueueReader:
                 return connection
         raise ConnectionLost("; ".join(failures))
 
-    async def _start(self, start: Start, info: QueueInfo) -> Position:
+    async def _start(self, start: Start, info: QueueInfo, node_id: str) -> Position:
+        """`info`: as the node knows it that was reached."""
         if isinstance(start, GroupPosition):
             start = await self._client.admin.position(info.name, start.group) or Edge.EARLIEST
         elif isinstance(start, AppendTime):
-            start = await self._client.admin.find_offset(info.name, start.us)
-        if isinstance(start, Edge):
-            start = info.next if start is Edge.LATEST else info.begin
+            start = await self._copies.first_at(start.us)
+        if start is Edge.LATEST:
+            start = info.next
+        elif start is Edge.EARLIEST:
+            start = await self._earliest(info, node_id)
         if isinstance(start, int):
             start = Position(log_id=info.log_id, epoch=info.epoch, queue_offset=start)
         if start.log_id != info.log_id:
             raise BadRequest(f"a position of log {start.log_id}, but queue {info.name!r} is in {info.log_id}")
         return start
+
+    async def _earliest(self, info: QueueInfo, node_id: str) -> int:
+        """Whoever named a node wants what that one has; from any mirror, what the queue has."""
+        return await self._copies.earliest(info, node_id) if self._subscription.from_mirror else info.begin
 
 
 def _wanted(subscription: Subscription, info: QueueInfo) -> list[str]:

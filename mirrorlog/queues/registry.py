@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
@@ -44,6 +45,9 @@ _FLUSHES: Final = ("memory", "disk")
 _LIMITS: Final = ("retention_ms", "retention_bytes")
 _LIMIT_MAX: Final = 2**63 - 1
 _NO_LIMIT: Final = -1
+_KNOWN: Final = ("flush", *_LIMITS)
+# What an error repeats of a name or a value that somebody else chose.
+_SHOWN_CHARS: Final = 80
 
 
 @dataclass(slots=True)
@@ -156,7 +160,8 @@ class QueueRegistry:
         """The batch that declares a queue, or None when it is there already with the same arguments.
 
         `incarnation`: a random text for the queue if it is new (see QueueDeclared).
-        Raises BadRequest, QueueExists (naming the difference) or Overloaded.
+        Raises BadRequest, QueueExists (naming the difference) or Overloaded. An argument that means nothing here is
+        refused, or its owner would believe in it; but a queue that has it already is found with it.
         """
         if not _NAME.fullmatch(name):
             raise BadRequest("a queue's name has 1 to 255 characters and no control characters")
@@ -164,10 +169,11 @@ class QueueRegistry:
             raise BadRequest(f"{len(arguments)} arguments are above the limit of {_ARGUMENTS_MAX}")
         _check_arguments(arguments)
         there = self._by_name.get(name)
+        _check_names(arguments, known=there.arguments if there is not None else {})
         if there is not None:
             _refuse_difference(there, arguments)
             return None
-        _check_known_arguments(arguments)
+        _check_values(arguments)
         if len(self._by_id) >= self._queues_max:
             raise Overloaded(f"this log has {self._queues_max} queues (limits.max_queues)", limit="max_queues")
         queue_id = self._id_max + 1
@@ -317,24 +323,41 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
     for key, value in arguments.items():
         if not _is_plain(value, _ARGUMENT_DEPTH_MAX):
             raise BadRequest(
-                f"argument {key!r} is no number, text, bytes or flag, nor lists or tables of these, "
+                f"argument {_shown(key)} is no number, text, bytes or flag, nor lists or tables of these, "
                 f"nested at most {_ARGUMENT_DEPTH_MAX} deep"
             )
 
 
-def _check_known_arguments(arguments: Mapping[str, Any]) -> None:
-    """Those that mean something to the server; others are kept as they are, for whoever gave them."""
+def _check_names(arguments: Iterable[str], *, known: Container[str]) -> None:
+    """`known`: what the queue has already, perhaps from a version that kept whatever it was given."""
+    for key in arguments:
+        if key in _KNOWN or key in known:
+            continue
+        there_are = f"there are {', '.join(_KNOWN)}"
+        if key.startswith("x-"):
+            raise BadRequest(f"argument {_shown(key)} is not known yet, as no x-… of RabbitMQ's is; {there_are}")
+        near = get_close_matches(key[:_SHOWN_CHARS], _KNOWN, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise BadRequest(f"argument {_shown(key)} is not known; {there_are}{meant}")
+
+
+def _check_values(arguments: Mapping[str, Any]) -> None:
     flush = arguments.get("flush", _FLUSHES[0])
     if flush not in _FLUSHES:
-        raise BadRequest(f"argument 'flush' is {flush!r}, it must be 'memory' or 'disk'")
+        raise BadRequest(f"argument 'flush' is {_shown(flush)}, it must be 'memory' or 'disk'")
     for key in _LIMITS:
         limit = arguments.get(key, _NO_LIMIT)
         # A flag is an int to Python, and to nobody else.
         if type(limit) is not int or not (limit == _NO_LIMIT or 1 <= limit <= _LIMIT_MAX):
             raise BadRequest(
-                f"argument {key!r} is {limit!r}, it must be a whole number from 1 to {_LIMIT_MAX}, or -1 for that of "
-                "the log"
+                f"argument {key!r} is {_shown(limit)}, it must be a whole number from 1 to {_LIMIT_MAX}, or -1 for "
+                "that of the log"
             )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 def _limits_of(arguments: Mapping[str, Any]) -> QueueLimits | None:

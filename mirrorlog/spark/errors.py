@@ -30,6 +30,15 @@ class RecordsMissing(MirrorlogError):
     exit_code = 15
 
 
+class BeginUnknown(MirrorlogError):
+    """The queue's master does not answer, and the copies that do may lack records that it still has."""
+
+    code = "BEGIN_UNKNOWN"
+    grpc_status = "UNAVAILABLE"
+    exit_code = 9
+    retriable = True
+
+
 class RangeNotDense(MirrorlogError):
     """A reader did not get every queue offset of its range exactly once. Nothing that it read may be kept."""
 

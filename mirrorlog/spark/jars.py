@@ -107,7 +107,11 @@ def fetch_delta_jars(directory: Path) -> Iterator[tuple[Path, bool]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code is that of the error, 0 when all jars are there."""
-    parser = argparse.ArgumentParser("python -m mirrorlog.spark.jars", description="Fetch the Delta jars.")
+    parser = argparse.ArgumentParser(
+        "python -m mirrorlog.spark.jars",
+        description="Fetch the Delta jars.",
+        epilog="Example: python -m mirrorlog.spark.jars --dir jars",
+    )
     where = f"where they go (default: ${DIRECTORY_VARIABLE} or {DEFAULT_DIRECTORY})"
     parser.add_argument("--dir", type=Path, default=default_directory(), metavar="DIR", help=where)
     directory: Path = parser.parse_args(arguments).dir

@@ -32,7 +32,14 @@ from typing import TYPE_CHECKING, Final
 
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.delta_log import TableState, table_state
-from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, RecordsMissing, TableOutOfStep, from_spark
+from mirrorlog.spark.errors import (
+    SPARK_ERRORS,
+    BeginUnknown,
+    LandingConflict,
+    RecordsMissing,
+    TableOutOfStep,
+    from_spark,
+)
 from mirrorlog.spark.nodes import ask_nodes
 from mirrorlog.spark.options import offsets_json, parse_servers
 from mirrorlog.spark.plan import QueueFacts
@@ -72,8 +79,9 @@ def land(
 ) -> LandResult:
     """Append what the table at path `table` does not have of `queue`. Blocks; not for use on an event loop.
 
-    Raises what the nodes answer, RecordsMissing when records were freed before they were landed, TableOutOfStep,
-    LandingConflict, SparkFailed. After any of them the table has all of the range or none, and running again is safe.
+    Raises what the nodes answer, RecordsMissing when records were freed before they were landed, BeginUnknown when the
+    master is away and nobody else can say whether they were, TableOutOfStep, LandingConflict, SparkFailed. After any of
+    them the table has all of the range or none, and running again is safe.
     """
     table = fspath(table)
     addresses = parse_servers(servers) if isinstance(servers, str) else tuple(servers)
@@ -101,7 +109,13 @@ def application_id(facts: QueueFacts) -> str:
 
 
 def starting_offset(facts: QueueFacts, state: TableState, table: str) -> int:
-    """The first queue offset that the table does not have. Raises RecordsMissing or TableOutOfStep."""
+    """The first queue offset that the table does not have. Raises BeginUnknown, RecordsMissing or TableOutOfStep."""
+    if facts.begin_unknown and (state.landed is None or state.landed < facts.begin):
+        raise BeginUnknown(
+            f"{facts.begin_unknown}; nothing was added to {table}, run again once it is back",
+            begin=facts.begin,
+            next=facts.next,
+        )
     if state.landed is None:
         return facts.begin
     if state.landed < facts.begin:
@@ -177,7 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m mirrorlog.spark.land", description="Append a queue's confirmed records to a Delta table, once."
+        "python -m mirrorlog.spark.land",
+        description="Append a queue's confirmed records to a Delta table, once.",
+        epilog="Example: python -m mirrorlog.spark.land --servers 127.0.0.1:7401 --queue flights --to lake/flights",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example stays one line
     )
     parser.add_argument("--servers", required=True, help="client addresses host:port, commas between")
     parser.add_argument("--queue", required=True, metavar="NAME")

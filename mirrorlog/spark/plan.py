@@ -11,13 +11,17 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
-from mirrorlog.spark.errors import BadOption, RangeNotDense, RecordsMissing
+from mirrorlog.spark.errors import BadOption, BeginUnknown, RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import EARLIEST, LATEST, Offsets, SourceOptions
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """A queue as its nodes know it; confirmed queue offsets are `begin` up to `next` (exclusive)."""
+    """A queue as its nodes know it; confirmed queue offsets are `begin` up to `next` (exclusive).
+
+    `silent_master`: the master, when it did not answer. Then whether anything below `begin` is left nobody can say: the
+    copies that answered may all have begun late.
+    """
 
     cluster_id: str
     name: str
@@ -26,6 +30,18 @@ class QueueFacts:
     queue_id: int
     begin: int
     next: int
+    silent_master: str | None = None
+
+    @property
+    def begin_unknown(self) -> str | None:
+        """Why reading from `begin` on might leave records out; None when it cannot."""
+        if self.silent_master is None or not self.begin:
+            return None
+        return (
+            f"queue {self.name!r}: its master {self.silent_master} does not answer, and the other copies have it from "
+            f"{self.begin} on; whether they lack what is below it, or that is gone for good, only {self.silent_master} "
+            "can say"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,10 @@ _T = TypeVar("_T", bound=Stretch)
 
 
 def plan(options: SourceOptions, queues: Iterable[QueueFacts]) -> list[QueueRange]:
-    """What each task reads; queues without records in their range have no task. Raises RecordsMissing or BadOption."""
+    """What each task reads; queues without records in their range have no task.
+
+    Raises BadOption, RecordsMissing, or BeginUnknown when it cannot be told what is missing.
+    """
     return split([_range(options, facts) for facts in queues], options.min_partitions)
 
 
@@ -84,6 +103,7 @@ def _range(options: SourceOptions, facts: QueueFacts) -> QueueRange:
     if first > following and _given(options.ending, facts.name) >= 0:
         raise BadOption(f"queue {facts.name!r}: startingOffsets {first} is above endingOffsets {following}")
     if options.fail_on_data_loss:
+        _refuse_unknown(options, facts, first)
         _refuse_missing(facts, first, following)
     first = max(first, facts.begin)
     following = min(following, facts.next)
@@ -99,6 +119,12 @@ def _given(offsets: Offsets, queue: str) -> int:
 def _resolve(offsets: Offsets, facts: QueueFacts) -> int:
     given = _given(offsets, facts.name)
     return {EARLIEST: facts.begin, LATEST: facts.next}.get(given, given)
+
+
+def _refuse_unknown(options: SourceOptions, facts: QueueFacts, first: int) -> None:
+    if facts.begin_unknown and (first < facts.begin or _given(options.starting, facts.name) == EARLIEST):
+        advice = f"run again once it does, or start at {facts.begin} or later (startingOffsets)"
+        raise BeginUnknown(f"{facts.begin_unknown}; {advice}", begin=facts.begin, next=facts.next)
 
 
 def _refuse_missing(facts: QueueFacts, first: int, following: int) -> None:

@@ -106,7 +106,7 @@ class QueueReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Asks the nodes. Raises ConnectionLost, NoSuchQueue, RecordsMissing or BadOption."""
+        """Asks the nodes. Raises ConnectionLost, NoSuchQueue, RecordsMissing, BeginUnknown or BadOption."""
         queues = ask_nodes(self.options.servers, self.options.queues)
         return [QueuePartition(wanted) for wanted in plan(self.options, queues)]
 

@@ -16,7 +16,7 @@ def declare(
     name: Annotated[str, typer.Argument(help="The queue's name.")],
     arg: Annotated[
         list[str] | None,
-        typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the queue; JSON or text. Repeatable."),
+        typer.Option("--arg", metavar="NAME=VALUE", help="An argument, see above; JSON or text. Repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -24,7 +24,10 @@ def declare(
 
     Nothing happens when it exists with the same arguments; with others it is an error (exit code 6).
 
-    Example: mqtool declare flights --arg x-max-age=7D
+    Arguments: retention_ms and retention_bytes, how long its records are kept at least and how many bytes of them, -1
+    for what the log has; flush, memory or disk: a log with that mode. Any other is an error.
+
+    Example: mqtool declare flights --arg retention_ms=604800000
     """
     arguments = parse_arguments(arg or [])
     queue = session_of(context).run(lambda client: client.admin.declare(name, arguments))

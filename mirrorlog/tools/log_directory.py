@@ -238,4 +238,4 @@ def with_spares(log: LogDirectory) -> LogDirectory:
 
 def open_segment(segment: SegmentFile) -> SectorFile:
     """For reading, past bad sectors. Raises OSError."""
-    return SectorFile(os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC))
+    return SectorFile(os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC), segment.path)

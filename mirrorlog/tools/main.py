@@ -68,7 +68,10 @@ app.command("find-offset")(find_offset)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit: 0, or the exit code of the error, whose message is one line on stderr."""
+    """Run one command and exit: 0, or the exit code of the error, whose message is one line on stderr.
+
+    1 when stdout does not take what is written: without a word when nobody reads it any more.
+    """
     session = Session()
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
@@ -81,10 +84,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"mqtool: {' '.join(message.split())}\n")
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # `mqtool … | head`: the reader has what it wanted. Python would complain when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # `mqtool … | head`: the reader has what it wanted.
+        _leave_stdout()
+        sys.exit(1)
+    except OSError as error:
+        _leave_stdout()
+        # What a command does to files and connections has named errors. Only what stdout raises comes here as it is,
+        # and has no file name.
+        if session.debug or error.filename is not None:
+            raise
+        sys.stderr.write(f"mqtool: cannot write the output: {error.strerror or error}\n")
         sys.exit(1)
     sys.exit(code or 0)
+
+
+def _leave_stdout() -> None:
+    """Let nothing more be written there: Python would complain when it flushes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from mirrorlog.errors import NoSuchQueue
 from mirrorlog.tools.output import print_json, show, table
@@ -31,11 +32,11 @@ def queues(
     if as_json:
         print_json(metadata.queues)
     else:
-        show(queues_view(metadata.queues))
+        show(queues_view(metadata.queues, metadata.node_id))
 
 
-def queues_view(found: Sequence[QueueInfo]) -> RenderableType:
-    """One row per queue. Pure."""
+def queues_view(found: Sequence[QueueInfo], node_id: str) -> RenderableType:
+    """One row per queue, as the node `node_id` knows them. Pure."""
     rows = [
         (
             queue.name,
@@ -49,7 +50,11 @@ def queues_view(found: Sequence[QueueInfo]) -> RenderableType:
         for queue in found
     ]
     numbers = ("epoch", "first", "next")
-    return table("", ("queue", "id", "master > mirrors", *numbers, "arguments"), rows, numbers=numbers)
+    view = table("", ("queue", "id", "master > mirrors", *numbers, "arguments"), rows, numbers=numbers)
+    if not any(queue.begin and queue.master != node_id for queue in found):
+        return view
+    # A mirror that began late shows less than there is; that it did, it does not know.
+    return Group(view, Text(f"\nfirst: of the copies on {node_id}; where it is a mirror, their master may have more"))
 
 
 def _refuse_missing(metadata: Metadata) -> None:

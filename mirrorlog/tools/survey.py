@@ -15,9 +15,9 @@ from typing import Final
 from mirrorlog.commitlog.damage import Range
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.format import ALIGNMENT, HEADER_SIZE, BatchHeader
-from mirrorlog.commitlog.scan import BlockReader, OnBatch, Rules, Stop, find_batch, nonzero_end, walk
+from mirrorlog.commitlog.scan import BlockReader, OnBatch, Stop, find_batch, nonzero_end, walk
 from mirrorlog.tools.log_directory import LogDirectory, SegmentFile, open_segment
-from mirrorlog.tools.sectors import SECTOR_BYTES
+from mirrorlog.tools.sectors import SECTOR_BYTES, SectorFile
 
 RANGES_MAX: Final = 1000
 """Bad ranges that are kept; further ones are only counted."""
@@ -86,9 +86,10 @@ def survey(
     on_bad: OnBad | None = None,
     on_segment: OnSegment | None = None,
 ) -> Survey:
-    """Walk the log, or only `segments` of it, and give every good batch to `on_batch`. Raises DiskFailed.
+    """Walk the log, or only `segments` of it, and give every good batch to `on_batch`.
 
-    `first`: the log offset of the first batch, by default the log's begin.
+    `first`: the log offset of the first batch, by default the log's begin. Raises DiskFailed when the log cannot be
+    read, and what the callbacks raise.
     """
     chosen = log.holding if segments is None else segments
     walker = _Walker(log, Survey(end=log.begin if first is None else first), on_batch, on_bad, on_segment)
@@ -122,18 +123,25 @@ class _Walker:
         whole = segment.start <= found.end and found.tail is None
         if found.tail is not None or segment.start > found.end:
             self._close_gap(segment)
-        try:
-            self._walk(self._log.rules, segment, following)
-        except FileNotFoundError:
-            if not self._freed(segment):
-                raise disk_error(FileNotFoundError(2, "the file is gone"), "read", segment.path) from None
-        except OSError as error:
-            raise disk_error(error, "read", segment.path) from None
+        if (file := self._open(segment)) is not None:
+            with closing(file):
+                self._walk(file, segment.start, following)
         if found.bad_count > bad_before or found.tail is not None:
             self._freed(segment)
         if self._on_segment is not None:
             whole = whole and found.bad_count == bad_before and found.tail is None
             self._on_segment(segment, found.end, whole)
+
+    def _open(self, segment: SegmentFile) -> SectorFile | None:
+        """None for a file that a running node has freed meanwhile. Raises DiskFailed."""
+        try:
+            return open_segment(segment)
+        except FileNotFoundError:
+            if self._freed(segment):
+                return None
+            raise disk_error(FileNotFoundError(2, "the file is gone"), "read", segment.path) from None
+        except OSError as error:
+            raise disk_error(error, "read", segment.path) from None
 
     def _freed(self, segment: SegmentFile) -> bool:
         """Whether a running node has moved the log's begin past this file; then nothing in it counts."""
@@ -160,8 +168,9 @@ class _Walker:
         if self._on_bad is not None:
             self._on_bad(bad)
 
-    def _walk(self, rules: Rules, segment: SegmentFile, following: int | None) -> None:
-        found, on_batch = self.found, self._on_batch
+    def _walk(self, file: SectorFile, start: int, following: int | None) -> None:
+        """`start`: the log offset of the file's first byte."""
+        found, on_batch, rules = self.found, self._on_batch, self._log.rules
 
         def count(header: BatchHeader, batch: memoryview) -> None:
             found.batches += 1
@@ -169,14 +178,12 @@ class _Walker:
             found.end = header.next_log_offset
             on_batch(header, batch)
 
-        start = segment.start
-        with closing(open_segment(segment)) as file:
-            reader = BlockReader(file)
-            at: int | None = max(0, found.end - start)
-            while at is not None:
-                stop = walk(reader, start=start, at=at, until=reader.size, rules=rules, on_batch=count)
-                at = self._pass_bad(reader, start, stop, following)
-            self._note_unreadable(start, file.unreadable)
+        reader = BlockReader(file)
+        at: int | None = max(0, found.end - start)
+        while at is not None:
+            stop = walk(reader, start=start, at=at, until=reader.size, rules=rules, on_batch=count)
+            at = self._pass_bad(reader, start, stop, following)
+        self._note_unreadable(start, file.unreadable)
 
     def _pass_bad(self, reader: BlockReader, start: int, stop: Stop, following: int | None) -> int | None:
         """The file position of the next batch behind the place where a walk ended, or None when there is none."""

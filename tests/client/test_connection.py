@@ -302,10 +302,10 @@ async def test_closing_leaves_nothing_behind(shared_cluster: Cluster, new_name: 
 async def test_declare_is_idempotent_and_names_a_difference(client: Client, new_name: Callable[[], str]) -> None:
     """Same arguments find the queue, others are an error; through a mirror too."""
     name = new_name()
-    first = await client.admin.declare(name, {"x-max-age": "7D"})
-    assert (await client.admin.declare(name, {"x-max-age": "7D"})).queue_id == first.queue_id
-    with pytest.raises(QueueExists, match="x-max-age"):
-        await client.admin.declare(name, {"x-max-age": "1D"})
+    first = await client.admin.declare(name, {"retention_ms": 7})
+    assert (await client.admin.declare(name, {"retention_ms": 7})).queue_id == first.queue_id
+    with pytest.raises(QueueExists, match="retention_ms"):
+        await client.admin.declare(name, {"retention_ms": 1})
     async with Client(client.servers[1]) as through_mirror:
         other = await through_mirror.admin.declare(new_name())
     assert other.queue_id != first.queue_id

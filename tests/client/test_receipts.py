@@ -40,3 +40,17 @@ def test_nothing_sent_has_no_receipts() -> None:
     assert (len(Receipts([])), list(Receipts([]))) == (0, [])
     with pytest.raises(IndexError):
         Receipts([])[0]
+
+
+def test_a_receipt_is_shown_with_its_durability_as_a_word() -> None:
+    """Goal: 0 does not read as none. Show one in memory, one on disk, a range, and one of a kind that is not known; the
+    value stays the number."""
+    on_disk, in_memory = EACH[0], EACH[3]
+    assert repr(in_memory) == (
+        "Receipt(queue_offset=80, log_offset=9000, epoch=6, copies=2, durability=memory, duplicate=False)"
+    )
+    assert "durability=disk" in repr(on_disk)
+    assert "durability=memory" in repr(RANGES[1])
+    assert "durability=9" in repr(in_memory._replace(durability=9))
+    assert (in_memory.durability, on_disk.durability) == (0, 1)
+    assert in_memory == (80, 9000, 6, 2, 0, False)

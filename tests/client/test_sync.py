@@ -211,6 +211,9 @@ def test_wrong_options_and_names_raise_at_once(client: Client, new_name: Callabl
         client.consumer(new_name()).start()
     with pytest.raises(ConnectionLost, match="not started"):
         client.producer("q").send(b"v")
+    for send_many in (client.producer("q").send_many, client.producer("q").send_many_nowait):
+        with pytest.raises(ConnectionLost, match=r"use it with `with`, or call start\(\)"):
+            send_many([b"v"])
     with pytest.raises(BadRequest, match="not started"):
         next(iter(client.consumer("q")))
     with pytest.raises(BadRequest, match="not started"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 import subprocess
 import sys
@@ -206,6 +207,27 @@ def test_an_index_that_was_not_closed_is_built_anew(tmp_path: Path) -> None:
     tables = three_segments(tmp_path)
     index = PastIndex.open(tmp_path / DIRECTORY_NAME, tables)
     assert FOREIGN not in entries_of(index)
+    assert index.queues() == {1: (0, 300), 2: (0, 60)}
+    index.close()
+    tables.close()
+
+
+@pytest.mark.parametrize("gone", ["the directory", "the mark's place"])
+def test_a_close_that_cannot_write_its_mark_says_so_and_is_one(tmp_path: Path, gone: str) -> None:
+    """Goal: the index is derived, nothing of it may hold up a stop. Take its directory away while it is open, or put
+    another one where the mark goes: a named error, once; and the next open makes all anew."""
+    tables = three_segments(tmp_path)
+    path = tmp_path / DIRECTORY_NAME
+    index = PastIndex.open(path, tables)
+    if gone == "the directory":
+        shutil.rmtree(path)
+    else:
+        (path / "clean").mkdir()
+    with pytest.raises(IndexDoubtful, match=f"cannot write {path}/clean: .*rebuilt"):
+        index.close()
+    index.close()
+    shutil.rmtree(path, ignore_errors=True)
+    index = PastIndex.open(path, tables)
     assert index.queues() == {1: (0, 300), 2: (0, 60)}
     index.close()
     tables.close()

@@ -44,15 +44,18 @@ def declare(channel: grpc.Channel, name: str, **arguments: pb.Argument) -> pb.Qu
 
 
 def test_declaring_again_is_the_same_queue_unless_it_differs(cluster: Cluster, channel: grpc.Channel) -> None:
-    """Goal: declare is idempotent. Method: twice alike with nested arguments, once otherwise."""
-    items = pb.Argument(list=pb.ArgumentList(items=[pb.Argument(text="a"), pb.Argument(number=0.5), pb.Argument()]))
-    arguments = {"x-max-length": pb.Argument(integer=5), "x-list": items}
+    """Goal: declare is idempotent. Method: twice alike, once otherwise; an unknown argument and no name are refused
+    here too."""
+    arguments = {"retention_ms": pb.Argument(integer=5), "flush": pb.Argument(text="memory")}
     first = declare(channel, "twice", **arguments)
     assert declare(channel, "twice", **arguments).queue_id == first.queue_id
-    assert first.arguments["x-list"] == items
+    assert dict(first.arguments) == arguments
     assert (first.master, list(first.mirrors)) == ("n1", ["n2"])
-    differing = pb.DeclareQueueRequest(name="twice", arguments={"x-max-length": pb.Argument(integer=6)})
+    differing = pb.DeclareQueueRequest(name="twice", arguments={"retention_ms": pb.Argument(integer=6)})
     assert refused(admin(channel).DeclareQueue, differing) == (grpc.StatusCode.ALREADY_EXISTS, "QUEUE_EXISTS")
+    items = pb.Argument(list=pb.ArgumentList(items=[pb.Argument(text="a"), pb.Argument(number=0.5), pb.Argument()]))
+    unknown = pb.DeclareQueueRequest(name="other", arguments={"x-list": items})
+    assert refused(admin(channel).DeclareQueue, unknown) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
     nameless = pb.DeclareQueueRequest(name="")
     assert refused(admin(channel).DeclareQueue, nameless) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
 

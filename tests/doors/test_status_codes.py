@@ -48,7 +48,7 @@ STATUSES = {
     "PERMISSION_DENIED": ["NotAMember"],
     "UNAVAILABLE": [
         "ConnectionLost", "DiskFailed", "DiskFull", "InSyncReplicasNotEnough", "IndexDoubtful", "LogRecovering",
-        "LogUnavailable", "NodeStopping", "NotMaster", "Overloaded", "Refused",
+        "LogUnavailable", "NodeStopping", "NotLeader", "NotMaster", "Overloaded", "Refused",
     ],
 }  # fmt: skip
 

@@ -56,7 +56,11 @@ def run_fuzzer(name: str, directory: Path, *, seconds: int, seed: int) -> int:
 
 def main() -> None:
     """All fuzzers, `seconds` each."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        "python -m tests.fuzz.harness",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="Example: python -m tests.fuzz.harness --seconds 10 --seed 7",
+    )
     parser.add_argument("--seconds", type=int, default=60, help="of each fuzzer")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 2**31))
     parser.add_argument("--directory", type=Path, default=Path(".build/fuzz"))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mirrorlog.client import Client
+from mirrorlog.commitlog.blocks import BLOCK_BYTES
 from mirrorlog.errors import OffsetOutOfRange, Overloaded
 from mirrorlog.testing import Cluster, Node
-from tests.process.clusters import MIB, eventually, fast_cluster, log_directory, log_of
+from tests.process.clusters import MIB, eventually, facts, fast_cluster, log_directory, log_lines, log_of
 
 pytestmark = pytest.mark.process
 
@@ -120,6 +122,37 @@ def test_what_the_memory_has_let_go_is_read_from_the_tables(cluster: Cluster) ->
         node.start()
     cluster.wait_in_sync()
     assert_reads(cluster, content)
+    for node in cluster.nodes.values():
+        (told,) = log_lines(node, "index_rebuilt")
+        assert facts(told)["tables"] == "1", "the spoiled one; a missing one is no damage"
+
+
+def test_what_is_derived_holds_up_no_stop_and_is_told_when_it_is_made_anew(tmp_path: Path) -> None:
+    """Goal: a stop is clean and a damaged table is told, whenever it is met. Take the index away from a running node
+    and stop it: exit code 0, a warning, no traceback. Kill it, flip a byte of a table where a start must read, so that
+    the index is made again: one line, and every record is read."""
+    with fast_cluster(1, segment_bytes=MIB, settings=SMALL, data_dir=tmp_path) as one:
+        node = one.master
+        content = asyncio.run(publish(one.servers, 5, 5 * MIB))
+        eventually(lambda: len(tables(node)) >= 3, "segments are sealed")
+        shutil.rmtree(log_directory(node) / "index")
+        assert node.stop() == 0
+        assert len(log_lines(node, "index_not_closed")) == 1
+        assert len(log_lines(node, "node_stopped")) == 1
+        assert "Traceback" not in node.log_file.read_text()
+
+        node.start()
+        node.kill()
+        assert log_lines(node, "index_rebuilt") == []
+        spoiled = tables(node)[1]
+        whole = bytearray(spoiled.read_bytes())
+        whole[BLOCK_BYTES + 5] ^= 1  # the first stretch
+        spoiled.write_bytes(whole)
+        node.start()
+        (told,) = log_lines(node, "index_rebuilt")
+        assert spoiled.name in told
+        for queue, values in content.items():
+            assert asyncio.run(read(one.servers, queue)) == values
 
 
 def test_times_are_found_in_the_past(cluster: Cluster) -> None:

@@ -230,7 +230,11 @@ def run_piece(piece: Piece, report: Report) -> Counter[str]:
 
 def main() -> None:
     """The long form."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        "python -m tests.process.torture",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="Example: python -m tests.process.torture --rounds 25 --seed 7 --flush disk",
+    )
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, help="of the first piece; by default the one after the last in the totals")
     parser.add_argument("--flush", choices=["memory", "disk"], help="by default in turn")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header, stamp
-from mirrorlog.queues.changes import PositionCommitted
+from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, encode_change
 from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, apply_checkpoint
 from mirrorlog.queues.producers import EXPIRY_US, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
@@ -141,6 +141,13 @@ class Master:
         """The queue's id."""
         self.append(self.derived.registry.declare(name, arguments, incarnation=f"of {name}"))
         return self.derived.registry.find(name).queue_id
+
+    def declare_as_before(self, name: str, **arguments: object) -> int:
+        """As a version did that kept whatever arguments it was given; the queue's id."""
+        queue_id = self.derived.registry.queue_id_max + 1
+        change = QueueDeclared(name=name, queue_id=queue_id, incarnation=f"of {name}", arguments=arguments)
+        self.append(encode_change(change))
+        return queue_id
 
     def commit(self, name: str, group: str, queue_offset: int) -> BatchHeader:
         change = PositionCommitted(group=group, log_id="l", epoch=self.log.epoch, queue_offset=queue_offset)

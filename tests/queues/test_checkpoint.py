@@ -63,7 +63,7 @@ def test_every_batch_is_a_checkpoint_batch_of_the_log_itself() -> None:
 def test_a_checkpoint_says_all_that_stands_before_it() -> None:
     """Checkpoint a queue with records, a confirmed and an unconfirmed position and a producer: all of it is there."""
     master = Master(begin=160)
-    queue_id = master.declare("q", color="red")
+    queue_id = master.declare("q", flush="disk")
     master.commit("q", "seen", 1)
     master.confirm_all()
     landed = master.publish(queue_id, count=3, producer_id=7, producer_epoch=2)
@@ -73,7 +73,7 @@ def test_a_checkpoint_says_all_that_stands_before_it() -> None:
         queue_id=queue_id,
         name="q",
         incarnation="of q",
-        arguments={"color": "red"},
+        arguments={"flush": "disk"},
         next_queue_offset=3,
         positions={"seen": ("l", 1, 1), "coming": ("l", 1, 2)},
         declared_at=160,
@@ -136,7 +136,7 @@ def test_batches_have_a_limit_of_bytes() -> None:
     """Checkpoint queues with long arguments: the batches are nearly full, none is above the limit, none is missing."""
     master = Master()
     for number in range(50):
-        master.declare(str(number), text="x" * 30_000)
+        master.declare_as_before(str(number), text="x" * 30_000)
     batches = master.checkpoint()
     sizes = [header.length for header, _ in batches[1:-1]]
     assert max(sizes) <= BATCH_BYTES_MAX
@@ -150,7 +150,7 @@ def test_a_state_above_the_limit_stands_alone() -> None:
     """Checkpoint a queue whose arguments alone are longer than a batch, between two small ones."""
     master = Master()
     for name, size in (("a", 1), ("long", BATCH_BYTES_MAX), ("c", 1)):
-        master.declare(name, text="x" * size)
+        master.declare_as_before(name, text="x" * size)
     assert [header.record_count for header, _ in master.checkpoint()] == [1, 1, 1, 1, 1]
 
 
@@ -158,7 +158,7 @@ def test_many_groups_come_in_several_states() -> None:
     """Checkpoint a queue with more groups than a state takes, under the longest names: each batch keeps the limit, and
     the parts together are what was there."""
     master = Master()
-    master.declare("q", text="x" * 30_000)
+    master.declare_as_before("q", text="x" * 30_000)
     groups = {f"{number:03}".ljust(255, "\U0001f600"): number for number in range(2 * GROUPS_PER_STATE + 1)}
     for group, queue_offset in groups.items():
         master.commit("q", group, queue_offset)

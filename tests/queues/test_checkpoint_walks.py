@@ -72,7 +72,7 @@ class Walk:
 
     def declare(self) -> None:
         name = self.random.choice("abcdef")
-        batch = self.live.registry.declare(name, {"of": name}, incarnation=str(self.log.end))
+        batch = self.live.registry.declare(name, {"retention_ms": ord(name)}, incarnation=str(self.log.end))
         if batch is not None:
             self.append(batch)
 

@@ -32,6 +32,11 @@ class Book:
         assert batch is not None
         return self.append(batch)
 
+    def declare_as_before(self, name: str, **arguments: object) -> BatchHeader:
+        """As a version did that kept whatever arguments it was given."""
+        queue_id = self.registry.queue_id_max + 1
+        return self.append(encode_change(QueueDeclared(name=name, queue_id=queue_id, arguments=arguments)))
+
     def commit(self, name: str, group: str, queue_offset: int) -> BatchHeader:
         change = PositionCommitted(group=group, log_id="l", epoch=1, queue_offset=queue_offset)
         return self.append(self.registry.commit_position(name, change))
@@ -45,9 +50,9 @@ def test_a_queue_counts_from_its_append() -> None:
     """Declare two queues: found by name and by id, with ids of their own that begin at 1."""
     book = Book()
     book.declare("a")
-    book.declare("b", color="red")
+    book.declare("b", retention_ms=5)
     assert [(each.name, each.queue_id) for each in book.registry] == [("a", 1), ("b", 2)]
-    assert book.registry.find("b").arguments == {"color": "red"}
+    assert book.registry.find("b").arguments == {"retention_ms": 5}
     assert book.registry.find_id(1).name == "a"
     assert book.registry.has_id(2)
     assert not book.registry.has_id(3)
@@ -66,12 +71,12 @@ def test_an_unknown_queue_is_named_with_what_to_do() -> None:
 def test_declaring_again_is_nothing_or_names_the_difference() -> None:
     """Declare again with the same arguments, with another value, with one more and with one less."""
     book = Book()
-    book.declare("q", color="red", size=3)
-    assert book.registry.declare("q", {"size": 3, "color": "red"}) is None
+    book.declare("q", flush="disk", retention_ms=3)
+    assert book.registry.declare("q", {"retention_ms": 3, "flush": "disk"}) is None
     for arguments, difference in (
-        ({"color": "blue", "size": 3}, "color='red', asked for color='blue'"),
-        ({"color": "red", "size": 3, "taste": 1}, "taste=None, asked for taste=1"),
-        ({"color": "red"}, "size=3, asked for size=None"),
+        ({"flush": "memory", "retention_ms": 3}, "flush='disk', asked for flush='memory'"),
+        ({"flush": "disk", "retention_ms": 3, "retention_bytes": 1}, "bytes=None, asked for retention_bytes=1"),
+        ({"flush": "disk"}, "retention_ms=3, asked for retention_ms=None"),
     ):
         with pytest.raises(QueueExists, match=difference):
             book.registry.declare("q", arguments)
@@ -139,7 +144,7 @@ def test_a_cut_takes_back_what_it_removed() -> None:
 def test_applying_again_changes_nothing() -> None:
     """Apply each batch of a history a second time, by itself: queues keep their positions, and nothing new appears."""
     book = Book()
-    book.declare("q", color="red")
+    book.declare("q", flush="disk")
     book.commit("q", "g", 7)
     book.append(encode_change(EpochStarted(epoch=3, node_id="n2", start_id="s")))
     book.registry.confirm(book.end)
@@ -201,8 +206,10 @@ def test_an_argument_is_plain_and_not_deep(value: object) -> None:
     with pytest.raises(BadRequest, match="nested at most 8"):
         registry.declare("q", {"x": value})
     assert registry.get("q") is None
-    plain = {"a": 1, "b": "t", "c": True, "d": None, "e": 1.5, "f": [1, {"g": b"\xff"}], "h": nested(8)}
-    assert registry.declare("q", plain) is not None
+    # One that is plain comes as far as to its name.
+    for plain in (1, "t", True, None, 1.5, [1, {"g": b"\xff"}], nested(8)):
+        with pytest.raises(BadRequest, match="'x' is not known"):
+            registry.declare("q", {"x": plain})
 
 
 @pytest.mark.parametrize(
@@ -224,13 +231,51 @@ def test_an_argument_that_means_something_is_checked(argument: dict[str, object]
         registry.declare("q", argument)
 
 
-def test_known_and_unknown_arguments_are_kept() -> None:
-    """Declare with every known argument at both ends, and with one that nobody knows."""
+def test_every_known_argument_is_kept() -> None:
+    """Declare with every known argument, at both ends of what it may be."""
     book = Book()
-    book.declare("small", flush="memory", retention_ms=1, retention_bytes=1)
-    book.declare("large", flush="disk", retention_ms=2**63 - 1, retention_bytes=2**63 - 1, flushes="often")
-    assert book.registry.find("small").arguments == {"flush": "memory", "retention_ms": 1, "retention_bytes": 1}
-    assert book.registry.find("large").arguments["flushes"] == "often"
+    for name, arguments in (
+        ("small", {"flush": "memory", "retention_ms": 1, "retention_bytes": 1}),
+        ("large", {"flush": "disk", "retention_ms": 2**63 - 1, "retention_bytes": 2**63 - 1}),
+        ("none", {"retention_ms": -1, "retention_bytes": -1}),
+    ):
+        book.declare(name, **arguments)
+        assert book.registry.find(name).arguments == arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("retention", "there are flush, retention_ms, retention_bytes; did you mean retention_"),
+        ("retention_byte", "did you mean retention_bytes"),
+        ("Flush", "did you mean flush"),
+        ("color", "'color' is not known; there are flush, retention_ms, retention_bytes$"),
+        ("", "'' is not known"),
+        ("x-max-age", "'x-max-age' is not known yet"),
+        ("x-" + "y" * 1_000_000, "^.{0,200}$"),
+        ("r" * 1_000_000, "^.{0,200}$"),
+    ],
+)
+def test_an_argument_that_means_nothing_is_refused(name: str, message: str) -> None:
+    """Declare with it, alone and beside a known one, and for a queue that is there without it: the error names the
+    known ones and the nearest, is short whatever it was given, and nothing is encoded."""
+    book = Book()
+    book.declare("there")
+    for queue, others in (("new", {}), ("new", {"retention_ms": 1}), ("there", {})):
+        with pytest.raises(BadRequest, match=message):
+            book.registry.declare(queue, {**others, name: 1})
+    assert [queue.name for queue in book.registry] == ["there"]
+
+
+def test_a_queue_that_has_unknown_arguments_is_found_with_them() -> None:
+    """Apply a declaration of an older version, declare it again alike and otherwise: it is the same queue, and a
+    difference is named."""
+    book = Book()
+    book.declare_as_before("old", color="red")
+    assert book.registry.find("old").arguments == {"color": "red"}
+    assert book.registry.declare("old", {"color": "red"}) is None
+    with pytest.raises(QueueExists, match="color='red', asked for color='blue'"):
+        book.registry.declare("old", {"color": "blue"})
 
 
 def test_groups_are_counted_before_their_confirm() -> None:

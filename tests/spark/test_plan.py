@@ -9,13 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.spark.errors import BadOption, RangeNotDense, RecordsMissing
+from mirrorlog.spark.errors import BadOption, BeginUnknown, RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import Offsets, SourceOptions
 from mirrorlog.spark.plan import QueueFacts, QueueRange, dense, plan
 
 
-def facts(name: str = "q", begin: int = 100, end: int = 200) -> QueueFacts:
-    return QueueFacts(cluster_id="c", name=name, incarnation="i", log_id="l", queue_id=7, begin=begin, next=end)
+def facts(name: str = "q", begin: int = 100, end: int = 200, silent_master: str | None = None) -> QueueFacts:
+    return QueueFacts(
+        cluster_id="c",
+        name=name,
+        incarnation="i",
+        log_id="l",
+        queue_id=7,
+        begin=begin,
+        next=end,
+        silent_master=silent_master,
+    )
 
 
 def options(
@@ -68,6 +77,33 @@ def test_offsets_that_the_queue_does_not_have(starting: Offsets, ending: Offsets
     with pytest.raises(RecordsMissing, match=r"'q'.*failOnDataLoss"):
         plan(options(starting, ending), [facts()])
     assert bounds(plan(options(starting, ending, fail_on_data_loss=False), [facts()])) == kept
+
+
+@pytest.mark.parametrize(
+    ("begin", "starting", "planned"),
+    [
+        (100, "earliest", None),
+        (100, {"q": -2}, None),
+        (100, {"q": 99}, None),
+        (100, {"q": 100}, [(100, 200)]),
+        (100, {"q": 150}, [(150, 200)]),
+        (200, "earliest", None),
+        (0, "earliest", [(0, 200)]),
+    ],
+)
+def test_a_begin_that_its_master_has_not_told_is_not_believed(
+    begin: int, starting: Offsets, planned: list[tuple[int, int]] | None
+) -> None:
+    """Goal: copies that began late leave nothing out without a word. Method: the master is silent; each start. From an
+    offset that the copies have on, and from 0, nothing can be missing, and nobody minds who allows loss."""
+    told = facts(begin=begin, silent_master="n1")
+    if planned is None:
+        with pytest.raises(BeginUnknown, match=r"'q'.* n1 does not answer.*startingOffsets"):
+            plan(options(starting), [told])
+    else:
+        assert bounds(plan(options(starting), [told])) == planned
+    lenient = plan(options(starting, fail_on_data_loss=False), [told])
+    assert bounds(lenient) == (planned or ([(begin, 200)] if begin < 200 else []))
 
 
 def test_a_range_that_runs_backwards_is_refused() -> None:

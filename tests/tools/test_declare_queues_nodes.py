@@ -10,16 +10,30 @@ pytestmark = pytest.mark.process
 
 def test_a_queue_is_made_once(mqtool: Tool) -> None:
     """Goal: declaring is idempotent, and a difference is an error. Method: the same twice, then other arguments."""
-    arguments = ("--arg", "x-max-age=7D", "--arg", "x-priority=3")
+    arguments = ("--arg", "retention_ms=604800000", "--arg", "flush=memory")
     made = mqtool("declare", "made", *arguments, "--json")
     assert made.code == 0
-    assert made.json["arguments"] == {"x-max-age": "7D", "x-priority": 3}
+    assert made.json["arguments"] == {"retention_ms": 604_800_000, "flush": "memory"}
     again = mqtool("declare", "made", *arguments)
     assert again.code == 0
     assert again.out.startswith(f"queue made is there: id {made.json['queue_id']}, master n1")
-    different = mqtool("declare", "made", "--arg", "x-max-age=7D", "--arg", "x-priority=4")
+    different = mqtool("declare", "made", "--arg", "retention_ms=5", "--arg", "flush=memory")
     assert different.code == 6
-    assert "x-priority=3" in different.err
+    assert "retention_ms=604800000" in different.err
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"), [("retention=7d", "did you mean retention_"), ("x-max-age=7D", "not known yet")]
+)
+def test_an_argument_that_means_nothing_is_refused(mqtool: Tool, cluster: Cluster, argument: str, told: str) -> None:
+    """Goal: nobody believes in a setting that does nothing. Method: a wrong name and one of RabbitMQ's, through a
+    mirror too; no queue is made."""
+    for name in ("n1", "n2"):
+        outcome = mqtool("declare", "never", "--arg", argument, servers=[cluster.nodes[name].client])
+        assert outcome.code == 2, name
+        assert told in outcome.err
+        assert outcome.err.count("\n") == 1
+    assert mqtool("queues", "never").code == 5
 
 
 def test_a_mirror_passes_a_declaration_on(mqtool: Tool, cluster: Cluster) -> None:

@@ -56,7 +56,7 @@ QUEUES = [
         ("offsets_master_down.txt", offsets_view(MASTER_DOWN)),
         ("offsets_nobody.txt", offsets_view(cluster_status())),
         ("nodes.txt", nodes_view(NODES)),
-        ("queues.txt", queues_view(QUEUES)),
+        ("queues.txt", queues_view(QUEUES, "n1")),
     ],
 )
 def test_a_view_is_printed_as_recorded(name: str, view: RenderableType) -> None:

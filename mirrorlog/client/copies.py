@@ -1,0 +1,93 @@
+"""The copies of a queue: what their nodes say, asked of several. Thin; `begins` decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+from mirrorlog.client.begins import NO_ANSWER, begin_of, judged, views_of
+from mirrorlog.errors import OffsetOutOfRange
+from mirrorlog.wire.messages import FindOffset, FoundOffset, GetMetadata, Message, Metadata, QueueInfo
+
+if TYPE_CHECKING:
+    from mirrorlog.client.client import Client
+
+_M = TypeVar("_M", bound=Message)
+
+
+class Copies:
+    """The copies of one queue, as one reader meets them: it remembers which mirrors lacked what was asked for."""
+
+    def __init__(self, client: Client, queue: str) -> None:
+        self._client = client
+        self._queue = queue
+        self._lacking: set[str] = set()
+
+    def lacks(self, node_id: str) -> bool:
+        """Whether this mirror began late and lacked records that were asked for: it is to be tried last."""
+        return node_id in self._lacking
+
+    async def earliest(self, info: QueueInfo, node_id: str) -> int:
+        """Where the queue begins, for a reader of any mirror that has met `node_id`, which gave `info`.
+
+        While no other node answers it is where that one begins: nobody could say more.
+        """
+        if not info.begin or node_id == info.master:
+            return info.begin
+        whole = await self._begin_elsewhere(info, node_id)
+        return info.begin if whole is None else min(info.begin, whole)
+
+    async def first_at(self, append_time_us: int) -> int:
+        """The first confirmed queue offset whose batch was appended at or after a time, µs UTC.
+
+        By the master, else by the mirror that finds the smallest: one that began late finds its own begin. Raises
+        NoSuchQueue, or why the master does not answer when nobody does.
+        """
+        message = FindOffset(queue=self._queue, append_time_us=append_time_us)
+        info = await self._client.queue_info(self._queue)
+        try:
+            return (await _ask_one(self._client, info.master, message, FoundOffset)).queue_offset
+        except NO_ANSWER as error:
+            found = await ask_all(self._client, info.mirrors, message, FoundOffset)
+            if not found:
+                raise error
+            return min(each.queue_offset for each in found)
+
+    async def judged(
+        self, error: OffsetOutOfRange, info: QueueInfo, node_id: str, queue_offset: int
+    ) -> OffsetOutOfRange:
+        """What the refusal of a node means to a reader at `queue_offset`; see `begins.judged`. A master's is final."""
+        begin = error.details.get("begin")
+        if node_id == info.master or not isinstance(begin, int) or begin <= queue_offset:
+            return error
+        whole = await self._begin_elsewhere(info, node_id)
+        if whole is not None and whole < begin:
+            self._lacking.add(node_id)
+        return judged(error, queue=self._queue, node_id=node_id, queue_offset=queue_offset, whole=whole)
+
+    async def _begin_elsewhere(self, info: QueueInfo, node_id: str) -> int | None:
+        """Where the queue begins by what other nodes than `node_id` say; None when none of them knows."""
+        asked = GetMetadata(queues=[self._queue])
+        for asking in ([info.master], [mirror for mirror in info.mirrors if mirror != node_id]):
+            views = views_of(self._queue, await ask_all(self._client, asking, asked, Metadata))
+            if views:
+                return begin_of(views)
+        return None
+
+
+async def ask_all(client: Client, node_ids: Iterable[str], message: Message, expect: type[_M]) -> list[_M]:
+    """What those nodes answer that do, asked at once. Raises any other error that one of them gives."""
+
+    async def ask(node_id: str) -> _M | None:
+        try:
+            return await _ask_one(client, node_id, message, expect)
+        except NO_ANSWER:
+            return None
+
+    return [answer for answer in await asyncio.gather(*map(ask, node_ids)) if answer is not None]
+
+
+async def _ask_one(client: Client, node_id: str, message: Message, expect: type[_M]) -> _M:
+    connection = await client.connection_to(await client.node_address(node_id))
+    return await connection.request(message, expect, timeout_ms=client.request_timeout_ms)

@@ -1,0 +1,21 @@
+"""What a list of queues says of the node that it comes from."""
+
+from __future__ import annotations
+
+import pytest
+
+from mirrorlog.tools.output import page
+from mirrorlog.tools.queues import queues_view
+from mirrorlog.wire.messages import QueueInfo
+
+
+@pytest.mark.parametrize(
+    ("node_id", "begin", "noted"), [("n1", 0, False), ("n1", 50, False), ("n2", 0, False), ("n2", 50, True)]
+)
+def test_a_mirrors_begin_is_told_as_its_own(node_id: str, begin: int, noted: bool) -> None:
+    """Goal: a mirror that began late does not pass for the queue. Method: a queue as its master, or a mirror, has it;
+    only what may be less than there is gets the note."""
+    queue = QueueInfo(name="q", queue_id=1, log_id="l", epoch=1, master="n1", mirrors=["n2"], begin=begin, next=90)
+    shown = page(queues_view([queue], node_id))
+    assert str(begin) in shown.split()
+    assert (f"on {node_id}" in shown) == noted
