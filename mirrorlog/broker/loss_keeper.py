@@ -23,7 +23,7 @@ class LossKeeper:
         self._replica = replica
         self._mastership = mastership
         self._helper = helper
-        self._open = replica.log.recovery.lossy
+        self._open = replica.log.lossy
         self._task: asyncio.Task[None] | None = None
 
     def check(self) -> None:

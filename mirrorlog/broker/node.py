@@ -305,7 +305,7 @@ class Node:
             min_in_sync=assignment.copies_wanted,
             confirmed=replica.confirmed,
             waiting_max=settings.limits.max_waiting_confirms,
-            lossy=replica.log.recovery.lossy,
+            lossy=replica.log.lossy,
         )
         publisher = Publisher(replica, mastership, limits=settings.limits, ha=settings.ha, now=loop.time, now_us=now_us)
         mastered = MasteredLog(
