@@ -10,6 +10,7 @@ from mirrorlog.client.batching import as_timestamp_us
 from mirrorlog.errors import (
     ConnectionLost,
     LogUnavailable,
+    MasterChanged,
     MirrorlogError,
     NodeStopping,
     NotMaster,
@@ -50,8 +51,10 @@ class Admin:
         for address in self._client.addresses():
             try:
                 return await self._declare_at(address, message)
-            except NotMaster as error:
-                return await self._declare_at(_master_of(error), message)
+            except (NotMaster, MasterChanged) as error:
+                if (master := error.details.get("master")) is not None:
+                    return await self._declare_at(str(master), message)
+                reason = error
             except (ConnectionLost, LogUnavailable, NodeStopping) as error:
                 # Another node may know the master. Asking twice makes no second queue.
                 reason = error
@@ -108,10 +111,3 @@ class Admin:
             except (ConnectionLost, RequestTimeout, LogUnavailable, NodeStopping) as error:
                 failure = failure or error
         raise failure or ConnectionLost(f"no node but {but} holds queue {queue!r}")
-
-
-def _master_of(error: NotMaster) -> str:
-    master = error.details.get("master")
-    if not isinstance(master, str):
-        raise MirrorlogError(f"the node names no master: {error}")
-    return master
