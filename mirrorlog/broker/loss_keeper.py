@@ -32,6 +32,11 @@ class LossKeeper:
             self._open = False
             self._task = asyncio.ensure_future(self._settle())
 
+    async def stop(self) -> None:
+        """Wait for what is under way."""
+        if self._task is not None:
+            await self._task
+
     async def _settle(self) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._helper, self._replica.log.settle_loss)

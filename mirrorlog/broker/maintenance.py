@@ -93,8 +93,19 @@ class Maintenance:
         finally:
             self._resting = False
 
+    def fence(self) -> None:
+        """Nobody is told of a flush any more, and no check is made; `stop` is to follow."""
+        self._flushed, self._checks = _nothing, ()
+
     async def stop(self) -> None:
-        """Wait for what is under way; the log's close does the last flush."""
+        """Wait for what is under way; the log's close, or the next maintenance, does the last flush."""
+        self.fence()
+        for hooks, hook in (
+            (self._replica.on_appended, self._appended),
+            (self._replica.on_flush_wanted, self._due.set),
+        ):
+            if hook in hooks:
+                hooks.remove(hook)
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -199,3 +210,7 @@ class Maintenance:
         except Exception:
             # Without it appends are slower, not wrong.
             logger.exception("warming_failed log=%s", self._replica.assignment.name)
+
+
+def _nothing() -> None:
+    pass

@@ -81,6 +81,16 @@ class Replica:
         """Where the log begins by what is logged and confirmed; it follows when the index is ready for it."""
         self.past: Past | None = None
 
+    def assign(self, assignment: LogAssignment, *, is_master: bool) -> None:
+        """Who masters the log from now on, and who mirrors it; `is_master`: this node writes it."""
+        self.assignment, self.is_master = assignment, is_master
+        self._keep_reserve()
+
+    def _keep_reserve(self) -> None:
+        # A mirror cannot leave data out and keep control, so it has no use for more than this: the check, before
+        # a next file is made for data, of what is to be kept free on its disk.
+        self._opened.keep_reserve(self._settings.log.reserve if self.is_master else 1)
+
     def _no_producers(self) -> ProducerTable:
         limits = self._settings.limits
         return ProducerTable(producers_max=limits.max_producers, expiry_us=limits.producer_expiry_ms * 1000)
@@ -106,9 +116,7 @@ class Replica:
             write_through=self.assignment.flush == "disk",
         )
         if not self.is_master:
-            # A mirror cannot leave data out and keep control, so it has no use for more than this: the check, before
-            # a next file is made for data, of what is to be kept free on its disk.
-            self._log.keep_reserve(1)
+            self._keep_reserve()
         self._confirm_derived(self._log.confirmed)
         self.log = self._log
         if self.index.partial and self.past is not None:
@@ -492,12 +500,3 @@ def _no_log(name: str) -> CommitLog:
 
 def _raise(error: MirrorlogError) -> None:
     raise error
-
-
-class UnavailableReplica:
-    """A log that this node refuses to serve, and why; the node's other logs go on."""
-
-    def __init__(self, assignment: LogAssignment, log_id: UUID, error: MirrorlogError) -> None:
-        self.assignment = assignment
-        self.log_id = log_id
-        self.error = error
