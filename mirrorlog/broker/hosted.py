@@ -354,11 +354,10 @@ class HostedLog:
         left, maintenance = self.role, self.maintenance
         elsewhere = ElsewhereLog(self.name, master)
         self._enter(HostedState.CHANGING)
-        # In one step of the loop: nothing of the former role happens between these lines.
+        # In one step of the loop, up to the first wait in `stop`, which ends the flushes that the role is told of:
+        # nothing of the former role happens between these lines.
         self.publisher = elsewhere
         self.role = RestingRole(self.replica, elsewhere)
-        if maintenance is not None:
-            maintenance.fence()
         left.fence(elsewhere)
         if maintenance is not None:
             await maintenance.stop()

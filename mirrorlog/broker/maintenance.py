@@ -93,13 +93,9 @@ class Maintenance:
         finally:
             self._resting = False
 
-    def fence(self) -> None:
-        """Nobody is told of a flush any more, and no check is made; `stop` is to follow."""
-        self._flushed, self._checks = _nothing, ()
-
     async def stop(self) -> None:
-        """Wait for what is under way; the log's close, or the next maintenance, does the last flush."""
-        self.fence()
+        """Wait for what is under way, of which nobody is told any more; the log's close, or the next maintenance, does
+        the last flush."""
         for hooks, hook in (
             (self._replica.on_appended, self._appended),
             (self._replica.on_flush_wanted, self._due.set),
@@ -210,7 +206,3 @@ class Maintenance:
         except Exception:
             # Without it appends are slower, not wrong.
             logger.exception("warming_failed log=%s", self._replica.assignment.name)
-
-
-def _nothing() -> None:
-    pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import threading
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ from tests.broker.hosting import (
     hand_over,
     in_sync,
     next_epoch,
+    node_of,
     running_all,
     settings_for,
     take_over,
@@ -51,9 +53,16 @@ from tests.ha.replicas import content
 @contextmanager
 def held_up(helper: Executor, threads: int = 1) -> Iterator[threading.Event]:
     """All threads of a helper wait until the event is set, at the latest at the end."""
-    event = threading.Event()
+    event, taken = threading.Event(), threading.Semaphore(0)
+
+    def wait() -> None:
+        taken.release()
+        event.wait(30)
+
     for _ in range(threads):
-        helper.submit(event.wait, 30)
+        helper.submit(wait)
+    for _ in range(threads):
+        assert taken.acquire(timeout=10)
     try:
         yield event
     finally:
@@ -119,6 +128,12 @@ def test_a_log_changes_hands_ten_times_under_traffic(tmp_path: Path, flush: str,
             assert content(old.replica) == content(new.replica)
             assert [queue.name for queue in old.replica.queues] == ["numbers"]
             await until(lambda: all(log.replica.flushed == log.replica.end for log in (old, new)))
+            # What a role has hung on the copy goes with it.
+            hooks = [
+                (each.on_stored, each.on_appended, each.on_confirmed, each.on_flush_wanted)
+                for each in (old.replica, new.replica)
+            ]
+            assert [[len(hook) for hook in each] for each in hooks] == [[1, 2, 2, 1], [1, 1, 1, 1]]
             for number, log in enumerate((old, new)):
                 found = opened_again(log, settings[0], tmp_path / f"again{number}")
                 assert _comparable(found) == _comparable(derived(log.replica))
@@ -180,6 +195,40 @@ async def test_the_end_that_was_never_confirmed_is_cut(tmp_path: Path) -> None:
         assert first.replica.queues.get("gone") is None
         assert [each.start for each in first.replica.epochs.entries] == [0, common]
         assert content(first.replica) == content(second.replica)
+
+
+async def test_what_a_former_master_cut_when_it_followed_is_cut_of_others_too(tmp_path: Path) -> None:
+    """Goal: bytes that a master gave up as a mirror are not bytes that it lost. Of three nodes let n1 write a tail that
+    n2 alone takes; promote n0, whom n1 follows, cutting the tail; give the log back to n1, and let n2 return: it is cut
+    too, and all are in sync."""
+    settings = settings_for(tmp_path, 3)
+    async with running_all(settings) as nodes:
+        logs = {node_of(log): log for log in map(hosted_by, nodes)}
+        zero, one, two = logs["n0"], logs["n1"], logs["n2"]
+        await in_sync(zero, one, two)
+        by_zero, by_one = written_by(zero, "n0"), written_by(zero, "n1")
+        await zero.step_down(by_one)
+        await one.lead(by_one, 2)
+        await zero.follow(by_one)
+        await two.follow(by_one)
+        await in_sync(one, zero, two)
+        common = zero.facts().end
+        await zero.step_down(by_one)
+        batch = one.replica.queues.declare("tail", {})
+        assert batch is not None
+        one.publisher.append_change(batch, lambda error: None)
+        await until(lambda: two.facts().end == one.facts().end > common)
+        await two.step_down(by_one)
+        await zero.lead(by_zero, 3)
+        await one.follow(by_zero, epoch=3)
+        await until(lambda: one.facts().end == zero.facts().end and one.facts().last_epoch == 3)
+        await zero.step_down(by_one)
+        await one.lead(by_one, 4)
+        await zero.follow(by_one, epoch=4)
+        await two.follow(by_one, epoch=4)
+        await in_sync(one, zero, two)
+        assert [len(log.replica.queues) for log in (zero, one, two)] == [0, 0, 0]
+        assert content(zero.replica) == content(one.replica) == content(two.replica)
 
 
 # --- The fence ------------------------------------------------------------------------------------------------------
@@ -244,21 +293,25 @@ async def test_nothing_is_confirmed_after_the_fence(tmp_path: Path) -> None:
 
 
 async def test_a_mirror_acks_nothing_after_the_fence(tmp_path: Path) -> None:
-    """Let a mirror rest: its master counts one copy less at once, and what it writes then is neither taken nor
-    confirmed until the mirror follows again."""
+    """Let a mirror rest, whose flush is held up so that it takes a while: from the beginning its master counts one
+    copy less, and what it writes is neither taken nor confirmed until the mirror follows again."""
     settings = settings_for(tmp_path, 2)
     async with running_all(settings) as nodes:
         first, second = map(hosted_by, nodes)
         await in_sync(first, second)
-        end = (await second.step_down(first.assignment)).end
         assert isinstance(first.role, MasterRole)
-        mastership = first.role.mastership
-        await until(lambda: mastership.copies_up == 1)
+        mastership, end = first.role.mastership, second.facts().end
         answers: list[MirrorlogError | None] = []
         batch = first.replica.queues.declare("q", {})
         assert batch is not None
-        first.publisher.append_change(batch, answers.append)
-        await turns()
+        with held_up(second._flush_helper):
+            await until(lambda: second._flush_helper._work_queue.qsize() == 1)
+            change = asyncio.ensure_future(second.step_down(first.assignment))
+            await until(lambda: second.state is HostedState.CHANGING)
+            first.publisher.append_change(batch, answers.append)
+            await until(lambda: mastership.copies_up == 1)
+            assert not change.done()
+        await change
         assert second.facts().end == end < first.facts().end
         assert not answers
         with pytest.raises(NotMaster, match="node n0"):
@@ -414,32 +467,41 @@ def test_a_step_down_waits_for_cold_reads_and_readers_get_theirs(tmp_path: Path)
 
 
 def test_a_step_down_waits_for_retention_which_appends_nothing_more(tmp_path: Path) -> None:
-    """Goal: no change of a former mastership gets into the log. Have a round of retention decide on a helper that is
-    held up, and step down: it waits, and nothing is appended when the round goes on."""
-    settings = settings_for(tmp_path, 1, retention_ms=1_000)
+    """Goal: no change of a former mastership gets into the log. Have the first round of retention decide on a helper
+    that is held up, and step down: it waits, and nothing is appended when the round goes on; in the next mastership
+    what it had decided is."""
+    settings = settings_for(tmp_path, 1)
 
     async def check() -> None:
         async with running_all(settings) as nodes, Client(settings[0].client_bind) as client:
             (log,) = map(hosted_by, nodes)
+            assert isinstance(log.role, MasterRole)
+            retention = log.role.retention
+            retention._queues._not_before = math.inf
             await client.admin.declare("numbers", arguments={"retention_bytes": 1})
             writer = Writer(client, "numbers")
             await writer.more(2_000)
             await writer.stop()
-            assert isinstance(log.role, MasterRole)
-            queues = log.role.retention._queues
-            await until(lambda: queues.ready)
+            await until(lambda: log.facts().flushed == log.facts().end and not log.past._due())
+            assert log.replica.past is not None
+            assert len(log.replica.past.tables.heads) >= 2
             with held_up(nodes[0]._helpers.index) as event:
-                log.role.retention.check()
-                await until(lambda: nodes[0]._helpers.index._work_queue.qsize() >= 1)
-                assert not queues.ready
+                retention._queues._not_before = 0
+                retention.check()
+                await until(lambda: nodes[0]._helpers.index._work_queue.qsize() > 0)
+                end = log.facts().end
                 change = asyncio.ensure_future(log.step_down())
                 await turns()
                 assert not change.done()
-                end = log.facts().end
+                assert retention._queues._task is not None
                 event.set()
                 assert (await change).end == end
+                assert retention._queues._task.done()
             await turns()
             assert log.facts().end == end
+            assert log.replica.begin_ahead == 0
+            await log.lead(log.assignment, next_epoch(log))
+            await until(lambda: log.replica.begin_ahead > 0)
 
     uvloop.run(check())
 
