@@ -170,7 +170,7 @@ class HostedLog:
 
     async def open(self, directory: Path) -> None:
         """Recover the copy in `directory`, or make an empty one; then it serves readers. A copy that cannot be used
-        makes the log unavailable by `error`, and is no failure. Raises ForeignDirectory, DiskFull or DiskFailed."""
+        makes the log unavailable by `error`, and is no failure. Raises ForeignDirectory or DiskFull."""
         await self._in_turn(partial(self._open, directory))
 
     async def lead(self, assignment: LogAssignment, epoch: int) -> None:

@@ -18,7 +18,7 @@ import uvloop
 from mirrorlog.broker.hosted import HostedLog, HostedState
 from mirrorlog.broker.node import Node
 from mirrorlog.broker.replica import Replica
-from mirrorlog.broker.roles import MasterRole
+from mirrorlog.broker.roles import MasterRole, MirrorRole
 from mirrorlog.client import Client
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.config import Settings
@@ -28,9 +28,11 @@ from mirrorlog.errors import (
     LogUnavailable,
     MasterChanged,
     MirrorlogError,
+    NoSuchQueue,
     NotMaster,
     OutcomeUnknown,
 )
+from mirrorlog.ha.client import ClientState
 from tests.broker.derived import derived
 from tests.broker.hosting import (
     KIB,
@@ -504,6 +506,62 @@ def test_a_step_down_waits_for_retention_which_appends_nothing_more(tmp_path: Pa
             await until(lambda: log.replica.begin_ahead > 0)
 
     uvloop.run(check())
+
+
+async def test_a_promotion_waits_for_a_cut_whose_link_is_gone(tmp_path: Path) -> None:
+    """Goal: a cut that a helper makes ends, in the log and in all that is derived from it, before the next role. Let a
+    mirror that must be cut be held up in that, lose its link meanwhile, and be promoted: it waits, and leads what is
+    left, as a start finds it."""
+    settings = settings_for(tmp_path, 2, segment_bytes=8 * 1024 * KIB)
+    async with running_all(settings) as nodes:
+        first, second = map(hosted_by, nodes)
+        await in_sync(first, second)
+        common = first.facts().end
+        await take_over(first, second)
+        role = first.role
+        assert isinstance(role, MirrorRole)
+        with held_up(first._flush_helper) as event:
+            await until(lambda: role.service.client.align_out)
+            await second.step_down(written_by(first, "n0"))
+            await until(lambda: role.service.client.state is ClientState.WAITING)
+            change = asyncio.ensure_future(first.lead(written_by(first, "n0"), 3))
+            await turns()
+            assert not change.done()
+            event.set()
+            await change
+        assert [(each.epoch, each.start) for each in first.replica.epochs.entries][-1] == (3, common)
+        assert not len(first.replica.queues)
+        await second.follow(first.assignment, epoch=3)
+        await in_sync(first, second)
+        await until(lambda: first.replica.flushed == first.replica.end)
+        assert opened_again(first, settings[0], tmp_path / "again") == derived(first.replica)
+
+
+async def test_a_log_that_leaves_its_node_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Take a log from a node and close it while a reader waits and a publish does: both are told, and its queues are
+    not there any more."""
+    settings = settings_for(tmp_path, 2)
+    async with running(settings[1]) as mirror, running(settings[0]) as node, Client(settings[0].client_bind) as client:
+        log = hosted_by(node)
+        await in_sync(log, hosted_by(mirror))
+        await client.admin.declare("numbers")
+        queue = log.replica.queues.find("numbers").queue_id
+        reader = Reader(client, "numbers", "n0")
+        await until(lambda: log.fetcher._count == 1)
+        await hosted_by(mirror).step_down()
+        answers: list[MirrorlogError | None] = []
+        batch = log.replica.queues.declare("another", {})
+        assert batch is not None
+        log.publisher.append_change(batch, answers.append)
+        assert node.logs.of_queue(queue) is log
+        node.logs.remove(log)
+        await log.close()
+        assert [type(each) for each in answers] == [MasterChanged]
+        assert log.fetcher._count == 0
+        assert not len(node.logs)
+        with pytest.raises(NoSuchQueue):
+            node.logs.of_queue(queue)
+        await reader.stop()
 
 
 async def test_a_log_that_rests_is_shown_flushed_and_read(tmp_path: Path) -> None:
