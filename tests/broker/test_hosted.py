@@ -77,9 +77,14 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def opened_again(log: HostedLog, settings: Settings, place: Path) -> dict[str, object]:
+async def opened_again(log: HostedLog, settings: Settings, place: Path) -> dict[str, object]:
     """What a start derives from a copy of the log's directory as it is now."""
+    assert log.maintenance is not None
+    # No file may get another name while it is copied.
+    await log.past.pause()
+    await log.maintenance.rest()
     shutil.copytree(log.replica.log.directory, place)
+    log.past.resume()
     again = Replica(log.assignment, log.log_id, settings)
     again.open(place)
     again.set_confirmed(log.replica.confirmed)
@@ -137,7 +142,7 @@ def test_a_log_changes_hands_ten_times_under_traffic(tmp_path: Path, flush: str,
             ]
             assert [[len(hook) for hook in each] for each in hooks] == [[1, 2, 2, 1], [1, 1, 1, 1]]
             for number, log in enumerate((old, new)):
-                found = opened_again(log, settings[0], tmp_path / f"again{number}")
+                found = await opened_again(log, settings[0], tmp_path / f"again{number}")
                 assert _comparable(found) == _comparable(derived(log.replica))
 
     uvloop.run(check())
@@ -170,7 +175,7 @@ async def test_a_mirror_that_becomes_the_master_has_what_a_start_as_master_has(t
         await in_sync(first, second)
         for number, log in enumerate((first, second)):
             await until(lambda log=log: log.replica.flushed == log.replica.end)  # type: ignore[misc]
-            assert opened_again(log, settings[0], tmp_path / f"again{number}") == derived(log.replica)
+            assert await opened_again(log, settings[0], tmp_path / f"again{number}") == derived(log.replica)
 
 
 async def test_the_end_that_was_never_confirmed_is_cut(tmp_path: Path) -> None:
@@ -534,7 +539,7 @@ async def test_a_promotion_waits_for_a_cut_whose_link_is_gone(tmp_path: Path) ->
         await second.follow(first.assignment, epoch=3)
         await in_sync(first, second)
         await until(lambda: first.replica.flushed == first.replica.end)
-        assert opened_again(first, settings[0], tmp_path / "again") == derived(first.replica)
+        assert await opened_again(first, settings[0], tmp_path / "again") == derived(first.replica)
 
 
 async def test_a_log_that_leaves_its_node_keeps_nobody_waiting(tmp_path: Path) -> None:
