@@ -49,7 +49,8 @@ class InSyncReplicasNotEnough(Refused):
 
 
 class NotMaster(Refused):
-    """This node does not write the log; `details["master"]` is the client address of the node that does."""
+    """This node does not write the log; `details["master"]` is the client address of the node that does, as far as it
+    is known."""
 
     code = "NOT_MASTER"
 
@@ -122,6 +123,13 @@ class SlaveNotAvailable(OutcomeUnknown):
     """The deadline passed and too few links are up."""
 
     code = "SLAVE_NOT_AVAILABLE"
+
+
+class MasterChanged(OutcomeUnknown):
+    """The node stopped writing the log while the batch waited; `details["master"]` is the client address of the node
+    that writes it now, as far as it is known, and the identical batch belongs there."""
+
+    code = "MASTER_CHANGED"
 
 
 # --- The caller is wrong. -----------------------------------------------------------------------------------------

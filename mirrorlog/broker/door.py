@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
-from mirrorlog.broker.fetch import Fetcher
-from mirrorlog.broker.past_keeper import PastKeeper
-from mirrorlog.broker.publish import ElsewhereLog, Publisher
-from mirrorlog.broker.replica import Replica
+from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.requests import Requests
 from mirrorlog.commitlog.format import queue_of
 from mirrorlog.config import Settings
 from mirrorlog.errors import (
     MirrorlogError,
-    NoSuchQueue,
     Overloaded,
     ProtocolError,
     StalledFrame,
 )
-from mirrorlog.queues.registry import log_number_of
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, PRODUCE, Frame, FrameType, frame, read_fetch
 from mirrorlog.wire.greeting import check_hello
@@ -30,16 +24,6 @@ from mirrorlog.wire.listening import listen
 from mirrorlog.wire.messages import Hello, Message, Welcome, decode, encode, error_frame
 
 _PRODUCE: Final = int(FrameType.PRODUCE)
-
-
-@dataclass(slots=True)
-class DoorLog:
-    """A log as clients reach it."""
-
-    replica: Replica
-    publisher: Publisher | ElsewhereLog
-    fetcher: Fetcher
-    past: PastKeeper
 
 
 class NativeDoor:
@@ -50,8 +34,7 @@ class NativeDoor:
         settings: Settings,
         *,
         welcome: Callable[[int], Welcome],
-        logs: Mapping[str, DoorLog],
-        refusals: Mapping[str, MirrorlogError],
+        logs: HostedLogs,
         requests: Requests,
         push: Callable[[], None],
     ) -> None:
@@ -60,10 +43,8 @@ class NativeDoor:
         self.requests = requests
         self._push = push
         self.sessions: set[ClientSession] = set()
-        self._logs = list(logs.values())
-        numbers = {str(settings.cluster.log_id(log)): log.log_number for log in settings.own_logs}
-        self._by_number = {numbers[log_id]: log for log_id, log in logs.items()}
-        self._refused = {numbers[log_id]: error for log_id, error in refusals.items()}
+        self.log_of = logs.of_queue
+        self._logs = logs
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> None:
@@ -74,21 +55,6 @@ class NativeDoor:
             frame_bytes_max=limits.max_batch_bytes + PRODUCE.size + FRAME_HEADER_SIZE,
             outgoing_bytes_max=limits.outgoing_bytes_max,
         ))  # fmt: skip
-
-    def log_of(self, queue_id: int) -> DoorLog:
-        """The log that gave out this id, if it did: whether the queue is there is for the log to say.
-
-        Raises NoSuchQueue, or LogUnavailable when this node refuses to serve that log.
-        """
-        number = log_number_of(queue_id)
-        log = self._by_number.get(number)
-        if log is not None:
-            return log
-        if number in self._refused:
-            raise self._refused[number].with_traceback(None)  # shared: it must not collect its raisers' frames
-        raise NoSuchQueue(
-            f"no queue has the id {queue_id} in a log that this node holds; ask for the queue's metadata again"
-        )
 
     def push(self) -> None:
         """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""

@@ -100,15 +100,18 @@ class Fetcher:
                 self._count -= 1
                 self._send(reader.fetch, reader.endpoint, reader.correlation_id, [], 0)
 
-    # --- inside ---
-
-    def _began_anew(self) -> None:
-        """The copy is another one: whoever waits here stands at a place of the former."""
-        error = LogUnavailable(f"the copy of log {self._replica.assignment.name} begins anew; ask again")
+    def end_waits(self, error: MirrorlogError) -> None:
+        """Nothing will come here for whoever waits: all are told `error`."""
         waiting, self._waiting, self._count = self._waiting, {}, 0
         for readers in waiting.values():
             for reader in readers.values():
                 reader.endpoint.send([error_frame(error, reader.correlation_id)])
+
+    # --- inside ---
+
+    def _began_anew(self) -> None:
+        """The copy is another one: whoever waits here stands at a place of the former."""
+        self.end_waits(LogUnavailable(f"the copy of log {self._replica.assignment.name} begins anew; ask again"))
 
     def _has_records(self, fetch: Fetch) -> bool:
         """Whether a confirmed record is there. Raises OffsetOutOfRange where none ever will be.

@@ -23,7 +23,7 @@ class LossKeeper:
         self._replica = replica
         self._mastership = mastership
         self._helper = helper
-        self._open = replica.log.recovery.lossy
+        self._open = replica.log.lossy
         self._task: asyncio.Task[None] | None = None
 
     def check(self) -> None:
@@ -31,6 +31,11 @@ class LossKeeper:
         if self._open and self._mastership.heard_all:
             self._open = False
             self._task = asyncio.ensure_future(self._settle())
+
+    async def stop(self) -> None:
+        """Wait for what is under way."""
+        if self._task is not None:
+            await self._task
 
     async def _settle(self) -> None:
         try:

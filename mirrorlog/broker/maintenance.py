@@ -94,7 +94,14 @@ class Maintenance:
             self._resting = False
 
     async def stop(self) -> None:
-        """Wait for what is under way; the log's close does the last flush."""
+        """Wait for what is under way, of which nobody is told any more; the log's close, or the next maintenance, does
+        the last flush."""
+        for hooks, hook in (
+            (self._replica.on_appended, self._appended),
+            (self._replica.on_flush_wanted, self._due.set),
+        ):
+            if hook in hooks:
+                hooks.remove(hook)
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -40,6 +40,7 @@ class PastKeeper:
         self._rebuilding: asyncio.Task[None] | None = None
         self._questions = 0
         self._resting: CommitLog | None = None
+        self._paused = False
         self._waits_for_space = False
 
     def wake(self) -> None:
@@ -53,6 +54,16 @@ class PastKeeper:
         if self._task is not None:
             await self._task
 
+    async def pause(self) -> None:
+        """Wait for the job that is under way; no other is begun until `resume`. Look-ups go on."""
+        self._paused = True
+        if self._task is not None:
+            await self._task
+
+    def resume(self) -> None:
+        """After `pause`: the next `wake` may begin a job."""
+        self._paused = False
+
     async def entries(self, queue_id: int, queue_offset: int, max_bytes: int, *, until: int) -> list[Run]:
         """See `Past.entries`. Raises LogUnavailable while the index is made anew."""
         return await self._ask(lambda past: past.entries(queue_id, queue_offset, max_bytes, until=until))
@@ -64,7 +75,7 @@ class PastKeeper:
     # --- inside ---
 
     def _due(self) -> bool:
-        if not self._replica.usable or self._replica.log is self._resting:
+        if self._paused or not self._replica.usable or self._replica.log is self._resting:
             return False
         return self._replica.log.next_to_seal() is not None or self._begin_due()
 

@@ -6,7 +6,7 @@ All that can be refused is refused before the append, so that a refusal means th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple, Protocol
 
 from mirrorlog.broker.replica import Replica
@@ -20,6 +20,7 @@ from mirrorlog.errors import (
     DiskFull,
     FlushDiskTimeout,
     FlushSlaveTimeout,
+    MasterChanged,
     MirrorlogError,
     NodeStopping,
     NoSuchQueue,
@@ -96,6 +97,7 @@ class Publisher:
         self._now_us = now_us
         self.log: MasteredLog | None = None
         self.stopping = False
+        self._why: Callable[[], MirrorlogError] = _node_stopping
         self.data_refused = ""
         """Why the disk takes no data, while it takes none; what is no data goes on."""
 
@@ -157,19 +159,26 @@ class Publisher:
     def _wait_for_all(self, end: int, done: Callable[[MirrorlogError | None], None]) -> None:
         self._wait(ChangeWaiting(done), end, ALL_MEMBERS, self._mastership.durability, 0)
 
+    def stop(self, why: Callable[[], MirrorlogError] | None = None) -> None:
+        """Take nothing from now on, for the reason that `why` makes anew for each; by default, the node stops."""
+        self._why = why or self._why
+        self.stopping = True
+
+    def abandon(self, unknown: Callable[[], MirrorlogError]) -> None:
+        """Tell all who wait that no confirm will come; after `stop`."""
+        for token in self._mastership.abandon():
+            self._tell(token, unknown())
+
     def answer(self, answer: Answer) -> None:
         """A wait has ended: tell its owner."""
         token = answer.token
-        error = None
         if answer.status is not PutStatus.PUT_OK:
-            error = _timeout(answer, self._mastership)
+            self._tell(token, _timeout(answer, self._mastership))
+            return
         if isinstance(token, ChangeWaiting):
-            token.done(error)
+            token.done(None)
             return
         assert isinstance(token, Waiting)
-        if error is not None:
-            token.reply.refuse(error, token.correlation_id)
-            return
         token.reply.answer(
             confirm_frame(
                 log_offset=token.log_offset,
@@ -181,6 +190,14 @@ class Publisher:
                 correlation_id=token.correlation_id,
             )
         )
+
+    @staticmethod
+    def _tell(token: Hashable, error: MirrorlogError) -> None:
+        if isinstance(token, ChangeWaiting):
+            token.done(error)
+        else:
+            assert isinstance(token, Waiting)
+            token.reply.refuse(error, token.correlation_id)
 
     def _check(self, header: BatchHeader, batch: memoryview) -> None:
         if header.kind != _DATA:
@@ -215,7 +232,7 @@ class Publisher:
 
     def _check_running(self) -> None:
         if self.stopping:
-            raise NodeStopping("this node is stopping; nothing was stored")
+            raise self._why()
 
     def _wait(self, token: Waiting | ChangeWaiting, end: int, copies: int, durability: int, deadline_ms: int) -> None:
         timeout_ms = self._ha.sync_flush_timeout_ms
@@ -231,31 +248,50 @@ class Publisher:
 
 
 class ElsewhereLog:
-    """Stands where a Publisher stands, on a node that does not master the log: it refuses and names who does."""
+    """Stands where a Publisher stands, on a node that does not master the log: it refuses and names who does, if that
+    is known."""
 
-    def __init__(self, name: str, master: Member) -> None:
+    def __init__(self, name: str, master: Member | None) -> None:
         self._name = name
         self._master = master
 
     def publish(self, payload: memoryview, reply: Reply, correlation_id: int) -> None:
-        raise self._refusal()
+        raise self.refusal()
 
     def append_change(self, batch: bytearray, done: Callable[[MirrorlogError | None], None]) -> None:
-        raise self._refusal()
+        raise self.refusal()
 
     def when_confirmed(self, done: Callable[[MirrorlogError | None], None]) -> None:
-        raise self._refusal()
+        raise self.refusal()
 
-    def _refusal(self) -> NotMaster:
-        # A new one each time: an exception keeps the frames of everybody who ever raised it, and what they hold.
+    def refusal(self) -> NotMaster:
+        """A new one each time: an exception keeps the frames of everybody who ever raised it, and what they hold."""
         return not_master(self._name, self._master)
 
+    def unknown(self) -> MasterChanged:
+        """What is said of a batch that waited here when the log left; a new one each time."""
+        again = "the batch is stored perhaps; send the identical one"
+        if self._master is None:
+            return MasterChanged(f"this node does not write log {self._name} any more: {again} to its next master")
+        return MasterChanged(
+            f"log {self._name} is now written by node {self._master.id} at {self._master.client}: {again} there",
+            **_place_of(self._master),
+        )
 
-def not_master(log: str, master: Member) -> NotMaster:
+
+def not_master(log: str, master: Member | None) -> NotMaster:
     """The refusal of a node that does not write the log, with the address of the one that does."""
-    return NotMaster(
-        f"log {log} is written by node {master.id} at {master.client}", master=master.client, node=master.id
-    )
+    if master is None:
+        return NotMaster(f"log {log} is not written by this node, and by which is not decided; ask again")
+    return NotMaster(f"log {log} is written by node {master.id} at {master.client}", **_place_of(master))
+
+
+def _place_of(master: Member) -> dict[str, str]:
+    return {"master": master.client, "node": master.id}
+
+
+def _node_stopping() -> NodeStopping:
+    return NodeStopping("this node is stopping; nothing was stored")
 
 
 def _landed(stamped: BatchHeader) -> Landed:

@@ -76,14 +76,27 @@ class Replica:
             groups_max=settings.limits.max_groups_per_queue,
             id_base=id_base_of(self.assignment.log_number),
         )
-        self.producers = ProducerTable(
-            producers_max=settings.limits.max_producers, expiry_us=settings.limits.producer_expiry_ms * 1000
-        )
+        self.producers = self._no_producers()
+        self._producers_left: ProducerTable | None = None
         self.checkpoints = CheckpointTracker()
         self.begins = BeginTracker()
         self.begin_decided = 0
         """Where the log begins by what is logged and confirmed; it follows when the index is ready for it."""
         self.past: Past | None = None
+
+    def assign(self, assignment: LogAssignment, *, is_master: bool) -> None:
+        """Who masters the log from now on, and who mirrors it; `is_master`: this node writes it."""
+        self.assignment, self.is_master = assignment, is_master
+        self._keep_reserve()
+
+    def _keep_reserve(self) -> None:
+        # A mirror cannot leave data out and keep control, so it has no use for more than this: the check, before
+        # a next file is made for data, of what is to be kept free on its disk.
+        self._opened.keep_reserve(self._settings.log.reserve if self.is_master else 1)
+
+    def _no_producers(self) -> ProducerTable:
+        limits = self._settings.limits
+        return ProducerTable(producers_max=limits.max_producers, expiry_us=limits.producer_expiry_ms * 1000)
 
     def open(self, directory: Path, *, begin: int = 0, epochs: Sequence[Epoch] = ()) -> None:
         """Recover the copy, or make one that begins at `begin` under `epochs`; blocking.
@@ -106,9 +119,7 @@ class Replica:
             write_through=self.assignment.flush == "disk",
         )
         if not self.is_master:
-            # A mirror cannot leave data out and keep control, so it has no use for more than this: the check, before
-            # a next file is made for data, of what is to be kept free on its disk.
-            self._log.keep_reserve(1)
+            self._keep_reserve()
         self._confirm_derived(self._log.confirmed)
         self.log = self._log
         if self.index.partial and self.past is not None:
@@ -254,12 +265,31 @@ class Replica:
         if anew:
             self._open_anew(log_offset, epochs)
         elif log_offset < self.log.end:
+            left = self._producers_below(log_offset)
             self.log.truncate(log_offset, epochs)
+            self._producers_left = left
         else:
             self.log.adopt_epochs(epochs)
         if not anew:
             # What it lost it will be sent again: all that it acks from here on it has.
             self.log.settle_loss()
+
+    def _producers_below(self, log_offset: int) -> ProducerTable:
+        """As a start finds them in a log that ends there; blocking.
+
+        They cannot be cut as the rest can: a batch makes others forgotten. And a batch that is cut must be, or this
+        copy, once it is the master, answers its retry as one that landed.
+        """
+        producers = self._no_producers()
+
+        def follow(header: BatchHeader, batch: memoryview) -> None:
+            if header.kind == _CHECKPOINT:
+                producers.restore(header, decode_checkpoint(batch))
+            else:
+                producers.apply(header)
+
+        self.log.scan_state(follow, until=log_offset)
+        return producers
 
     def _open_anew(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
         """An empty copy in the place of this one."""
@@ -279,6 +309,8 @@ class Replica:
         self.log = self._opened
         for derived in (self.index, self.queues, self.checkpoints, self.begins):
             derived.cut(self.log.end)
+        if self._producers_left is not None:
+            self.producers, self._producers_left = self._producers_left, None
 
     def align_failed(self, error: Exception) -> None:
         """After `align` raised, back on the loop: a disk that failed in it ends the node too, and so does a copy that
@@ -475,12 +507,3 @@ def _no_log(name: str) -> CommitLog:
 
 def _raise(error: MirrorlogError) -> None:
     raise error
-
-
-class UnavailableReplica:
-    """A log that this node refuses to serve, and why; the node's other logs go on."""
-
-    def __init__(self, assignment: LogAssignment, log_id: UUID, error: MirrorlogError) -> None:
-        self.assignment = assignment
-        self.log_id = log_id
-        self.error = error

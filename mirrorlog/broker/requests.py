@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol, get_args
+from collections.abc import Callable, Sequence
+from typing import Final, get_args
 from uuid import uuid4
 
-from mirrorlog.broker.past_keeper import PastKeeper
-from mirrorlog.broker.publish import ElsewhereLog, Publisher, not_master
-from mirrorlog.broker.replica import Replica
+from mirrorlog.broker.hosted import HostedLog
+from mirrorlog.broker.hosted_logs import HostedLogs
+from mirrorlog.broker.publish import not_master
 from mirrorlog.config import Flush, LogAssignment, Settings
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError
 from mirrorlog.queues.changes import PositionCommitted
@@ -41,27 +41,17 @@ DECLARATION_BYTES_MAX: Final = 32 * 1024
 Respond = Callable[[Message | MirrorlogError], None]
 
 
-class ServedLog(Protocol):
-    """A log as the native door sees it."""
-
-    replica: Replica
-    publisher: Publisher | ElsewhereLog
-    past: PastKeeper
-
-
 class Requests:
     """Answers control messages from the state of this node's logs."""
 
     def __init__(
         self,
         settings: Settings,
-        logs: Mapping[str, ServedLog],
-        refusals: Mapping[str, MirrorlogError],
+        logs: HostedLogs,
         status: Callable[[], Status],
     ) -> None:
         self._settings = settings
         self._logs = logs
-        self._refusals = refusals
         self._status = status
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[type[Message], Callable[..., Message | None]] = {
@@ -86,13 +76,13 @@ class Requests:
 
     def _metadata(self, message: GetMetadata, respond: Respond) -> Message:
         if message.queues is None:
-            found = [self._queue_info(log, queue) for log in self._logs.values() for queue in log.replica.queues]
+            found = [self._queue_info(log, queue) for log in self._logs for queue in log.replica.queues]
             missing = []
         else:
             places = {name: self._place(name) for name in message.queues}
             found = [self._queue_info(*place) for place in places.values() if place is not None]
             missing = [name for name, place in places.items() if place is None]
-        if self._refusals and (missing or not self._logs):
+        if self._logs.refused and (missing or not self._logs):
             raise self._unavailable()
         return self._as_metadata(found, missing)
 
@@ -172,7 +162,7 @@ class Requests:
 
     # --- inside ---
 
-    def _home(self, message: DeclareQueue) -> ServedLog:
+    def _home(self, message: DeclareQueue) -> HostedLog:
         """The log of a queue; a new one goes to the first log of the cluster with the flush mode that it asks for.
 
         The first one whoever is asked, so that a declaration that is repeated at another node makes no second queue.
@@ -182,35 +172,34 @@ class Requests:
             return place[0]
         cluster = self._settings.cluster
         assignment = _home_of(cluster.logs, message.arguments.get("flush"))
-        log_id = str(cluster.log_id(assignment))
-        if log_id in self._refusals:
-            raise self._refusals[log_id].with_traceback(None)  # shared: it must not collect its raisers' frames
-        if log_id not in self._logs:
+        log = self._logs.get(str(cluster.log_id(assignment)))
+        if log is None:
             raise not_master(assignment.name, cluster.member(assignment.master))
-        return self._logs[log_id]
+        return log
 
-    def _find(self, name: str) -> tuple[ServedLog, Queue]:
+    def _find(self, name: str) -> tuple[HostedLog, Queue]:
         """Raises NoSuchQueue, or why a log that may have the queue is not served."""
         place = self._place(name)
         if place is not None:
             return place
-        if self._refusals or not self._logs:
+        if self._logs.refused or not self._logs:
             raise self._unavailable()
         raise no_such_queue(name)
 
-    def _place(self, name: str) -> tuple[ServedLog, Queue] | None:
-        for log in self._logs.values():
+    def _place(self, name: str) -> tuple[HostedLog, Queue] | None:
+        for log in self._logs:
             if (queue := log.replica.queues.get(name)) is not None:
                 return log, queue
         return None
 
     def _unavailable(self) -> MirrorlogError:
         """Why there is a log less than assigned, as its own error with its details."""
-        for error in self._refusals.values():
-            return error.with_traceback(None)  # shared: it must not collect the frames of all who raise it
+        for log in self._logs.refused:
+            assert log.error is not None
+            return log.error.with_traceback(None)  # shared: it must not collect the frames of all who raise it
         return LogUnavailable("this node holds no log")
 
-    def _queue_info(self, log: ServedLog, queue: Queue) -> QueueInfo:
+    def _queue_info(self, log: HostedLog, queue: Queue) -> QueueInfo:
         replica = log.replica
         return QueueInfo(
             name=queue.name,

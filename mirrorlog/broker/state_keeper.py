@@ -36,6 +36,10 @@ class StateKeeper:
         self._not_before = 0
         replica.on_appended.append(self.wake)
 
+    def stop(self) -> None:
+        """The log grows under another mastership from now on. After `Publisher.stop`."""
+        self._replica.on_appended.remove(self.wake)
+
     def wake(self) -> None:
         """Begin a checkpoint if the log has rolled since the last one: after an append, and among the checks of
         `Maintenance`, since a log that takes no data may wait for just this to free space."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import msgspec
 
 from mirrorlog.broker.disk_limits import DiskReport
-from mirrorlog.broker.replica import Replica, UnavailableReplica
-from mirrorlog.errors import LogUnavailable
+from mirrorlog.broker.replica import Replica
+from mirrorlog.config import LogAssignment
+from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.wire.messages import DiskStatus, GroupStatus, LogStatus, MirrorStatus, Position, QueueStatus
@@ -35,23 +37,30 @@ def mirror_status(replica: Replica, service: HAClientService) -> LogStatus:
     """The log as one of its mirrors sees it."""
     if not replica.usable:
         error = LogUnavailable("the copy begins anew")
-        return unavailable_status(
-            UnavailableReplica(replica.assignment, replica.log_id, error), role="mirror", state="opening"
-        )
+        return unavailable_status(replica.assignment, replica.log_id, error, role="mirror", state="opening")
     following = service.following
     reason = "" if following else str(service.client.last_error or "")
     return _log(replica, role="mirror", state="following" if following else "disconnected", reason=reason, mirrors=[])
 
 
-def unavailable_status(replica: UnavailableReplica, *, role: str, state: str = "corrupt") -> LogStatus:
+def resting_status(replica: Replica) -> LogStatus:
+    """The log on a node that neither writes nor follows it now."""
+    if not replica.usable:
+        error = LogUnavailable("the copy begins anew")
+        return unavailable_status(replica.assignment, replica.log_id, error, role="none", state="opening")
+    return _log(replica, role="none", state="resting", reason="", mirrors=[])
+
+
+def unavailable_status(
+    assignment: LogAssignment, log_id: UUID, error: MirrorlogError, *, role: str, state: str = "corrupt"
+) -> LogStatus:
     """A log that this node refuses to serve, or whose copy begins anew (`opening`)."""
-    assignment = replica.assignment
     return LogStatus(
-        log_id=str(replica.log_id),
+        log_id=str(log_id),
         name=assignment.name,
         role=role,
         state=state,
-        reason=str(replica.error),
+        reason=str(error),
         flush=assignment.flush,
         min_in_sync=assignment.copies_wanted,
         epoch=0,

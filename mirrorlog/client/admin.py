@@ -11,6 +11,7 @@ from mirrorlog.client.copies import Copies
 from mirrorlog.errors import (
     ConnectionLost,
     LogUnavailable,
+    MasterChanged,
     MirrorlogError,
     NodeStopping,
     NotMaster,
@@ -49,8 +50,10 @@ class Admin:
         for address in self._client.addresses():
             try:
                 return await self._declare_at(address, message)
-            except NotMaster as error:
-                return await self._declare_at(_master_of(error), message)
+            except (NotMaster, MasterChanged) as error:
+                if (master := error.details.get("master")) is not None:
+                    return await self._declare_at(str(master), message)
+                reason = error
             except (ConnectionLost, LogUnavailable, NodeStopping) as error:
                 # Another node may know the master. Asking twice makes no second queue.
                 reason = error
@@ -104,10 +107,3 @@ class Admin:
             except (ConnectionLost, RequestTimeout, LogUnavailable, NodeStopping) as error:
                 failure = failure or error
         raise failure or ConnectionLost(f"no node holds queue {queue!r}")
-
-
-def _master_of(error: NotMaster) -> str:
-    master = error.details.get("master")
-    if not isinstance(master, str):
-        raise MirrorlogError(f"the node names no master: {error}")
-    return master

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 from mirrorlog.client.batching import PendingBatch
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.pipeline import BACKOFF_S_MAX, BACKOFF_S_MIN, Pipeline
-from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, NotMaster, RequestTimeout
+from mirrorlog.errors import BadInput, ConnectionLost, MasterChanged, MirrorlogError, NotMaster, RequestTimeout
 from mirrorlog.wire.frames import Confirm, Durability
 from mirrorlog.wire.messages import Limits
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
 
-_RETRYING = (ConnectionLost, RequestTimeout, NotMaster)
+_MOVED = (ConnectionLost, RequestTimeout, NotMaster, MasterChanged)
+"""After these the master is looked for again."""
 
 
 class Sender:
@@ -154,7 +155,7 @@ class Sender:
     def _answered(self, connection: Connection, batch: PendingBatch, result: Confirm | MirrorlogError) -> None:
         now = self._loop.time()
         if isinstance(result, MirrorlogError):
-            if isinstance(result, _RETRYING) and connection is self._connection:
+            if isinstance(result, _MOVED) and connection is self._connection:
                 self._connection = None
             self._pipeline.failed(batch, result, now)
         else:

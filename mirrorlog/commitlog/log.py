@@ -90,6 +90,8 @@ class CommitLog:
         self.seed = log_seed(log_id)
         self.max_batch_bytes = max_batch_bytes
         self.recovery: RecoveryReport = opened.report
+        self.lossy = opened.report.lossy
+        """Whether what a recovery lost is still to be compared with other copies (`settle_loss`)."""
         self.begin = opened.report.begin
         self.epochs = opened.epochs
         self.last_append_time_us = opened.last_append_time_us
@@ -402,6 +404,23 @@ class CommitLog:
                 )  # fmt: skip
             from_offset = last
 
+    def scan_state(self, on_batch: OnBatch, *, until: int) -> None:
+        """Give `on_batch` the batches below `until`, a border, from which the state of the queues follows; blocking.
+        The loop may go on with the log meanwhile. Raises BadRequest, LogCorrupt and DiskFailed."""
+        first = max(self.begin, self._state_from)
+        if until < first or not self.is_border(until):
+            raise BadRequest(f"log offset {until} is not where a batch begins, from {first} on")
+        rules = Rules(self.seed, self.epochs)
+        # A list of its own: segments that are freed meanwhile are none of these, but they stand before them.
+        for segment in list(self._chain.segments):
+            at, last = max(first, segment.start), min(until, segment.end)
+            if at < last:
+                with self._flusher.disk("read"):
+                    scan_file(
+                        self._files, segment.path, start=segment.start, first=at, last=last, rules=rules,
+                        on_batch=on_batch,
+                    )  # fmt: skip
+
     def _find_run(self, log_offset: int, max_bytes: int, until: int) -> tuple[Segment, int] | None:
         """(segment, end of the run), or None when no whole batch is there."""
         if self._closed:
@@ -562,6 +581,7 @@ class CommitLog:
         DiskFailed."""
         with self._flusher.disk("settle the loss of"):
             self._loss.settle()
+        self.lossy = False
 
     def check_table(self, start: int) -> None:
         """Make the table of a sealed segment anew if it is damaged, and remove that of one below the begin; blocking.

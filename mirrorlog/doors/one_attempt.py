@@ -14,7 +14,7 @@ from mirrorlog.doors.batches import check_ready, check_size, number_records, rea
 from mirrorlog.doors.incoming import Batch
 from mirrorlog.doors.opening import Opening
 from mirrorlog.doors.sent import Sent
-from mirrorlog.errors import ConnectionLost, MirrorlogError, NotMaster, OutcomeUnknown, RequestTimeout
+from mirrorlog.errors import ConnectionLost, MasterChanged, MirrorlogError, NotMaster, OutcomeUnknown, RequestTimeout
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 from mirrorlog.wire.messages import Limits
 
@@ -74,7 +74,7 @@ class OneAttempt:
 
         def done(result: Confirm | MirrorlogError) -> None:
             timer.cancel()
-            self._moved = self._moved or isinstance(result, NotMaster)
+            self._moved = self._moved or isinstance(result, NotMaster | MasterChanged)
             if outcome.done():
                 return
             if isinstance(result, MirrorlogError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterable, Set
 from concurrent.futures import Executor
 from typing import Final, Protocol
 from uuid import UUID
@@ -65,7 +65,13 @@ class MasterLink:
         self._greeted: Hello | None = None
         self._log: MasteredLog | None = None
         self.connection: HAConnection | None = None
+        self.reading: asyncio.Task[None] | None = None
+        """The cold read that is under way, or the last one."""
         self.opened_at = 0.0
+
+    def is_of(self, log: MasteredLog) -> bool:
+        """Whether it belongs to this mastership."""
+        return self._log is log
 
     @property
     def endpoint(self) -> Endpoint:
@@ -207,7 +213,7 @@ class MasterLink:
             elif isinstance(action, Close):
                 self.endpoint.close(action.error)
             elif isinstance(action, ReadCold):
-                self._service.spawn(self._read_cold(action))
+                self.reading = self._service.spawn(self._read_cold(action))
 
     async def _read_cold(self, action: ReadCold) -> None:
         loop = asyncio.get_running_loop()
@@ -268,24 +274,15 @@ class MasteredLog:
 
 
 class AcceptSocketService:
-    """AcceptSocketService and the links it accepts; one per node, for all logs that the node masters."""
+    """AcceptSocketService and the links it accepts; one per node, for all logs that the node masters, which come and
+    go."""
 
-    def __init__(
-        self,
-        *,
-        welcome: Welcome,
-        logs: Sequence[MasteredLog],
-        limits: LimitSettings,
-        helper: Executor,
-        refusals: dict[str, MirrorlogError] | None = None,
-    ) -> None:
+    def __init__(self, *, welcome: Welcome, limits: LimitSettings, helper: Executor) -> None:
         self.welcome = welcome
         self.links: set[MasterLink] = set()
         self.helper = helper
-        # Each mirror has one link per log; the rest is room for those that are being replaced or refused.
-        self.links_max = 2 * sum(len(log.mastership.mirrors) for log in logs) + _SPARE_LINKS
-        self._logs = {str(log.log_id): log for log in logs}
-        self._refusals = refusals or {}
+        self._logs: dict[str, MasteredLog] = {}
+        self._refusals: dict[str, MirrorlogError] = {}
         self._limits = limits
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -302,6 +299,29 @@ class AcceptSocketService:
 
     def now(self) -> float:
         return time.monotonic()  # the loop's clock, without the way to the loop
+
+    @property
+    def links_max(self) -> int:
+        """Each mirror has one link per log; the rest is room for those that are being replaced or refused."""
+        return 2 * sum(len(log.mastership.mirrors) for log in self._logs.values()) + _SPARE_LINKS
+
+    def register(self, log: MasteredLog) -> None:
+        """This node masters the log from now on."""
+        self._logs[str(log.log_id)] = log
+
+    def unregister(self, log: MasteredLog, reason: MirrorlogError) -> list[asyncio.Task[None]]:
+        """This mastership has ended: its links are closed with `reason`. Gives the cold reads of theirs that are under
+        way."""
+        if self._logs.get(str(log.log_id)) is log:
+            del self._logs[str(log.log_id)]
+        links = [link for link in self.links if link.is_of(log)]
+        for link in links:
+            link.endpoint.close(reason)
+        return [link.reading for link in links if link.reading is not None]
+
+    def refuse(self, log_id: UUID, error: MirrorlogError) -> None:
+        """The log is one of this node's and is not served, by `error`."""
+        self._refusals[str(log_id)] = error
 
     def log(self, log_id: str) -> MasteredLog:
         """Raises NoSuchLog, or the reason why this node does not serve the log."""
@@ -349,11 +369,12 @@ class AcceptSocketService:
             if link.connection is connection:
                 link.endpoint.close(ConnectionLost(f"mirror {connection.node_id} has opened a newer link"))
 
-    def spawn(self, work: Awaitable[None]) -> None:
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(log_failure)
+        return task
 
     async def stop(self) -> None:
         """Tell the mirrors the last confirmed offset and goodbye."""

@@ -90,10 +90,19 @@ _TRANSFER_TYPE: Final = int(FrameType.TRANSFER)
 
 
 class HAClient:
-    """One log's link to its master. `greeting` is sent first on every connection."""
+    """One log's link to its master. `greeting` is sent first on every connection; `epoch_min`: a master that is in an
+    older epoch is none any more."""
 
     def __init__(
-        self, *, log_id: UUID, log: ReplicaLog, greeting: Hello, master: str, settings: HaSettings, now: float
+        self,
+        *,
+        log_id: UUID,
+        log: ReplicaLog,
+        greeting: Hello,
+        master: str,
+        settings: HaSettings,
+        now: float,
+        epoch_min: int = 0,
     ) -> None:
         self.state = ClientState.WAITING
         self.master = master
@@ -109,8 +118,10 @@ class HAClient:
         self._settings = settings
         self._retry_at = now
         self._room = True
-        self._align_out = False
+        self.align_out = False
+        """Whether a cut is with the helper, on whatever link it was asked for."""
         self._epoch = 0
+        self._epoch_min = epoch_min
         self._placed: memoryview | None = None
         self._said = -1
         self._handlers: dict[tuple[ClientState, int], Callable[[Frame, float], Sequence[Action]]] = {
@@ -126,7 +137,7 @@ class HAClient:
         While a cut is still with the helper no new link is opened: what the mirror says it holds must be what it holds,
         and a cut that comes late must not remove what was acked on another link meanwhile.
         """
-        if self.state is ClientState.WAITING and now >= self._retry_at and not self._align_out:
+        if self.state is ClientState.WAITING and now >= self._retry_at and not self.align_out:
             self.state = ClientState.CONNECTING
             return [Connect()]
         if self.state in (ClientState.WAITING, ClientState.CONNECTING, ClientState.STOPPED):
@@ -196,7 +207,7 @@ class HAClient:
 
     def aligned(self, now: float) -> Sequence[Action]:
         """The cut and the epoch list are on disk: ask for the rest, and say what is held."""
-        self._align_out = False
+        self.align_out = False
         if self.state is not ClientState.ALIGNING:
             return []
         self.state = ClientState.TRANSFER
@@ -206,7 +217,7 @@ class HAClient:
 
     def align_failed(self) -> None:
         """The helper could not align; the link is to be closed with its error."""
-        self._align_out = False
+        self.align_out = False
 
     def stored(self, now: float) -> Sequence[Action]:
         """Bytes stand in the log, before what follows from them is worked out: its master waits to hear of it."""
@@ -243,7 +254,8 @@ class HAClient:
         theirs = EpochList.of(history.epochs)
         own_epochs = self._log.epochs.entries
         # Its own epochs, from when it was the master, end with that; those of others make an older history stale.
-        newest = max((each.epoch for each in own_epochs if each.node_id != self._greeting.node_id), default=0)
+        others = (each.epoch for each in own_epochs if each.node_id != self._greeting.node_id)
+        newest = max(self._epoch_min, *others, 0)
         if theirs.current != history.epoch or history.epoch < newest:
             raise ProtocolError(f"a history of epoch {history.epoch} that is not the newest one known here, {newest}")
         found = common_point(self._log.epochs, self._log.end, theirs, history.end)
@@ -258,7 +270,7 @@ class HAClient:
         self._epoch = history.epoch
         self.master_end = history.end
         self.state = ClientState.ALIGNING
-        self._align_out = True
+        self.align_out = True
         if history.start_at is None:
             return [Align(point, theirs.entries)]
         return [Align(history.start_at, theirs.entries, anew=True)]

@@ -91,13 +91,20 @@ class HAClientService:
     def flushed(self) -> None:
         self._do(self.client.flushed(self._now()))
 
-    async def stop(self) -> None:
-        aligning = self.client.state is ClientState.ALIGNING
+    def fence(self) -> None:
+        """Nothing is taken from the master any more, and nothing is acked."""
         self.client.stop()
         if self._endpoint is not None:
             self._endpoint.close()
+        # Also while the transport is closing already and has not said so: the memory at the log's end into which
+        # bytes are received belongs to the next role.
+        self.client.disconnected(self._now())
+
+    async def stop(self) -> None:
+        """`fence`, and wait for what the helper does to the copy."""
+        self.fence()
         if self._task is not None:
-            if not aligning:  # a connect may take long; a cut must be finished
+            if not self.client.align_out:  # a connect may take long; a cut must be finished
                 self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 

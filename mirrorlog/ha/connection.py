@@ -19,6 +19,7 @@ Pure: frames and `now` in, actions out; the log is a small interface.
 from __future__ import annotations
 
 from enum import Enum
+from itertools import pairwise
 from typing import Final, Protocol
 
 from mirrorlog.commitlog.cold import ColdRead
@@ -312,14 +313,17 @@ class HAConnection:
 
     def _may_cut(self, theirs: EpochList, point: int, message: Follow) -> bool:
         """Only bytes may be cut from a mirror that are not confirmed as far as it knows, and that were written by the
-        mirror itself (then it knows first-hand), or by a third node in an epoch that this master followed too.
+        mirror itself (then it knows first-hand), by a third node in an epoch that this master followed too, or by this
+        master in an epoch that ended when it followed another.
 
         A master never sends what it has not appended. So bytes of its own epochs that a mirror has and it has not
-        are bytes that it lost, and with them, perhaps, what was confirmed. So are bytes of an epoch unknown to it.
+        are bytes that it lost, and with them, perhaps, what was confirmed; unless it gave them up to another master,
+        whose epoch is the next one then. So are bytes of an epoch unknown to it.
         """
-        known = set(self._log.epochs.entries)
+        entries = self._log.epochs.entries
+        followed = {epoch for epoch in entries if epoch.node_id not in {self._own_id, ""}}
+        given_up = {epoch for epoch, following in pairwise(entries) if following in followed and epoch.node_id}
         written = theirs.covering(point, message.end)
         return point >= message.confirmed and all(
-            epoch.node_id == self.node_id or (epoch in known and epoch.node_id not in {self._own_id, ""})
-            for epoch in written
+            epoch.node_id == self.node_id or epoch in followed or epoch in given_up for epoch in written
         )

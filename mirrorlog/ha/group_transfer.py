@@ -112,6 +112,14 @@ class GroupTransferService:
             heappop(self._by_deadline)
         return self._by_deadline[0][0] if self._by_deadline else None
 
+    def abandon(self) -> list[Hashable]:
+        """End all waits without an answer: their tokens, in the order in which they began to wait."""
+        tokens = [waiter.token for waiter in self._open.values()]
+        self._open.clear()
+        self._by_need.clear()
+        self._by_deadline.clear()
+        return tokens
+
     def _forget_expired(self) -> None:
         """A mirror that stays away must not make the waits that ended by their deadline pile up behind it.
 

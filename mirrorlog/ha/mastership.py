@@ -128,6 +128,10 @@ class Mastership:
     def expired(self, now: float) -> list[Answer]:
         return self._transfers.expired(now, self.progress, links_up=self.copies_up)
 
+    def abandon(self) -> list[Hashable]:
+        """This mastership ends: no wait is answered by it any more. Whoever waits, the longest first."""
+        return self._transfers.abandon()
+
     def next_deadline(self) -> float | None:
         return self._transfers.next_deadline()
 

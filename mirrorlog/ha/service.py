@@ -7,7 +7,6 @@ node mirrors drives its HAClient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from mirrorlog.ha.accept import AcceptSocketService
@@ -20,9 +19,18 @@ TICK_S: Final = 0.05
 class HAService:
     """The two sides of replication of one node."""
 
-    def __init__(self, accept: AcceptSocketService, clients: Sequence[HAClientService]) -> None:
+    def __init__(self, accept: AcceptSocketService) -> None:
         self.accept = accept
-        self.clients = clients
+        self.clients: list[HAClientService] = []
+        """One per log that the node mirrors now."""
+
+    def add(self, client: HAClientService) -> None:
+        """A log is mirrored from now on; the client dials at the next tick."""
+        self.clients.append(client)
+
+    def remove(self, client: HAClientService) -> None:
+        """It is told the time no more; to stop it is its owner's."""
+        self.clients.remove(client)
 
     async def start(self, address: str) -> None:
         """Listen for mirrors on `host:port`; the clients dial at their first tick. Raises PortTaken."""
@@ -37,5 +45,5 @@ class HAService:
     async def stop(self) -> None:
         """The mirrors are told the last confirmed offset, the masters goodbye."""
         await self.accept.stop()
-        for client in self.clients:
+        for client in list(self.clients):
             await client.stop()

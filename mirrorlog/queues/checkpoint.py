@@ -186,10 +186,15 @@ class CheckpointTracker:
 
     def __init__(self) -> None:
         self.state_from = 0
-        # Where the newest checkpoint began, as long as it has not ended.
-        self._open: int | None = None
+        # (log offset of a batch, where the checkpoint began that is open behind it): each beginning and each end.
+        self._opens: deque[tuple[int, int | None]] = deque()
         # (end of its last batch, where it began) of those that are complete and not confirmed.
         self._unconfirmed: deque[tuple[int, int]] = deque()
+
+    @property
+    def _open(self) -> int | None:
+        """Where the newest checkpoint began, as long as it has not ended."""
+        return self._opens[-1][1] if self._opens else None
 
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
         """A batch was appended. Raises BadBatch for a checkpoint that does not fit."""
@@ -201,10 +206,12 @@ class CheckpointTracker:
         """A batch of a checkpoint was appended: `apply`, of one that was decoded already."""
         for state in states:
             if isinstance(state, CheckpointBegan):
-                self._open = header.log_offset
+                while len(self._opens) > 1 and self._opens[1][0] <= self.state_from:
+                    self._opens.popleft()  # no cut goes behind it
+                self._opens.append((header.log_offset, header.log_offset))
             elif isinstance(state, CheckpointEnded) and state.began_at == self._open:
                 self._unconfirmed.append((header.next_log_offset, state.began_at))
-                self._open = None
+                self._opens.append((header.log_offset, None))
 
     def confirm(self, log_offset: int) -> None:
         """Everything below `log_offset` is confirmed."""
@@ -213,13 +220,11 @@ class CheckpointTracker:
 
     def cut(self, log_offset: int) -> None:
         """The log now ends at `log_offset`."""
-        if self._open is not None and self._open >= log_offset:
-            self._open = None
+        # Where an end is gone and its beginning is not, what is fetched again may complete it.
+        while self._opens and self._opens[-1][0] >= log_offset:
+            self._opens.pop()
         while self._unconfirmed and self._unconfirmed[-1][0] > log_offset:
-            _, began_at = self._unconfirmed.pop()
-            if began_at < log_offset:
-                # Its end is gone, its beginning is not: what is fetched again may complete it.
-                self._open = began_at
+            self._unconfirmed.pop()
 
 
 def apply_checkpoint(

@@ -30,7 +30,7 @@ from mirrorlog.commitlog.retention import RetentionLimits
 from mirrorlog.config import HaSettings, LimitSettings, LogAssignment, LogSettings, Settings
 from mirrorlog.errors import OffsetOutOfRange, Overloaded
 from mirrorlog.tools.main import app
-from tests.ha.nodes import cluster_settings, replica_of, running, until
+from tests.ha.nodes import cluster_settings, hosted_by, replica_of, running, until
 
 KIB = 1024
 SEGMENT_BYTES = 256 * KIB
@@ -318,7 +318,7 @@ def test_a_read_that_its_segment_left_is_made_again(tmp_path: Path) -> None:
                     await until(lambda: 0 in replica.past.tables.heads)
                     assert replica.begin == 0
                     helper.submit(held_up.wait, 30)
-                    (log,) = nodes[0]._door_logs.values()
+                    log = hosted_by(nodes[0])
                     log.fetcher._helper = helper
                     reading = asyncio.ensure_future(traffic.read("kept"))
                     await until(lambda: helper._work_queue.qsize() == 1)
@@ -348,8 +348,8 @@ def test_nothing_is_freed_before_its_copies_are_confirmed(tmp_path: Path) -> Non
     async def check() -> None:
         held_up = threading.Event()
         async with running_all(settings) as nodes:
-            replica, maintenance = replica_of(nodes[0]), nodes[0]._maintenance[0]
-            queues = nodes[0]._retentions[0]._queues
+            replica, maintenance = replica_of(nodes[0]), hosted_by(nodes[0]).maintenance
+            queues = hosted_by(nodes[0]).role.retention._queues
             await traffic.publish(8 * KIB, {"kept": 1})
             await traffic.publish(600 * KIB, {"busy": 1})
             await until(lambda: len(replica.past.tables.heads) >= 2 and replica.log.state_from > SEGMENT_BYTES)
@@ -388,7 +388,7 @@ def test_a_low_disk_is_not_forgotten_while_a_decision_waits(tmp_path: Path) -> N
     async def check() -> None:
         held_up = threading.Event()
         async with running_all(settings) as nodes:
-            replica, retention = replica_of(nodes[0]), nodes[0]._retentions[0]
+            replica, retention = replica_of(nodes[0]), hosted_by(nodes[0]).role.retention
             queues, loop, later = retention._queues, asyncio.get_running_loop(), 0.0
             queues._now = lambda: loop.time() + later
             await traffic.publish(4 * KIB, {"kept": 1})
@@ -397,7 +397,7 @@ def test_a_low_disk_is_not_forgotten_while_a_decision_waits(tmp_path: Path) -> N
             assert replica.begin_ahead == 0
             first_end = replica.log.segments()[0].end
             await until(lambda: queues.ready)
-            nodes[0]._index_helper.submit(held_up.wait, 30)
+            nodes[0]._helpers.index.submit(held_up.wait, 30)
             try:
                 retention.check()
                 assert not queues.ready
@@ -441,8 +441,8 @@ def test_a_disk_that_fills_stops_the_copies_within_a_piece(tmp_path: Path, monke
 
     async def check() -> None:
         async with running_all(settings) as nodes:
-            replica, publisher = replica_of(nodes[0]), nodes[0]._publishers[0]
-            queues = nodes[0]._retentions[0]._queues
+            replica, publisher = replica_of(nodes[0]), hosted_by(nodes[0]).publisher
+            queues = hosted_by(nodes[0]).role.retention._queues
 
             def resting() -> bool:
                 return queues._task.done()

@@ -21,7 +21,16 @@ from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTE
 from mirrorlog.commitlog.body import Record
 from mirrorlog.commitlog.codec import open_body
 from mirrorlog.commitlog.format import Codec, read_header
-from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
+from mirrorlog.errors import (
+    BadInput,
+    ConnectionLost,
+    MasterChanged,
+    MirrorlogError,
+    NotMaster,
+    OutcomeUnknown,
+    Overloaded,
+    RecordTooLarge,
+)
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Durability, Level
 from mirrorlog.wire.messages import Limits
@@ -155,6 +164,23 @@ async def test_a_batch_that_its_connection_does_not_take_ends_at_once() -> None:
                 await producer.send(b"first")
             await producer.send(b"second")
     assert node.values == [b"second"]
+
+
+@pytest.mark.parametrize("kind", [NotMaster, MasterChanged])
+async def test_a_batch_goes_to_the_next_master(kind: type[MirrorlogError]) -> None:
+    """Whatever the former master says of its going, the batch is sent to the next one, and not to it again."""
+    node = Node()
+    former, following = Link(lambda batch: kind("another node writes the log now")), Link(node)
+    links = iter((former, following))
+
+    async def master_of(queue: str) -> tuple[Link, SimpleNamespace]:
+        return next(links), SimpleNamespace(queue_id=1, producer_epoch=0)
+
+    async with producer_on(node) as producer:
+        producer._sender._client.master_of = master_of  # type: ignore[method-assign, assignment]
+        await producer._sender.connect()
+        await producer.send(b"v")
+    assert (former.sent, following.sent, node.values) == (1, 1, [b"v"])
 
 
 async def test_a_record_that_goes_alone_is_the_record_that_was_given() -> None:

@@ -33,7 +33,8 @@ STATUSES = {
     "ALREADY_EXISTS": ["QueueExists"],
     "DATA_LOSS": ["LogCorrupt"],
     "DEADLINE_EXCEEDED": [
-        "FlushDiskTimeout", "FlushSlaveTimeout", "OutcomeUnknown", "RequestTimeout", "SlaveNotAvailable",
+        "FlushDiskTimeout", "FlushSlaveTimeout", "MasterChanged", "OutcomeUnknown", "RequestTimeout",
+        "SlaveNotAvailable",
     ],
     "FAILED_PRECONDITION": [
         "ConfigError", "DirectoryInUse", "ForeignDirectory", "MirrorAhead", "MissingDependency", "PortTaken",

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.node import Node
 from mirrorlog.broker.replica import Replica
+from mirrorlog.broker.roles import MasterRole, MirrorRole
 from mirrorlog.config import (
     ClusterSettings,
     Flush,
@@ -75,16 +77,23 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+def hosted_by(node: Node) -> HostedLog:
+    """The only log of a node, once it has been opened."""
+    (log,) = node.logs
+    return log
+
+
 def replica_of(node: Node) -> Replica:
-    (replica,) = node._replicas.values()
-    return replica
+    return hosted_by(node).replica
 
 
 def mastered_by(node: Node) -> MasteredLog:
-    (mastered,) = node._mastered.values()
-    return mastered
+    role = hosted_by(node).role
+    assert isinstance(role, MasterRole)
+    return role.mastered
 
 
 def mirrored_by(node: Node) -> HAClientService:
-    (mirrored,) = node._mirrored.values()
-    return mirrored
+    role = hosted_by(node).role
+    assert isinstance(role, MirrorRole)
+    return role.service

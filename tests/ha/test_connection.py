@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from mirrorlog.commitlog.epochs import Epoch
 from mirrorlog.errors import AckBeyondEnd, MirrorAhead, OffsetOutOfRange, ProtocolError, StalledFrame
 from mirrorlog.ha.actions import Close, ReadCold, Send
 from mirrorlog.ha.connection import HAConnection
@@ -399,6 +401,28 @@ def test_bytes_that_this_master_wrote_and_lost_are_named_and_never_cut(pair: Pai
     error = refusal(lambda: connection_of(pair.master).follow(message, 0.0))
     assert isinstance(error, MirrorAhead)
     assert error.details == {"first": end, "last": end + 800}
+
+
+@pytest.mark.parametrize(("following", "cut"), [("n2", True), ("n0", False), ("", False)])
+def test_bytes_that_this_master_gave_up_to_another_are_cut(pair: Pair, following: str, cut: bool) -> None:
+    """Follow with more of this master's first epoch than it has, after another epoch began there: written by another
+    node, whom it followed, it means that the bytes were given up; written by itself, or by who knows whom, that it
+    lost them before that start. What is confirmed at the mirror is never cut."""
+    point = pair.master.end
+    first = pair.master.epochs.entries[0]
+    pair.master.log.adopt_epochs([first, Epoch(2, point, following, "a"), Epoch(3, point, "n0", "b")])
+    for confirmed in (0, point + 1):
+        message = Follow(
+            log_id="x", epochs=[EpochEntry(*first)], begin=0, end=point + 800, confirmed=min(confirmed, point + 800)
+        )
+        connection = connection_of(pair.master)
+        if cut and confirmed <= point:
+            (told,) = frames_in(sends(connection.follow(message, 0.0)))
+            assert isinstance(decode(told.payload), History)
+        else:
+            error = refusal(partial(connection.follow, message, 0.0))
+            assert isinstance(error, MirrorAhead)
+            assert error.details == {"first": point, "last": point + 800}
 
 
 def test_a_newer_epoch_than_the_masters_own_is_never_cut(pair: Pair) -> None:

@@ -170,3 +170,19 @@ def test_every_wait_is_answered_once_and_truly() -> None:
             assert progress.copies_of(ended[0], ended[2]) == answer.copies < ended[1]
         assert len(transfers) == len(open_)
         assert all(deadline > now for *_, deadline in open_.values())
+
+
+def test_waits_that_are_abandoned_are_told_in_their_order_and_never_answered() -> None:
+    """Let three wait for different levels and deadlines, one of them answered; abandon the rest: their tokens come in
+    the order in which they began, and neither an ack nor a deadline answers them later."""
+    service = GroupTransferService(waiting_max=3)
+    progress = Progress(own="n0", mirrors=("n1",), durability=Durability.MEMORY, confirmed=0)
+    for token, (end, copies) in {"late": (300, 2), "done": (100, 1), "early": (200, 2)}.items():
+        service.wait(token, end=end, copies=copies, durability=Durability.MEMORY, deadline=10.0 - end / 100)
+    progress.appended(300)
+    progress.acked("n1", written=100, flushed=0)
+    assert [answer.token for answer in service.progressed(progress)] == ["done"]
+    assert service.abandon() == ["late", "early"]
+    progress.acked("n1", written=300, flushed=0)
+    assert service.progressed(progress) == service.expired(20.0, progress, links_up=2) == service.abandon() == []
+    service.check_room()

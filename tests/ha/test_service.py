@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from mirrorlog.broker.node import Node
+from mirrorlog.broker.roles import MirrorRole
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.config import ClusterSettings, Flush, HaSettings, LogAssignment, Member, split_address
 from mirrorlog.errors import ConnectionLost, DiskFailed
@@ -137,7 +138,7 @@ async def test_a_mirror_whose_disk_fails_in_the_handshake_ends(tmp_path: Path, m
         patched.setattr(CommitLog, "open", partial(CommitLog.open, files=files))
         second = Node(mirror)
         task = asyncio.ensure_future(second.run())
-        await until(lambda: bool(second._mirrored))
+        await until(lambda: any(isinstance(log.role, MirrorRole) for log in second.logs))
     files.disk.fail("create")
     try:
         async with running(master):

@@ -24,23 +24,25 @@ def break_clock(node: Node) -> None:
 
 
 def break_flush(node: Node) -> None:
-    node._maintenance[0]._flushed = fail
-    node._publishers[0].append_change(_change(node), lambda error: None)
+    (log,) = node.logs
+    assert log.maintenance is not None
+    log.maintenance._flushed = fail
+    log.publisher.append_change(_change(node), lambda error: None)
 
 
 def _change(node: Node) -> bytearray:
-    (replica,) = node._replicas.values()
-    batch = replica.queues.declare("q", {})
+    (log,) = node.logs
+    batch = log.replica.queues.declare("q", {})
     assert batch is not None
     return batch
 
 
 def break_following(node: Node) -> None:
     change = _change(node)
-    (replica,) = node._replicas.values()
-    replica.queues.apply = fail  # type: ignore[method-assign]
+    (log,) = node.logs
+    log.replica.queues.apply = fail  # type: ignore[method-assign]
     with pytest.raises(LogCorrupt, match="is stored but cannot be followed: a fault that nobody thought of"):
-        node._publishers[0].append_change(change, lambda error: None)
+        log.publisher.append_change(change, lambda error: None)
 
 
 @pytest.mark.parametrize("break_it", [break_clock, break_flush])

@@ -1,0 +1,52 @@
+"""What all logs of one node share: settings, replication, helpers, and whom to tell that the node must end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from mirrorlog.config import Settings
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.ha.service import HAService
+
+
+def now_us() -> int:
+    """µs UTC."""
+    return time.time_ns() // 1000
+
+
+def _yield_to_others() -> None:
+    """Give the calling thread a low priority: what it prepares is worth nothing if it takes the loop's core."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+
+
+class Helpers:
+    """The threads that wait for disks. Each has one kind of work, so that one that is slow delays no other; each log
+    has one more for its flushes."""
+
+    def __init__(self) -> None:
+        self.warm = ThreadPoolExecutor(1, "warm")
+        self.prepare = ThreadPoolExecutor(1, "prepare", initializer=_yield_to_others)
+        self.read = ThreadPoolExecutor(2, "read")
+        self.index = ThreadPoolExecutor(1, "index")
+        self.disk = ThreadPoolExecutor(1, "disk")
+
+    def shutdown(self) -> None:
+        """Wait for what is under way; what was not begun is dropped."""
+        for helper in (self.warm, self.prepare, self.read, self.index, self.disk):
+            helper.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends."""
+
+    settings: Settings
+    start_id: str
+    ha: HAService
+    helpers: Helpers
+    failed: Callable[[MirrorlogError], None]

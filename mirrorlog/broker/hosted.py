@@ -1,0 +1,429 @@
+"""One log on one node: the copy, its readers, its flushes, and the role that the node has in it now.
+
+    NEW --open--> OPENING --> OPEN ------+
+                     |                   v
+                     v        +--> CHANGING --> MASTER | MIRROR | RESTING
+                UNAVAILABLE   |                             |
+                              +-----------------------------+       any --close--> CLOSED
+
+The cluster decides who masters a log while the nodes run, so a role comes and goes, and the copy stays: readers are
+served from it, below the confirmed offset, through every change. Changes are made one after the other, in the order in
+which they were asked for, and one that has begun goes on to its end, whoever waits for it. It begins with a fence: in
+one step of the loop publishes are refused, waits are answered, links are closed. Then what helpers have begun is waited
+for, and only then the next role begins. So no role sees what another has left half done.
+
+A change that fails leaves a copy of which it is not known what it is: the node ends, as it does when a start fails.
+
+Rejected: to close the copy and open it again as another role (seconds without readers, for a log of many segments).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from mirrorlog.broker.disk_limits import DiskReport
+from mirrorlog.broker.fetch import Fetcher
+from mirrorlog.broker.host import Host
+from mirrorlog.broker.maintenance import Maintenance
+from mirrorlog.broker.past_keeper import PastKeeper
+from mirrorlog.broker.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.replica import Replica
+from mirrorlog.broker.roles import LogRole, MasterRole, MirrorRole, RestingRole
+from mirrorlog.broker.status import unavailable_status
+from mirrorlog.commitlog.epochs import ENTRIES_MAX
+from mirrorlog.config import LogAssignment, Member
+from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError
+from mirrorlog.wire.messages import LogStatus
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class HostedState(Enum):
+    NEW = "new"
+    OPENING = "opening"
+    OPEN = "open"
+    CHANGING = "changing"
+    MASTER = "master"
+    MIRROR = "mirror"
+    RESTING = "resting"
+    UNAVAILABLE = "unavailable"
+    CLOSED = "closed"
+
+
+_ROLES: Final = {HostedState.MASTER, HostedState.MIRROR, HostedState.RESTING}
+_CHANGEABLE: Final = {HostedState.OPEN, *_ROLES}
+
+_NEXT: Final[dict[HostedState, set[HostedState]]] = {
+    HostedState.NEW: {HostedState.OPENING, HostedState.CLOSED},
+    HostedState.OPENING: {HostedState.OPEN, HostedState.UNAVAILABLE, HostedState.CLOSED},
+    HostedState.OPEN: {HostedState.CHANGING, HostedState.UNAVAILABLE},
+    HostedState.CHANGING: {*_ROLES, HostedState.CLOSED},
+    **{role: {HostedState.CHANGING} for role in _ROLES},
+    HostedState.UNAVAILABLE: {HostedState.CLOSED},
+    HostedState.CLOSED: set(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFacts:
+    """What this node holds of a log: what a promotion compares. Offsets are log offsets.
+
+    `last_epoch`: of the last byte; `epoch_known`: the newest one in the list, of which it may hold no byte yet.
+    """
+
+    last_epoch: int
+    end: int
+    confirmed: int
+    flushed: int
+    epoch_known: int
+
+
+class HostedLog:
+    """`assignment`: what the log is, and who masters and who mirrors it until a change says otherwise."""
+
+    def __init__(self, assignment: LogAssignment, log_id: UUID, host: Host) -> None:
+        self.log_id = log_id
+        self.state = HostedState.NEW
+        self.error: MirrorlogError | None = None
+        """Why this node refuses to serve the log."""
+        self.replica = Replica(assignment, log_id, host.settings)
+        self.replica.on_broken = host.failed
+        self.publisher: Publisher | ElsewhereLog = ElsewhereLog(assignment.name, None)
+        self.past = PastKeeper(self.replica, helper=host.helpers.index, failed=host.failed)
+        self.fetcher = Fetcher(
+            self.replica,
+            limits=host.settings.limits,
+            settings=host.settings.log,
+            past=self.past,
+            helper=host.helpers.read,
+            now=asyncio.get_running_loop().time,
+        )
+        self.role: LogRole = RestingRole(self.replica, ElsewhereLog(assignment.name, None))
+        self.maintenance: Maintenance | None = None
+        self._host = host
+        # A flush that is slow delays no other log's.
+        self._flush_helper = ThreadPoolExecutor(1, f"flush-{assignment.name}")
+        self._turn = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._report: DiskReport | None = None
+
+    # --- what it is ---
+
+    @property
+    def name(self) -> str:
+        return self.assignment.name
+
+    @property
+    def assignment(self) -> LogAssignment:
+        """What the log is, and who masters and who mirrors it, as far as this node was told."""
+        return self.replica.assignment
+
+    @property
+    def waiting(self) -> int:
+        """How many publishes and changes wait for their confirm here."""
+        return self.role.mastership.waiting if isinstance(self.role, MasterRole) else 0
+
+    def facts(self) -> CopyFacts:
+        """Raises LogUnavailable while there is no copy to speak of."""
+        if self.state not in _CHANGEABLE | {HostedState.CHANGING}:
+            raise self._not_open()
+        replica = self.replica
+        return CopyFacts(
+            last_epoch=replica.epochs.data_epoch(replica.end),
+            end=replica.end,
+            confirmed=replica.confirmed,
+            flushed=replica.flushed,
+            epoch_known=replica.epochs.current,
+        )
+
+    def status(self, now: float, now_us: int) -> LogStatus:
+        """`now`: the loop's clock in s; `now_us`: µs UTC."""
+        if self.error is not None:
+            role = "master" if self.replica.is_master else "mirror"
+            return unavailable_status(self.assignment, self.log_id, self.error, role=role)
+        return self.role.status(now, now_us)
+
+    def disk_measured(self, report: DiskReport) -> None:
+        """How much space there is for data was looked at."""
+        self._report = report
+        if self.state in _ROLES:
+            self.role.disk_measured(report)
+
+    def stop_publishing(self) -> None:
+        """The node stops: publishes are refused, those that wait may still be confirmed."""
+        if isinstance(self.publisher, Publisher):
+            self.publisher.stop()
+
+    # --- changes: one after the other ---
+
+    async def open(self, directory: Path) -> None:
+        """Recover the copy in `directory`, or make an empty one; then it serves readers. A copy that cannot be used
+        makes the log unavailable by `error`, and is no failure. Raises ForeignDirectory or DiskFull."""
+        await self._in_turn(partial(self._open, directory))
+
+    async def lead(self, assignment: LogAssignment, epoch: int) -> None:
+        """Master the log as `assignment` says, in `epoch`, after what was done for it before has ended.
+
+        Raises BadRequest and LogUnavailable when nothing was changed; DiskFull or DiskFailed, then the node ends.
+        """
+        await self._in_turn(partial(self._lead, assignment, epoch))
+
+    async def follow(self, assignment: LogAssignment, *, epoch: int = 0) -> None:
+        """Mirror the log from the master that `assignment` names; one that is in an older epoch than `epoch` is not
+        followed. Raises as `lead`."""
+        await self._in_turn(partial(self._follow, assignment, epoch))
+
+    async def step_down(self, assignment: LogAssignment | None = None) -> CopyFacts:
+        """Neither write nor follow; gives what the copy holds then. `assignment`: who masters the log from now on, for
+        whoever asks here; None: that is not known. Raises as `lead`."""
+        return await self._in_turn(partial(self._step_down, assignment))
+
+    async def close(self) -> None:
+        """Flush and let everything go; idempotent. A disk that fails in it ends the node."""
+        await self._in_turn(self._close)
+
+    async def _in_turn(self, change: Callable[[], Awaitable[_T]]) -> _T:
+        """Who waits for a change may give up; the change may not."""
+
+        async def run() -> _T:
+            async with self._turn:
+                return await change()
+
+        task = asyncio.ensure_future(run())
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return await asyncio.shield(task)
+
+    def _enter(self, state: HostedState) -> None:
+        assert state in _NEXT[self.state], f"log {self.name}: {self.state.value} to {state.value}"
+        logger.debug("log_state log=%s from=%s to=%s", self.name, self.state.value, state.value)
+        self.state = state
+
+    # --- inside: opening and closing ---
+
+    async def _open(self, directory: Path) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        self._enter(HostedState.OPENING)
+        try:
+            await loop.run_in_executor(self._flush_helper, self.replica.open, directory)
+        except LogUnavailable as error:
+            self._refuse(error)
+            return
+        self._enter(HostedState.OPEN)
+        if self.replica.is_master and (full := self._epochs_full()) is not None:
+            await loop.run_in_executor(self._flush_helper, self.replica.close)
+            self._refuse(full)
+            return
+        self._report_recovery(loop.time() - started)
+
+    def _refuse(self, error: MirrorlogError) -> None:
+        """Other logs of the node go on; this one is refused by its reason until it is repaired."""
+        logger.error("log_unavailable log=%s reason=%r", self.name, str(error))
+        self.error = error
+        self._enter(HostedState.UNAVAILABLE)
+        self._host.ha.accept.refuse(self.log_id, error)
+
+    def _epochs_full(self) -> LogUnavailable | None:
+        count = len(self.replica.epochs.entries)
+        if count < ENTRIES_MAX:
+            return None
+        return LogUnavailable(
+            f"log {self.name} has {count} epochs, and each start of its master adds one: no more fit; "
+            "its mirrors still serve readers, publish its records from there into a new log"
+        )
+
+    def _report_recovery(self, seconds: float) -> None:
+        replica, name = self.replica, self.name
+        report = replica.log.recovery
+        logger.info(
+            "log_opened log=%s epoch=%s begin=%s end=%s flushed=%s confirmed=%s batches=%s seconds=%.3f",
+            name, replica.epochs.current, replica.begin, replica.end, replica.flushed, replica.confirmed,
+            report.batches, seconds,
+        )  # fmt: skip
+        if report.torn is not None:
+            logger.warning("torn_tail_cut log=%s %s", name, report.torn)
+        if report.lossy:
+            logger.error("log_lossy log=%s cut=%s confirmed_was=%s", name, report.cut_valid, report.recorded.confirmed)
+        if report.doubtful:
+            logger.warning("index_rebuilt log=%s tables=%s reason=%r", name, len(report.doubtful), report.doubtful[0])
+        for warning in report.warnings:
+            logger.warning("log_warning log=%s reason=%r", name, warning)
+
+    async def _close(self) -> None:
+        if self.state is HostedState.CLOSED:
+            return
+        try:
+            if self.state in _CHANGEABLE:
+                await self._leave(None)
+        finally:
+            try:
+                if self.error is None:
+                    await asyncio.get_running_loop().run_in_executor(self._flush_helper, self.replica.close)
+            except MirrorlogError as error:
+                self._host.failed(error)
+            self._flush_helper.shutdown(wait=True, cancel_futures=True)
+            self._enter(HostedState.CLOSED)
+            self.fetcher.end_waits(self._not_open())
+
+    # --- inside: roles ---
+
+    async def _lead(self, assignment: LogAssignment, epoch: int) -> None:
+        self._check_changeable(assignment)
+        node = self._host.settings.node.id
+        if assignment.master != node:
+            raise BadRequest(f"log {self.name} is to be written by node {assignment.master}, not by this one, {node}")
+        if epoch <= self.replica.epochs.current:
+            raise BadRequest(
+                f"epoch {epoch} is not above {self.replica.epochs.current}, the last one of log {self.name}"
+            )
+        if (full := self._epochs_full()) is not None:
+            raise full
+        with self._ends_node():
+            await self._hand_over(self._member(node))
+            if (known := self.replica.epochs.current) >= epoch:  # by what came last on the link that was closed
+                self._rest(None)
+                raise BadRequest(f"epoch {epoch} is not above {known}, of which log {self.name} was just told")
+            self.replica.assign(assignment, is_master=True)
+            open_epoch = partial(self.replica.log.open_epoch, epoch, node_id=node, start_id=self._host.start_id)
+            await asyncio.get_running_loop().run_in_executor(self._flush_helper, open_epoch)
+            role = MasterRole(self._host, self.replica, flush_helper=self._flush_helper)
+            role.begin()
+            self._begin(role, HostedState.MASTER)
+
+    async def _follow(self, assignment: LogAssignment, epoch: int) -> None:
+        self._check_changeable(assignment)
+        node = self._host.settings.node.id
+        if assignment.master == node:
+            raise BadRequest(f"log {self.name}: this node, {node}, cannot follow itself")
+        master = self._member(assignment.master)
+        with self._ends_node():
+            await self._hand_over(master)
+            self.replica.assign(assignment, is_master=False)
+            role = MirrorRole(
+                self._host,
+                self.replica,
+                master=master,
+                epoch_min=epoch,
+                flush_helper=self._flush_helper,
+                quiesce=self._quiesce,
+            )
+            role.begin()
+            self._begin(role, HostedState.MIRROR)
+
+    async def _step_down(self, assignment: LogAssignment | None) -> CopyFacts:
+        self._check_changeable(assignment)
+        node = self._host.settings.node.id
+        if assignment is not None and assignment.master == node:
+            raise BadRequest(f"log {self.name}: this node, {node}, cannot step down for itself")
+        master = self._member(assignment.master) if assignment is not None else None
+        with self._ends_node():
+            await self._hand_over(master)
+            # Without a known master the assignment stays as it was for whoever asks, but nobody is sent there.
+            self.replica.assign(assignment or self.assignment, is_master=False)
+            self._rest(master)
+            return self.facts()
+
+    async def _hand_over(self, master: Member | None) -> None:
+        """`_leave`, and say what stands here: the role that follows is told by itself."""
+        was = self.state
+        await self._leave(master)
+        if was in _ROLES and self.replica.usable:
+            facts = self.facts()
+            logger.info(
+                "role_ended log=%s role=%s epoch=%s end=%s confirmed=%s master=%s",
+                self.name, was.value, facts.last_epoch, facts.end, facts.confirmed, master.id if master else "-",
+            )  # fmt: skip
+
+    def _rest(self, master: Member | None) -> None:
+        self._begin(RestingRole(self.replica, ElsewhereLog(self.name, master)), HostedState.RESTING)
+
+    async def _leave(self, master: Member | None) -> None:
+        """End the present role for the one of `master`, if that is known."""
+        left, maintenance = self.role, self.maintenance
+        elsewhere = ElsewhereLog(self.name, master)
+        self._enter(HostedState.CHANGING)
+        # In one step of the loop, up to the first wait in `stop`, which ends the flushes that the role is told of:
+        # nothing of the former role happens between these lines.
+        self.publisher = elsewhere
+        self.role = RestingRole(self.replica, elsewhere)
+        left.fence(elsewhere)
+        if maintenance is not None:
+            await maintenance.stop()
+        await left.end()
+        await self.past.pause()
+
+    def _begin(self, role: LogRole, state: HostedState) -> None:
+        settings, helpers = self._host.settings.log, self._host.helpers
+        self.role, self.publisher = role, role.publisher
+        self.maintenance = Maintenance(
+            self.replica,
+            flush_interval_ms=settings.flush_interval_ms,
+            flush_bytes=settings.flush_bytes,
+            flush_helper=self._flush_helper,
+            warm_helper=helpers.warm,
+            prepare_helper=helpers.prepare,
+            flushed=role.flushed,
+            checks=(*role.checks, self.past.wake),
+            failed=self._host.failed,
+        )
+        if self._report is not None:
+            role.disk_measured(self._report)
+        self.past.resume()
+        self.maintenance.start()
+        self._enter(state)
+
+    async def _quiesce(self) -> None:
+        """Wait until nothing works on the copy any more but the link that asks."""
+        await self.past.stop()
+        if self.maintenance is not None:
+            await self.maintenance.rest()
+
+    # --- inside: guards ---
+
+    def _member(self, node: str) -> Member:
+        return self._host.settings.cluster.member(node)
+
+    def _check_changeable(self, assignment: LogAssignment | None) -> None:
+        if self.state not in _CHANGEABLE:
+            raise self._not_open()
+        own = self.assignment
+        if assignment is not None and (
+            (assignment.name, assignment.log_number, assignment.flush) != (own.name, own.log_number, own.flush)
+        ):
+            raise BadRequest(
+                f"log {own.name}, number {own.log_number}, flush {own.flush}, cannot become {assignment.name}, "
+                f"number {assignment.log_number}, flush {assignment.flush}"
+            )
+
+    def _not_open(self) -> MirrorlogError:
+        if self.error is not None:
+            return self.error.with_traceback(None)  # shared: it must not collect its raisers' frames
+        return LogUnavailable(f"log {self.name} is {self.state.value} on this node")
+
+    @contextmanager
+    def _ends_node(self) -> Iterator[None]:
+        try:
+            yield
+        except BadRequest:
+            raise  # nothing has failed: another role began instead
+        except Exception as error:
+            known = error if isinstance(error, MirrorlogError) else None
+            logger.critical(
+                "role_change_failed log=%s reason=%r", self.name, str(error), exc_info=None if known else error
+            )
+            self._host.failed(known or MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
+            raise

@@ -1,0 +1,74 @@
+"""The logs that a node holds, as they come and go: whom a frame, a request or a measurement concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mirrorlog.broker.hosted import HostedLog
+from mirrorlog.errors import MirrorlogError, NoSuchQueue
+from mirrorlog.queues.registry import log_number_of
+
+
+class HostedLogs:
+    """By id, and by the number that their queues' ids tell. Iterating gives those that are served, as they came."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, HostedLog] = {}
+        self._by_number: dict[int, HostedLog] = {}
+        self._refused: dict[str, HostedLog] = {}
+
+    def __iter__(self) -> Iterator[HostedLog]:
+        return iter(self._served.values())
+
+    def __len__(self) -> int:
+        return len(self._served)
+
+    def add(self, log: HostedLog) -> None:
+        """A log that was opened, or that its node refuses to serve."""
+        if log.error is not None:
+            self._refused[str(log.log_id)] = log
+            return
+        self._served[str(log.log_id)] = log
+        self._by_number[log.assignment.log_number] = log
+
+    def remove(self, log: HostedLog) -> None:
+        """It is reached no more; to close it is its owner's."""
+        self._refused.pop(str(log.log_id), None)
+        if self._served.pop(str(log.log_id), None) is not None:
+            del self._by_number[log.assignment.log_number]
+
+    def get(self, log_id: str) -> HostedLog | None:
+        """The log, if it is served. Raises why it is not, if it is one of this node's."""
+        if (refused := self._refused.get(log_id)) is not None:
+            raise _reason(refused)
+        return self._served.get(log_id)
+
+    def of_queue(self, queue_id: int) -> HostedLog:
+        """The log that gave out this id, if it did: whether the queue is there is for the log to say.
+
+        Raises NoSuchQueue, or LogUnavailable when this node refuses to serve that log.
+        """
+        number = log_number_of(queue_id)
+        log = self._by_number.get(number)
+        if log is not None:
+            return log
+        for refused in self._refused.values():
+            if refused.assignment.log_number == number:
+                raise _reason(refused)
+        raise NoSuchQueue(
+            f"no queue has the id {queue_id} in a log that this node holds; ask for the queue's metadata again"
+        )
+
+    @property
+    def refused(self) -> list[HostedLog]:
+        """Those that this node refuses to serve, each with its `error`."""
+        return list(self._refused.values())
+
+    def everyone(self) -> list[HostedLog]:
+        """Served or not."""
+        return [*self._served.values(), *self._refused.values()]
+
+
+def _reason(log: HostedLog) -> MirrorlogError:
+    assert log.error is not None
+    return log.error.with_traceback(None)  # shared: it must not collect its raisers' frames

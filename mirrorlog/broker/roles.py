@@ -1,0 +1,269 @@
+"""What a node does for a log in each of its roles: write it, copy it, or only keep it.
+
+A role begins when the one before has ended, and ends in two steps: `fence`, at once, after which it takes, acks and
+answers nothing any more, and `end`, which waits for what its helpers have begun. What the roles have in common, the
+copy, its readers and its flushes, is HostedLog's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from typing import Final, Protocol
+
+from mirrorlog import __version__
+from mirrorlog.broker.disk_limits import DiskReport, DiskState
+from mirrorlog.broker.host import Host, now_us
+from mirrorlog.broker.loss_keeper import LossKeeper
+from mirrorlog.broker.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.queue_retention import QueueRetention
+from mirrorlog.broker.replica import Replica
+from mirrorlog.broker.retention import Retention
+from mirrorlog.broker.state_keeper import StateKeeper
+from mirrorlog.broker.status import master_status, mirror_status, resting_status
+from mirrorlog.commitlog.epochs import ENTRIES_MAX
+from mirrorlog.commitlog.retention import RetentionLimits
+from mirrorlog.config import Member, Settings
+from mirrorlog.ha.accept import MasteredLog
+from mirrorlog.ha.client import HAClient
+from mirrorlog.ha.client_service import HAClientService
+from mirrorlog.ha.mastership import Mastership
+from mirrorlog.queues.changes import EpochStarted, encode_change
+from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Durability
+from mirrorlog.wire.messages import Hello, LogStatus
+
+logger = logging.getLogger(__name__)
+
+_DURABILITY: Final = {"memory": Durability.MEMORY, "disk": Durability.DISK}
+
+
+class LogRole(Protocol):
+    """`checks`: to be made after each recorded flush, see `Maintenance`."""
+
+    @property
+    def publisher(self) -> Publisher | ElsewhereLog: ...
+
+    @property
+    def checks(self) -> Sequence[Callable[[], None]]: ...
+
+    def flushed(self) -> None:
+        """More of the log is on this disk."""
+
+    def disk_measured(self, report: DiskReport) -> None: ...
+
+    def status(self, now: float, now_us: int) -> LogStatus:
+        """`now`: the loop's clock in s; `now_us`: µs UTC."""
+
+    def fence(self, elsewhere: ElsewhereLog) -> None:
+        """From here on nothing is taken, acked or confirmed in this role; who comes or waits is sent `elsewhere`."""
+
+    async def end(self) -> None:
+        """After `fence`: wait for what helpers have begun."""
+
+
+class RestingRole:
+    """Keeps the copy, and its readers have what is confirmed."""
+
+    checks: Sequence[Callable[[], None]] = ()
+
+    def __init__(self, replica: Replica, elsewhere: ElsewhereLog) -> None:
+        self.publisher = elsewhere
+        self._replica = replica
+
+    def flushed(self) -> None:
+        pass
+
+    def disk_measured(self, report: DiskReport) -> None:
+        if self._replica.usable:
+            self._replica.log.allow_bytes(report.allowed_to_mirror_bytes)
+
+    def status(self, now: float, now_us: int) -> LogStatus:
+        return resting_status(self._replica)
+
+    def fence(self, elsewhere: ElsewhereLog) -> None:
+        pass
+
+    async def end(self) -> None:
+        pass
+
+
+class MasterRole:
+    """Writes the log, in the epoch that was opened last: publishes, links of mirrors, retention, checkpoints."""
+
+    def __init__(self, host: Host, replica: Replica, *, flush_helper: Executor) -> None:
+        settings, assignment = host.settings, replica.assignment
+        self._host = host
+        self._replica = replica
+        self.mastership = Mastership(
+            name=assignment.name,
+            own=settings.node.id,
+            mirrors=assignment.mirrors,
+            durability=_DURABILITY[assignment.flush],
+            min_in_sync=assignment.copies_wanted,
+            confirmed=replica.confirmed,
+            waiting_max=settings.limits.max_waiting_confirms,
+            lossy=replica.log.lossy,
+        )
+        now = asyncio.get_running_loop().time
+        self.publisher = Publisher(
+            replica, self.mastership, limits=settings.limits, ha=settings.ha, now=now, now_us=now_us
+        )
+        self.mastered = self.publisher.log = MasteredLog(
+            log_id=replica.log_id,
+            name=assignment.name,
+            own_id=settings.node.id,
+            log=replica,
+            mastership=self.mastership,
+            settings=settings.ha,
+            answer=self.publisher.answer,
+        )
+        self._state = StateKeeper(replica, self.publisher, batch_bytes_max=settings.limits.max_batch_bytes)
+        self._loss = LossKeeper(replica, self.mastership, helper=flush_helper)
+        self.retention = _retention(host, replica, self.publisher)
+        self._reads: list[asyncio.Task[None]] = []
+        self.checks = (self._loss.check, self._state.wake, self.retention.check)
+
+    def begin(self) -> None:
+        """Append the epoch's first batch and let mirrors come. Raises DiskFull or DiskFailed."""
+        replica, accept = self._replica, self._host.ha.accept
+        epoch, name = replica.epochs.current, replica.assignment.name
+        # Its confirm proves that every member follows this mastership (invariant 4).
+        started = EpochStarted(epoch=epoch, node_id=self._host.settings.node.id, start_id=self._host.start_id)
+        replica.append_change(encode_change(started), now_us())
+        self.mastership.progress.flushed(replica.flushed)
+        self.mastered.progressed(self.mastership.appended(replica.end))
+        accept.register(self.mastered)
+        replica.on_stored.append(accept.stored)
+        replica.on_confirmed.append(accept.gained)
+        logger.info("epoch_opened log=%s epoch=%s offset=%s", name, epoch, replica.end)
+        if (count := len(replica.epochs.entries)) > ENTRIES_MAX // 2:
+            logger.warning("epochs_many log=%s count=%s limit=%s", name, count, ENTRIES_MAX)
+
+    def flushed(self) -> None:
+        self.mastered.progressed(self.mastership.flushed(self._replica.flushed))
+
+    def disk_measured(self, report: DiskReport) -> None:
+        self.publisher.data_refused = report.refusal
+        self._replica.log.allow_bytes(report.allowed_bytes)
+        if report.state is not DiskState.OK and self._host.settings.log.retention_on_low_disk:
+            self.retention.disk_is_low()
+
+    def status(self, now: float, now_us: int) -> LogStatus:
+        fall_behind = self._host.settings.ha.slave_fall_behind_bytes_max
+        return master_status(self._replica, self.mastership, fall_behind_bytes=fall_behind, now=now, now_us=now_us)
+
+    def fence(self, elsewhere: ElsewhereLog) -> None:
+        replica, accept = self._replica, self._host.ha.accept
+        self.publisher.stop(elsewhere.refusal)
+        # Acks that are still to come must not confirm anything: what is confirmed from here on the next master says.
+        self._reads = accept.unregister(self.mastered, elsewhere.refusal())
+        replica.on_stored.remove(accept.stored)
+        replica.on_confirmed.remove(accept.gained)
+        self._state.stop()
+        self.publisher.abandon(elsewhere.unknown)
+
+    async def end(self) -> None:
+        await self.retention.stop()
+        await self._loss.stop()
+        await asyncio.gather(*self._reads, return_exceptions=True)
+
+
+class MirrorRole:
+    """Copies the log from `master`. `epoch_min`: see HAClient; `quiesce`: see HAClientService."""
+
+    checks: Sequence[Callable[[], None]] = ()
+
+    def __init__(
+        self,
+        host: Host,
+        replica: Replica,
+        *,
+        master: Member,
+        epoch_min: int,
+        flush_helper: Executor,
+        quiesce: Callable[[], Awaitable[None]],
+    ) -> None:
+        settings, name = host.settings, replica.assignment.name
+        self._host = host
+        self._replica = replica
+        self.publisher = ElsewhereLog(name, master)
+        client = HAClient(
+            log_id=replica.log_id,
+            log=replica,
+            greeting=_greeting(host),
+            master=master.replication,
+            settings=settings.ha,
+            now=asyncio.get_running_loop().time(),
+            epoch_min=epoch_min,
+        )
+        self.service = HAClientService(
+            client=client,
+            log=replica,
+            helper=flush_helper,
+            name=name,
+            frame_bytes_max=max(settings.limits.max_batch_bytes, settings.ha.transfer_batch_bytes),
+            limits=settings.limits,
+            quiesce=quiesce,
+        )
+
+    def begin(self) -> None:
+        """Dial at the next tick."""
+        self._replica.on_stored.append(self.service.stored)
+        self._host.ha.add(self.service)
+
+    def flushed(self) -> None:
+        self.service.flushed()
+
+    def disk_measured(self, report: DiskReport) -> None:
+        replica = self._replica
+        if replica.usable:
+            replica.log.allow_bytes(report.allowed_to_mirror_bytes)
+        has_spare = replica.usable and replica.log.has_spare
+        room = has_spare or report.allowed_to_mirror_bytes >= self._host.settings.log.segment_bytes
+        self.service.space_measured(room=room)
+
+    def status(self, now: float, now_us: int) -> LogStatus:
+        return mirror_status(self._replica, self.service)
+
+    def fence(self, elsewhere: ElsewhereLog) -> None:
+        self._host.ha.remove(self.service)
+        self._replica.on_stored.remove(self.service.stored)
+        self.service.fence()
+
+    async def end(self) -> None:
+        await self.service.stop()
+
+
+def _greeting(host: Host) -> Hello:
+    return Hello(
+        version_min=PROTOCOL_VERSION_MIN,
+        version_max=PROTOCOL_VERSION_MAX,
+        role="mirror",
+        software=f"mirrorlog {__version__}",
+        cluster_id=str(host.settings.cluster.cluster_id),
+        node_id=host.settings.node.id,
+        start_id=host.start_id,
+    )
+
+
+def _retention(host: Host, replica: Replica, publisher: Publisher) -> Retention:
+    queues = QueueRetention(
+        replica,
+        publisher,
+        copy_share=host.settings.log.retention_copy_percent / 100,
+        copy_bytes=host.settings.log.retention_copy_bytes,
+        past_helper=host.helpers.index,
+        read_helper=host.helpers.read,
+        now=asyncio.get_running_loop().time,
+        now_us=now_us,
+    )
+    return Retention(replica, publisher, limits=_limits_of(host.settings), now_us=now_us, queues=queues)
+
+
+def _limits_of(settings: Settings) -> RetentionLimits:
+    age_ms = settings.log.retention_ms
+    return RetentionLimits(
+        max_age_us=age_ms * 1000 if age_ms is not None else None, max_bytes=settings.log.retention_bytes
+    )

@@ -1,0 +1,57 @@
+"""All that a copy derives from its log, as plain values: two copies of one log must give the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.index import Run
+
+_ALL = 1 << 40
+
+
+def derived(replica: Replica) -> dict[str, Any]:
+    """Queues, index, producers, checkpoints and begins of a copy, confirmed or not, without what is only an order of
+    looking things up."""
+    return {
+        "epochs": replica.epochs.entries,
+        "begin": replica.begin,
+        "end": replica.end,
+        "state_from": replica.log.state_from,
+        "queues": {queue.name: _queue(replica, queue.queue_id) for queue in replica.queues},
+        "queue_id_max": replica.queues.queue_id_max,
+        "limits": dict(replica.queues.limits),
+        "begins": dict(replica.queues.begins),
+        "unconfirmed": list(replica.queues._unconfirmed),
+        "producers": {
+            key: replica.producers.state(key, brief=False) for key in sorted(replica.producers.known())
+        },
+        "producer_order": list(replica.producers._sequences),
+        "producer_epoch_floor": replica.producers.epoch_floor,
+        "checkpoints": (
+            replica.checkpoints.state_from, replica.checkpoints._open, list(replica.checkpoints._unconfirmed),
+        ),
+        "log_begins": (replica.begins.newest, list(replica.begins._unconfirmed), replica.begin_decided),
+        "partial": replica.index.partial,
+        "lossy": replica.log.lossy,
+    }  # fmt: skip
+
+
+def _queue(replica: Replica, queue_id: int) -> dict[str, Any]:
+    index, queue = replica.index, replica.queues.find_id(queue_id)
+    return {
+        "queue": (queue.queue_id, queue.incarnation, queue.arguments, queue.declared_at, queue.next_queue_offset),
+        "positions": dict(queue.positions),
+        "newest": dict(queue.newest),
+        "offsets": (index.begin(queue_id), index.next_confirmed(queue_id), index.next_appended(queue_id)),
+        "runs": _runs(replica, queue_id),
+    }
+
+
+def _runs(replica: Replica, queue_id: int) -> list[Run]:
+    index = replica.index
+    at, runs = max(index.begin(queue_id), index.hot_begin(queue_id)), []
+    while found := index.entries(queue_id, at, _ALL):
+        runs += found
+        at = runs[-1].next_queue_offset
+    return runs
