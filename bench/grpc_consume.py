@@ -15,17 +15,15 @@ from typing import Final
 
 import grpc
 
+from bench import w3_consume
 from bench.clients import Pace, run_clients
-from bench.measure import Figure, publish_figures
-from bench.nodes import prepared_cluster, wait_at_rest
-from bench.publishing import Publish, publish
-from bench.workload import KIB, MIB, WorkloadFailed
+from bench.measure import Figure
+from bench.w3_consume import QUEUE, backlog, check_all_read, read_figures
+from bench.workload import KIB, MIB
 from mirrorlog.client.consumed import checked_batches
 from mirrorlog.pb.v1 import consumer_pb2 as pb
 from mirrorlog.pb.v1 import consumer_pb2_grpc as pb_grpc
 
-QUEUE: Final = "w3"
-COPIES: Final = 3
 RAW: Final = "raw batches"
 RECORDS: Final = "records"
 WAYS: Final = (RAW, RECORDS)
@@ -36,16 +34,13 @@ _RESPONSE_BYTES_MAX: Final = 8 * MIB + 4 * KIB
 _SHAPES: Final = {RAW: pb.SHAPE_RAW, RECORDS: pb.SHAPE_RECORDS}
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """`total_bytes`: of the backlog's records; `seconds`: how long it is read in each way, at least once."""
+class Case(w3_consume.Case):
+    """W3's, read through the door."""
 
-    record_bytes: int
-    total_bytes: int
-    seconds: float
+    __slots__ = ()
 
     def __str__(self) -> str:
-        return f"{COPIES} copies, {self.record_bytes} B, memory, gRPC"
+        return f"{w3_consume.Case.__str__(self)}, gRPC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +56,12 @@ class Consume:
 
 def run(case: Case, name: str) -> list[Figure]:
     """One round: publish the backlog, then read it in both ways."""
-    count = max(1, case.total_bytes // case.record_bytes)
     figures: list[Figure] = []
-    with prepared_cluster(QUEUE, COPIES, case.total_bytes * 11 // 10, grpc=True) as cluster:
+    with backlog(case, grpc=True) as cluster:
         assert cluster.master.grpc is not None
-        servers = tuple(cluster.servers)
-        run_clients(publish, [Publish(servers, QUEUE, "batches", case.record_bytes, count, COPIES)])
-        cluster.wait_confirmed()
-        wait_at_rest(cluster)
         for way in WAYS:
-            job = Consume(cluster.master.grpc, way, case.record_bytes, count, case.seconds)
-            ((consumed, seconds),) = run_clients(consume, [job])
-            how = f"{name}, {way}"
-            figures += publish_figures("W3", how, count=consumed, record_bytes=case.record_bytes, seconds=seconds)
+            job = Consume(cluster.master.grpc, way, case.record_bytes, case.count, case.seconds)
+            figures += read_figures(case, f"{name}, {way}", *run_clients(consume, [job]))
     return figures
 
 
@@ -92,8 +80,7 @@ def consume(pace: Pace, job: Consume) -> tuple[int, float]:
         began = pace.begin()
         while time.perf_counter() - began < job.seconds:
             count, value_bytes = _READERS[job.way](stub.Consume(request, timeout=_DEADLINE_S))
-            if count != job.count or value_bytes < count * job.record_bytes:
-                raise WorkloadFailed(f"{count} records of {value_bytes} bytes read, {job.count} are there")
+            check_all_read(count, value_bytes, wanted=job.count, record_bytes=job.record_bytes)
             consumed += count
         return consumed, time.perf_counter() - began
 

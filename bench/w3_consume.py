@@ -8,6 +8,8 @@ measured time; what the connection and the first fetch take is part of it.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,8 +21,10 @@ from bench.nodes import prepared_cluster, wait_at_rest
 from bench.publishing import Publish, publish
 from bench.workload import WorkloadFailed
 from mirrorlog.client import Client, Consumer
+from mirrorlog.testing import Cluster
 
 QUEUE: Final = "w3"
+COPIES: Final = 3
 WAYS: Final = ("batches", "records")
 
 
@@ -33,7 +37,12 @@ class Case:
     seconds: float
 
     def __str__(self) -> str:
-        return f"3 copies, {self.record_bytes} B, memory"
+        return f"{COPIES} copies, {self.record_bytes} B, memory"
+
+    @property
+    def count(self) -> int:
+        """Of the backlog's records."""
+        return max(1, self.total_bytes // self.record_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +58,35 @@ class Consume:
 
 def run(case: Case, name: str) -> list[Figure]:
     """One round: publish the backlog, then read it in both ways."""
-    count = max(1, case.total_bytes // case.record_bytes)
     figures: list[Figure] = []
-    with prepared_cluster(QUEUE, 3, case.total_bytes * 11 // 10) as cluster:
-        servers = tuple(cluster.servers)
-        run_clients(publish, [Publish(servers, QUEUE, "batches", case.record_bytes, count, copies=3)])
+    with backlog(case) as cluster:
+        for way in WAYS:
+            job = Consume(tuple(cluster.servers), way, case.record_bytes, case.count, case.seconds)
+            figures += read_figures(case, f"{name}, {way}", *run_clients(consume, [job]))
+    return figures
+
+
+@contextmanager
+def backlog(case: Case, *, grpc: bool = False) -> Iterator[Cluster]:
+    """Nodes at rest that hold it, all of it confirmed; `grpc`: with the gRPC doors."""
+    with prepared_cluster(QUEUE, COPIES, case.total_bytes * 11 // 10, grpc=grpc) as cluster:
+        job = Publish(tuple(cluster.servers), QUEUE, "batches", case.record_bytes, case.count, COPIES)
+        run_clients(publish, [job])
         cluster.wait_confirmed()
         wait_at_rest(cluster)
-        for way in WAYS:
-            job = Consume(servers, way, case.record_bytes, count, case.seconds)
-            ((consumed, seconds),) = run_clients(consume, [job])
-            how = f"{name}, {way}"
-            figures += publish_figures("W3", how, count=consumed, record_bytes=case.record_bytes, seconds=seconds)
-    return figures
+        yield cluster
+
+
+def read_figures(case: Case, how: str, read: tuple[int, float]) -> list[Figure]:
+    """Of a client that has read so many records in so many seconds."""
+    count, seconds = read
+    return publish_figures("W3", how, count=count, record_bytes=case.record_bytes, seconds=seconds)
+
+
+def check_all_read(count: int, value_bytes: int, *, wanted: int, record_bytes: int) -> None:
+    """Raises WorkloadFailed unless that is all of the backlog."""
+    if count != wanted or value_bytes < count * record_bytes:
+        raise WorkloadFailed(f"{count} records of {value_bytes} bytes read, {wanted} are there")
 
 
 def consume(pace: Pace, job: Consume) -> tuple[int, float]:
@@ -77,8 +102,7 @@ async def _consume(pace: Pace, job: Consume) -> tuple[int, float]:
         while time.perf_counter() - began < job.seconds:
             async with client.consumer(QUEUE, start="earliest", until="confirmed") as consumer:
                 count, value_bytes = await read(consumer)
-            if count != job.count or value_bytes < count * job.record_bytes:
-                raise WorkloadFailed(f"{count} records of {value_bytes} bytes read, {job.count} are there")
+            check_all_read(count, value_bytes, wanted=job.count, record_bytes=job.record_bytes)
             consumed += count
         return consumed, time.perf_counter() - began
 

@@ -138,7 +138,7 @@ class HostedLog:
     def facts(self) -> CopyFacts:
         """Raises LogUnavailable while there is no copy to speak of."""
         if self.state not in _CHANGEABLE | {HostedState.CHANGING}:
-            raise self._not_open()
+            raise self.refusal()
         replica = self.replica
         return CopyFacts(
             last_epoch=replica.epochs.data_epoch(replica.end),
@@ -277,7 +277,7 @@ class HostedLog:
                 self._host.failed(error)
             self._flush_helper.shutdown(wait=True, cancel_futures=True)
             self._enter(HostedState.CLOSED)
-            self.fetcher.end_waits(self._not_open())
+            self.fetcher.end_waits(self.refusal())
 
     # --- inside: roles ---
 
@@ -399,7 +399,7 @@ class HostedLog:
 
     def _check_changeable(self, assignment: LogAssignment | None) -> None:
         if self.state not in _CHANGEABLE:
-            raise self._not_open()
+            raise self.refusal()
         own = self.assignment
         if assignment is not None and (
             (assignment.name, assignment.log_number, assignment.flush) != (own.name, own.log_number, own.flush)
@@ -409,7 +409,8 @@ class HostedLog:
                 f"number {assignment.log_number}, flush {assignment.flush}"
             )
 
-    def _not_open(self) -> MirrorlogError:
+    def refusal(self) -> MirrorlogError:
+        """Why this node does not serve the log, or not now."""
         if self.error is not None:
             return self.error.with_traceback(None)  # shared: it must not collect its raisers' frames
         return LogUnavailable(f"log {self.name} is {self.state.value} on this node")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mirrorlog.broker.hosted import HostedLog
-from mirrorlog.errors import MirrorlogError, NoSuchQueue
+from mirrorlog.errors import NoSuchQueue
 from mirrorlog.queues.registry import log_number_of
 
 
@@ -40,7 +40,7 @@ class HostedLogs:
     def get(self, log_id: str) -> HostedLog | None:
         """The log, if it is served. Raises why it is not, if it is one of this node's."""
         if (refused := self._refused.get(log_id)) is not None:
-            raise _reason(refused)
+            raise refused.refusal()
         return self._served.get(log_id)
 
     def of_queue(self, queue_id: int) -> HostedLog:
@@ -54,7 +54,7 @@ class HostedLogs:
             return log
         for refused in self._refused.values():
             if refused.assignment.log_number == number:
-                raise _reason(refused)
+                raise refused.refusal()
         raise NoSuchQueue(
             f"no queue has the id {queue_id} in a log that this node holds; ask for the queue's metadata again"
         )
@@ -67,8 +67,3 @@ class HostedLogs:
     def everyone(self) -> list[HostedLog]:
         """Served or not."""
         return [*self._served.values(), *self._refused.values()]
-
-
-def _reason(log: HostedLog) -> MirrorlogError:
-    assert log.error is not None
-    return log.error.with_traceback(None)  # shared: it must not collect its raisers' frames

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, cast
@@ -18,7 +18,7 @@ from uuid import UUID
 from mirrorlog.commitlog.aside import copies_aside, next_aside
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import Epoch, EpochList
-from mirrorlog.commitlog.files import disk_error
+from mirrorlog.commitlog.files import disk_named
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
 from mirrorlog.commitlog.index import QueueIndex
 from mirrorlog.commitlog.log import CommitLog
@@ -238,7 +238,7 @@ class Replica:
 
     def check_aside(self) -> None:
         """Mirror: whether this copy may be set aside; blocking. Raises LogUnavailable, or DiskFailed."""
-        with self._disk_named("list the copies beside"):
+        with disk_named("list the copies beside", self._directory):
             found = [] if self._opened.end == self._opened.begin else copies_aside(self._directory)
         if len(found) >= self._settings.log.copies_aside_max:
             raise LogUnavailable(
@@ -295,7 +295,7 @@ class Replica:
         """An empty copy in the place of this one."""
         with suppress(MirrorlogError):  # its bytes are of no use here; what of them is on disk is enough
             self.close()
-        with self._disk_named("begin anew in"):
+        with disk_named("begin anew in", self._directory):
             # Renamed first in any case: a directory that is half removed when the process is killed is nobody's log.
             former = next_aside(self._directory)
             self._directory.rename(former)
@@ -330,7 +330,7 @@ class Replica:
 
     def add_to_past(self, start: int) -> None:
         """The segment whose table was stored; blocking. Raises LogCorrupt, DiskFull, DiskFailed."""
-        with self._disk_named("index"):
+        with disk_named("index", self._directory):
             try:
                 self._open_index().add(start)
             except IndexDoubtful:
@@ -338,7 +338,7 @@ class Replica:
 
     def begins_behind(self, begin: int) -> dict[int, int]:
         """See `Past.begins_behind`; blocking."""
-        with self._disk_named("index"):
+        with disk_named("index", self._directory):
             try:
                 return self._open_index().begins_behind(begin)
             except IndexDoubtful:
@@ -359,7 +359,7 @@ class Replica:
 
     def drop_past(self, begin: int) -> None:
         """Forget the segments that end at or below `begin`; blocking."""
-        with self._disk_named("index"):
+        with disk_named("index", self._directory):
             past = self._open_index()
             try:
                 for start in [start for start, head in past.tables.heads.items() if head.end <= begin]:
@@ -370,7 +370,7 @@ class Replica:
     def rebuild_past(self) -> None:
         """Make the index anew from the tables, and tables that are damaged from their segments; blocking."""
         past = self._open_index()
-        with self._disk_named("rebuild the index of"):
+        with disk_named("rebuild the index of", self._directory):
             with suppress(MirrorlogError):
                 past.close()
             for start in sorted(past.tables.heads):
@@ -381,13 +381,6 @@ class Replica:
     def _open_index(self) -> Past:
         assert self.past is not None
         return self.past
-
-    @contextmanager
-    def _disk_named(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise disk_error(error, what, self._directory) from None
 
     def close(self) -> None:
         """Flush and write the checkpoint; blocking."""

@@ -85,7 +85,7 @@ class Admin:
 
     async def position(self, queue: str, group: str) -> Position | None:
         """Where a group stands; None when it has never committed."""
-        return (await self.ask_holder(queue, FetchPosition(queue=queue, group=group), FoundPosition)).position
+        return (await self._ask_holder(queue, FetchPosition(queue=queue, group=group), FoundPosition)).position
 
     async def commit_position(self, queue: str, group: str, position: Position) -> None:
         """Store where a group stands; returns when it is confirmed by all copies. Raises Refused or OutcomeUnknown."""
@@ -93,7 +93,7 @@ class Admin:
         message = CommitPosition(queue=queue, group=group, position=position)
         await connection.request(message, Done, timeout_ms=self._client.request_timeout_ms)
 
-    async def ask_holder(self, queue: str, message: Message, expect: type[_M]) -> _M:
+    async def _ask_holder(self, queue: str, message: Message, expect: type[_M]) -> _M:
         """Of the queue's master, or of a mirror while that cannot answer: it knows what is confirmed, a bit later.
 
         Raises why the first cannot answer.
@@ -106,4 +106,5 @@ class Admin:
                 return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
             except (ConnectionLost, RequestTimeout, LogUnavailable, NodeStopping) as error:
                 failure = failure or error
-        raise failure or ConnectionLost(f"no node holds queue {queue!r}")
+        assert failure is not None
+        raise failure

@@ -30,14 +30,14 @@ def views_of(queue: str, answers: Iterable[Metadata]) -> dict[str, QueueInfo]:
     return {answer.node_id: info for answer in answers for info in answer.queues if info.name == queue}
 
 
-def master_of(views: Iterable[QueueInfo]) -> str:
-    """The queue's master, by whoever has heard of the newest epoch. There must be a view."""
-    return max(views, key=lambda info: info.epoch).master
+def newest_of(views: dict[str, QueueInfo]) -> QueueInfo:
+    """By whoever has heard of the newest epoch. There must be a view."""
+    return max(views.values(), key=lambda info: info.epoch)
 
 
 def begin_of(views: dict[str, QueueInfo]) -> int:
     """Where the queue begins: as its master says, else the smallest begin of the copies. There must be a view."""
-    said = views.get(master_of(views.values()))
+    said = views.get(newest_of(views).master)
     return said.begin if said is not None else min(info.begin for info in views.values())
 
 

@@ -8,13 +8,14 @@ that one, fence) is its `Host`'s.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from mirrorlog.cluster.commands import Addresses, AnyCommand, NodeJoined, NodeStarted, StartKind, encode_command
 from mirrorlog.cluster.coordinator import Action, ChangeMembers, Coordinator, Fence, Propose, Seen, Wanted
@@ -334,11 +335,9 @@ class ClusterService:
                 for action in self._coordinator.step(self.state, self._seen()):
                     self._act(action)
             self._look.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COORDINATE_S):
                     await self._look.wait()
-            except TimeoutError:
-                pass
 
     def _begin_to_coordinate(self) -> Coordinator:
         logger.info("coordinating node=%s term=%s", self.identity.node, self.driver.raft.term)
@@ -412,8 +411,8 @@ class ClusterService:
             self._host.life_changed(change)
             self._look.set()
 
-    def _spawn(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._work.add(task)
         task.add_done_callback(self._ended)
 

@@ -374,9 +374,7 @@ def _replica_removed(state: ClusterState, index: int, command: ReplicaRemoved) -
 def _promoted(state: ClusterState, index: int, command: Promoted) -> ClusterState:
     log = _log(state, command.log_id, command.seen)
     holder = command.holder
-    _running(state, holder)
-    if holder.node not in log.replicas:
-        raise _Refused(f"node {holder.node} holds no copy of log {log.name}")
+    _holding(state, log, holder)
     if not log.epoch < command.epoch <= EPOCH_MAX:
         raise _Refused(f"log {log.name} is in epoch {log.epoch}; {command.epoch} is not above it, up to {EPOCH_MAX}")
     whole = holder.node in log.promotable
@@ -384,7 +382,6 @@ def _promoted(state: ClusterState, index: int, command: Promoted) -> ClusterStat
         raise _Refused(f"node {holder.node} may lack what was confirmed of log {log.name}; in sync: {_names(log)}")
     if log.epoch > 0 and not whole and command.lost_from is None:
         raise _Refused(f"log {log.name}: a promotion of {holder.node} has to say what may be lost")
-    alone = not whole
     losses = log.losses
     if command.lost_from is not None:
         losses = (*losses, Loss(command.epoch, command.lost_from))[-LOSSES_KEPT:]
@@ -392,8 +389,8 @@ def _promoted(state: ClusterState, index: int, command: Promoted) -> ClusterStat
         log,
         master=holder,
         epoch=command.epoch,
-        in_sync={holder.node: holder.start_id} if alone else log.in_sync,
-        marked=frozenset() if alone else log.marked,
+        in_sync=log.in_sync if whole else {holder.node: holder.start_id},
+        marked=log.marked if whole else frozenset(),
         losses=losses,
     )
     return _with_log(state, command.log_id, changed)
@@ -418,9 +415,7 @@ def _shrunk(state: ClusterState, index: int, command: InSyncShrunk) -> ClusterSt
 def _grown(state: ClusterState, index: int, command: InSyncGrown) -> ClusterState:
     log = _log(state, command.log_id, command.seen)
     holder = command.holder
-    _running(state, holder)
-    if holder.node not in log.replicas:
-        raise _Refused(f"node {holder.node} holds no copy of log {log.name}")
+    _holding(state, log, holder)
     if log.master is None:
         raise _Refused(f"log {log.name} has no master that could vouch for {holder.node}")
     if log.in_sync.get(holder.node) == holder.start_id and holder.node not in log.marked:
@@ -469,10 +464,13 @@ def _data_node(state: ClusterState, node: str) -> None:
         raise _Refused(f"node {node} is a witness: it holds no messages")
 
 
-def _running(state: ClusterState, holder: Holder) -> None:
+def _holding(state: ClusterState, log: LogFacts, holder: Holder) -> None:
+    """It runs, and has a copy of the log."""
     node = _node(state, holder.node)
     if node.start_id != holder.start_id or node.stopped:
         raise _Refused(f"run {holder.start_id} of node {holder.node} has ended")
+    if holder.node not in log.replicas:
+        raise _Refused(f"node {holder.node} holds no copy of log {log.name}")
 
 
 def _log(state: ClusterState, log_id: str, seen: Seen) -> LogFacts:

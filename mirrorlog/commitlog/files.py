@@ -23,8 +23,8 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, Protocol, Self
 
@@ -259,6 +259,15 @@ def disk_error(error: OSError, what: str, path: Path) -> DiskFull | DiskFailed:
     if error.errno in _FULL:
         return DiskFull(f"cannot {what} {path}: {error.strerror}; free space on its disk", path=str(path))
     return DiskFailed(f"cannot {what} {path}: {error.strerror}; check the disk", path=str(path))
+
+
+@contextmanager
+def disk_named(what: str, path: Path) -> Iterator[None]:
+    """An OSError in it becomes the error that `disk_error` names."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, what, path) from None
 
 
 def read_file(files: Files, path: Path, *, max_bytes: int) -> bytes:

@@ -167,14 +167,18 @@ def log_seed(log_id: UUID) -> int:
 def read_header(buffer: Buffer, at: int = 0) -> BatchHeader:
     """The header at `at`, unchecked. Raises BadBatch when fewer than 96 bytes are there."""
     if len(buffer) - at < HEADER_SIZE:
-        raise BadBatch(f"a batch header needs {HEADER_SIZE} bytes, {max(0, len(buffer) - at)} are there")
+        raise _no_header(buffer, at)
     return BatchHeader._make(_HEADER.unpack_from(buffer, at))
+
+
+def _no_header(buffer: Buffer, at: int) -> BadBatch:
+    return BadBatch(f"a batch header needs {HEADER_SIZE} bytes, {max(0, len(buffer) - at)} are there")
 
 
 def queue_of(batch: Buffer, at: int = 0) -> int:
     """The queue id that the header at `at` names, unchecked. Raises BadBatch when fewer than 96 bytes are there."""
     if len(batch) - at < HEADER_SIZE:
-        raise BadBatch(f"a batch header needs {HEADER_SIZE} bytes, {max(0, len(batch) - at)} are there")
+        raise _no_header(batch, at)
     queue_id: int = _U32.unpack_from(batch, at + _QUEUE_AT)[0]
     return queue_id
 
@@ -182,7 +186,7 @@ def queue_of(batch: Buffer, at: int = 0) -> int:
 def place_of(batch: Buffer, at: int = 0) -> int:
     """The log offset that the header at `at` names, unchecked. Raises BadBatch when fewer than 96 bytes are there."""
     if len(batch) - at < HEADER_SIZE:
-        raise BadBatch(f"a batch header needs {HEADER_SIZE} bytes, {max(0, len(batch) - at)} are there")
+        raise _no_header(batch, at)
     log_offset: int = _U64.unpack_from(batch, at)[0]
     return log_offset
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from mirrorlog.client import Client
-from mirrorlog.client.begins import begin_of, master_of, views_of
+from mirrorlog.client.begins import begin_of, newest_of, views_of
 from mirrorlog.client.copies import ask_all
 from mirrorlog.errors import NoSuchQueue
 from mirrorlog.spark.plan import QueueFacts
@@ -35,8 +35,9 @@ async def _ask(servers: Sequence[str], queues: list[str]) -> list[QueueFacts]:
 def _merged(queue: str, answers: Sequence[Metadata]) -> QueueFacts:
     """A confirm that one node knows of is a confirm; of its begin the master has the word."""
     views = views_of(queue, answers)
-    master = master_of(views.values())
-    leading = views.get(master) or max(views.values(), key=lambda info: info.epoch)
+    newest = newest_of(views)
+    master = newest.master
+    leading = views.get(master, newest)
     return QueueFacts(
         cluster_id=answers[0].cluster_id,
         name=queue,

@@ -21,8 +21,8 @@ SEGMENT_BYTES = 256 * KIB
 PATIENT = HaSettings(reconnect_interval_ms=20, sync_flush_timeout_ms=120_000)
 
 
-def settings_for(root: Path, copies: int, *, flush: Any = "memory", **log: Any) -> list[Settings]:
-    """Small segments, sealed as soon as they are full, and waits that end by a confirm or by a change only."""
+def small(settings: Sequence[Settings], **log: Any) -> list[Settings]:
+    """Segments and batches as small as can be, sealed as soon as they are full."""
     options = {
         "segment_bytes": SEGMENT_BYTES,
         "populate_bytes": 0,
@@ -32,14 +32,17 @@ def settings_for(root: Path, copies: int, *, flush: Any = "memory", **log: Any) 
         **log,
     }
     limits = LimitSettings(max_batch_bytes=64 * KIB, max_record_bytes=32 * KIB)
-    return [
-        each.model_copy(update={"log": LogSettings(**options), "limits": limits})
-        for each in cluster_settings(root, copies=copies, ha=PATIENT, flush=flush)
-    ]
+    return [each.model_copy(update={"log": LogSettings(**options), "limits": limits}) for each in settings]
+
+
+def settings_for(root: Path, copies: int, *, flush: Any = "memory", **log: Any) -> list[Settings]:
+    """As `small`, and waits that end by a confirm or by a change only."""
+    return small(cluster_settings(root, copies=copies, ha=PATIENT, flush=flush), **log)
 
 
 @asynccontextmanager
 async def running_all(settings: Sequence[Settings]) -> AsyncIterator[list[Node]]:
+    """Nodes that serve and follow."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(running(each)) for each in settings]
 

@@ -7,9 +7,9 @@ import asyncio
 import random
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,42 +27,19 @@ from mirrorlog.commitlog.index import Run
 from mirrorlog.commitlog.live import LiveRun, LiveRuns
 from mirrorlog.commitlog.past import Past
 from mirrorlog.commitlog.retention import RetentionLimits
-from mirrorlog.config import HaSettings, LimitSettings, LogAssignment, LogSettings, Settings
+from mirrorlog.config import HaSettings, LogAssignment, Settings
 from mirrorlog.errors import OffsetOutOfRange, Overloaded
 from mirrorlog.tools.main import app
-from tests.ha.nodes import cluster_settings, hosted_by, replica_of, running, until
+from tests.broker.hosting import KIB, SEGMENT_BYTES, running_all, small
+from tests.ha.nodes import cluster_settings, hosted_by, replica_of, until
 
-KIB = 1024
-SEGMENT_BYTES = 256 * KIB
 HOUR_MS = 3600 * 1000
 LONG = {"retention_ms": HOUR_MS}
 SHORT = {"retention_ms": 1}
 
 
-def small(settings: Sequence[Settings], **log: Any) -> list[Settings]:
-    """Segments and batches as small as can be, sealed as soon as they are full."""
-    options = {
-        "segment_bytes": SEGMENT_BYTES,
-        "populate_bytes": 0,
-        "prepare_bytes": 0,
-        "kept_mapped_bytes": 0,
-        "flush_interval_ms": 10,
-        **log,
-    }
-    limits = LimitSettings(max_batch_bytes=64 * KIB, max_record_bytes=32 * KIB)
-    return [each.model_copy(update={"log": LogSettings(**options), "limits": limits}) for each in settings]
-
-
 def cluster_of(root: Path, copies: int, **log: Any) -> list[Settings]:
     return small(cluster_settings(root, copies=copies, ha=HaSettings(reconnect_interval_ms=20)), **log)
-
-
-@asynccontextmanager
-async def running_all(settings: Sequence[Settings]) -> AsyncIterator[list[Node]]:
-    """Nodes that serve and follow."""
-    async with AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(running(each)) for each in settings]
-        yield nodes
 
 
 class Traffic:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from mirrorlog.cluster.commands import Addresses, Holder, InSyncGrown, StartKind
 from mirrorlog.cluster.coordinator import Wanted
 from mirrorlog.cluster.liveness import Change, Life
-from mirrorlog.cluster.peers import AcceptedLink
+from mirrorlog.cluster.peers import MemberEvents
 from mirrorlog.cluster.promotion import Report
 from mirrorlog.cluster.raft.core import Timing
 from mirrorlog.cluster.service import ClusterService, Identity, founding
@@ -19,50 +19,12 @@ from mirrorlog.cluster.state import ClusterState, NodeFacts
 from mirrorlog.commitlog.files import OsFiles
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.frames import Frame, FrameType, frame
-from mirrorlog.wire.messages import Hello, Limits, Welcome, encode, expect_message
+from mirrorlog.wire.messages import Hello, Limits, Welcome
+from tests.cluster.ports import Port, until
 
 CLUSTER_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
-WAIT_S = 30.0
 # Slow enough that a busy machine does not elect for ever.
 TIMING = Timing(heartbeat_s=0.05, election_s=0.4)
-
-
-class Port:
-    """A replication port: greets members, and gives their frames to the service's links."""
-
-    def __init__(self, node: ServiceNode) -> None:
-        self._node = node
-        self._endpoint: Endpoint | None = None
-        self._link: AcceptedLink | None = None
-
-    def connected(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._node.endpoints.append(endpoint)
-
-    def frame(self, frame_: Frame) -> None:
-        assert self._endpoint is not None
-        if self._link is not None:
-            self._link.frame(frame_)
-            return
-        hello = expect_message(frame_, FrameType.HELLO, Hello)
-        self._endpoint.trust()
-        self._endpoint.send([frame(FrameType.WELCOME, encode(self._node.welcome))])
-        assert hello.node_id is not None
-        assert hello.start_id is not None
-        assert self._node.service is not None
-        self._link = AcceptedLink(hello.node_id, hello.start_id, endpoint=self._endpoint, events=self._node.service)
-
-    def handled(self) -> None: ...
-
-    def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
-        return None
-
-    def writable(self) -> None: ...
-
-    def disconnected(self, error: MirrorlogError | None) -> None:
-        if self._link is not None:
-            self._link.disconnected()
 
 
 class ServiceNode:
@@ -139,6 +101,15 @@ class ServiceNode:
         return self.service.state
 
     @property
+    def greets(self) -> bool:
+        return True
+
+    @property
+    def member_events(self) -> MemberEvents:
+        assert self.service is not None
+        return self.service
+
+    @property
     def welcome(self) -> Welcome:
         limits = Limits(max_record_bytes=1, max_batch_bytes=1)
         return Welcome(
@@ -195,12 +166,6 @@ class ServiceNode:
 
     def _endpoint(self) -> Endpoint:
         return Endpoint(Port(self), frame_bytes_max=1 << 20, outgoing_bytes_max=1 << 20)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110  (what is waited for is on several nodes)
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -27,10 +27,10 @@ from mirrorlog.cluster.state import ClusterState, Outcome, encode_state
 from mirrorlog.commitlog.files import Files, OsFiles
 from mirrorlog.errors import DiskFailed, MirrorlogError
 from sim.disk import SimulatedFiles
+from tests.cluster.ports import WAIT_S, until
 
 _T = TypeVar("_T")
 
-WAIT_S = 20.0
 FOUNDING = Snapshot(0, 0, Members((1, 2, 3)), encode_state(ClusterState("id", "name")))
 
 
@@ -117,14 +117,6 @@ class Mesh:
             leader.wake()
             if (outcome := await asyncio.wait_for(answer, WAIT_S)) is not None:
                 return outcome
-
-
-async def until(condition: Callable[[], _T | None]) -> _T:
-    """What the condition gives, once it gives something."""
-    async with asyncio.timeout(WAIT_S):
-        while not (found := condition()):  # noqa: ASYNC110  # there is nothing to be told by
-            await asyncio.sleep(0.001)
-    return found
 
 
 @asynccontextmanager

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.cluster.peers import AcceptedLink, Mesh
+from mirrorlog.cluster.peers import MemberEvents, Mesh
 from mirrorlog.cluster.raft.messages import AnyMessage, Append, Entry, EntryKind, TakeOver
-from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, RequestTimeout
+from mirrorlog.errors import BadRequest, ConnectionLost, RequestTimeout
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.frames import Frame, FrameType, frame
-from mirrorlog.wire.messages import Hello, Limits, Welcome, encode, expect_message
-
-WAIT_S = 20.0
+from mirrorlog.wire.messages import Hello, Limits, Welcome
+from tests.cluster.ports import WAIT_S, Port, until
 
 
 class Events:
@@ -51,44 +49,6 @@ class Events:
             self.notes.append(note)
 
 
-class Port:
-    """What a replication port does with a member: greets it, then gives its frames to an AcceptedLink."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._endpoint: Endpoint | None = None
-        self._link: AcceptedLink | None = None
-
-    def connected(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._node.endpoints.append(endpoint)
-
-    def frame(self, frame_: Frame) -> None:
-        assert self._endpoint is not None
-        if self._link is not None:
-            self._link.frame(frame_)
-            return
-        hello = expect_message(frame_, FrameType.HELLO, Hello)
-        if not self._node.greets:
-            return
-        self._endpoint.trust()
-        self._endpoint.send([frame(FrameType.WELCOME, encode(self._node.welcome))])
-        assert hello.node_id is not None
-        assert hello.start_id is not None
-        self._link = AcceptedLink(hello.node_id, hello.start_id, endpoint=self._endpoint, events=self._node.events)
-
-    def handled(self) -> None: ...
-
-    def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
-        return None
-
-    def writable(self) -> None: ...
-
-    def disconnected(self, error: MirrorlogError | None) -> None:
-        if self._link is not None:
-            self._link.disconnected()
-
-
 class Node:
     """A node with a port, and a mesh that reaches others."""
 
@@ -118,6 +78,10 @@ class Node:
         return lambda: note in self.events.notes
 
     @property
+    def member_events(self) -> MemberEvents:
+        return self.events
+
+    @property
     def welcome(self) -> Welcome:
         return Welcome(
             version=1,
@@ -133,12 +97,6 @@ class Node:
 
     def _endpoint(self) -> Endpoint:
         return Endpoint(Port(self), frame_bytes_max=1 << 20, outgoing_bytes_max=1 << 20)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110  (the mesh tells only its events)
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from mirrorlog.cluster.commands import NodeDraining, StartKind
 from mirrorlog.cluster.liveness import Life
-from tests.cluster.members import WAIT_S, ServiceNode, founded, until
+from tests.cluster.members import ServiceNode, founded
+from tests.cluster.ports import WAIT_S, until
 
 
 def test_one_node_alone_is_a_full_cluster(tmp_path: Path) -> None:

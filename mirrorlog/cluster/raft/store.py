@@ -42,7 +42,7 @@ import msgspec
 from mirrorlog.cluster.raft.effects import Effects, Stored
 from mirrorlog.cluster.raft.messages import Entry, HardState, Snapshot
 from mirrorlog.commitlog.checksum import crc32c
-from mirrorlog.commitlog.files import File, Files, disk_error
+from mirrorlog.commitlog.files import File, Files, disk_error, disk_named
 from mirrorlog.errors import DiskFailed, LogCorrupt, UnsupportedVersion
 
 _VERSION: Final = 1
@@ -107,7 +107,7 @@ class RaftStore:
     @classmethod
     def create(cls, files: Files, directory: Path, *, own: int, snapshot: Snapshot) -> Self:
         """A new member's disk. Raises DiskFull, DiskFailed: then there is none, and it can be tried again."""
-        with _disk_named("make", directory):
+        with disk_named("make", directory):
             files.make_directory(directory)
             files.fsync_directory(directory.parent)
             journal, end = _prepare(files, directory, 1, Base(own, snapshot), Bundle(HardState()))
@@ -120,7 +120,7 @@ class RaftStore:
 
         Raises LogCorrupt, UnsupportedVersion for what a newer version wrote, DiskFull, DiskFailed.
         """
-        with _disk_named("read", directory):
+        with disk_named("read", directory):
             number = _newest(files, directory)
             if number is None:
                 return None
@@ -187,7 +187,7 @@ class RaftStore:
     @contextmanager
     def _in_doubt(self, what: str) -> Iterator[None]:
         self._doubtful = True
-        with _disk_named(what, self._directory):
+        with disk_named(what, self._directory):
             yield
         self._doubtful = False
 
@@ -380,11 +380,3 @@ def _too_new(path: Path, reason: str) -> UnsupportedVersion:
         "version that wrote it, or a newer one",
         path=str(path),
     )
-
-
-@contextmanager
-def _disk_named(what: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise disk_error(error, what, path) from None
