@@ -273,6 +273,10 @@ class Mesh:
             if node not in self._links:
                 self._links[node] = DialledLink(node, address, hello=self._hello, events=self._events)
 
+    def reached(self) -> frozenset[str]:
+        """To whom a greeted connection stands, so that messages and questions arrive."""
+        return frozenset(node for node, link in self._links.items() if link.up)
+
     def send_raft(self, node: str, message: AnyMessage) -> None:
         """Dropped when no connection stands."""
         if (link := self._links.get(node)) is not None:
