@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ SEGMENT_BYTES = 1024 * KIB
 BATCH_BYTES = 10_000
 RUN_BYTES = 256 * KIB
 SEGMENTS = 6
+_ATTEMPTS = 5
 
 
 @pytest.fixture
@@ -82,7 +84,21 @@ def test_reading_the_past_leaves_no_page_of_it_behind(log: CommitLog, run_bytes:
 @pytest.mark.usefixtures("exact")
 def test_what_was_in_memory_before_stays_there(log: CommitLog) -> None:
     """Goal: who reads once takes nothing from those who read often. With the first two segments in memory, and the
-    beginning of the third, read everything: these pages are there, and no others."""
+    beginning of the third, read everything: these pages are there, and no others. The system may take pages back
+    whenever it likes, but not each time: what a read drops is gone in every attempt."""
+    for _ in range(_ATTEMPTS):
+        before = _bring_some_in(log)
+        read_past(log)
+        after = [cached_pages(path) for path in past(log)]
+        pages = zip(chain(*before), chain(*after), strict=True)
+        assert not any(there and not was_there for was_there, there in pages)
+        if after == before:
+            return
+    raise AssertionError("a read dropped pages that were in memory before, each time")
+
+
+def _bring_some_in(log: CommitLog) -> list[list[bool]]:
+    """The first two segments and the first half of the third; which pages are in memory then."""
     whole, half = past(log)[:2], past(log)[2]
     for path in whole:
         path.read_bytes()
@@ -91,9 +107,8 @@ def test_what_was_in_memory_before_stays_there(log: CommitLog) -> None:
     os.pread(fd, SEGMENT_BYTES // 2, 0)
     os.close(fd)
     before = [cached_pages(path) for path in past(log)]
-    assert sum(before[2]) == SEGMENT_BYTES // 2 // mmap.PAGESIZE
-    read_past(log)
-    assert [cached_pages(path) for path in past(log)] == before
+    assert sum(before[2]) <= SEGMENT_BYTES // 2 // mmap.PAGESIZE
+    return before
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, flags: int, code: int = errno.EOPNOTSUPP) -> None:
