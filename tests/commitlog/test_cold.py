@@ -88,13 +88,15 @@ def test_what_was_in_memory_before_stays_there(log: CommitLog) -> None:
     whenever it likes, but not each time: what a read drops is gone in every attempt."""
     for _ in range(_ATTEMPTS):
         before = _bring_some_in(log)
+        if not (all(chain(*before[:2])) and sum(before[2]) == SEGMENT_BYTES // 2 // mmap.PAGESIZE):
+            continue  # taken back already: nothing could be said of them
         read_past(log)
         after = [cached_pages(path) for path in past(log)]
         pages = zip(chain(*before), chain(*after), strict=True)
         assert not any(there and not was_there for was_there, there in pages)
         if after == before:
             return
-    raise AssertionError("a read dropped pages that were in memory before, each time")
+    raise AssertionError("pages that were in memory before a read were not after it, in any attempt")
 
 
 def _bring_some_in(log: CommitLog) -> list[list[bool]]:
@@ -106,9 +108,7 @@ def _bring_some_in(log: CommitLog) -> list[list[bool]]:
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     os.pread(fd, SEGMENT_BYTES // 2, 0)
     os.close(fd)
-    before = [cached_pages(path) for path in past(log)]
-    assert sum(before[2]) <= SEGMENT_BYTES // 2 // mmap.PAGESIZE
-    return before
+    return [cached_pages(path) for path in past(log)]
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, flags: int, code: int = errno.EOPNOTSUPP) -> None:
