@@ -16,7 +16,7 @@ export MIRRORLOG_JARS ?= $(CURDIR)/.build/jars
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help venv jars proto check format test torture fuzz demo demo-keep bench bench-peers clean
+.PHONY: help venv jars proto check format test torture chaos fuzz demo demo-keep bench bench-peers clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -67,6 +67,14 @@ test: venv jars ## all tests
 torture: venv ## kill -9, stop and pause real nodes under load; ROUNDS=100, SEED, FLUSH=memory|disk
 	$(BIN)/python -m tests.process.torture --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(FLUSH),--flush $(FLUSH))
+
+chaos: venv ## real nodes and networks fail under steady publishing; ROUNDS=48, SEED, ONLY=kill-master,…, OUT=FILE
+	$(BIN)/python -m tests.process.chaos --rounds $(or $(ROUNDS),48) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT))
+
+sim: venv ## whole clusters in simulated storms: SEED, N=200, KIND, PLAN=file; goes on where it stopped
+	$(BIN)/python -m sim.cluster_main $(if $(PLAN),--plan $(PLAN),--n $(or $(N),200)) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(KIND),--kind "$(KIND)")
 
 fuzz: venv ## fuzz the parsers, guided by coverage; SECONDS=60 for each, SEED
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \

@@ -96,11 +96,12 @@ def catch_up_figures(name: str, caught: Caught, sent: list[tuple[float, float]])
 
 def catch_up(cluster: Cluster, mirror: Node) -> Caught:
     """Start the mirror and wait until it holds what its master held when it connected."""
+    master = cluster.master
     mirror.launch()
     deadline = time.monotonic() + _CATCH_UP_SECONDS_MAX
     held, end, began = 0, 0, 0.0
     while time.monotonic() < deadline:
-        log = cluster.master.status().logs[0]
+        log = master.status().logs[0]
         seen = next(each for each in log.mirrors if each.node_id == mirror.id)
         now = time.perf_counter()
         if not began and _follows(seen):

@@ -1,1 +1,1 @@
-"""The main job on real data: publish, lose a mirror, compare, read back, land. `python -m demo.main_job`."""
+"""The main job on real data: publish, lose the master, compare, read back, land. `python -m demo.main_job`."""

@@ -1,4 +1,4 @@
-"""Kills a mirror while records are published, watches the confirms stop, starts it again, and sees where it resumes."""
+"""Kills the master while records are published, sees another copy take over, and starts it again as a mirror."""
 
 from __future__ import annotations
 
@@ -10,96 +10,63 @@ from typing import Final
 
 from demo.offline import end_of_log
 from demo.publishing import Publication
-from mirrorlog.client import Client
-from mirrorlog.errors import MirrorlogError, Refused, RequestTimeout
+from mirrorlog.errors import MirrorlogError, RequestTimeout
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import LogStatus, MirrorStatus
+from mirrorlog.wire.messages import MirrorStatus
 
-_POLL_S: Final = 0.02
-_STILL_S: Final = 1.0
+_POLL_S: Final = 0.005
 _TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Log offsets of the killed mirror: `acked` last before the kill, `received` (whole batches on its disk after it),
-    `asked` after its start. `killed` and `recovered`: s of the run's clock; confirms stood still in between."""
+    """`killed` and `recovered`: s of the run's clock, from the kill until the killed node is in sync again.
+
+    `failover_s`: from the kill to the first confirm of the new epoch. `held`: the log offset where the killed node's
+    disk ended; `asked`: from where it asked its successor, which is below that where it held what nobody else had.
+    """
 
     node_id: str
-    acked: int
-    received: int
+    successor: str
+    epoch: int
+    failover_s: float
+    held: int
     asked: int
     killed: float
     recovered: float
-    confirmed_records: int
-    refusal: str
 
 
-async def outage(
-    cluster: Cluster, queue: str, node_id: str, publication: Publication, *, at_records: int, during: Callable[[], None]
-) -> Outage:
-    """Once `at_records` are confirmed: SIGKILL, wait until confirms stopped and the producer was told why, see
-    a new publish refused, call `during`, start again, and wait until the mirror is back.
+async def outage(cluster: Cluster, publication: Publication, *, at_records: int, during: Callable[[], None]) -> Outage:
+    """Once `at_records` are confirmed: SIGKILL of the master, wait until confirms go on, call `during`, start it again,
+    and wait until it is in sync.
 
-    Raises MirrorlogError when the new one is not refused, and when the mirror asks for less than it acked.
+    Raises MirrorlogError when nobody takes over, or the node does not come back.
     """
-    node = cluster.nodes[node_id]
     await _until(lambda: len(publication.confirmed) >= at_records, "enough records are confirmed")
-    killed = time.perf_counter()
+    node = await asyncio.to_thread(lambda: cluster.master)
+    log = (await asyncio.to_thread(node.status)).logs[0]
     await asyncio.to_thread(node.kill)
-    stopped_at = await _confirms_stopped(publication)
-    refusal = await _refused_anew(cluster, queue)
-    status = await asyncio.to_thread(_master_log, cluster)
-    acked = _mirror(status, node_id).acked
-    received = await asyncio.to_thread(end_of_log, node.data_dir, status.log_id)
+    killed = time.perf_counter()
+    await _until(lambda: publication.epoch > log.epoch, "confirms go on in a new epoch")
+    failover_s = publication.epoch_began - killed
+    successor = await asyncio.to_thread(cluster.wait_master)
+    held = await asyncio.to_thread(end_of_log, node.data_dir, log.log_id)
     await asyncio.to_thread(during)
-    if len(publication.confirmed) != stopped_at:
-        raise MirrorlogError(f"{len(publication.confirmed) - stopped_at} records were confirmed without {node_id}")
     await asyncio.to_thread(node.start)
-    asked = await _requested(cluster, node_id)
-    if asked < acked:
-        raise MirrorlogError(f"{node_id} asks for log offset {asked}, below its last ack, {acked}")
-    await _until(lambda: len(publication.confirmed) > stopped_at, "confirms go on")
-    return Outage(node_id, acked, received, asked, killed, time.perf_counter(), stopped_at, refusal)
+    mirror = await _in_sync(cluster, successor, node.id)
+    return Outage(
+        node.id, successor, publication.epoch, failover_s, held, mirror.requested, killed, time.perf_counter()
+    )
 
 
-async def _confirms_stopped(publication: Publication) -> int:
-    """The number of confirmed records, once it stood still for a second and the producer was told why."""
-    deadline = time.perf_counter() + _TIMEOUT_S
-    seen, since = len(publication.confirmed), time.perf_counter()
-    while True:
-        await asyncio.sleep(_POLL_S)
-        now = time.perf_counter()
-        if len(publication.confirmed) != seen:
-            seen, since = len(publication.confirmed), now
-        # Which of the two depends on whether a batch was under way to the mirror when it died.
-        told = publication.stats.refused_attempts or publication.stats.unknown_attempts
-        if told and now - since >= _STILL_S:
-            return seen
-        if now >= deadline:
-            raise RequestTimeout(f"confirms did not stop within {_TIMEOUT_S:g} s of the kill")
-
-
-async def _refused_anew(cluster: Cluster, queue: str) -> str:
-    """What a new producer is told: a refusal, nothing was stored (the check of all queue offsets would find it)."""
-    try:
-        async with (
-            Client(cluster.master.client) as client,
-            client.producer(queue, confirm="all", delivery_timeout_ms=500) as producer,
-        ):
-            receipt = await producer.send(b"must not be stored")
-    except Refused as error:
-        return error.code
-    raise MirrorlogError(f"a publish was confirmed without a mirror that it needs: {receipt}")
-
-
-async def _requested(cluster: Cluster, node_id: str) -> int:
-    """What the mirror asked its master for, once its link is proven."""
+async def _in_sync(cluster: Cluster, master: str, node_id: str) -> MirrorStatus:
+    """The mirror as its master sees it, once it is in sync."""
     deadline = time.perf_counter() + _TIMEOUT_S
     while time.perf_counter() < deadline:
-        mirror = _mirror(await asyncio.to_thread(_master_log, cluster), node_id)
-        if mirror.proven:
-            return mirror.requested
+        log = (await asyncio.to_thread(cluster.nodes[master].status)).logs[0]
+        for mirror in log.mirrors:
+            if mirror.node_id == node_id and mirror.in_sync:
+                return mirror
         await asyncio.sleep(_POLL_S)
     raise RequestTimeout(f"{node_id} did not come back within {_TIMEOUT_S:g} s")
 
@@ -108,13 +75,5 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.perf_counter() + _TIMEOUT_S
     while not condition():
         if time.perf_counter() >= deadline:
-            raise RequestTimeout(f"not within {_TIMEOUT_S:g} s: {what}")
+            raise MirrorlogError(f"not within {_TIMEOUT_S:g} s: {what}")
         await asyncio.sleep(_POLL_S)
-
-
-def _master_log(cluster: Cluster) -> LogStatus:
-    return cluster.master.status().logs[0]
-
-
-def _mirror(status: LogStatus, node_id: str) -> MirrorStatus:
-    return next(mirror for mirror in status.mirrors if mirror.node_id == node_id)

@@ -23,7 +23,10 @@ _DELIVERY_TIMEOUT_MS: Final = 60_000
 
 @dataclass(slots=True)
 class Publication:
-    """What a run measured. Times in s of one monotonic clock; `sent[i]` and `confirmed[i]` are of record i."""
+    """What a run measured. Times in s of one monotonic clock; `sent[i]` and `confirmed[i]` are of record i.
+
+    `epoch`: the newest in which a record was confirmed; `epoch_began`: when the first was.
+    """
 
     started: float = 0.0
     ended: float = 0.0
@@ -31,6 +34,8 @@ class Publication:
     confirmed: list[float] = field(default_factory=list)
     queue_offsets: list[int] = field(default_factory=list)
     copies_min: int = 2**31
+    epoch: int = 0
+    epoch_began: float = 0.0
     stats: ProducerStats = field(default_factory=ProducerStats)
 
     def latencies_ms(self) -> npt.NDArray[np.float64]:
@@ -44,7 +49,7 @@ class Publication:
 
 
 class Publishing:
-    """One run: all records through one producer, confirmed on all copies."""
+    """One run: all records through one producer, confirmed by every copy that is in sync."""
 
     def __init__(self, servers: Sequence[str], queue: str, progress: Callable[[int], None]) -> None:
         self.result = Publication()
@@ -98,6 +103,8 @@ class Publishing:
                 continue
             receipt = await self._pending.popleft()
             result.confirmed.append(time.perf_counter())
+            if receipt.epoch > result.epoch:
+                result.epoch, result.epoch_began = receipt.epoch, result.confirmed[-1]
             result.queue_offsets.append(receipt.queue_offset)
             result.copies_min = min(result.copies_min, receipt.copies)
             if len(result.confirmed) % 4096 == 0:

@@ -3,8 +3,8 @@
 Names are ours in Python and RocketMQ's in files where they mean the same (`[ha] haSendHeartbeatInterval`), with
 RocketMQ's defaults; where a default differs, its description says why. Both spellings are accepted.
 
-The assignment of logs to nodes (`[[cluster.logs]]`) is static here; every node of a cluster reads the same
-`[cluster]` table and its own `[node]`.
+A `[cluster]` table with members, the same on every node, founds a cluster of these; `join` looks for one; a node with
+neither founds one of itself. Whatever becomes of nodes and logs is decided by the cluster, not here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from uuid import UUID, uuid5
@@ -22,8 +23,11 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SecretStr,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
+    field_serializer,
     field_validator,
     model_validator,
 )
@@ -35,7 +39,12 @@ ENVIRONMENT_PREFIX: Final = "MIRRORLOG__"
 CLIENT_PORT: Final = 7401
 REPLICATION_PORT: Final = 7402
 GRPC_PORT: Final = 7403
+HTTP_PORT: Final = 7404
+MULTICAST_PORT: Final = 7405
+MULTICAST_GROUP: Final = "239.255.74.1"
+SEEDS_MAX: Final = 64
 LOG_NUMBER_MAX: Final = 255
+COPIES_MAX: Final = 16
 
 _NAMESPACE: Final = UUID("6d697272-6f72-6c6f-672e-636c75737465")  # "mirrorlog.cluste" in ASCII
 _KIB: Final = 1024
@@ -46,6 +55,8 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,1
 _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 Address = Annotated[str, StringConstraints(pattern=rf"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):{_PORT}$")]
 Flush = Literal["memory", "disk"]
+_PORTS: Final = ("client", "replication", "grpc", "http")
+_ANYWHERE: Final = ("0.0.0.0", "::")
 
 
 class _Section(BaseModel):
@@ -59,6 +70,7 @@ class Member(_Section):
     client: Address = f"127.0.0.1:{CLIENT_PORT}"
     replication: Address = f"127.0.0.1:{REPLICATION_PORT}"
     grpc: Address | None = None
+    http: Address | None = None
 
 
 class LogAssignment(_Section):
@@ -66,6 +78,7 @@ class LogAssignment(_Section):
 
     `number` is the high byte of its queues' ids, so that an id tells the log. It is kept with the log's data: by
     default the place in [[cluster.logs]], from 0, and to be written there before the list is put in another order.
+    `copies`: how many there shall be as nodes come; by default as many as are named here.
     """
 
     name: Name = "main"
@@ -73,6 +86,7 @@ class LogAssignment(_Section):
     master: Name
     mirrors: tuple[Name, ...] = ()
     flush: Flush = "memory"
+    copies: int | None = Field(None, ge=1, le=COPIES_MAX)
     min_in_sync: int | None = Field(None, ge=1)
 
     @property
@@ -102,12 +116,64 @@ class LogAssignment(_Section):
 
 
 class ClusterSettings(_Section):
-    """The same on every node. Without members a node is a cluster of one."""
+    """`members` and `logs`, the same on every node, found a cluster and are not looked at again: from then on it
+    decides itself. With `join` or multicast a node looks for one; with nothing it founds a cluster of one."""
 
     name: Name = "mirrorlog"
     id: UUID | None = Field(None, description="derived from the name when absent")
     members: tuple[Member, ...] = ()
     logs: tuple[LogAssignment, ...] = ()
+    join: tuple[Address, ...] = Field(
+        (),
+        max_length=SEEDS_MAX,
+        description="replication addresses of some nodes, one of which lets this one in; when they all look for a "
+        "cluster, the first of them by text founds it. Not looked at by a node that is in one, but to see that it is "
+        "the same",
+    )
+    discovery: Literal["seeds", "multicast"] = Field(
+        "seeds", description="multicast: members are asked for, and answer, by multicast too"
+    )
+    multicast_group: str = Field(MULTICAST_GROUP, description="an IPv4 multicast address")
+    multicast_port: int = Field(MULTICAST_PORT, ge=1, le=65535, description="of UDP")
+    multicast_interface: str = Field("0.0.0.0", description="an IPv4 address of this machine; 0.0.0.0: it chooses")
+    copies: int = Field(3, ge=1, le=COPIES_MAX, description="of each log, or as many as there are nodes")
+    node_timeout_ms: int = Field(
+        3_000, ge=100, description="a node that is silent for so long is down; one whose process is gone is so at once"
+    )
+    promote_wait_ms: int = Field(
+        2_000, ge=0, description="how long a promotion waits for copies that are silent, once one has answered"
+    )
+    mirror_lag_time_ms: int = Field(
+        4_000,
+        ge=100,
+        description="a mirror that has not caught up for so long leaves the in-sync set; below syncFlushTimeout, so "
+        "that publishes are confirmed without it",
+    )
+    replace_after_ms: int = Field(
+        600_000, ge=1_000, description="a copy whose node is gone for so long is made on another one"
+    )
+    homes: bool = Field(
+        False, description="every node is home to a log of its own; always so when no [[cluster.logs]] are given"
+    )
+    secret: SecretStr | None = Field(
+        None, description="proven by nodes to each other on replication ports, the same on all; it is never shown"
+    )
+    secret_file: Path | None = Field(None, description="a file that holds the secret and nothing else")
+
+    @field_serializer("secret")
+    def _hidden(self, secret: SecretStr | None) -> None:
+        """Nobody sees it, and nobody uses stars for it by mistake."""
+
+    @field_validator("multicast_group", "multicast_interface")
+    @classmethod
+    def _ipv4(cls, text: str, info: ValidationInfo) -> str:
+        try:
+            address = IPv4Address(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no IPv4 address") from None
+        if address.is_multicast != (info.field_name == "multicast_group"):
+            raise ValueError(f"{text} is {'an' if address.is_multicast else 'no'} IPv4 multicast address")
+        return text
 
     @field_validator("logs")
     @classmethod
@@ -122,6 +188,26 @@ class ClusterSettings(_Section):
     def cluster_id(self) -> UUID:
         return self.id or uuid5(_NAMESPACE, self.name)
 
+    @property
+    def looks(self) -> bool:
+        """Whether a node that is in no cluster looks for one."""
+        return bool(self.join) or self.discovery == "multicast"
+
+    @property
+    def named(self) -> bool:
+        """Whether somebody has said which cluster it is, by its id or its name."""
+        return self.id is not None or "name" in self.model_fields_set
+
+    def is_this(self, cluster_id: UUID, name: str) -> bool:
+        """Whether a cluster may be the one that is meant: nothing that was said of it is wrong."""
+        if self.id is not None:
+            return self.id == cluster_id
+        return not self.named or name == self.name
+
+    def known_as(self, cluster_id: UUID, name: str) -> Self:
+        """The same, of the cluster that the node has turned out to be in."""
+        return self.model_copy(update={"id": cluster_id, "name": name})
+
     def log_id(self, log: LogAssignment) -> UUID:
         return uuid5(self.cluster_id, log.name)
 
@@ -134,6 +220,10 @@ class ClusterSettings(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.secret is not None and self.secret_file is not None:
+            raise ValueError("give the secret, or the secret_file, not both")
+        if self.members and self.looks:
+            raise ValueError("members found a cluster, join and multicast look for one; give only one of them")
         ids = [member.id for member in self.members]
         if len(set(ids)) != len(ids):
             raise ValueError(f"[[cluster.members]] names a node twice: {', '.join(ids)}")
@@ -159,16 +249,56 @@ class NodeSettings(_Section):
 
     id: Name = "n1"
     data_dir: Path = Path("mirrorlog-data")
+    witness: bool = Field(False, description="it votes and holds no messages")
 
 
 class ListenSettings(_Section):
-    """Where a port is bound. Absent: the address advertised in [[cluster.members]]."""
+    """Where a port is bound, and where others reach it: each stands for the other. Absent both: as in
+    [[cluster.members]], and without that table on 127.0.0.1."""
 
     bind: Address | None = None
+    advertise: Address | None = Field(None, description="where others reach it; needed when `bind` is any address")
 
 
 class GrpcSettings(ListenSettings):
     enabled: bool = True
+
+
+class HttpSettings(ListenSettings):
+    enabled: bool = True
+
+
+TlsMode = Literal["off", "server", "mutual"]
+
+
+class TlsSettings(_Section):
+    """Which ports speak TLS. server: whoever connects sees the node's certificate; mutual: and shows one itself."""
+
+    certificate: Path | None = Field(None, description="of this node, PEM; with those between it and the authority")
+    key: Path | None = Field(None, description="of the certificate, PEM, not encrypted")
+    ca: Path | None = Field(
+        None, description="certificates of the authorities whose word is taken for nodes, and for clients where mutual"
+    )
+    replication: Literal["off", "mutual"] = Field("off", description="the same on all nodes")
+    client: TlsMode = Field("off", description="the same on all nodes: doors reach other nodes as their own")
+    grpc: TlsMode = "off"
+    http: TlsMode = "off"
+
+    @property
+    def files(self) -> tuple[Path, Path, Path]:
+        """Certificate, key and authorities. Only when a port speaks TLS."""
+        assert self.certificate is not None
+        assert self.key is not None
+        assert self.ca is not None
+        return self.certificate, self.key, self.ca
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        used = [port for port in _PORTS if getattr(self, port) != "off"]
+        missing = [name for name in ("certificate", "key", "ca") if getattr(self, name) is None]
+        if used and missing:
+            raise ValueError(f"{used[0]} needs {', '.join(missing)}")
+        return self
 
 
 class LimitSettings(_Section):
@@ -278,7 +408,7 @@ class HaSettings(_Section):
     reconnect_interval_ms: int = Field(
         500,
         ge=1,
-        description="RocketMQ waits 5 s between attempts; a mirror that may return at once shortens every outage",
+        description="the longest wait between two attempts of a mirror, the first is 20 ms; RocketMQ always waits 5 s",
     )
     in_flight_bytes_max: int = Field(32 * _MIB, ge=_KIB, description="sent to one mirror and not yet acked")
     slave_fall_behind_bytes_max: int = Field(
@@ -297,13 +427,16 @@ class Settings(_Section):
     client: ListenSettings = ListenSettings()
     replication: ListenSettings = ListenSettings()
     grpc: GrpcSettings = GrpcSettings()
+    http: HttpSettings = HttpSettings()
+    tls: TlsSettings = TlsSettings()
     limits: LimitSettings = LimitSettings()
     log: LogSettings = LogSettings()
     ha: HaSettings = HaSettings()
 
     @property
     def member(self) -> Member:
-        return self.cluster.member(self.node.id)
+        """This node, with the addresses that others use. Raises ConfigError when it is not in [[cluster.members]]."""
+        return _advertised(self.cluster.member(self.node.id), self)
 
     @property
     def own_logs(self) -> tuple[LogAssignment, ...]:
@@ -324,6 +457,13 @@ class Settings(_Section):
         if not self.grpc.enabled:
             return None
         return self.grpc.bind or self.member.grpc
+
+    @property
+    def http_bind(self) -> str | None:
+        """None when the node runs no HTTP door."""
+        if not self.http.enabled:
+            return None
+        return self.http.bind or self.member.http
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -386,21 +526,69 @@ def load(
 
 
 def _with_defaults(settings: Settings) -> Settings:
-    """A node without members is a cluster of one, and a cluster without logs has one log on all its nodes."""
+    """A node without members knows itself alone, and a cluster without logs has one log on all its nodes."""
     cluster = settings.cluster
     if not cluster.members:
         own = Member(
             id=settings.node.id,
-            client=settings.client.bind or f"127.0.0.1:{CLIENT_PORT}",
-            replication=settings.replication.bind or f"127.0.0.1:{REPLICATION_PORT}",
-            grpc=settings.grpc.bind or f"127.0.0.1:{GRPC_PORT}",
+            client=settings.client.bind or _local(CLIENT_PORT),
+            replication=settings.replication.bind or _local(REPLICATION_PORT),
+            grpc=settings.grpc.bind or _local(GRPC_PORT),
+            http=settings.http.bind or _local(HTTP_PORT),
         )
-        cluster = cluster.model_copy(update={"members": (own,)})
-    if not cluster.logs:
+        cluster = cluster.model_copy(update={"members": (_advertised(own, settings),)})
+    if settings.node.witness and len(cluster.members) == 1:
+        cluster = cluster.model_copy(update={"logs": (), "homes": True})
+    elif not cluster.logs:
         first, *others = (member.id for member in cluster.members)
-        cluster = cluster.model_copy(update={"logs": (LogAssignment(number=0, master=first, mirrors=tuple(others)),)})
-    cluster.member(settings.node.id)
-    return settings.model_copy(update={"cluster": cluster})
+        log = LogAssignment(number=0, master=first, mirrors=tuple(others), copies=cluster.copies)
+        cluster = cluster.model_copy(update={"logs": (log,), "homes": True})
+    changed = settings.model_copy(update={"cluster": cluster})
+    _check_reachable(changed)
+    _check_seeds(changed)
+    return changed
+
+
+def _advertised(member: Member, settings: Settings) -> Member:
+    """A node's own entry, with what its sections say. The table itself stays the same on every node."""
+    told: dict[str, str | None] = {}
+    for name in _PORTS:
+        section: ListenSettings = getattr(settings, name)
+        if not getattr(section, "enabled", True):
+            told[name] = None
+        elif section.advertise is not None:
+            told[name] = section.advertise
+    return member.model_copy(update=told)
+
+
+def _check_reachable(settings: Settings) -> None:
+    """Raises ConfigError for an address that nobody can dial, or a node that is no member."""
+    for name in _PORTS:
+        address = getattr(settings.member, name)
+        if address is not None and split_address(address)[0] in _ANYWHERE:
+            raise ConfigError(
+                f"{name}.bind: nobody can reach a node at {address}; set {name}.advertise to the address that "
+                "others use"
+            )
+
+
+def _check_seeds(settings: Settings) -> None:
+    """Raises ConfigError for a node that tells others, on other machines, to reach it on theirs."""
+    own = settings.member.replication
+    if _is_loopback(own) and any(not _is_loopback(seed) for seed in settings.cluster.join):
+        raise ConfigError(
+            f"nodes on other machines cannot reach this one at {own}; set replication.advertise, or replication.bind, "
+            "to an address that they can use"
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    host = split_address(address)[0]
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _local(port: int) -> str:
+    return f"127.0.0.1:{port}"
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -421,7 +609,7 @@ def _parse_environment(environment: Mapping[str, str]) -> dict[str, dict[str, An
             if not separator or section.lower() not in Settings.model_fields:
                 known = ", ".join(name.upper() for name in Settings.model_fields)
                 raise ConfigError(f"environment variable {variable}: no such section; there are {known}")
-            nested.setdefault(section.lower(), {})[key] = _toml_value(text)
+            nested.setdefault(section.lower(), {})[key] = _value(section, key, text)
     return nested
 
 
@@ -433,8 +621,13 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
         section, dot, key = path.partition(".")
         if not (equals and dot and key):
             raise ConfigError(f"--set {override!r}: write section.key=value, for example node.id=n1")
-        nested.setdefault(section, {})[key] = _toml_value(text)
+        nested.setdefault(section, {})[key] = _value(section, key, text)
     return nested
+
+
+def _value(section: str, key: str, text: str) -> Any:
+    """A secret is what was given, even if it looks like a number."""
+    return text if (section.lower(), key.lower()) == ("cluster", "secret") else _toml_value(text)
 
 
 def _toml_value(text: str) -> Any:

@@ -201,6 +201,22 @@ class OffsetOutOfRange(MirrorlogError):
     exit_code = 7
 
 
+class PositionLost(OffsetOutOfRange):
+    """A position from which on records were lost, or may have been, confirmed ones too: a loss of the log's newest
+    records was declared, and it is no retention. `details["go_on_at"]` is the first queue offset behind the gap."""
+
+    code = "POSITION_LOST"
+
+
+class NotCurrent(MirrorlogError):
+    """A node that is cut off answers no reads, unless it is asked for stale ones: others may have confirmed more."""
+
+    code = "NOT_CURRENT"
+    grpc_status = "UNAVAILABLE"
+    exit_code = 9
+    retriable = True
+
+
 # --- The two ends of a connection do not fit. ---------------------------------------------------------------------
 
 
@@ -231,10 +247,17 @@ class WrongCluster(ProtocolError):
 
 
 class NotAMember(ProtocolError):
-    """A mirror that the log's assignment does not name."""
+    """A mirror that the log's assignment does not name, or a node that the cluster does not let in."""
 
     code = "NOT_A_MEMBER"
     grpc_status = "PERMISSION_DENIED"
+
+
+class NotProven(ProtocolError):
+    """A node that does not prove the cluster's secret, or is not the one that its certificate names."""
+
+    code = "NOT_PROVEN"
+    grpc_status = "UNAUTHENTICATED"
 
 
 class MirrorAhead(ProtocolError):
@@ -326,12 +349,12 @@ class IndexDoubtful(MirrorlogError):
 
 
 class DiskFailed(LogUnavailable):
-    """A write or an fsync failed: what the page cache holds can no longer be trusted to reach the disk."""
+    """A write or an fsync failed: what the page cache holds can no longer be trusted to reach the disk. Its node ends,
+    and another one takes over."""
 
     code = "DISK_FAILED"
     grpc_status = "UNAVAILABLE"
     exit_code = 16
-    retriable = False
 
 
 def _tree(root: type[MirrorlogError]) -> dict[str, type[MirrorlogError]]:

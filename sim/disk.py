@@ -133,6 +133,16 @@ class SimulatedFiles:
         return {path: bytes(inode.cache) for path, inode in self._names.files.items()}
 
     @property
+    def used_bytes(self) -> int:
+        """By all files together."""
+        return sum(len(inode.cache) for inode in self._names.files.values())
+
+    def limit(self, free_bytes: int | None) -> None:
+        """From now on so much more can be stored; None: as much as anybody wants."""
+        capacity = None if free_bytes is None else self.used_bytes + free_bytes
+        self.model = replace(self.model, capacity_bytes=capacity)
+
+    @property
     def settled(self) -> bool:
         """Whether a power loss would change nothing: all is on the device."""
         return self._names.settled and all(inode.cache == inode.disk for inode in self._names.files.values())
@@ -153,6 +163,10 @@ class SimulatedFiles:
         inode.cache[at] ^= 1 << bit
         if at < len(inode.disk):
             inode.disk[at] = inode.cache[at]
+
+    def remove_tree(self, directory: Path) -> None:
+        """An operator removes a directory with all that is in it, for good."""
+        self._names.remove_tree(directory)
 
     # --- Crashes --------------------------------------------------------------------------------------------------
 
@@ -217,7 +231,7 @@ class SimulatedFiles:
         more = size - len(inode.cache)
         if capacity is None or more <= 0:
             return
-        if sum(len(each.cache) for each in self._names.files.values()) + more > capacity:
+        if self.used_bytes + more > capacity:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     # What an open file asks for.

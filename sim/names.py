@@ -76,6 +76,16 @@ class Names:
     def unlink(self, path: Path) -> None:
         self._change(Change(path, None, self.find(path)))
 
+    def remove_tree(self, directory: Path) -> None:
+        """All below, and itself; on the device when this returns."""
+        for path in [each for each in self.files if each.is_relative_to(directory)]:
+            self.unlink(path)
+        for change in self._journal:
+            _persist(change, *self._durable)
+        self._journal = []
+        for directories in (self.directories, self._durable[0]):
+            directories.difference_update([each for each in directories if each.is_relative_to(directory)])
+
     def sync(self, directory: Path) -> None:
         """The names in `directory` are on the device."""
         self.require_directory(directory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -101,6 +102,43 @@ def test_bound_and_advertised_addresses_are_apart(tmp_path: Path) -> None:
     assert settings.member.client == "10.0.0.1:7401"
 
 
+def test_a_node_that_joins_tells_where_it_is_reached() -> None:
+    """By what it advertises, else by what it binds; a door that is off may be bound anywhere."""
+    flags = ["cluster.join=['10.0.0.1:7402']", "node.id=n4", "replication.bind=0.0.0.0:7402"]
+    flags += ["replication.advertise=10.0.0.4:7402", "client.bind=10.0.0.4:9000", "grpc.bind=0.0.0.0:1"]
+    settings = load_settings(None, [*flags, "grpc.enabled=false"], {})
+    assert settings.member.replication == "10.0.0.4:7402"
+    assert settings.replication_bind == "0.0.0.0:7402"
+    assert settings.member.client == settings.client_bind == "10.0.0.4:9000"
+    assert settings.cluster.looks
+
+
+def test_what_a_section_advertises_leaves_the_members_table_alone(tmp_path: Path) -> None:
+    """The table founds the cluster and is the same on every node; by an address that only this node knows of."""
+    plain = load_settings(write(tmp_path, THREE_NODES), environment={})
+    told = load_settings(write(tmp_path, THREE_NODES), ["client.advertise=10.9.9.9:1"], {})
+    assert told.cluster.members == plain.cluster.members
+    assert (told.member.client, told.client_bind) == ("10.9.9.9:1", "10.9.9.9:1")
+
+
+def test_a_witness_alone_begins_without_a_log() -> None:
+    """It could not hold it."""
+    assert load_settings(None, ["node.witness=true"], {}).cluster.logs == ()
+
+
+def test_a_cluster_that_is_found_is_the_one_that_was_meant() -> None:
+    """By what is said of it: its id, else its name, else nothing."""
+    found, other = UUID(int=1), UUID(int=2)
+    assert load_settings(None, [], {}).cluster.is_this(found, "any")
+    named = load_settings(None, ["cluster.name=x"], {}).cluster
+    assert named.is_this(found, "x")
+    assert not named.is_this(found, "y")
+    known = load_settings(None, [f"cluster.id='{found}'"], {}).cluster
+    assert known.is_this(found, "any")
+    assert not known.is_this(other, "mirrorlog")
+    assert load_settings(None, [], {}).cluster.known_as(other, "z").cluster_id == other
+
+
 def test_the_cluster_id_follows_from_the_name_and_the_log_id_from_both(tmp_path: Path) -> None:
     """All nodes of a cluster come to the same ids by themselves, other clusters to others."""
     file = write(tmp_path, THREE_NODES)
@@ -179,6 +217,18 @@ def test_each_value_says_where_it_comes_from(tmp_path: Path) -> None:
         ("[log]\ndisk_full_percent = 11", "cannot be above"),
         ("[log]\ndisk_full_bytes = 100\ndisk_low_bytes = 99", "cannot be above"),
         ("node = 3", "a table of keys"),
+        ("[cluster]\nmembers = [{ id = 'n1' }]\njoin = ['a:1']", "give only one of them"),
+        ("[cluster]\nmembers = [{ id = 'n1' }]\ndiscovery = 'multicast'", "give only one of them"),
+        ("[cluster]\njoin = ['nowhere']", "cluster.join.0"),
+        ("[cluster]\ndiscovery = 'dns'", "cluster.discovery"),
+        ("[cluster]\nmulticast_group = '10.0.0.1'", "no IPv4 multicast address"),
+        ("[cluster]\nmulticast_interface = 'eth0'", "no IPv4 address"),
+        ("[cluster]\nmulticast_interface = '239.1.1.1'", "an IPv4 multicast address"),
+        ("[client]\nbind = '0.0.0.0:7401'", "set client.advertise"),
+        ("[replication]\nbind = '[::]:7402'", "set replication.advertise"),
+        ("[grpc]\nbind = '0.0.0.0:7403'", "set grpc.advertise"),
+        ("[http]\nadvertise = '0.0.0.0:7404'", "set http.advertise"),
+        ("[cluster]\njoin = ['10.0.0.1:7402']", "replication.advertise"),
     ],
 )
 def test_a_wrong_file_is_named_in_one_line(tmp_path: Path, text: str, said: str) -> None:

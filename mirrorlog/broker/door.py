@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable
 from typing import Final
@@ -13,6 +14,7 @@ from mirrorlog.commitlog.format import queue_of
 from mirrorlog.config import Settings
 from mirrorlog.errors import (
     MirrorlogError,
+    NotCurrent,
     Overloaded,
     ProtocolError,
     StalledFrame,
@@ -37,7 +39,9 @@ class NativeDoor:
         logs: HostedLogs,
         requests: Requests,
         push: Callable[[], None],
+        contact_at: Callable[[float], float],
     ) -> None:
+        """`contact_at`: when the node was in touch with a majority of its cluster last, of now; s, the loop's clock."""
         self.settings = settings
         self.welcome = welcome
         self.requests = requests
@@ -46,15 +50,20 @@ class NativeDoor:
         self.log_of = logs.of_queue
         self._logs = logs
         self._server: asyncio.Server | None = None
+        self._contact_at = contact_at
+        # A node that is cut off is replaced after the whole of it: nobody else has confirmed more before.
+        self._alone_s = settings.cluster.node_timeout_ms / 2000
+        self.reads_until = time.monotonic() + self._alone_s
+        """From then on what is confirmed here may be less than what is confirmed, unless a majority is heard again."""
 
-    async def start(self, address: str) -> None:
+    async def start(self, address: str, tls: ssl.SSLContext | None = None) -> None:
         """Raises PortTaken."""
         limits = self.settings.limits
         self._server = await listen(address, lambda: Endpoint(
             ClientSession(self),
             frame_bytes_max=limits.max_batch_bytes + PRODUCE.size + FRAME_HEADER_SIZE,
             outgoing_bytes_max=limits.outgoing_bytes_max,
-        ))  # fmt: skip
+        ), tls)  # fmt: skip
 
     def push(self) -> None:
         """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""
@@ -68,6 +77,7 @@ class NativeDoor:
                 log.fetcher.forget(session.endpoint)
 
     def tick(self, now: float) -> None:
+        self.reads_until = self._contact_at(now) + self._alone_s
         for session in list(self.sessions):
             session.tick(now)
         for log in self._logs:
@@ -89,6 +99,7 @@ class ClientSession:
         self._door = door
         self._endpoint: Endpoint | None = None
         self._greeted = False
+        self._stale_reads = False
         self._last_read = 0.0
 
     @property
@@ -163,6 +174,7 @@ class ClientSession:
         if hello.role == "mirror":
             raise ProtocolError("a mirror on the client port; it belongs on the replication port")
         self._greeted = True
+        self._stale_reads = hello.stale_reads
         self.endpoint.trust()
         self.answer(frame(FrameType.WELCOME, encode(welcome), frame_.correlation_id))
 
@@ -171,6 +183,11 @@ class ClientSession:
             queue_id = queue_of(frame_.payload, PRODUCE.size)
             self._door.log_of(queue_id).publisher.publish(frame_.payload, self, frame_.correlation_id)
         elif frame_.type == FrameType.FETCH:
+            if self._last_read >= self._door.reads_until and not self._stale_reads:
+                raise NotCurrent(
+                    "this node is not in touch with a majority of its cluster, so more may be confirmed than it "
+                    "knows; ask again, or read what it has with allow_stale_reads"
+                )
             fetch = read_fetch(frame_.payload)
             self._door.log_of(fetch.queue_id).fetcher.fetch(fetch, self.endpoint, frame_.correlation_id)
         elif frame_.type == FrameType.REQUEST:

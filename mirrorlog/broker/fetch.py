@@ -2,6 +2,9 @@
 
 A fetch that has something is answered at once with views of the log. One that stands at the confirmed end waits for
 the next confirm of its queue or its own deadline, in one list per queue and one heap: no timer and no task per reader.
+
+What a queue shows is dense, but for what was given up after a loss. So no answer runs over a gap, and whoever stands in
+one is told that its records are lost, and where to go on: a gap is never passed over in silence.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.index import Run
 from mirrorlog.config import LimitSettings, LogSettings
-from mirrorlog.errors import LogUnavailable, MirrorlogError, OffsetOutOfRange, Overloaded
+from mirrorlog.errors import LogUnavailable, MirrorlogError, OffsetOutOfRange, Overloaded, PositionLost
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import BATCHES, Fetch, FrameType, frame_header
 from mirrorlog.wire.messages import error_frame
@@ -70,7 +73,7 @@ class Fetcher:
         replica.on_anew.append(self._began_anew)
 
     def fetch(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int) -> None:
-        """Answer with BATCHES now or later. Raises NoSuchQueue, OffsetOutOfRange or Overloaded."""
+        """Answer with BATCHES now or later. Raises NoSuchQueue, OffsetOutOfRange, PositionLost or Overloaded."""
         self._replica.queues.find_id(fetch.queue_id)
         if self._has_records(fetch):
             self._answer(fetch, endpoint, correlation_id)
@@ -114,13 +117,15 @@ class Fetcher:
         self.end_waits(LogUnavailable(f"the copy of log {self._replica.assignment.name} begins anew; ask again"))
 
     def _has_records(self, fetch: Fetch) -> bool:
-        """Whether a confirmed record is there. Raises OffsetOutOfRange where none ever will be.
+        """Whether a confirmed record is there. Raises OffsetOutOfRange where none ever will be, PositionLost in a gap.
 
         A mirror may not know yet what its master has confirmed, so it lets a reader beyond its own knowledge wait.
         """
         index = self._replica.index
         following = index.next_confirmed(fetch.queue_id)
         begin = index.begin(fetch.queue_id)
+        if (go_on_at := index.gap_end(fetch.queue_id, fetch.queue_offset)) is not None:
+            raise self._lost(fetch, go_on_at)
         beyond = self._replica.is_master and fetch.queue_offset > index.next_appended(fetch.queue_id)
         if fetch.queue_offset < begin or beyond:
             raise OffsetOutOfRange(
@@ -160,6 +165,10 @@ class Fetcher:
         if not endpoint.open:
             return
         index = self._replica.index
+        if (go_on_at := index.gap_end(fetch.queue_id, fetch.queue_offset)) is not None:
+            # Waiters come here when the leap is confirmed.
+            endpoint.send([error_frame(self._lost(fetch, go_on_at), correlation_id)])
+            return
         if fetch.queue_offset < index.begin(fetch.queue_id):
             # Freed, or another copy, since it was asked for: what comes next must not pass for it.
             endpoint.send([error_frame(self._freed(fetch), correlation_id)])
@@ -170,6 +179,10 @@ class Fetcher:
             self._spawn(work, fetch, endpoint, correlation_id)
             return
         runs = index.entries(fetch.queue_id, fetch.queue_offset, max_bytes)
+        go_on_at = runs[0].base_queue_offset if runs else index.next_confirmed(fetch.queue_id)
+        if go_on_at > fetch.queue_offset:
+            endpoint.send([error_frame(self._lost(fetch, go_on_at), correlation_id)])
+            return
         parts: list[memoryview] = []
         count = 0
         for joined in _joined(runs):
@@ -198,12 +211,13 @@ class Fetcher:
         if self._replica.begin != log_begin:
             # What was found may lack what a freed segment had of it, and that is copied, in memory.
             self._answer(fetch, endpoint, correlation_id)
-        elif runs:
+        elif runs and runs[0].base_queue_offset <= at:
             await self._answer_cold(fetch, endpoint, correlation_id, runs)
+        elif self._replica.index.past_until(queue_id, at) == until:
+            raise self._lost(fetch, runs[0].base_queue_offset if runs else until)
         else:
-            # None there, so the memory goes on, if it is still the same that it has.
-            gap = self._replica.index.past_until(queue_id, at) == until
-            self._answer(fetch._replace(queue_offset=until) if gap else fetch, endpoint, correlation_id)
+            # The memory is not what it was when the past was asked.
+            self._answer(fetch, endpoint, correlation_id)
 
     async def _answer_cold(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, runs: Sequence[Run]) -> None:
         jobs: list[ColdRead] = []
@@ -230,6 +244,15 @@ class Fetcher:
             next=following,
         )
 
+    def _lost(self, fetch: Fetch, go_on_at: int) -> PositionLost:
+        # Without `begin`: it says nothing of a gap, and readers take it for what retention has left.
+        return PositionLost(
+            f"what stood from queue offset {fetch.queue_offset} on is lost, confirmed records perhaps: a loss of the "
+            f"log's newest records was declared; go on at {go_on_at}",
+            go_on_at=go_on_at,
+            next=self._replica.index.next_confirmed(fetch.queue_id),
+        )
+
     def _spawn(
         self, work: Callable[[], Awaitable[None]], fetch: Fetch, endpoint: Endpoint, correlation_id: int
     ) -> None:
@@ -247,6 +270,8 @@ class Fetcher:
         async def guarded() -> None:
             try:
                 await in_turn()
+            except PositionLost as error:
+                endpoint.send([error_frame(error, correlation_id)])
             except OffsetOutOfRange:
                 endpoint.send([error_frame(self._freed(fetch), correlation_id)])
             except MirrorlogError as error:
@@ -265,6 +290,8 @@ class Fetcher:
         """`log_begin`: where the log began when it was found out what to read."""
         try:
             await work()
+        except PositionLost:
+            raise
         except OffsetOutOfRange:
             moved = self._replica.usable and self._replica.begin > log_begin
             if not moved or fetch.queue_offset < self._replica.index.begin(fetch.queue_id):

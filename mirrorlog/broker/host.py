@@ -9,9 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from mirrorlog.config import Settings
+from mirrorlog.broker.in_sync_keeper import Decides
+from mirrorlog.commitlog.files import Files
+from mirrorlog.config import Member, Settings
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.service import HAService
+from mirrorlog.wire.credentials import OPEN, Credentials
 
 
 def now_us() -> int:
@@ -34,19 +37,26 @@ class Helpers:
         self.read = ThreadPoolExecutor(2, "read")
         self.index = ThreadPoolExecutor(1, "index")
         self.disk = ThreadPoolExecutor(1, "disk")
+        self.cluster = ThreadPoolExecutor(1, "cluster")
+        self.promise = ThreadPoolExecutor(1, "promise")
 
     def shutdown(self) -> None:
         """Wait for what is under way; what was not begun is dropped."""
-        for helper in (self.warm, self.prepare, self.read, self.index, self.disk):
+        for helper in vars(self).values():
             helper.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends."""
+    """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends. `member`: where a node
+    is reached, as far as that is known."""
 
     settings: Settings
     start_id: str
     ha: HAService
     helpers: Helpers
     failed: Callable[[MirrorlogError], None]
+    cluster: Decides
+    files: Files
+    member: Callable[[str], Member | None]
+    credentials: Credentials = OPEN

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,13 +36,15 @@ from mirrorlog.broker.fetch import Fetcher
 from mirrorlog.broker.host import Host
 from mirrorlog.broker.maintenance import Maintenance
 from mirrorlog.broker.past_keeper import PastKeeper
-from mirrorlog.broker.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.publish import ElsewhereLog, Publisher, not_master
 from mirrorlog.broker.replica import Replica
 from mirrorlog.broker.roles import LogRole, MasterRole, MirrorRole, RestingRole
 from mirrorlog.broker.status import unavailable_status
 from mirrorlog.commitlog.epochs import ENTRIES_MAX
 from mirrorlog.config import LogAssignment, Member
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError
+from mirrorlog.ha.in_sync import InSyncSet
+from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.wire.messages import LogStatus
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,9 @@ class HostedState(Enum):
     UNAVAILABLE = "unavailable"
     CLOSED = "closed"
 
+
+END_LOOK_S: Final = 0.001
+"""How often a master that hands over looks whether its mirrors have everything."""
 
 _ROLES: Final = {HostedState.MASTER, HostedState.MIRROR, HostedState.RESTING}
 _CHANGEABLE: Final = {HostedState.OPEN, *_ROLES}
@@ -98,7 +103,7 @@ class HostedLog:
         self.state = HostedState.NEW
         self.error: MirrorlogError | None = None
         """Why this node refuses to serve the log."""
-        self.replica = Replica(assignment, log_id, host.settings)
+        self.replica = Replica(assignment, log_id, host.settings, files=host.files)
         self.replica.on_broken = host.failed
         self.publisher: Publisher | ElsewhereLog = ElsewhereLog(assignment.name, None)
         self.past = PastKeeper(self.replica, helper=host.helpers.index, failed=host.failed)
@@ -161,10 +166,49 @@ class HostedLog:
         if self.state in _ROLES:
             self.role.disk_measured(report)
 
+    def tick(self, now: float) -> None:
+        """Time passes (s, the loop's clock)."""
+        if isinstance(self.role, MasterRole):
+            self.role.tick(now)
+
+    @property
+    def knows_confirmed(self) -> bool:
+        """Whether this node masters the log and its epoch's first batch is confirmed: so is, to its knowledge, all that
+        ever was."""
+        return isinstance(self.role, MasterRole) and self.role.begun
+
+    @property
+    def leapt(self) -> bool:
+        """See `MasterRole.leapt`."""
+        return isinstance(self.role, MasterRole) and self.role.leapt
+
+    def learned(self, in_sync: InSyncSet) -> None:
+        """The cluster has decided this of the log that is mastered here, in its present epoch."""
+        if isinstance(self.role, MasterRole):
+            self.role.learned(in_sync)
+
+    def know(self, assignment: LogAssignment) -> None:
+        """The log has other replicas, or needs another number of them; who masters it has not changed."""
+        if assignment != self.assignment and self.state in _ROLES:
+            self.replica.assign(assignment, is_master=self.replica.is_master)
+
     def stop_publishing(self) -> None:
         """The node stops: publishes are refused, those that wait may still be confirmed."""
         if isinstance(self.publisher, Publisher):
             self.publisher.stop()
+
+    async def come_to_end(self, within_s: float) -> None:
+        """A master hands over: take nothing more, and wait until what was taken is confirmed, so that each in-sync copy
+        ends where this one does. Returns after `within_s` (s) in any case; then `step_down` has to follow."""
+        if not isinstance(self.publisher, Publisher):
+            return
+        self.publisher.stop(lambda: not_master(self.name, None))
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + within_s
+        while self.replica.confirmed < self.replica.end:
+            if self.state is not HostedState.MASTER or loop.time() >= give_up_at:
+                return
+            await asyncio.sleep(END_LOOK_S)
 
     # --- changes: one after the other ---
 
@@ -173,17 +217,35 @@ class HostedLog:
         makes the log unavailable by `error`, and is no failure. Raises ForeignDirectory or DiskFull."""
         await self._in_turn(partial(self._open, directory))
 
-    async def lead(self, assignment: LogAssignment, epoch: int) -> None:
-        """Master the log as `assignment` says, in `epoch`, after what was done for it before has ended.
+    async def lead(
+        self,
+        assignment: LogAssignment,
+        epoch: int,
+        in_sync: InSyncSet | None = None,
+        *,
+        lost_from: int | None = None,
+        losses: Sequence[DeclaredLoss] = (),
+    ) -> None:
+        """Master the log as `assignment` says, in `epoch`, after what was done for it before has ended. `in_sync`: the
+        set that the cluster has decided; None: everybody in the assignment. `lost_from`: see `MasterRole.begin`;
+        `losses`: all that the cluster has declared of the log.
 
         Raises BadRequest and LogUnavailable when nothing was changed; DiskFull or DiskFailed, then the node ends.
         """
-        await self._in_turn(partial(self._lead, assignment, epoch))
+        await self._in_turn(partial(self._lead, assignment, epoch, in_sync, lost_from, losses))
 
-    async def follow(self, assignment: LogAssignment, *, epoch: int = 0) -> None:
+    async def follow(
+        self,
+        assignment: LogAssignment,
+        *,
+        epoch: int = 0,
+        losses: Sequence[DeclaredLoss] = (),
+        loss_end_found: Callable[[int, int], None] = lambda epoch, end: None,
+    ) -> None:
         """Mirror the log from the master that `assignment` names; one that is in an older epoch than `epoch` is not
-        followed. Raises as `lead`."""
-        await self._in_turn(partial(self._follow, assignment, epoch))
+        followed. `losses`: all that the cluster has declared of the log up to that epoch. `loss_end_found`: told of the
+        epoch of one of these, and up to which log offset this copy held what was lost. Raises as `lead`."""
+        await self._in_turn(partial(self._follow, assignment, epoch, losses, loss_end_found))
 
     async def step_down(self, assignment: LogAssignment | None = None) -> CopyFacts:
         """Neither write nor follow; gives what the copy holds then. `assignment`: who masters the log from now on, for
@@ -281,7 +343,14 @@ class HostedLog:
 
     # --- inside: roles ---
 
-    async def _lead(self, assignment: LogAssignment, epoch: int) -> None:
+    async def _lead(
+        self,
+        assignment: LogAssignment,
+        epoch: int,
+        in_sync: InSyncSet | None,
+        lost_from: int | None,
+        losses: Sequence[DeclaredLoss],
+    ) -> None:
         self._check_changeable(assignment)
         node = self._host.settings.node.id
         if assignment.master != node:
@@ -298,13 +367,24 @@ class HostedLog:
                 self._rest(None)
                 raise BadRequest(f"epoch {epoch} is not above {known}, of which log {self.name} was just told")
             self.replica.assign(assignment, is_master=True)
-            open_epoch = partial(self.replica.log.open_epoch, epoch, node_id=node, start_id=self._host.start_id)
-            await asyncio.get_running_loop().run_in_executor(self._flush_helper, open_epoch)
-            role = MasterRole(self._host, self.replica, flush_helper=self._flush_helper)
-            role.begin()
+            await asyncio.get_running_loop().run_in_executor(self._flush_helper, self._open_epoch, epoch)
+            role = MasterRole(self._host, self.replica, in_sync=in_sync, losses=losses)
+            role.begin(lost_from=lost_from)
             self._begin(role, HostedState.MASTER)
 
-    async def _follow(self, assignment: LogAssignment, epoch: int) -> None:
+    def _open_epoch(self, epoch: int) -> None:
+        log = self.replica.log
+        log.open_epoch(epoch, node_id=self._host.settings.node.id, start_id=self._host.start_id)
+        # Who was to master the log was decided by what all copies hold: what this one lost is known, and was said.
+        log.settle_loss()
+
+    async def _follow(
+        self,
+        assignment: LogAssignment,
+        epoch: int,
+        losses: Sequence[DeclaredLoss],
+        loss_end_found: Callable[[int, int], None],
+    ) -> None:
         self._check_changeable(assignment)
         node = self._host.settings.node.id
         if assignment.master == node:
@@ -320,6 +400,8 @@ class HostedLog:
                 epoch_min=epoch,
                 flush_helper=self._flush_helper,
                 quiesce=self._quiesce,
+                losses=losses,
+                loss_end_found=loss_end_found,
             )
             role.begin()
             self._begin(role, HostedState.MIRROR)
@@ -395,7 +477,11 @@ class HostedLog:
     # --- inside: guards ---
 
     def _member(self, node: str) -> Member:
-        return self._host.settings.cluster.member(node)
+        """Raises BadRequest for a node of which nothing is known."""
+        member = self._host.member(node)
+        if member is None:
+            raise BadRequest(f"log {self.name}: no node {node} is known here")
+        return member
 
     def _check_changeable(self, assignment: LogAssignment | None) -> None:
         if self.state not in _CHANGEABLE:

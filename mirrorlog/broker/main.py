@@ -21,7 +21,9 @@ from mirrorlog.errors import ConfigError, MirrorlogError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_EPILOG = "Example: mqnode --config node1.toml --set log.segment_bytes=67108864"
+_EPILOG = (
+    "Example: mqnode --config node1.toml --set log.segment_bytes=67108864; mqnode --node-id n2 --join 10.0.0.1:7402"
+)
 
 
 @app.command(epilog=_EPILOG)
@@ -32,6 +34,23 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
     ] = None,
     node_id: Annotated[str | None, typer.Option(help="Short for --set node.id=…")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Short for --set node.data_dir=…")] = None,
+    bootstrap: Annotated[
+        bool, typer.Option("--bootstrap", help="With a blank disk: found a cluster of this node alone.")
+    ] = False,
+    join: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT[,…]",
+            help="With a blank disk: replication addresses of nodes that may let this one in, or look for a cluster "
+            "too; repeatable.",
+        ),
+    ] = None,
+    witness: Annotated[
+        bool, typer.Option("--witness", help="Short for --set node.witness=true: it votes and holds no messages.")
+    ] = False,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Set data of another cluster aside, renamed, and join anew.")
+    ] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the effective settings with the origin of each, and exit.")
     ] = False,
@@ -46,12 +65,14 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
     flags = [*(overrides or ())]
     flags += [f"node.id={node_id!r}"] if node_id else []
     flags += [f"node.data_dir={str(data_dir)!r}"] if data_dir else []
+    flags += [f"cluster.join={[seed.strip() for each in join for seed in each.split(',')]!r}"] if join else []
+    flags += ["node.witness=true"] if witness else []
     try:
         loaded = load(config, flags)
         if print_config:
             print(as_json(loaded) if json else as_toml(loaded))
             return
-        code = run_node(loaded.settings, debug=debug)
+        code = run_node(loaded.settings, debug=debug, bootstrap=bootstrap, discard=discard)
     except MirrorlogError as error:
         if debug:
             raise
@@ -60,8 +81,9 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
     raise typer.Exit(code)
 
 
-def run_node(settings: Settings, *, debug: bool = False) -> int:
-    """Run a node in this process; its exit code. Raises MirrorlogError when it cannot start."""
+def run_node(settings: Settings, *, debug: bool = False, bootstrap: bool = False, discard: bool = False) -> int:
+    """Run a node in this process; its exit code. `bootstrap`, `discard`: see `broker.entry.Entry`. Raises
+    MirrorlogError when it cannot start."""
     configure_logs(settings.node.id, debug=debug)
 
     # The objects of a publish die with it. Looking for cycles among them every few publishes, and among all that lives
@@ -69,7 +91,7 @@ def run_node(settings: Settings, *, debug: bool = False) -> int:
     gc.set_threshold(50_000, 20, 100)
 
     async def main() -> int:
-        node = Node(settings, debug=debug)
+        node = Node(settings, debug=debug, bootstrap=bootstrap, discard=discard)
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, node.stop)

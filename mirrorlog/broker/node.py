@@ -1,64 +1,118 @@
-"""A node: the composition root. Opens the data directory and the logs, wires the pure parts to sockets and helpers.
+"""A node: the composition root. Who it is, what its disk remembers, its part in the cluster, and what it serves.
 
-Order at start: lock the directory, recover the logs, open a new epoch for each log mastered here (on disk before the
-first byte), listen for mirrors, follow masters, and only then serve clients. Order at stop: the reverse, with the
-last confirmed offset told to the mirrors and written to the checkpoint.
+Order at start: lock the directory; write this run down, before anything else is written; open the logs, which shows
+what their copies have lost; listen; and only then tell the cluster, which decides what each log is here.
+
+Order at stop: what is mastered here is handed over; publishes are refused and those that wait are answered; the cluster
+is told, so that others take over at once; then ports, logs, and the mark that says that this run has stopped cleanly.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import uuid
-from typing import Final
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from msgspec.structs import replace
 
 from mirrorlog import __version__
-from mirrorlog.broker.disk_limits import DiskReport
-from mirrorlog.broker.disk_watch import DiskWatch
-from mirrorlog.broker.door import NativeDoor
+from mirrorlog.broker.disk_limits import DiskSpace
+from mirrorlog.broker.disk_watch import measure
+from mirrorlog.broker.door_process import DoorProcess, tls_flags
+from mirrorlog.broker.entry import RAFT_NAME, Entry
+from mirrorlog.broker.events import EventRing
 from mirrorlog.broker.grpc_process import GrpcDoorProcess
-from mirrorlog.broker.host import Helpers, Host, now_us
-from mirrorlog.broker.hosted import HostedLog
+from mirrorlog.broker.handover import hand_over
+from mirrorlog.broker.host import now_us
 from mirrorlog.broker.hosted_logs import HostedLogs
-from mirrorlog.broker.requests import Requests
-from mirrorlog.broker.status import disk_status, with_disk
+from mirrorlog.broker.hosting import Hosting, assignment_of
+from mirrorlog.broker.http_process import HttpDoorProcess
+from mirrorlog.broker.operations import Operations
+from mirrorlog.broker.server import Server
+from mirrorlog.broker.view import View
+from mirrorlog.cluster.commands import Holder, NodeStopped
+from mirrorlog.cluster.coordinator import Wanted
+from mirrorlog.cluster.founding import addresses_of
+from mirrorlog.cluster.joining import JoinRecord
+from mirrorlog.cluster.multicast import Responder
+from mirrorlog.cluster.peers import AcceptedLink
+from mirrorlog.cluster.promises import Promises
+from mirrorlog.cluster.questions import AnyAnswer, AnyQuestion, AskJoin
+from mirrorlog.cluster.raft.core import Timing
+from mirrorlog.cluster.seeds import JoinerLink
+from mirrorlog.cluster.service import ClusterService, Identity
+from mirrorlog.cluster.starts import Starts, own_boot_id
+from mirrorlog.cluster.state import ClusterState
 from mirrorlog.commitlog.directory import DataDirectory
-from mirrorlog.config import LogAssignment, Settings
-from mirrorlog.errors import MirrorlogError
-from mirrorlog.ha.accept import AcceptSocketService
-from mirrorlog.ha.service import TICK_S, HAService
-from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX
-from mirrorlog.wire.listening import check_free
-from mirrorlog.wire.messages import Limits, Status, Welcome
+from mirrorlog.commitlog.files import OS_FILES, Files
+from mirrorlog.config import Settings
+from mirrorlog.errors import DiskFailed, MirrorlogError, ProtocolError
+from mirrorlog.wire.credentials import credentials_of
+from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
+from mirrorlog.wire.listening import is_loopback
+from mirrorlog.wire.messages import Hello
 
 logger = logging.getLogger(__name__)
 
-_STOP_WAIT_S: Final = 2.0
+READY_S: Final = 2.0
+"""How long a start waits until its cluster has let it in, before it says that it serves: others may start later."""
+GOODBYE_S: Final = 1.0
+"""How long a stop waits for the cluster to hear of it."""
+
+_T = TypeVar("_T")
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 class Node:
     """One running node. `run` returns its exit code."""
 
-    def __init__(self, settings: Settings, *, debug: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        debug: bool = False,
+        bootstrap: bool = False,
+        discard: bool = False,
+        files: Files = OS_FILES,
+        measure: Callable[[Path], DiskSpace] = measure,
+        boot_id: Callable[[], str] = own_boot_id,
+        ready: Callable[[str], None] = _print,
+    ) -> None:
+        """`bootstrap`, `discard`: see `Entry`. `files`: the disk; `measure`: how much space is on it; `boot_id`: of the
+        machine's boot; `ready`: is told, in a line, that the node serves, and where. Raises ConfigError."""
         self._settings = settings
         self._debug = debug
-        self._start_id = str(uuid.uuid4())
+        self._credentials = credentials_of(settings)
+        self._entry = Entry(settings, files, bootstrap=bootstrap, discard=discard, credentials=self._credentials)
+        self._files = files
+        self._measure = measure
+        self._boot_id = boot_id
+        self._ready = ready
         self._stopping = asyncio.Event()
         self._failure: MirrorlogError | None = None
-        self._helpers = Helpers()
-        self._disk = DiskWatch(settings.node.data_dir, settings.log, helper=self._helpers.disk)
-        self._disk.on_measured.append(self._disk_measured)
         self._directory: DataDirectory | None = None
-        self.logs = HostedLogs()
-        self._ha = HAService(
-            AcceptSocketService(
-                welcome=self._welcome(PROTOCOL_VERSION_MAX), limits=settings.limits, helper=self._helpers.read
-            )
-        )
-        self._host = Host(settings, self._start_id, self._ha, self._helpers, self.fail)
-        self._door: NativeDoor | None = None
-        self._grpc: GrpcDoorProcess | None = None
-        self._ticker: asyncio.Task[None] | None = None
+        self._starts: Starts | None = None
+        self._server: Server | None = None
+        self._hosting: Hosting | None = None
+        self._service: ClusterService | None = None
+        self._view = View()
+        self._registered = asyncio.Event()
+        self._work: set[asyncio.Future[None]] = set()
+        self._responder: Responder | None = None
+        self._doors: list[DoorProcess] = []
+
+    @property
+    def logs(self) -> HostedLogs:
+        """What it holds; nothing before the start."""
+        return self._server.logs if self._server is not None else HostedLogs()
 
     # --- life ---
 
@@ -68,6 +122,8 @@ class Node:
 
     def fail(self, error: MirrorlogError) -> None:
         """Stop because this node can no longer be trusted with its copy."""
+        if isinstance(error, DiskFailed) and self._starts is not None:
+            self._starts.disk_failed()  # now: a stop may not come to its end any more
         self._failure = self._failure or error
         self._stopping.set()
 
@@ -75,150 +131,277 @@ class Node:
         """Serve until stopped; the exit code. Raises MirrorlogError when the start fails."""
         try:
             await self._start()
-            await self._start_grpc_door()
+            await self._start_doors()
             if not self._stopping.is_set():
-                print(self._readiness(), flush=True)
+                self._ready(self._readiness())
             await self._stopping.wait()
         except MirrorlogError as error:
             self.fail(error)
             raise
         finally:
             await self._shut_down()
-            if self._ticker is not None:
-                self._ticker.cancel()
         return self._failure.exit_code if self._failure else 0
 
-    def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:
-        """Without its clock a node answers no deadline: it must not live on and hang."""
-        if not ticker.cancelled() and (error := ticker.exception()) is not None:
-            logger.critical("ticker_failed", exc_info=error)
-            self.fail(MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
-
     async def _start(self) -> None:
-        settings = self._settings
-        cluster_id = settings.cluster.cluster_id
-        self._directory = DataDirectory.open(settings.node.data_dir, cluster_id=cluster_id, node_id=settings.node.id)
-        for address in (settings.replication_bind, settings.client_bind):
-            await check_free(address)  # a start that fails later has begun an epoch for nothing
-        await self._disk.start()
-        for assignment in settings.own_logs:
-            await self._open_log(self._directory, assignment)
-        await self._ha.start(settings.replication_bind)
-        self._door = NativeDoor(
-            settings,
-            welcome=self._welcome,
-            logs=self.logs,
-            requests=Requests(settings, self.logs, self._status),
-            push=self._ha.accept.push,
-        )
-        await self._door.start(settings.client_bind)
-        # From here on clients are answered, so deadlines must be kept; the door below may take its time.
-        self._ticker = asyncio.ensure_future(self._tick_for_ever())
-        self._ticker.add_done_callback(self._ticker_ended)
-
-    async def _start_grpc_door(self) -> None:
-        """Start the door's process and wait until it serves, or until the node is asked to stop."""
-        settings = self._settings
-        if settings.grpc_bind is None:
+        if (entered := await self._unless_stopped(self._entry.enter())) is None:
             return
-        self._grpc = GrpcDoorProcess(node=settings.client_bind, bind=settings.grpc_bind, debug=self._debug)
-        serving = asyncio.ensure_future(self._grpc.start())
+        self._settings, self._directory = entered.settings, entered.directory
+        settings, files = self._settings, self._files
+        path = settings.node.data_dir
+        self._starts = starts = Starts.open(files, path, boot_id=self._boot_id())
+        self._server = server = Server(
+            settings,
+            entered.directory,
+            start_id=starts.start_id,
+            view=self._view,
+            cluster=self._view,
+            failed=self.fail,
+            files=files,
+            measure=self._measure,
+            credentials=self._credentials,
+        )
+        self._warn_if_open()
+        await server.start()
+        await self._on_disk(starts.begin)
+        self._hosting = hosting = Hosting(
+            Holder(settings.node.id, starts.start_id),
+            server.logs,
+            await self._on_disk(lambda: Promises.open(files, path)),
+            opener=server.open_log,
+            helper=server.helpers.promise,
+            failed=self.fail,
+        )
+        self._service = service = self._make_service(starts, server)
+        hosting.ask_election = service.ask_election
+        hosting.propose_soon = service.propose_soon
+        hosting.on_registered = self._note_registered
+        await service.open(files, path / RAFT_NAME, own=entered.own, snapshot=entered.snapshot)
+        await self._on_disk(lambda: JoinRecord.remove(files, path))
+        self._view.service = service
+        service.chronicle = events = EventRing(now_us=now_us, known_to=service.driver.raft.log.last_index)
+        server.operations = Operations(service, events)
+        accept = server.ha.accept
+        accept.welcome = replace(accept.welcome, incarnation=service.state.incarnation)
+        damaged = await self._open_logs(service.foreseen())
+        if damaged:
+            await self._on_disk(lambda: starts.damage(damaged))
+        service.identity = self._identity(starts)
+        server.ha.accept.member_link = self._member_link
+        server.ha.accept.joiner_link = self._joiner_link
+        await server.listen()
+        if settings.cluster.discovery == "multicast":
+            self._responder = Responder(settings.cluster.cluster_id, settings.member.replication)
+            await self._responder.start(settings.cluster)
+        service.start()
+        await self._until_let_in()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """None when the node is asked to stop before it is done."""
+        working = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not serving.done():
-            serving.cancel()
-        elif not serving.result():
-            logger.warning("grpc_door_not_serving bind=%s", settings.grpc_bind)
+        try:
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return await working if working.done() else None
+        finally:
+            for each in (working, stopping):
+                each.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
+
+    def _make_service(self, starts: Starts, server: Server) -> ClusterService:
+        settings, cluster = self._settings, self._settings.cluster
+        assert self._hosting is not None
+        return ClusterService(
+            self._identity(starts),
+            host=self._hosting,
+            hello=self._hello,
+            wanted=Wanted(
+                copies=cluster.copies,
+                promote_wait_s=cluster.promote_wait_ms / 1000,
+                replace_after_s=cluster.replace_after_ms / 1000,
+            ),
+            timing=Timing(),
+            node_timeout_s=settings.cluster.node_timeout_ms / 1000,
+            helper=server.helpers.cluster,
+            credentials=self._credentials,
+        )
+
+    def _warn_if_open(self) -> None:
+        """Said once: who reaches the port may say that it is a node."""
+        address = self._settings.replication_bind
+        if self._credentials.trusts_everybody and not is_loopback(address):
+            logger.warning(
+                "replication_port_open address=%s; it trusts whoever reaches it: set cluster.secret or tls.replication "
+                "on all nodes",
+                address,
+            )
+
+    def _identity(self, starts: Starts) -> Identity:
+        return Identity(
+            node=self._settings.node.id,
+            start_id=starts.start_id,
+            addresses=addresses_of(self._settings.member),
+            kind=starts.kind,
+            before=starts.before,
+            since=starts.since,
+            damaged=starts.damaged,
+        )
+
+    async def _open_logs(self, state: ClusterState) -> list[str]:
+        """The copies that this disk should hold, as far as it knows; the ids of those that have lost something."""
+        assert self._directory is not None
+        assert self._server is not None
+        node, damaged = self._settings.node.id, []
+        for log_id, facts in state.logs.items():
+            there = self._files.exists(self._directory.log_directory(UUID(log_id)))
+            if node not in facts.replicas or not (there or node in facts.in_sync):
+                continue
+            if not there:
+                logger.error("copy_gone log=%s", facts.name)
+                damaged.append(log_id)
+            log = await self._server.open_log(assignment_of(facts), UUID(log_id))
+            if log.error is not None or log.replica.log.lossy:
+                damaged.append(log_id)
+        return damaged
+
+    async def _until_let_in(self) -> None:
+        """A moment only: the others may not be there yet."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_S):
+                await self._registered.wait()
+                assert self._hosting is not None
+                await self._hosting.settle()
+
+    async def _start_doors(self) -> None:
+        """Start the doors' processes and wait until they serve, or until the node is asked to stop."""
+        settings = self._settings
+        if self._stopping.is_set():
+            return
+        if settings.grpc_bind is not None:
+            self._doors.append(
+                GrpcDoorProcess(
+                    node=settings.client_bind,
+                    bind=settings.grpc_bind,
+                    debug=self._debug,
+                    flags=tls_flags(settings.tls, settings.tls.grpc),
+                )
+            )
+        if settings.http_bind is not None:
+            self._doors.append(
+                HttpDoorProcess(
+                    node=settings.client_bind,
+                    bind=settings.http_bind,
+                    debug=self._debug,
+                    flags=tls_flags(settings.tls, settings.tls.http),
+                )
+            )
+        serving = {asyncio.ensure_future(door.start()) for door in self._doors}
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        while serving and not stopping.done():
+            done, _ = await asyncio.wait({*serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            serving -= done
+            if any(each.result() is False for each in done):
+                logger.warning("door_not_serving grpc=%s http=%s", settings.grpc_bind, settings.http_bind)
+        for each in (stopping, *serving):
+            each.cancel()
 
     async def _shut_down(self) -> None:
-        for log in self.logs:
-            log.stop_publishing()
-        await self._drain()
-        if self._grpc is not None:
-            await self._grpc.stop()
-        if self._door is not None:
-            self._door.close()
-        await self._ha.stop()
-        await self._disk.stop()
-        for log in self.logs.everyone():
-            await log.close()
+        server = self._server
+        if self._responder is not None:
+            self._responder.stop()
+        if self._service is not None and self._registered.is_set() and self._failure is None:
+            await hand_over(self._service, hurry=lambda: self._failure is not None)
+        if server is not None:
+            server.refuse_publishes()
+            await server.drain(hurry=lambda: self._failure is not None)
+        for door in self._doors:
+            await door.stop()
+        await self._say_goodbye()
+        if self._hosting is not None:
+            await self._hosting.stop()
+        if self._service is not None:
+            await self._service.stop()
+        if server is not None:
+            await server.stop()
+            await self._mark_stop(server)
+            server.shut_down()
         if self._directory is not None:
             self._directory.close()
-        self._helpers.shutdown()
         logger.info("node_stopped reason=%r", str(self._failure or "asked to"))
 
-    async def _drain(self) -> None:
-        """Give publishes that wait for their copies a moment to be answered."""
-        deadline = asyncio.get_running_loop().time() + _STOP_WAIT_S
-        while any(log.waiting for log in self.logs):
-            if asyncio.get_running_loop().time() >= deadline or self._failure:
-                return
-            await asyncio.sleep(TICK_S)
-
-    async def _tick_for_ever(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            now = loop.time()
-            assert self._door is not None
-            self._ha.tick(now)
-            self._door.tick(now)
-            await asyncio.sleep(TICK_S)
-
-    # --- logs ---
-
-    async def _open_log(self, directory: DataDirectory, assignment: LogAssignment) -> None:
-        """Open one log and begin the role that the assignment gives this node. Raises MirrorlogError."""
-        log_id = self._settings.cluster.log_id(assignment)
-        log = HostedLog(assignment, log_id, self._host)
-        try:
-            await log.open(directory.log_directory(log_id))
-        finally:
-            self.logs.add(log)
-        if log.error is not None:
+    async def _say_goodbye(self) -> None:
+        """Who masters here is replaced at once, and not only when its silence is noticed."""
+        service = self._service
+        if service is None or not self._registered.is_set() or self._failure is not None:
             return
-        if self._disk.report is not None:
-            log.disk_measured(self._disk.report)
-        if assignment.master == self._settings.node.id:
-            await log.lead(assignment, log.facts().epoch_known + 1)
-        else:
-            await log.follow(assignment)
+        try:
+            stopped = NodeStopped(node=self._settings.node.id, start_id=service.identity.start_id)
+            await service.propose(stopped, timeout_s=GOODBYE_S)
+        except MirrorlogError as error:
+            logger.info("goodbye_not_heard reason=%r", str(error))
 
-    def _disk_measured(self, report: DiskReport) -> None:
-        for log in self.logs:
-            log.disk_measured(report)
+    async def _mark_stop(self, server: Server) -> None:
+        """The last thing that this run writes: what its disk is worth."""
+        starts = self._starts
+        if starts is None or self._service is None:
+            return
+        try:
+            if self._failure is None:
+                await self._on_disk(starts.stopped)
+        except MirrorlogError as error:
+            logger.error("stop_not_marked reason=%r", str(error))
+
+    # --- what the cluster tells ---
+
+    def _note_registered(self) -> None:
+        """The cluster knows of this run: the disk shall, too."""
+        assert self._starts is not None
+        self._registered.set()
+        task = asyncio.ensure_future(self._keep_registered(self._starts))
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _keep_registered(self, starts: Starts) -> None:
+        try:
+            assert self._service is not None
+            damaged = self._service.identity.damaged
+            await self._on_disk(lambda: starts.registered(damaged))
+        except MirrorlogError as error:
+            self.fail(error)
+
+    def _member_link(self, node: str, start_id: str, endpoint: Endpoint) -> AcceptedLink:
+        assert self._service is not None
+        return AcceptedLink(node, start_id, endpoint=endpoint, events=self._service)
+
+    def _joiner_link(self, endpoint: Endpoint) -> JoinerLink:
+        return JoinerLink(endpoint, self._answer_joiner)
+
+    async def _answer_joiner(self, question: AnyQuestion) -> AnyAnswer:
+        if self._service is None or not isinstance(question, AskJoin):
+            raise ProtocolError(f"{type(question).__name__} from a node that is in no cluster")
+        return await self._service.let_in(question)
+
+    async def _on_disk(self, work: Callable[[], _T]) -> _T:
+        """A blocking piece of work on the helper that the cluster's files have."""
+        assert self._server is not None
+        return await asyncio.get_running_loop().run_in_executor(self._server.helpers.cluster, work)
 
     # --- facts ---
 
-    def _welcome(self, version: int) -> Welcome:
-        limits = self._settings.limits
-        return Welcome(
-            version=version,
-            cluster_id=str(self._settings.cluster.cluster_id),
-            cluster_name=self._settings.cluster.name,
-            node_id=self._settings.node.id,
-            start_id=self._start_id,
-            limits=Limits(max_record_bytes=limits.max_record_bytes, max_batch_bytes=limits.max_batch_bytes),
+    def _hello(self) -> Hello:
+        assert self._starts is not None
+        return Hello(
+            version_min=PROTOCOL_VERSION_MIN,
+            version_max=PROTOCOL_VERSION_MAX,
+            role="member",
             software=f"mirrorlog {__version__}",
-        )
-
-    def _status(self) -> Status:
-        now, wall = asyncio.get_running_loop().time(), now_us()
-        logs = [log.status(now, wall) for log in self.logs.everyone()]
-        cluster = self._settings.cluster
-        return Status(
-            cluster_id=str(cluster.cluster_id),
-            cluster_name=cluster.name,
+            cluster_id=str(self._settings.cluster.cluster_id),
             node_id=self._settings.node.id,
-            start_id=self._start_id,
-            now_us=wall,
-            logs=with_disk(logs, self._disk.report),
-            disk=disk_status(self._disk.report),
+            start_id=self._starts.start_id,
         )
 
     def _readiness(self) -> str:
         settings = self._settings
         return (
             f"mqnode {settings.node.id} serving client={settings.client_bind} "
-            f"replication={settings.replication_bind} grpc={settings.grpc_bind or '-'}"
+            f"replication={settings.replication_bind} grpc={settings.grpc_bind or '-'} http={settings.http_bind or '-'}"
         )

@@ -20,6 +20,7 @@ from mirrorlog.errors import (
     DiskFull,
     FlushDiskTimeout,
     FlushSlaveTimeout,
+    InSyncReplicasNotEnough,
     MasterChanged,
     MirrorlogError,
     NodeStopping,
@@ -100,6 +101,8 @@ class Publisher:
         self._why: Callable[[], MirrorlogError] = _node_stopping
         self.data_refused = ""
         """Why the disk takes no data, while it takes none; what is no data goes on."""
+        self.cut_off = False
+        """Out of touch with a majority of the cluster: another node may master the log by now."""
 
     def publish(self, payload: memoryview, reply: Reply, correlation_id: int) -> None:
         """One PRODUCE payload: append its batch and wait for its level. Raises MirrorlogError: nothing was stored."""
@@ -228,6 +231,11 @@ class Publisher:
 
     def _admit(self) -> None:
         self._check_running()
+        if self.cut_off:
+            raise InSyncReplicasNotEnough(
+                f"log {self._replica.assignment.name}: this node is not in touch with a majority of its cluster, and "
+                "may have been replaced; nothing was stored",
+            )
         self._mastership.admit()
 
     def _check_running(self) -> None:

@@ -18,18 +18,26 @@ from uuid import UUID
 from mirrorlog.commitlog.aside import copies_aside, next_aside
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import Epoch, EpochList
-from mirrorlog.commitlog.files import disk_named
+from mirrorlog.commitlog.files import OS_FILES, Files, disk_named
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
 from mirrorlog.commitlog.index import QueueIndex
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.past import Past, PastIndex
 from mirrorlog.commitlog.past import delete as delete_index
+from mirrorlog.commitlog.surplus import find_surplus, set_surplus_aside
 from mirrorlog.commitlog.tables import Tables
 from mirrorlog.config import LogAssignment, Settings
 from mirrorlog.errors import DiskFailed, IndexDoubtful, LogCorrupt, LogUnavailable, MirrorlogError
 from mirrorlog.queues.begins import BeginTracker
-from mirrorlog.queues.changes import QueueState, decode_checkpoint
+from mirrorlog.queues.changes import (
+    GapsState,
+    OffsetsLeapt,
+    QueueState,
+    decode_changes,
+    decode_checkpoint,
+    encode_change,
+)
 from mirrorlog.queues.checkpoint import CheckpointTracker
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.queues.registry import QueueRegistry, id_base_of
@@ -39,15 +47,20 @@ logger = logging.getLogger(__name__)
 # Plain numbers: comparing with a member of an enum takes a microsecond.
 _NUMBERED: Final = frozenset({int(Kind.DATA), int(Kind.TRANSACTION)})
 _CHECKPOINT: Final = int(Kind.CHECKPOINT)
+_CONTROL: Final = int(Kind.CONTROL)
+
+_LEAP_BITS: Final = 32
+_QUEUE_OFFSETS: Final = 1 << 63
 
 
 class Replica:
     """One log on one node. Offsets are log offsets; `assignment` says who is its master."""
 
-    def __init__(self, assignment: LogAssignment, log_id: UUID, settings: Settings) -> None:
+    def __init__(self, assignment: LogAssignment, log_id: UUID, settings: Settings, *, files: Files = OS_FILES) -> None:
         self.assignment = assignment
         self.log_id = log_id
         self._settings = settings
+        self._files = files
         self._log: CommitLog | None = None
         self.log: CommitLog = _no_log(assignment.name)
         """Every use raises LogUnavailable before the log is open, and while the copy begins anew. A plain attribute: it
@@ -117,6 +130,7 @@ class Replica:
             on_past=self._open_past,
             on_batch=self._apply,
             write_through=self.assignment.flush == "disk",
+            files=self._files,
         )
         if not self.is_master:
             self._keep_reserve()
@@ -207,6 +221,17 @@ class Replica:
         """Master: append a control or queue-state batch."""
         return self.append(memoryview(batch), read_header(batch), now_us)
 
+    def leap_batch(self, *, lost_from: int) -> bytearray:
+        """Master: the change by which all queue offsets leap, to be appended in an epoch that follows a loss before any
+        record of that epoch; see `OffsetsLeapt`. `lost_from`: the first log offset of what may be lost.
+
+        By 2^32 times the epoch: above the leap of an earlier epoch too, should that be what was lost. Near the end of
+        the numbers half of what is left.
+        """
+        epoch, highest = self.log.epochs.current, self.index.next_highest()
+        go_on_at = highest + min(epoch << _LEAP_BITS, (_QUEUE_OFFSETS - highest) // 2)
+        return encode_change(OffsetsLeapt(epoch=epoch, lost_from=lost_from, go_on_at=go_on_at))
+
     def append_run(self, run: memoryview, *, log_offset: int) -> None:
         """Mirror: append whole batches as the master stamped them. Raises BadBatch, DiskFull or DiskFailed."""
         with self._disk_watched:
@@ -238,16 +263,32 @@ class Replica:
 
     def check_aside(self) -> None:
         """Mirror: whether this copy may be set aside; blocking. Raises LogUnavailable, or DiskFailed."""
+        if self._opened.end > self._opened.begin:
+            self._check_aside("begin anew")
+
+    def _check_aside(self, what: str) -> None:
         with disk_named("list the copies beside", self._directory):
-            found = [] if self._opened.end == self._opened.begin else copies_aside(self._directory)
+            found = copies_aside(self._directory)
         if len(found) >= self._settings.log.copies_aside_max:
             raise LogUnavailable(
-                f"this copy of log {self.assignment.name} must begin anew, but {len(found)} former ones are set aside "
+                f"this copy of log {self.assignment.name} must {what}, but {len(found)} former ones are set aside "
                 f"already (log.copies_aside_max), the oldest {found[0]}; remove those that nobody wants"
             )
 
+    def set_surplus_aside(self, log_offset: int) -> Path:
+        """Mirror: keep what stands from `log_offset` on in a directory beside this copy; blocking, the path. Raises
+        LogUnavailable, LogCorrupt, DiskFull or DiskFailed."""
+        log = self._opened
+        with disk_named("set aside a part of", self._directory):
+            if (found := find_surplus(self._files, log, log_offset)) is not None:
+                return found
+            self._check_aside("be cut")
+            self._state_below(log_offset)
+            names = {queue.queue_id: queue.name for queue in self.queues}
+            return set_surplus_aside(self._files, log, log_offset, queues=names)
+
     def begin_anew(self) -> None:
-        """Mirror: `align` is about to set this copy aside; until `aligned` nobody can use it."""
+        """Mirror: `align` is about to make this copy anew; until `aligned` nobody can use it."""
         self.log = _no_log(self.assignment.name)
         for tell in self.on_anew:
             tell()
@@ -257,13 +298,16 @@ class Replica:
         """Whether there is a log to work on; not while the copy begins anew."""
         return isinstance(self.log, CommitLog)
 
-    def align(self, log_offset: int, epochs: Sequence[Epoch], *, anew: bool = False) -> None:
+    def align(self, log_offset: int, epochs: Sequence[Epoch], *, anew: bool = False, lost: bool = False) -> None:
         """Mirror: cut at `log_offset` if the copy reaches beyond, take over `epochs`; blocking, on disk afterwards.
 
-        `anew`: set the copy aside instead, and begin an empty one at `log_offset`.
+        `anew`: set the copy aside instead, and begin an empty one at `log_offset`. `lost`: also what is confirmed is
+        cut, because the cluster says that it is lost.
         """
         if anew:
             self._open_anew(log_offset, epochs)
+        elif lost:
+            self._cut_lost(log_offset, epochs)
         elif log_offset < self.log.end:
             left = self._producers_below(log_offset)
             self.log.truncate(log_offset, epochs)
@@ -272,7 +316,39 @@ class Replica:
             self.log.adopt_epochs(epochs)
         if not anew:
             # What it lost it will be sent again: all that it acks from here on it has.
-            self.log.settle_loss()
+            self._opened.settle_loss()
+
+    def _cut_lost(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
+        """What was derived from what is confirmed cannot be cut, so it is derived anew, as a start does."""
+        log = self._opened
+        state = self._state_below(log_offset)
+        flush = log.start_flush()
+        flush.run()
+        log.complete_flush(flush)
+        log.truncate(log_offset, epochs, lost=True, state=state)
+        self.close()
+        self._forget_derived()
+        self.open(self._directory)
+
+    def _state_below(self, log_offset: int) -> int:
+        """Where the newest state checkpoint begins that is complete below `log_offset`; 0 when none is, and none is
+        needed. Blocking. Raises LogUnavailable when none is and the log's first bytes are gone."""
+        log = self._opened
+        for first in (max(log.state_from, log.begin), log.begin):
+            found = CheckpointTracker()
+
+            def follow(header: BatchHeader, batch: memoryview, found: CheckpointTracker = found) -> None:
+                found.apply(header, batch)
+
+            if first < log_offset:
+                log.scan(first, follow, until=log_offset)
+            found.confirm(log_offset)
+            if found.state_from or log.begin == 0:
+                return found.state_from
+        raise LogUnavailable(
+            f"this copy of log {self.assignment.name} must be cut at {log_offset}, and nothing below says what its "
+            f"queues were; stop the node and move {self._directory} away: it is copied anew"
+        )
 
     def _producers_below(self, log_offset: int) -> ProducerTable:
         """As a start finds them in a log that ends there; blocking.
@@ -354,7 +430,7 @@ class Replica:
         index.evict(begin)
         for queue_id in index.queue_ids():
             if queue_id not in begins:
-                begins[queue_id] = index.hot_begin(queue_id)
+                begins[queue_id] = index.hot_first(queue_id)
         index.begin_moved(begin, begins)
 
     def drop_past(self, begin: int) -> None:
@@ -440,7 +516,17 @@ class Replica:
         elif kind not in _NUMBERED:
             self.queues.apply(header, batch)
             self.begins.apply(header, batch)
+            if kind == _CONTROL:
+                self._apply_leaps(header, batch)
         self.producers.apply(header)
+
+    def _apply_leaps(self, header: BatchHeader, batch: memoryview) -> None:
+        for change in decode_changes(batch):
+            if isinstance(change, OffsetsLeapt):
+                # Also of queues that only records tell of: a start, or a copy that begins late, may come to the
+                # checkpoint that declares them behind the leap.
+                queue_ids = {*self.queues.queue_ids(), *self.index.queue_ids()}
+                self.index.leap(header.log_offset, queue_ids, change.go_on_at)
 
     def _apply_checkpoint(self, header: BatchHeader, batch: memoryview) -> None:
         states = decode_checkpoint(batch)
@@ -452,6 +538,9 @@ class Replica:
             # All its records are gone, or the last of them, and only the checkpoint knows that there were some.
             if isinstance(state, QueueState) and state.next_queue_offset > self.index.next_appended(state.queue_id):
                 self.index.set_next(state.queue_id, state.next_queue_offset)
+            elif isinstance(state, GapsState):
+                for queue_id, gap in state.gaps.items():
+                    self.index.set_gap(queue_id, gap)
 
     def _confirm_derived(self, log_offset: int) -> Set[int]:
         begins = self.queues.confirm(log_offset)

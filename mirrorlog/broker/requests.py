@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final, get_args
-from uuid import uuid4
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Final, Protocol
+from uuid import UUID, uuid4
 
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.hosted_logs import HostedLogs
+from mirrorlog.broker.operations import Operations
 from mirrorlog.broker.publish import not_master
-from mirrorlog.config import Flush, LogAssignment, Settings
+from mirrorlog.config import LogAssignment, Member, Settings
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError
 from mirrorlog.queues.changes import PositionCommitted
-from mirrorlog.queues.registry import Queue, no_such_queue
+from mirrorlog.queues.registry import Queue, check_declaration, no_such_queue
 from mirrorlog.wire.messages import (
+    ClusterStatus,
     CommitPosition,
     DeclareQueue,
     Done,
@@ -41,6 +43,37 @@ DECLARATION_BYTES_MAX: Final = 32 * 1024
 Respond = Callable[[Message | MirrorlogError], None]
 
 
+class ClusterView(Protocol):
+    """What a node knows of its cluster at the moment."""
+
+    def member(self, node: str) -> Member | None:
+        """Where a node is reached."""
+
+    def members(self) -> Iterable[Member]: ...
+
+    def logs(self) -> Mapping[UUID, LogAssignment]:
+        """All logs there are, this node's or not, in the order of their numbers."""
+
+    def master(self, log_id: UUID) -> Member | None:
+        """Who writes a log; None while nobody does, or nobody is known to."""
+
+    def contact_at(self, now: float) -> float:
+        """When this node was in touch with a majority of its cluster last (s, the loop's clock)."""
+
+    def version(self) -> int:
+        """Of the newest decision that is known here."""
+
+    def placed(self, queue: str) -> UUID | None:
+        """The log that a queue is in, if it was ever declared."""
+
+    async def place(self, queue: str, flush: object) -> UUID:
+        """Have a log decided for a new queue; the one it is in, if another declaration was faster. `flush`: the mode
+        that it asks for, if any. Raises BadRequest when no log has that mode, or what keeps it from being decided."""
+
+    def status(self, now: float) -> ClusterStatus | None:
+        """`now`: the loop's clock in s. None for a node that is in no cluster."""
+
+
 class Requests:
     """Answers control messages from the state of this node's logs."""
 
@@ -48,11 +81,15 @@ class Requests:
         self,
         settings: Settings,
         logs: HostedLogs,
+        view: ClusterView,
         status: Callable[[], Status],
+        operations: Operations | None = None,
     ) -> None:
         self._settings = settings
         self._logs = logs
+        self._view = view
         self._status = status
+        self._operations = operations
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[type[Message], Callable[..., Message | None]] = {
             GetMetadata: self._metadata,
@@ -65,6 +102,10 @@ class Requests:
 
     def handle(self, message: Message, respond: Respond) -> None:
         """Answer through `respond`, now or when a change is confirmed. Raises MirrorlogError as the answer."""
+        operation = self._operations.handlers.get(type(message)) if self._operations is not None else None
+        if operation is not None:
+            self._later(self._operate(operation(message), respond), respond)
+            return
         handler = self._handlers.get(type(message))
         if handler is None:
             raise BadRequest(f"{type(message).__name__} is no request")
@@ -87,7 +128,19 @@ class Requests:
         return self._as_metadata(found, missing)
 
     def _declare(self, message: DeclareQueue, respond: Respond) -> Message | None:
-        log = self._home(message)
+        if self._place(message.name) is None and self._view.placed(message.name) is None:
+            self._later(self._place_and_declare(message, respond), respond)
+            return None
+        return self._declare_in(self._home(message.name), message, respond)
+
+    async def _place_and_declare(self, message: DeclareQueue, respond: Respond) -> None:
+        check_declaration(message.name, message.arguments)
+        await self._view.place(message.name, message.arguments.get("flush"))
+        answer = self._declare_in(self._home(message.name), message, respond)
+        if answer is not None:
+            respond(answer)
+
+    def _declare_in(self, log: HostedLog, message: DeclareQueue, respond: Respond) -> Message | None:
         batch = log.replica.queues.declare(message.name, message.arguments, incarnation=uuid4().hex)
         if batch is not None and len(batch) > DECLARATION_BYTES_MAX:
             raise BadRequest(f"a declaration of {len(batch)} bytes is above the limit of {DECLARATION_BYTES_MAX}")
@@ -114,21 +167,11 @@ class Requests:
             return FoundOffset(queue_offset=index.find_time(queue_id, time_us))
 
         async def look_back() -> None:
-            try:
-                past = await log.past.find_time(queue_id, time_us)
-            except MirrorlogError as error:
-                respond(error)
-                return
-            except Exception as error:
-                logger.exception("find_offset_failed queue=%s", message.queue)
-                respond(MirrorlogError(f"internal error: {type(error).__name__}"))
-                return
+            past = await log.past.find_time(queue_id, time_us)
             found = index.find_time(queue_id, time_us)
             respond(FoundOffset(queue_offset=found if past is None else max(index.begin(queue_id), min(past, found))))
 
-        task = asyncio.ensure_future(look_back())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._later(look_back(), respond)
         return None
 
     def _commit_position(self, message: CommitPosition, respond: Respond) -> None:
@@ -151,30 +194,54 @@ class Requests:
         batch = log.replica.queues.commit_position(message.queue, change)
         log.publisher.append_change(batch, lambda error: respond(error or Done()))
 
-    def _fetch_position(self, message: FetchPosition, respond: Respond) -> Message:
-        _, queue = self._find(message.queue)
-        stored = queue.positions.get(message.group)
-        if stored is None:
-            return FoundPosition(position=None)
-        return FoundPosition(
-            position=Position(log_id=stored.log_id, epoch=stored.epoch, queue_offset=stored.queue_offset)
-        )
+    def _fetch_position(self, message: FetchPosition, respond: Respond) -> Message | None:
+        log, queue = self._find(message.queue)
+
+        def answer() -> Message:
+            stored = queue.positions.get(message.group)
+            if stored is None:
+                return FoundPosition(position=None)
+            return FoundPosition(
+                position=Position(log_id=stored.log_id, epoch=stored.epoch, queue_offset=stored.queue_offset)
+            )
+
+        if message.any_copy or log.knows_confirmed:
+            return answer()
+        # What its predecessor confirmed is known once its own epoch has begun (invariant 4); a mirror sends on.
+        log.publisher.when_confirmed(lambda error: respond(error or answer()))
+        return None
+
+    @staticmethod
+    async def _operate(answer: Awaitable[Message], respond: Respond) -> None:
+        respond(await answer)
 
     # --- inside ---
 
-    def _home(self, message: DeclareQueue) -> HostedLog:
-        """The log of a queue; a new one goes to the first log of the cluster with the flush mode that it asks for.
+    def _later(self, work: Coroutine[None, None, None], respond: Respond) -> None:
+        """Answer when the work is done; by its error, if it fails."""
 
-        The first one whoever is asked, so that a declaration that is repeated at another node makes no second queue.
-        Raises BadRequest when no log has that mode, NotMaster, or why that log is not served.
-        """
-        if (place := self._place(message.name)) is not None:
+        async def run() -> None:
+            try:
+                await work
+            except MirrorlogError as error:
+                respond(error)
+            except Exception as error:
+                logger.exception("request_failed")
+                respond(MirrorlogError(f"internal error: {type(error).__name__}"))
+
+        task = asyncio.ensure_future(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _home(self, name: str) -> HostedLog:
+        """The log that a queue is in, or was placed in. Raises NotMaster, or why that log is not served."""
+        if (place := self._place(name)) is not None:
             return place[0]
-        cluster = self._settings.cluster
-        assignment = _home_of(cluster.logs, message.arguments.get("flush"))
-        log = self._logs.get(str(cluster.log_id(assignment)))
+        log_id = self._view.placed(name)
+        assert log_id is not None
+        log = self._logs.get(str(log_id))
         if log is None:
-            raise not_master(assignment.name, cluster.member(assignment.master))
+            raise not_master(self._view.logs()[log_id].name, self._view.master(log_id))
         return log
 
     def _find(self, name: str) -> tuple[HostedLog, Queue]:
@@ -207,8 +274,8 @@ class Requests:
             incarnation=queue.incarnation,
             log_id=str(replica.log_id),
             epoch=replica.epochs.current,
-            master=replica.assignment.master,
-            mirrors=list(replica.assignment.mirrors),
+            master=master.id if (master := self._view.master(replica.log_id)) is not None else "",
+            mirrors=[node for node in replica.assignment.nodes if master is None or node != master.id],
             begin=replica.index.begin(queue.queue_id),
             next=replica.index.next_confirmed(queue.queue_id),
             producer_epoch=replica.producers.epoch_floor,
@@ -219,7 +286,7 @@ class Requests:
         cluster = self._settings.cluster
         nodes = [
             NodeInfo(node_id=member.id, client=member.client, replication=member.replication, grpc=member.grpc)
-            for member in cluster.members
+            for member in self._view.members()
         ]
         return Metadata(
             cluster_id=str(cluster.cluster_id),
@@ -228,16 +295,5 @@ class Requests:
             nodes=nodes,
             queues=queues,
             missing=missing,
+            version=self._view.version(),
         )
-
-
-def _home_of(logs: Sequence[LogAssignment], flush: object) -> LogAssignment:
-    """Raises BadRequest. A mode that is none is for the registry to refuse."""
-    if flush not in get_args(Flush):
-        return logs[0]
-    for log in logs:
-        if log.flush == flush:
-            return log
-    raise BadRequest(
-        f"no log of this cluster has flush = {flush!r}; add one that has to [[cluster.logs]] of every node"
-    )

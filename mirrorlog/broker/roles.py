@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from mirrorlog import __version__
 from mirrorlog.broker.disk_limits import DiskReport, DiskState
 from mirrorlog.broker.host import Host, now_us
-from mirrorlog.broker.loss_keeper import LossKeeper
+from mirrorlog.broker.in_sync_keeper import InSyncKeeper
 from mirrorlog.broker.publish import ElsewhereLog, Publisher
 from mirrorlog.broker.queue_retention import QueueRetention
 from mirrorlog.broker.replica import Replica
@@ -29,6 +29,8 @@ from mirrorlog.config import Member, Settings
 from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.client import HAClient
 from mirrorlog.ha.client_service import HAClientService
+from mirrorlog.ha.in_sync import InSyncSet
+from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.queues.changes import EpochStarted, encode_change
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Durability
@@ -92,7 +94,10 @@ class RestingRole:
 class MasterRole:
     """Writes the log, in the epoch that was opened last: publishes, links of mirrors, retention, checkpoints."""
 
-    def __init__(self, host: Host, replica: Replica, *, flush_helper: Executor) -> None:
+    def __init__(
+        self, host: Host, replica: Replica, *, in_sync: InSyncSet | None, losses: Sequence[DeclaredLoss] = ()
+    ) -> None:
+        """`losses`: see `MasteredLog`."""
         settings, assignment = host.settings, replica.assignment
         self._host = host
         self._replica = replica
@@ -104,7 +109,8 @@ class MasterRole:
             min_in_sync=assignment.copies_wanted,
             confirmed=replica.confirmed,
             waiting_max=settings.limits.max_waiting_confirms,
-            lossy=replica.log.lossy,
+            in_sync=in_sync,
+            lag_s=settings.cluster.mirror_lag_time_ms / 1000,
         )
         now = asyncio.get_running_loop().time
         self.publisher = Publisher(
@@ -118,20 +124,30 @@ class MasterRole:
             mastership=self.mastership,
             settings=settings.ha,
             answer=self.publisher.answer,
+            losses=losses,
+        )
+        self._in_sync = InSyncKeeper(
+            str(replica.log_id), replica.epochs.current, self.mastership, host.cluster, self.mastered.progressed
         )
         self._state = StateKeeper(replica, self.publisher, batch_bytes_max=settings.limits.max_batch_bytes)
-        self._loss = LossKeeper(replica, self.mastership, helper=flush_helper)
         self.retention = _retention(host, replica, self.publisher)
         self._reads: list[asyncio.Task[None]] = []
-        self.checks = (self._loss.check, self._state.wake, self.retention.check)
+        self._leapt_at: int | None = None
+        self.checks = (self._state.wake, self.retention.check)
 
-    def begin(self) -> None:
-        """Append the epoch's first batch and let mirrors come. Raises DiskFull or DiskFailed."""
+    def begin(self, *, lost_from: int | None = None) -> None:
+        """Append the epoch's first batch and let mirrors come. `lost_from`: the log offset from which on confirmed
+        records may be lost: then the queue offsets leap, before anything else is taken. Raises DiskFull or DiskFailed.
+        """
         replica, accept = self._replica, self._host.ha.accept
         epoch, name = replica.epochs.current, replica.assignment.name
         # Its confirm proves that every member follows this mastership (invariant 4).
         started = EpochStarted(epoch=epoch, node_id=self._host.settings.node.id, start_id=self._host.start_id)
         replica.append_change(encode_change(started), now_us())
+        if lost_from is not None:
+            replica.append_change(replica.leap_batch(lost_from=lost_from), now_us())
+            self._leapt_at = replica.end
+        self.mastership.epoch_start_end = replica.end
         self.mastership.progress.flushed(replica.flushed)
         self.mastered.progressed(self.mastership.appended(replica.end))
         accept.register(self.mastered)
@@ -140,6 +156,26 @@ class MasterRole:
         logger.info("epoch_opened log=%s epoch=%s offset=%s", name, epoch, replica.end)
         if (count := len(replica.epochs.entries)) > ENTRIES_MAX // 2:
             logger.warning("epochs_many log=%s count=%s limit=%s", name, count, ENTRIES_MAX)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the epoch's first batch is confirmed: all that was confirmed before is known here then."""
+        return self._replica.confirmed >= (self.mastership.epoch_start_end or 0)
+
+    @property
+    def leapt(self) -> bool:
+        """Whether this mastership has let the queue offsets leap, and that is confirmed."""
+        return self._leapt_at is not None and self._replica.confirmed >= self._leapt_at
+
+    def tick(self, now: float) -> None:
+        """Time passes (s, the loop's clock): ask the cluster for what the in-sync set should be."""
+        self._in_sync.tick(now)
+        alone_s = now - self._host.cluster.contact_at(now)
+        self.publisher.cut_off = alone_s * 1000 > self._host.settings.cluster.node_timeout_ms
+
+    def learned(self, in_sync: InSyncSet) -> None:
+        """The cluster has decided this, for the epoch of this mastership."""
+        self.mastered.progressed(self.mastership.learned(in_sync))
 
     def flushed(self) -> None:
         self.mastered.progressed(self.mastership.flushed(self._replica.flushed))
@@ -162,16 +198,17 @@ class MasterRole:
         replica.on_stored.remove(accept.stored)
         replica.on_confirmed.remove(accept.gained)
         self._state.stop()
+        self._in_sync.stop()
         self.publisher.abandon(elsewhere.unknown)
 
     async def end(self) -> None:
         await self.retention.stop()
-        await self._loss.stop()
         await asyncio.gather(*self._reads, return_exceptions=True)
 
 
 class MirrorRole:
-    """Copies the log from `master`. `epoch_min`: see HAClient; `quiesce`: see HAClientService."""
+    """Copies the log from `master`. `epoch_min`, `losses`: see HAClient; `quiesce`, `loss_end_found`: see
+    HAClientService."""
 
     checks: Sequence[Callable[[], None]] = ()
 
@@ -184,6 +221,8 @@ class MirrorRole:
         epoch_min: int,
         flush_helper: Executor,
         quiesce: Callable[[], Awaitable[None]],
+        losses: Sequence[DeclaredLoss],
+        loss_end_found: Callable[[int, int], None],
     ) -> None:
         settings, name = host.settings, replica.assignment.name
         self._host = host
@@ -197,6 +236,7 @@ class MirrorRole:
             settings=settings.ha,
             now=asyncio.get_running_loop().time(),
             epoch_min=epoch_min,
+            losses=losses,
         )
         self.service = HAClientService(
             client=client,
@@ -206,12 +246,15 @@ class MirrorRole:
             frame_bytes_max=max(settings.limits.max_batch_bytes, settings.ha.transfer_batch_bytes),
             limits=settings.limits,
             quiesce=quiesce,
+            loss_end_found=loss_end_found,
+            credentials=host.credentials,
         )
 
     def begin(self) -> None:
-        """Dial at the next tick."""
+        """Dial."""
         self._replica.on_stored.append(self.service.stored)
         self._host.ha.add(self.service)
+        self.service.tick(asyncio.get_running_loop().time())
 
     def flushed(self) -> None:
         self.service.flushed()

@@ -54,6 +54,7 @@ class StateKeeper:
                 replica.index.next_appended,
                 log_begin=lambda: replica.begins.newest,
                 batch_bytes_max=self._batch_bytes_max,
+                gaps=replica.index.gaps,
             )
             asyncio.get_running_loop().call_later(DELAY_S, self._turn)
 

@@ -1,38 +1,64 @@
-"""Admin: queues, offsets, groups' positions and nodes' status."""
+"""Admin: queues, offsets, groups' positions, nodes' status, and what operators ask of the cluster."""
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
+
+from mirrorlog.client.asking import ask_nodes
+from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.batching import as_timestamp_us
+from mirrorlog.client.begins import NO_ANSWER
 from mirrorlog.client.copies import Copies
+from mirrorlog.client.masters import REPLACED_PERHAPS, ask_master
+from mirrorlog.client.options import parse_server
+from mirrorlog.client.silence import SILENCE_S
 from mirrorlog.errors import (
     ConnectionLost,
-    LogUnavailable,
+    InSyncReplicasNotEnough,
     MasterChanged,
     MirrorlogError,
-    NodeStopping,
+    NotLeader,
     NotMaster,
     RequestTimeout,
 )
 from mirrorlog.wire.messages import (
     CommitPosition,
+    CopyPromoted,
     DeclareQueue,
     Done,
+    Drained,
+    DrainNode,
+    Events,
     FetchPosition,
+    ForgetNode,
     FoundPosition,
+    GetEvents,
     GetStatus,
     Message,
     Metadata,
     Position,
+    PromoteCopy,
     QueueInfo,
+    Rebalance,
+    Rebalanced,
     Status,
 )
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
+
+# One that is behind may name one that has been replaced; then that one names the next.
+_HOPS_MAX: Final = 2
+
+# Then all nodes are asked anew: the one that hangs may have been replaced.
+_DECLARE_TIMEOUT_MS: Final = 2_000
 
 _M = TypeVar("_M", bound=Message)
 
@@ -44,24 +70,43 @@ class Admin:
         self._client = client
 
     async def declare(self, name: str, arguments: Mapping[str, Any] | None = None) -> QueueInfo:
-        """Make a queue, or find it with the same arguments. Raises QueueExists naming the difference, or Refused."""
+        """Make a queue, or find it with the same arguments; within `request_timeout_ms` it waits for a log without a
+        master to get one. Raises QueueExists naming the difference, Refused, or OutcomeUnknown."""
         message = DeclareQueue(name=name, arguments=dict(arguments or {}))
-        reason: MirrorlogError = ConnectionLost("no node is known")
-        for address in self._client.addresses():
-            try:
-                return await self._declare_at(address, message)
-            except (NotMaster, MasterChanged) as error:
-                if (master := error.details.get("master")) is not None:
-                    return await self._declare_at(str(master), message)
-                reason = error
-            except (ConnectionLost, LogUnavailable, NodeStopping) as error:
-                # Another node may know the master. Asking twice makes no second queue.
-                reason = error
-        raise reason
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._client.request_timeout_ms / 1000
+        backoff = Backoff(random.random)
+        while True:
+            # Asking twice, or two nodes at once, makes no second queue.
+            asks = [partial(self._declare_at, address, message) for address in self._client.addresses()]
+            heard = await ask_nodes(asks, _answered, head_start_s=SILENCE_S)
+            for answer in heard.answers:
+                if isinstance(answer, QueueInfo):
+                    return answer
+                raise answer
+            failure = heard.no_answer()
+            waits = isinstance(failure, NotMaster | MasterChanged | ConnectionLost) and self._client.connected
+            if not waits or loop.time() >= give_up_at:
+                raise failure
+            await asyncio.sleep(backoff.next_s())
 
-    async def _declare_at(self, address: str, message: DeclareQueue) -> QueueInfo:
-        connection = await self._client.connection_to(address)
-        answer = await connection.request(message, Metadata, timeout_ms=self._client.request_timeout_ms)
+    async def _declare_at(
+        self, address: str, message: DeclareQueue, hops: int = _HOPS_MAX
+    ) -> QueueInfo | MirrorlogError:
+        """The queue, or what is the answer whoever is asked. Raises what another node may answer otherwise."""
+        try:
+            connection = await self._client.reach(address)
+            timeout_ms = min(self._client.request_timeout_ms, _DECLARE_TIMEOUT_MS)
+            answer = await connection.request(message, Metadata, timeout_ms=timeout_ms)
+        except (NotMaster, MasterChanged) as error:
+            master = error.details.get("master")
+            if not hops or not isinstance(master, str) or master == address:
+                raise
+            return await self._declare_at(parse_server(master), message, hops - 1)
+        except (*REPLACED_PERHAPS, ConnectionLost, RequestTimeout):
+            raise
+        except MirrorlogError as error:
+            return error
         return answer.queues[0]
 
     async def metadata(self, queues: list[str] | None = None) -> Metadata:
@@ -73,10 +118,16 @@ class Admin:
 
     async def status(self, node_id: str | None = None) -> Status:
         """What a node knows of its logs; of any node when none is named."""
-        if node_id is None:
-            connection = await self._client.any_connection()
-        else:
-            connection = await self._client.connection_to(await self._client.node_address(node_id))
+        if node_id is not None:
+            return await self._status_of(await self._client.node_address(node_id))
+        asks = [partial(self._status_of, address) for address in self._client.addresses()]
+        heard = await ask_nodes(asks, lambda _: 0.0, head_start_s=SILENCE_S)
+        if not heard.answers:
+            raise heard.no_answer()
+        return heard.answers[0]
+
+    async def _status_of(self, address: str) -> Status:
+        connection = await self._client.connection_to(address)
         return await connection.request(GetStatus(), Status, timeout_ms=self._client.request_timeout_ms)
 
     async def find_offset(self, queue: str, time: datetime | int) -> int:
@@ -89,22 +140,105 @@ class Admin:
 
     async def commit_position(self, queue: str, group: str, position: Position) -> None:
         """Store where a group stands; returns when it is confirmed by all copies. Raises Refused or OutcomeUnknown."""
-        connection, _ = await self._client.master_of(queue)
         message = CommitPosition(queue=queue, group=group, position=position)
-        await connection.request(message, Done, timeout_ms=self._client.request_timeout_ms)
+        await ask_master(self._client, queue, message, Done, insist=True)
+
+    # --- for operators ---
+
+    async def drain(self, node_id: str = "", *, draining: bool = True) -> str:
+        """Let a node, by default the one that answers, hand over what it masters, or let it master again. Returns the
+        node once that is decided; the logs follow, one after the other. Raises Refused."""
+        return (await self._ask_any(DrainNode(node=node_id, draining=draining), Drained)).node
+
+    async def forget_node(self, node_id: str, *, force: bool = False) -> None:
+        """Take a node out of the cluster for good. Raises Refused while it is up, unless it is forced, and while it
+        holds the last copy of a log that may be whole."""
+        await self._ask_coordinator(ForgetNode(node=node_id, force=force), Done)
+
+    async def rebalance(self, *, dry_run: bool = False) -> Rebalanced:
+        """Let every log be mastered by its home, as far as that can take it over; decided when this returns."""
+        return await self._ask_any(Rebalance(dry_run=dry_run), Rebalanced)
+
+    async def promote(self, log: str, *, to: str = "", accept_loss: bool = False) -> CopyPromoted:
+        """Master a log (name or id) from a copy that may lack what was confirmed; without `accept_loss` nothing is
+        done, and what would be is told. Raises Refused while the cluster can promote without a loss, NoSuchLog."""
+        return await self._ask_coordinator(PromoteCopy(log=log, to=to, accept_loss=accept_loss), CopyPromoted)
+
+    async def events(
+        self, *, after: int = 0, wait_ms: int = 0, limit: int = 1_000, node_id: str | None = None
+    ) -> Events:
+        """What happened in the cluster behind event number `after`, as a node, by default any, came to know it; the
+        numbers are of that node's run. With nothing to tell it answers after `wait_ms`, or when there is."""
+        message = GetEvents(after=after, wait_ms=wait_ms, limit=limit)
+        return await self._ask_any(message, Events, node_id=node_id, more_ms=wait_ms)
+
+    async def _ask_any(self, message: Message, expect: type[_M], *, node_id: str | None = None, more_ms: int = 0) -> _M:
+        """Of a node, or of any: it knows the way to who decides. `more_ms`: how long it may keep its answer."""
+        if node_id is not None:
+            connection = await self._client.connection_to(await self._client.node_address(node_id))
+        else:
+            connection = await self._client.any_connection()
+        return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms + more_ms)
+
+    async def _ask_coordinator(self, message: Message, expect: type[_M]) -> _M:
+        """Of the node that coordinates, whose view of who is gone counts; while there is none, or another one is
+        elected, it is waited for. Raises NotLeader."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._client.request_timeout_ms / 1000
+        backoff = Backoff(random.random)
+        while True:
+            asked = False
+            try:
+                connection = await self._client.connection_to(await self._coordinator())
+                asked = True  # an answer that is lost may be that it is done
+                return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
+            except (NotLeader, ConnectionLost) as error:
+                if loop.time() >= give_up_at or (asked and not isinstance(error, NotLeader)):
+                    raise
+            await asyncio.sleep(backoff.next_s())
+
+    async def _coordinator(self) -> str:
+        """Its client address, as the node that answers knows it."""
+        view = (await self.status()).cluster
+        nodes = view.nodes if view is not None else []
+        for node in nodes:
+            if view is not None and node.node_id == view.coordinator:
+                return node.client
+        raise NotLeader("no coordinator is known; a majority of the nodes must reach each other")
+
+    # --- inside ---
+
+    async def _ask_current(self, queue: str, message: Message, expect: type[_M]) -> _M:
+        """Of the queue's master, as soon as it knows what is confirmed; raises as `ask_master` that insists."""
+        give_up_at = asyncio.get_running_loop().time() + self._client.request_timeout_ms / 1000
+        backoff = Backoff(random.random)
+        while True:
+            try:
+                return await ask_master(self._client, queue, message, expect, insist=True)
+            except InSyncReplicasNotEnough:
+                if asyncio.get_running_loop().time() >= give_up_at:
+                    raise
+            await asyncio.sleep(backoff.next_s())
 
     async def _ask_holder(self, queue: str, message: Message, expect: type[_M]) -> _M:
         """Of the queue's master, or of a mirror while that cannot answer: it knows what is confirmed, a bit later.
 
         Raises why the first cannot answer.
         """
-        info = await self._client.queue_info(queue)
-        failure: MirrorlogError | None = None
-        for node_id in (info.master, *info.mirrors):
+        try:
+            return await self._ask_current(queue, message, expect)
+        except (*NO_ANSWER, InSyncReplicasNotEnough) as error:
+            failure = error
+        for node_id in (await self._client.queue_info(queue)).mirrors:
             try:
-                connection = await self._client.connection_to(await self._client.node_address(node_id))
-                return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
-            except (ConnectionLost, RequestTimeout, LogUnavailable, NodeStopping) as error:
-                failure = failure or error
-        assert failure is not None
+                connection = await self._client.reach(await self._client.node_address(node_id))
+                return await connection.request(
+                    msgspec.structs.replace(message, any_copy=True), expect, timeout_ms=self._client.request_timeout_ms
+                )
+            except NO_ANSWER:
+                pass
         raise failure
+
+
+def _answered(answers: list[QueueInfo | MirrorlogError]) -> float:
+    return 0.0

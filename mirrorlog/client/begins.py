@@ -16,13 +16,14 @@ from mirrorlog.errors import (
     LogUnavailable,
     NodeStopping,
     NoSuchQueue,
+    NotMaster,
     OffsetOutOfRange,
     RequestTimeout,
 )
 from mirrorlog.wire.messages import Metadata, QueueInfo
 
-NO_ANSWER: Final = (ConnectionLost, RequestTimeout, LogUnavailable, NodeStopping, NoSuchQueue)
-"""What a node that cannot say what its copy holds ends a request with."""
+NO_ANSWER: Final = (ConnectionLost, RequestTimeout, LogUnavailable, NodeStopping, NoSuchQueue, NotMaster)
+"""What ends a request of a node that cannot say what its copy holds, or of a master while there is none."""
 
 
 def views_of(queue: str, answers: Iterable[Metadata]) -> dict[str, QueueInfo]:

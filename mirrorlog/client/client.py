@@ -9,14 +9,19 @@ async with Client("127.0.0.1:7401") as client:
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Coroutine
 from datetime import datetime
+from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 from weakref import WeakSet
 
 from mirrorlog.client.admin import Admin
+from mirrorlog.client.asking import HEAD_START_S, ask_nodes
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.consumer import Consumer
+from mirrorlog.client.finder import Finder
 from mirrorlog.client.joining import JoinPool
 from mirrorlog.client.options import (
     check_timeout,
@@ -26,18 +31,27 @@ from mirrorlog.client.options import (
     parse_server,
 )
 from mirrorlog.client.producer import Producer
+from mirrorlog.client.sightings import Sighting
 from mirrorlog.config import CLIENT_PORT
-from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, RequestTimeout
+from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NotMaster
 from mirrorlog.wire.messages import GetMetadata, Metadata, NodeInfo, Position, QueueInfo
 
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
+# Who waits for a connection looks around after so long: its node may hang and have been replaced. The opening goes on.
+_REACH_S: Final = 1.0
+
+_T = TypeVar("_T")
 
 
 class Client:
-    """A client of one cluster. `servers`: `host:port` of one or more nodes, each an argument, tried in order.
+    """A client of one cluster. `servers`: `host:port` of one or more nodes, each an argument, tried in order: the next
+    one when the one before has failed, or has said nothing for a quarter of a second.
 
-    `connect_timeout_ms`: for a connection, greeting included; `request_timeout_ms`: for one answer. Raises BadRequest.
+    `connect_timeout_ms`: for a connection, greeting included; `request_timeout_ms`: for one answer.
+    `allow_stale_reads`: nodes that are cut off from the others answer with what they know to be confirmed; by default
+    they refuse, for more may be. `tls`: for nodes whose client port speaks TLS, as of `ssl.create_default_context`.
+    Raises BadRequest.
     """
 
     def __init__(
@@ -47,6 +61,8 @@ class Client:
         role: str = "client",
         connect_timeout_ms: int = 5_000,
         request_timeout_ms: int = 10_000,
+        allow_stale_reads: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         check_timeout("connect_timeout_ms", connect_timeout_ms)
         check_timeout("request_timeout_ms", request_timeout_ms)
@@ -54,10 +70,13 @@ class Client:
         self.request_timeout_ms = request_timeout_ms
         self._cluster_id = cluster_id
         self._role = role
+        self._stale_reads = allow_stale_reads
         self._connect_timeout_ms = connect_timeout_ms
+        self._tls = tls
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._nodes: dict[str, NodeInfo] = {}
+        self._finder = Finder(self)
         self._producers: WeakSet[Producer] = WeakSet()
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._pool = JoinPool()
@@ -223,6 +242,7 @@ class Client:
         task = self._opening.get(address)
         if task is None:
             task = asyncio.ensure_future(self._open(address))
+            task.add_done_callback(_noted)
             self._opening[address] = task
         try:
             return await asyncio.shield(task)
@@ -239,16 +259,31 @@ class Client:
         for connection in self._connections.values():
             if connection.usable:
                 return connection
-        failures: list[MirrorlogError] = []
-        for address in self.addresses():
-            try:
+        asks = [partial(self.connection_to, address) for address in self.addresses()]
+        heard = await ask_nodes(asks, lambda _: 0.0, head_start_s=HEAD_START_S)
+        if not heard.answers:
+            raise heard.no_answer()
+        return heard.answers[0]
+
+    async def reach(self, address: str) -> Connection:
+        """As `connection_to`, but raises ConnectionLost after a second, too, while the opening goes on: whoever comes
+        again waits for the same one."""
+        try:
+            async with asyncio.timeout(_REACH_S):
                 return await self.connection_to(address)
-            except MirrorlogError as error:
-                failures.append(error)
-        raise _no_answer(failures)
+        except TimeoutError:
+            raise ConnectionLost(f"no answer from {address} yet, it is still waited for") from None
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection to any node."""
+        return any(connection.usable for connection in self._connections.values())
 
     async def node_address(self, node_id: str) -> str:
-        """The client address of a node. Raises BadRequest for an unknown one."""
+        """The client address of a node. Raises BadRequest for an unknown one, NotMaster for "", which stands for a
+        master that nobody knows."""
+        if not node_id:
+            raise NotMaster("no node is known to be the master at the moment; one is promoted if enough copies are up")
         if node_id not in self._nodes:
             await self.metadata([])
         if node_id not in self._nodes:
@@ -262,43 +297,72 @@ class Client:
         A mirror may not have heard yet of a queue that was just declared. Raises ConnectionLost.
         """
         self.check_open()
-        answer: Metadata | None = None
-        failures: list[MirrorlogError] = []
-        for address in self.addresses():
-            try:
-                connection = await self.connection_to(address)
-                asked = GetMetadata(queues=queues)
-                answer = await connection.request(asked, Metadata, timeout_ms=self.request_timeout_ms)
-            except MirrorlogError as error:
-                failures.append(error)
-                continue
-            self._nodes = {node.node_id: node for node in answer.nodes}
-            if not answer.missing:
-                return answer
-        if answer is None:
-            raise _no_answer(failures)
-        return answer
+        return await self._ended_by_close(self._finder.metadata(queues))
+
+    async def find(self, queue: str) -> Sighting:
+        """The queue, by the node that knows most of the cluster. Raises NoSuchQueue or ConnectionLost."""
+        self.check_open()
+        return await self._ended_by_close(self._finder.find(queue))
 
     async def queue_info(self, queue: str) -> QueueInfo:
-        """Raises NoSuchQueue or ConnectionLost."""
-        answer = await self.metadata([queue])
-        if answer.missing:
-            raise NoSuchQueue(f"no queue {queue!r}; make it with: mqtool declare {queue}", queue=queue)
-        return answer.queues[0]
+        """By the node that knows most of the cluster. Raises NoSuchQueue or ConnectionLost."""
+        return (await self.find(queue)).info
 
-    async def master_of(self, queue: str) -> tuple[Connection, QueueInfo]:
-        """The connection to the queue's master. Raises NoSuchQueue or ConnectionLost."""
-        info = await self.queue_info(queue)
-        return await self.connection_to(await self.node_address(info.master)), info
+    async def master_of(self, queue: str) -> tuple[Connection, Sighting]:
+        """The connection to the queue's master.
+
+        Raises NoSuchQueue, ConnectionLost, or NotMaster while there is none.
+        """
+        found = await self.find(queue)
+        if not found.address:
+            raise NotMaster(
+                f"queue {queue!r} has no master at the moment, says {found.told_by}; one is promoted if enough copies "
+                "are up"
+            )
+        return await self.reach(found.address), found
+
+    async def newer_master(self, than: Sighting) -> Sighting | None:
+        """The queue's master, when a node knows of another one that was named after `than`. Raises ConnectionLost when
+        the client is closed."""
+        self.check_open()
+        return await self._ended_by_close(self._finder.newer(than))
+
+    async def has_moved(self, than: Sighting) -> bool:
+        """Whether there is a `newer_master`."""
+        return await self.newer_master(than) is not None
+
+    # --- what the finder needs ---
+
+    def addresses(self) -> list[str]:
+        """Connected ones first, of those the ones that owe no answer, then those given, then those heard of."""
+        usable = [connection for connection in self._connections.values() if connection.usable]
+        usable.sort(key=lambda connection: connection.owes_answer)
+        heard_of = [node.client for node in self._nodes.values()]
+        return list(dict.fromkeys([*(each.address for each in usable), *self.servers, *heard_of]))
+
+    async def ask(self, address: str, queues: list[str] | None) -> Metadata:
+        """What one node says of nodes and queues. Raises ConnectionLost, RequestTimeout, or what it answers."""
+        connection = await self.connection_to(address)
+        return await connection.request(GetMetadata(queues=queues), Metadata, timeout_ms=self.request_timeout_ms)
+
+    def learn(self, answer: Metadata) -> None:
+        """Which nodes there are."""
+        self._nodes = {node.node_id: node for node in answer.nodes}
 
     # --- inside ---
 
-    def addresses(self) -> list[str]:
-        """Connected ones first, then those given, then those heard of; each once."""
-        usable = [address for address, connection in self._connections.items() if connection.usable]
-        return list(dict.fromkeys([*usable, *self.servers, *(node.client for node in self._nodes.values())]))
+    async def _ended_by_close(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """As `work`, which `close` may cancel: then it is the client that is closed, not who waits."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            here = asyncio.current_task()
+            if not self._closed or (here is not None and here.cancelling()):
+                raise
+            raise ConnectionLost("the client is closed") from None
 
     async def _disconnect(self) -> None:
+        await self._finder.close()
         opening = list(self._opening.values())
         for task in opening:
             task.cancel()
@@ -312,7 +376,12 @@ class Client:
     async def _open(self, address: str) -> Connection:
         try:
             connection = await Connection.open(
-                address, role=self._role, cluster_id=self._cluster_id, timeout_ms=self._connect_timeout_ms
+                address,
+                role=self._role,
+                cluster_id=self._cluster_id,
+                stale_reads=self._stale_reads,
+                timeout_ms=self._connect_timeout_ms,
+                tls=self._tls,
             )
             self._connections[address] = connection
             return connection
@@ -320,9 +389,7 @@ class Client:
             self._opening.pop(address, None)
 
 
-def _no_answer(failures: list[MirrorlogError]) -> MirrorlogError:
-    """What to raise when every node failed: the first that did answer, with its reason, tells most."""
-    for failure in failures:
-        if not isinstance(failure, ConnectionLost | RequestTimeout):
-            return failure
-    return ConnectionLost(f"no node answers: {'; '.join(map(str, failures))}")
+def _noted(opening: asyncio.Task[Connection]) -> None:
+    """Whoever waited for it may be gone; its failure is nobody's then."""
+    if not opening.cancelled():
+        opening.exception()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import struct
 from collections.abc import Callable
 from typing import Final, Self, TypeVar
 
 from mirrorlog import __version__
-from mirrorlog.config import split_address
 from mirrorlog.errors import ConnectionLost, MirrorlogError, ProtocolError, RequestTimeout
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import (
@@ -31,6 +31,7 @@ from mirrorlog.wire.frames import (
     frame,
     read_batches,
 )
+from mirrorlog.wire.listening import dial
 from mirrorlog.wire.messages import Failure, Hello, Message, Welcome, as_error, decode, encode
 
 # A node that owes an answer is asked for a sign of life soon, so that its requests move on well before producers' and
@@ -38,6 +39,7 @@ from mirrorlog.wire.messages import Failure, Hello, Message, Welcome, as_error, 
 _TICK_S: Final = 5.0
 _PING_IDLE_S: Final = 15.0
 _SILENCE_S_MAX: Final = 20.0
+_QUIET_S: Final = 0.5
 # A consumer may ask for more than a batch, and a single batch may be as large as the node allows.
 _FRAME_BYTES_MAX: Final = 512 * 1024 * 1024
 _UNSENT_BYTES_MAX: Final = 1024 * 1024 * 1024
@@ -64,7 +66,7 @@ _Room = Callable[[int], memoryview]
 class Connection:
     """Made by `open`. Its methods raise what the node answered, ConnectionLost or RequestTimeout."""
 
-    def __init__(self, address: str, *, role: str, cluster_id: str | None) -> None:
+    def __init__(self, address: str, *, role: str, cluster_id: str | None, stale_reads: bool = False) -> None:
         """Use `open`."""
         self.address = address
         self._hello = Hello(
@@ -73,6 +75,7 @@ class Connection:
             role=role,
             software=f"mirrorlog-python {__version__}",
             cluster_id=cluster_id,
+            stale_reads=stale_reads,
         )
         self._loop = asyncio.get_running_loop()
         self._endpoint: Endpoint | None = None
@@ -88,14 +91,23 @@ class Connection:
 
     @classmethod
     async def open(
-        cls, address: str, *, role: str = "client", cluster_id: str | None = None, timeout_ms: int = 5_000
+        cls,
+        address: str,
+        *,
+        role: str = "client",
+        cluster_id: str | None = None,
+        stale_reads: bool = False,
+        timeout_ms: int = 5_000,
+        tls: ssl.SSLContext | None = None,
     ) -> Self:
-        """Connect and greet. Raises ConnectionLost, WrongCluster, UnsupportedVersion or ConfigError."""
-        connection = cls(address, role=role, cluster_id=cluster_id)
-        host, port = split_address(address)
+        """Connect and greet. `stale_reads`: a node that is cut off is to answer reads all the same.
+
+        Raises ConnectionLost, WrongCluster, UnsupportedVersion or ConfigError.
+        """
+        connection = cls(address, role=role, cluster_id=cluster_id, stale_reads=stale_reads)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await connection._loop.create_connection(connection._make_endpoint, host, port)
+                await dial(address, connection._make_endpoint, tls)
                 await connection._greeting
         except TimeoutError:
             connection.close()
@@ -117,6 +129,17 @@ class Connection:
     @property
     def usable(self) -> bool:
         return self._lost is None and self._endpoint is not None and self._endpoint.open
+
+    @property
+    def owes_answer(self) -> bool:
+        """Whether something is asked of the node while it has said nothing for half a second: it may hang."""
+        asked = self._publishing or self._waiting
+        return bool(asked) and self._loop.time() - self._last_read > _QUIET_S
+
+    def give_up(self, reason: str) -> None:
+        """Close it though its node has not: what still waits ends with ConnectionLost, saying why."""
+        self._lost = self._lost or ConnectionLost(reason)
+        self.close()
 
     def close(self) -> None:
         """Idempotent. What still waits ends with ConnectionLost."""
@@ -235,7 +258,8 @@ class Connection:
         """Nothing to do: what waits for the socket is bounded by the producers' windows."""
 
     def disconnected(self, error: MirrorlogError | None) -> None:
-        self._lost = self._lost or error or ConnectionLost(f"{self.address} closed the connection")
+        hint = "" if self._greeting.done() else " before the greeting; does that port want TLS, or a certificate?"
+        self._lost = self._lost or error or ConnectionLost(f"{self.address} closed the connection{hint}")
         lost = self._lost
         if not self._greeting.done():
             self._greeting.set_exception(lost)

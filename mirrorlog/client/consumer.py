@@ -9,12 +9,15 @@ it reads from mirrors, and goes on where it stood.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sized
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from mirrorlog.client.ahead import Answer, FetchAhead
+from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.batching import as_timestamp_us
 from mirrorlog.client.begins import is_elsewhere
 from mirrorlog.client.buffers import BufferPool
@@ -23,20 +26,24 @@ from mirrorlog.client.consumed import ClosedBatch, ConsumedBatch, ConsumedRecord
 from mirrorlog.client.copies import Copies
 from mirrorlog.client.cursor import Cursor, Preview
 from mirrorlog.client.options import check_reading
+from mirrorlog.client.sightings import Sighting
+from mirrorlog.client.silence import SILENCE_S, Silence
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,
+    LogUnavailable,
     MirrorlogError,
     NoSuchQueue,
     OffsetOutOfRange,
+    PositionLost,
     ProtocolError,
+    RequestTimeout,
 )
 from mirrorlog.wire.messages import GetMetadata, Metadata, Position, QueueInfo
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
 
-_RETRY_S: Final = 0.1
 _QUEUE_OFFSET_MAX: Final = 2**63 - 1
 # What a batch may have on any node that was not told otherwise: a node whose limit is lower now may hold such ones.
 _BODY_BYTES: Final = 8 * 1024 * 1024
@@ -75,6 +82,7 @@ class Consumer:
         self._prefetch_bytes = prefetch_bytes
         self._connection: Connection | None = None
         self._info: QueueInfo | None = None
+        self._found: Sighting | None = None
         self.cursor = Cursor()
         self._buffers = BufferPool()
         self._ahead: FetchAhead | None = None
@@ -136,6 +144,9 @@ class Consumer:
 
         Raises OffsetOutOfRange when the position is gone, BadBatch naming queue and log offset, ConnectionLost after
         `request_timeout_ms` without any node that answers.
+
+        Where a loss was declared it raises PositionLost, behind the last record that is left, wherever the reader
+        began; nothing is left out in silence. `seek` to its `details["go_on_at"]` goes on behind the gap.
         """
         while (batch := await self._current()) is not None:
             self.cursor.passed(batch)
@@ -232,6 +243,8 @@ class Consumer:
 
     async def _follow_begin(self, error: OffsetOutOfRange) -> bool:
         """Whether the begin, where this reader starts, has moved on since it was asked for; then stand there."""
+        if isinstance(error, PositionLost):
+            return False  # retention was asked for, a loss was not
         begin = error.details.get("begin")
         if self._begin != self.cursor.next or not isinstance(begin, int) or begin <= self.cursor.next:
             return False
@@ -280,6 +293,7 @@ class Consumer:
         """Ask again, over another connection, until `request_timeout_ms` have passed since the first failure."""
         loop = asyncio.get_running_loop()
         give_up_at: float | None = None
+        backoff = Backoff(random.random)
         while True:
             try:
                 return await ask()
@@ -290,24 +304,34 @@ class Consumer:
                 give_up_at = give_up_at or loop.time() + self._client.request_timeout_ms / 1000
                 # A mirror may not have heard yet of a queue that others know.
                 passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
-                passing = passing or is_elsewhere(error)
+                # A copy that its node refuses to serve is not the only one.
+                passing = passing or is_elsewhere(error) or isinstance(error, LogUnavailable)
                 if not passing or loop.time() >= give_up_at or self._client.closed:
                     raise
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(backoff.next_s())
 
     async def _fetch_once(self, queue_offset: int) -> Answer:
         connection = await self._connected()
         assert self._info is not None
+        silence = self._silence(connection, self._max_wait_ms / 1000)
+
+        def room(size: int) -> memoryview:
+            silence.broken()
+            return self._buffers.take(size)
+
         try:
-            facts, content = await connection.fetch(
-                queue_id=self._info.queue_id,
-                epoch=self.cursor.epoch,
-                queue_offset=queue_offset,
-                max_bytes=self._max_bytes,
-                wait_ms=self._max_wait_ms,
-                timeout_ms=self._client.request_timeout_ms,
-                room=self._buffers.take,
-            )
+            async with silence:
+                facts, content = await connection.fetch(
+                    queue_id=self._info.queue_id,
+                    epoch=self.cursor.epoch,
+                    queue_offset=queue_offset,
+                    max_bytes=self._max_bytes,
+                    wait_ms=self._max_wait_ms,
+                    timeout_ms=self._client.request_timeout_ms,
+                    room=room,
+                )
+        except PositionLost:
+            raise  # it is in the log, so every copy says the same
         except OffsetOutOfRange as error:
             node_id = connection.welcome.node_id
             raise await self._copies.judged(error, self._info, node_id, queue_offset) from None
@@ -319,10 +343,30 @@ class Consumer:
         """The queue as the node that is read from knows it: what another one has confirmed may be further on."""
         connection = await self._connected()
         asked = GetMetadata(queues=[self.queue])
-        answer = await connection.request(asked, Metadata, timeout_ms=self._client.request_timeout_ms)
+        async with self._silence(connection):
+            answer = await connection.request(asked, Metadata, timeout_ms=self._client.request_timeout_ms)
         if not answer.queues:
             raise NoSuchQueue(f"no queue {self.queue!r} on node {answer.node_id}", queue=self.queue)
         return answer.queues[0]
+
+    def _silence(self, connection: Connection, wait_s: float = 0.0) -> Silence:
+        """Around a request that may take `wait_s` without anything being wrong."""
+        reason = f"{connection.address} answers nothing; queue {self.queue!r} is read elsewhere"
+        return Silence(partial(self._misplaced, connection), after_s=wait_s + SILENCE_S, reason=reason)
+
+    async def _misplaced(self, connection: Connection) -> bool:
+        """Whether a node that is silent is to be left: for a new master, or, of several mirrors, for another one when
+        it does not answer a simple question either."""
+        assert self._found is not None
+        if self._read_from == "master":
+            return await self._client.has_moved(self._found)
+        if self._read_from != "mirror" or len(self._found.info.mirrors) < 2:
+            return False
+        try:
+            await connection.request(GetMetadata(queues=[]), Metadata, timeout_ms=int(SILENCE_S * 1000))
+        except RequestTimeout:
+            return True
+        return False
 
     async def _connected(self) -> Connection:
         if self._connection is None or not self._connection.usable:
@@ -331,18 +375,25 @@ class Consumer:
 
     async def _connect(self) -> Connection:
         """To the node that shall be read from. Raises ConnectionLost, BadRequest for a node without this queue."""
-        info = await self._client.queue_info(self.queue)
-        self._info = info
+        self._found = await self._client.find(self.queue)
+        info = self._info = self._found.info
         wanted = {"master": [info.master], "mirror": info.mirrors}.get(self._read_from, [self._read_from])
         if not set(wanted) <= {info.master, *info.mirrors} or not wanted:
             raise BadRequest(f"queue {self.queue!r} is on {info.master}, {', '.join(info.mirrors)}; not {wanted}")
+        if self._read_from == "mirror" and info.master:
+            wanted = [*wanted, info.master]  # before a mirror that began late, and behind those that have all
         reasons: list[str] = []
-        for node_id in sorted(wanted, key=lambda node_id: (self._copies.lacks(node_id), node_id == self._failed_node)):
+        for node_id in sorted(wanted, key=self._rank):
             try:
-                return await self._client.connection_to(await self._client.node_address(node_id))
+                return await self._client.reach(await self._client.node_address(node_id))
             except ConnectionLost as error:
                 reasons.append(str(error))
         raise ConnectionLost("; ".join(reasons))
+
+    def _rank(self, node_id: str) -> tuple[bool, bool, bool]:
+        """Whom to read from, the best first: who lacks nothing, has not failed, is a mirror if one was asked for."""
+        is_master = self._info is not None and node_id == self._info.master
+        return self._copies.lacks(node_id), node_id == self._failed_node, is_master
 
     # --- where to begin and to end ---
 

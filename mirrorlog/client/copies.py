@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from mirrorlog.client.begins import NO_ANSWER, begin_of, judged, views_of
+from mirrorlog.client.masters import ask_master
 from mirrorlog.errors import OffsetOutOfRange
 from mirrorlog.wire.messages import FindOffset, FoundOffset, GetMetadata, Message, Metadata, QueueInfo
 
@@ -45,10 +46,10 @@ class Copies:
         NoSuchQueue, or why the master does not answer when nobody does.
         """
         message = FindOffset(queue=self._queue, append_time_us=append_time_us)
-        info = await self._client.queue_info(self._queue)
         try:
-            return (await _ask_one(self._client, info.master, message, FoundOffset)).queue_offset
+            return (await ask_master(self._client, self._queue, message, FoundOffset, insist=False)).queue_offset
         except NO_ANSWER as error:
+            info = await self._client.queue_info(self._queue)
             found = await ask_all(self._client, info.mirrors, message, FoundOffset)
             if not found:
                 raise error
@@ -89,5 +90,5 @@ async def ask_all(client: Client, node_ids: Iterable[str], message: Message, exp
 
 
 async def _ask_one(client: Client, node_id: str, message: Message, expect: type[_M]) -> _M:
-    connection = await client.connection_to(await client.node_address(node_id))
+    connection = await client.reach(await client.node_address(node_id))
     return await connection.request(message, expect, timeout_ms=client.request_timeout_ms)

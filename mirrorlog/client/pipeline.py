@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.batching import PendingBatch
 from mirrorlog.errors import (
     BadInput,
@@ -38,8 +39,6 @@ from mirrorlog.errors import (
 )
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 
-BACKOFF_S_MIN: Final = 0.05
-BACKOFF_S_MAX: Final = 1.0
 _PRODUCER_EPOCH_MAX: Final = 2**32 - 1
 # What an OutOfSequence names as the last sequence held when there is none.
 _NONE_HELD: Final = -1
@@ -76,7 +75,6 @@ class Pipeline:
         self._idempotent = idempotent
         self._max_in_flight = max_in_flight
         self._stats = stats
-        self._jitter = jitter
         self._batches: list[PendingBatch] = []
         # The first `_numbered` batches have a number of this producer epoch; those before `_cursor` have left.
         self._numbered = 0
@@ -85,7 +83,7 @@ class Pipeline:
         self._next_sequence = 0
         self._broken = False
         self._renumber = False
-        self._backoff_s = BACKOFF_S_MIN
+        self._backoff = Backoff(jitter)
         self._resume_at = 0.0
         self._last_error: MirrorlogError | None = None
 
@@ -174,8 +172,8 @@ class Pipeline:
         batch.resolve(confirm)
         if self._broken:
             self._settle(now)
-        else:
-            self._backoff_s = BACKOFF_S_MIN
+        elif self._last_error is not None:
+            self._backoff.reset()
             self._last_error = None
 
     def failed(self, batch: PendingBatch, error: MirrorlogError, now: float) -> None:
@@ -197,6 +195,17 @@ class Pipeline:
     def not_connected(self, error: MirrorlogError) -> None:
         """No node could be reached that takes the batches: the reason that those which expire will name."""
         self._last_error = error
+
+    def left(self, error: MirrorlogError) -> None:
+        """The node that what is in flight was sent to is left for another, which must not get what follows before it:
+        nothing leaves until all of it is answered."""
+        if self._in_flight:
+            self._break(error)
+
+    def moved(self, now: float) -> None:
+        """Another master was found, which has refused nothing yet: what waits for a retry may go to it at once."""
+        self._backoff.reset()
+        self._resume_at = min(self._resume_at, now)
 
     def expire(self, now: float) -> None:
         """End the batches whose deadline has come. Those in flight behind them keep their own."""
@@ -283,8 +292,7 @@ class Pipeline:
         if self._renumber:
             self._new_epoch()
         if self._last_error is not None:
-            self._resume_at = now + self._backoff_s * (0.5 + self._jitter() / 2)
-            self._backoff_s = min(2 * self._backoff_s, BACKOFF_S_MAX)
+            self._resume_at = now + self._backoff.next_s()
 
     def _new_epoch(self) -> None:
         self._renumber = False

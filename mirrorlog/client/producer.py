@@ -122,8 +122,11 @@ class Producer:
     # --- life ---
 
     async def start(self) -> Self:
-        """Find the queue and connect to its master. Raises NoSuchQueue or ConnectionLost."""
-        await self._sender.connect()
+        """Find the queue and connect to its master; while there is none, wait for one for `request_timeout_ms`.
+
+        Raises NoSuchQueue, ConnectionLost, or NotMaster when no copy was promoted.
+        """
+        await self._sender.start()
         return self
 
     async def close(self) -> None:

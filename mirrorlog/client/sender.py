@@ -1,7 +1,8 @@
 """Sender: drives a pipeline over the connection to its queue's master. Thin: the pipeline decides.
 
 It sends what may be sent, tells the pipeline what came back, keeps the timer for retries and deadlines, and finds the
-master again when the connection is gone.
+master again when the connection is gone. While a master refuses, or answers nothing for half a second, other nodes are
+asked whether the queue has a new one: a master that hangs or is cut off is the last to hear of it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import asyncio
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.batching import PendingBatch
 from mirrorlog.client.connection import Connection
-from mirrorlog.client.pipeline import BACKOFF_S_MAX, BACKOFF_S_MIN, Pipeline
+from mirrorlog.client.masters import MOVED, REPLACED_PERHAPS
+from mirrorlog.client.pipeline import Pipeline
+from mirrorlog.client.sightings import Sighting
 from mirrorlog.errors import BadInput, ConnectionLost, MasterChanged, MirrorlogError, NotMaster, RequestTimeout
 from mirrorlog.wire.frames import Confirm, Durability
 from mirrorlog.wire.messages import Limits
@@ -22,8 +26,10 @@ from mirrorlog.wire.messages import Limits
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
 
-_MOVED = (ConnectionLost, RequestTimeout, NotMaster, MasterChanged)
-"""After these the master is looked for again."""
+_LOOK_S: Final = 0.25
+# So many looks without an answer between them: what is unanswered is so for half a second at least.
+_SILENT_LOOKS: Final = 3
+_LOOKS_BETWEEN: Final = 2
 
 
 class Sender:
@@ -54,6 +60,12 @@ class Sender:
         self._ended = ended
         self._queue_id = 0
         self._connection: Connection | None = None
+        # The queue's master when it was found, and the connection that was left for another with batches unanswered.
+        self._found: Sighting | None = None
+        self._left: Connection | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._silent_looks = 0
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -86,12 +98,35 @@ class Sender:
     def unresolved(self) -> list[PendingBatch]:
         return self._pipeline.unresolved()
 
-    async def connect(self) -> None:
-        """Find the queue and reach its master. Raises NoSuchQueue or ConnectionLost."""
-        connection, queue = await self._client.master_of(self._queue)
+    async def start(self) -> None:
+        """Find the queue and reach its master; while nodes answer but there is no master, for `request_timeout_ms`.
+
+        Raises NoSuchQueue, ConnectionLost or NotMaster.
+        """
+        started_at = self._loop.time()
+        backoff = Backoff(random.random)
+        while True:
+            try:
+                return await self.connect()
+            except (ConnectionLost, RequestTimeout, NotMaster):
+                waited_ms = (self._loop.time() - started_at) * 1000
+                if not self._client.connected or waited_ms >= self._client.request_timeout_ms:
+                    raise
+                await asyncio.sleep(backoff.next_s())
+
+    async def connect(self, found: Sighting | None = None) -> None:
+        """Find the queue, unless it was `found`, and reach its master. Raises NoSuchQueue, ConnectionLost or NotMaster
+        while there is none."""
+        if found is None:
+            connection, found = await self._client.master_of(self._queue)
+        else:
+            connection = await self._client.reach(found.address)
+        if self._found is not None and found.newer_than(self._found):
+            self._pipeline.moved(self._loop.time())
+        self._found = found
         self._connection = connection
-        self._queue_id = queue.queue_id
-        self._pipeline.begin_at(queue.producer_epoch)
+        self._queue_id = found.queue_id
+        self._pipeline.begin_at(found.producer_epoch)
         self._limits = connection.welcome.limits
 
     def add(self, batch: PendingBatch) -> None:
@@ -104,8 +139,11 @@ class Sender:
         """End without waiting: what was not sent ends with `reason`, also `last`, which was not added yet."""
         self._closed = True
         self._cancel_timer()
-        if self._connecting is not None:
-            self._connecting.cancel()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        for task in (self._connecting, self._asking):
+            if task is not None:
+                task.cancel()
         if last is not None:
             last.ended = self._ended
             self._pipeline.add(last)
@@ -126,6 +164,8 @@ class Sender:
             else:
                 while (batch := self._pipeline.next_to_send(now)) is not None:
                     self._send(connection, batch, now)
+                if self._look_timer is None:
+                    self._look_timer = self._loop.call_later(_LOOK_S, self._look)
         finally:
             # Whatever went wrong, every batch keeps its deadline.
             self._set_timer(now)
@@ -133,6 +173,7 @@ class Sender:
     # --- batches ---
 
     def _send(self, connection: Connection, batch: PendingBatch, now: float) -> None:
+        self._left = None  # the pipeline waits for all answers after a failure, before anything is sent again
         try:
             data = batch.encoded(self._queue_id, self._producer_id)
         except Exception as error:  # of whatever kind: a batch that never left must not count as in flight
@@ -154,9 +195,13 @@ class Sender:
 
     def _answered(self, connection: Connection, batch: PendingBatch, result: Confirm | MirrorlogError) -> None:
         now = self._loop.time()
+        self._silent_looks = 0
         if isinstance(result, MirrorlogError):
-            if isinstance(result, _MOVED) and connection is self._connection:
-                self._connection = None
+            if connection is self._connection:
+                if isinstance(result, MOVED):
+                    self._leave()
+                elif isinstance(result, REPLACED_PERHAPS):
+                    self._ask_others()
             self._pipeline.failed(batch, result, now)
         else:
             self._pipeline.confirmed(batch, result, now)
@@ -189,23 +234,64 @@ class Sender:
 
     # --- connecting ---
 
-    def _reconnect(self) -> None:
-        if self._connecting is None and not self._closed and not self.idle:
-            self._connecting = asyncio.ensure_future(self._connect_until_done())
+    def _leave(self) -> None:
+        """What is unanswered there still waits for its answers."""
+        self._left, self._connection = self._connection, None
 
-    async def _connect_until_done(self) -> None:
-        pause_s = BACKOFF_S_MIN
+    def _look(self) -> None:
+        """Whether what is in flight is unanswered for long. One timer for all of it, and none while nothing is."""
+        self._look_timer = None
+        if self._closed or not self._pipeline.in_flight:
+            self._silent_looks = 0
+            return
+        self._silent_looks += 1
+        self._look_timer = self._loop.call_later(_LOOK_S, self._look)
+        if self._silent_looks < _SILENT_LOOKS:
+            return
+        if self._left is not None:
+            self._left.give_up(f"{self._left.address} has been replaced and answers nothing")
+            self._left = None
+        elif (self._silent_looks - _SILENT_LOOKS) % _LOOKS_BETWEEN == 0:
+            self._ask_others()
+
+    def _ask_others(self) -> None:
+        if self._asking is None and not self._closed and self._connection is not None and self._found is not None:
+            self._asking = asyncio.ensure_future(self._follow(self._connection, self._found))
+
+    async def _follow(self, connection: Connection, found: Sighting) -> None:
+        """To a new master, if the other nodes know of one."""
+        try:
+            newer = await self._client.newer_master(found)
+        except ConnectionLost:
+            newer = None  # the client is closed
+        finally:
+            self._asking = None
+        if newer is None or self._closed or connection is not self._connection:
+            return
+        self._leave()
+        self._pipeline.left(MasterChanged(f"{newer.master} has become master of queue {self._queue!r}"))
+        if self._pipeline.in_flight and self._silent_looks >= _SILENT_LOOKS:
+            connection.give_up(f"{connection.address} answers nothing, and {newer.master} has become master")
+            self._left = None
+        self._reconnect(newer)
+
+    def _reconnect(self, found: Sighting | None = None) -> None:
+        if self._connecting is None and not self._closed and not self.idle:
+            self._connecting = asyncio.ensure_future(self._connect_until_done(found))
+
+    async def _connect_until_done(self, found: Sighting | None) -> None:
+        backoff = Backoff(random.random)
         try:
             while not self.idle:
                 try:
-                    await self.connect()
+                    await self.connect(found)
                     break
                 except MirrorlogError as error:
                     # Why it fails is the batches' to tell, at their deadline. No such queue is no exception: while
                     # the master is away, a mirror may answer that has not heard of it yet.
+                    found = None
                     self._pipeline.not_connected(error)
-                    await asyncio.sleep(pause_s * (0.5 + random.random() / 2))
-                    pause_s = min(2 * pause_s, BACKOFF_S_MAX)
+                    await asyncio.sleep(backoff.next_s())
                     self._pipeline.expire(self._loop.time())
         finally:
             self._connecting = None

@@ -25,6 +25,7 @@ milliseconds at a time (`sys.setswitchinterval`).
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -50,7 +51,7 @@ from mirrorlog.client.loop_thread import LoopThread
 from mirrorlog.client.pipeline import ProducerStats
 from mirrorlog.client.receipts import Receipt, Receipts
 from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
-from mirrorlog.wire.messages import Metadata, Position, QueueInfo, Status
+from mirrorlog.wire.messages import CopyPromoted, Events, Metadata, Position, QueueInfo, Rebalanced, Status
 
 __all__ = ["Admin", "BulkDelivery", "Client", "Consumer", "Delivery", "Producer"]
 
@@ -78,6 +79,8 @@ class Client:
         role: str = "client",
         connect_timeout_ms: int = 5_000,
         request_timeout_ms: int = 10_000,
+        allow_stale_reads: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._awaited = awaited.Client(
             *servers,
@@ -85,6 +88,8 @@ class Client:
             role=role,
             connect_timeout_ms=connect_timeout_ms,
             request_timeout_ms=request_timeout_ms,
+            allow_stale_reads=allow_stale_reads,
+            tls=tls,
         )
         # A call may ask one node after the other, and find more nodes than were named.
         tries = 2 + 2 * len(self._awaited.servers)
@@ -169,9 +174,10 @@ class Client:
         """It was closed or abandoned: nothing is left to flush."""
         self._producers.discard(producer)
 
-    def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str) -> _T:
-        """Run a coroutine that asks nodes on the thread; its result or error."""
-        return self.thread.run(make, timeout_s=self._patience_s, what=what)
+    def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T:
+        """Run a coroutine that asks nodes on the thread; its result or error. `more_s`: how long a node may keep its
+        answer."""
+        return self.thread.run(make, timeout_s=self._patience_s + more_s, what=what)
 
     def _end(self, error: BaseException | None) -> None:
         with self._lock:
@@ -647,6 +653,30 @@ class Admin:
     def commit_position(self, queue: str, group: str, position: Position) -> None:
         """Store where a group stands; returns when it is confirmed by all copies."""
         self._client.call(lambda: self._awaited.commit_position(queue, group, position), what="commit_position")
+
+    def drain(self, node_id: str = "", *, draining: bool = True) -> str:
+        """Let a node hand over what it masters, or let it master again; which node it was."""
+        return self._client.call(lambda: self._awaited.drain(node_id, draining=draining), what="drain")
+
+    def forget_node(self, node_id: str, *, force: bool = False) -> None:
+        """Take a node out of the cluster for good."""
+        self._client.call(lambda: self._awaited.forget_node(node_id, force=force), what="forget_node")
+
+    def rebalance(self, *, dry_run: bool = False) -> Rebalanced:
+        """Let every log be mastered by its home, as far as that can take it over."""
+        return self._client.call(lambda: self._awaited.rebalance(dry_run=dry_run), what="rebalance")
+
+    def promote(self, log: str, *, to: str = "", accept_loss: bool = False) -> CopyPromoted:
+        """Master a log from a copy that may lack what was confirmed."""
+        return self._client.call(lambda: self._awaited.promote(log, to=to, accept_loss=accept_loss), what="promote")
+
+    def events(self, *, after: int = 0, wait_ms: int = 0, limit: int = 1_000, node_id: str | None = None) -> Events:
+        """What happened in the cluster behind event number `after`, as a node came to know it."""
+        return self._client.call(
+            lambda: self._awaited.events(after=after, wait_ms=wait_ms, limit=limit, node_id=node_id),
+            what="events",
+            more_s=wait_ms / 1000,
+        )
 
 
 async def _made(make: Callable[[], _T]) -> _T:

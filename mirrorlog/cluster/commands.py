@@ -107,6 +107,17 @@ class NodeForgotten(Command, frozen=True):
     member: int = 0
 
 
+# --- Queues ---------------------------------------------------------------------------------------------------------
+
+
+class QueuesPlaced(Command, frozen=True):
+    """These queues are in this log. A name that is placed already stays where it is: so two that declare the same name
+    at once make one queue."""
+
+    log_id: str
+    names: tuple[str, ...]
+
+
 # --- Logs -----------------------------------------------------------------------------------------------------------
 
 
@@ -152,8 +163,18 @@ class Promoted(Command, frozen=True):
     lost_from: int | None = None
 
 
+class MasterWished(Command, frozen=True):
+    """`node`, which is in sync, shall master the log: the present master hands it over. The wish ends with that, with
+    another one's promotion, and when the node leaves the in-sync set. An empty one takes a wish back."""
+
+    log_id: str
+    seen: Seen
+    node: str
+
+
 class InSyncShrunk(Command, frozen=True):
-    """The confirmed offset waits no more for these nodes. Never the master, never below `min_in_sync`."""
+    """The confirmed offset waits no more for these nodes. Never the master, never below `min_in_sync`. Without nodes it
+    only raises the version, so that every command that saw the one before is void."""
 
     log_id: str
     seen: Seen
@@ -189,10 +210,12 @@ AnyCommand = (
     | NodeStopped
     | NodeDraining
     | NodeForgotten
+    | QueuesPlaced
     | LogMade
     | ReplicaAdded
     | ReplicaRemoved
     | Promoted
+    | MasterWished
     | InSyncShrunk
     | InSyncGrown
     | LeapConfirmed

@@ -4,13 +4,15 @@
 log at a time, and none that rests on what it did before. What it remembers are the promotions under way and since when
 nodes are gone; a new leader begins without, and comes to the same.
 
-Wanted is: every log has a master that lives; nobody is in an in-sync set who is gone, as far as `min_in_sync` allows;
+Wanted is: every log has a master that lives, and that is not draining, nor another one than was wished, as long as
+somebody in sync can take over; nobody is in an in-sync set who is gone, as far as `min_in_sync` allows;
 every node that may hold messages is home to a log; every log has as many copies as are asked for, the nodes evenly
 used; Raft's members are the cluster's nodes, and vote once they have learned.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from uuid import UUID, uuid5
@@ -22,6 +24,9 @@ from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.state import ClusterState, LogFacts
 
 _NUMBERS = 256
+
+HANDOVER_AGAIN_S = 1.0
+"""A handover that came to nothing, because the other copy did not come to the master's end in time, is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +56,13 @@ class ChangeMembers:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Ask a node to keep this epoch for the log, to stop in the one before, and to report."""
+    """Ask a node to keep this epoch for the log, to stop in the one before, and to report. `gently`: it masters the
+    log, and shall take nothing more and let its mirrors come to its end before."""
 
     node: str
     log_id: str
     epoch: int
+    gently: bool = False
 
 
 Action = Propose | ChangeMembers | Fence
@@ -78,7 +85,9 @@ class Coordinator:
         self.waits: dict[str, tuple[str, ...]] = {}
         self._wanted = wanted
         self._promotions: dict[str, Promotion] = {}
+        self._elections: dict[str, int] = {}
         self._gone_since: dict[str, float] = {}
+        self._handover_at: dict[str, float] = {}
 
     def step(self, state: ClusterState, seen: Seen) -> list[Action]:
         """What is to be done now. Asked again after every change, and from time to time."""
@@ -95,6 +104,10 @@ class Coordinator:
         promotion = self._promotions.get(log_id)
         if promotion is not None and promotion.epoch == epoch:
             promotion.reported(node, report)
+
+    def elect(self, log_id: str, epoch: int) -> None:
+        """A copy that has promised this epoch cannot follow the log's master, who is in an older one."""
+        self._elections[log_id] = max(self._elections.get(log_id, 0), epoch)
 
     # --- Raft's members ---
 
@@ -119,26 +132,47 @@ class Coordinator:
 
     def _masters(self, log_id: str, log: LogFacts, state: ClusterState, seen: Seen) -> list[Action]:
         """Towards a master that lives; nothing when there is one."""
-        if self._has_master(log, state, seen):
-            self._promotions.pop(log_id, None)
-            return []
+        to = ""
+        if self._has_master(log, state, seen) and log.epoch >= self._elections.get(log_id, 0):
+            to = self._hands_over_to(log_id, log, state, seen)
+            if not to:
+                self._promotions.pop(log_id, None)
+                return []
         promotion = self._promotions.get(log_id)
         actions: list[Action] = []
         if promotion is None or promotion.log != log:
             epoch = max(log.epoch, promotion.epoch if promotion else 0) + 1
-            promotion = Promotion(log_id, log, epoch=epoch, now=seen.now, wait_s=self._wanted.promote_wait_s)
+            promotion = Promotion(log_id, log, epoch=epoch, now=seen.now, wait_s=self._wanted.promote_wait_s, to=to)
             self._promotions[log_id] = promotion
+        promotion.tick(seen.now)
         for node in promotion.asked:
-            if seen.life(node) is Life.DOWN:
+            if seen.life(node) is Life.DOWN or state.nodes[node].stopped:
                 promotion.gone(node)
                 continue
             promotion.here(node, state.nodes[node].start_id)
-            if node in promotion.waits_for:
-                actions.append(Fence(node, log_id, promotion.epoch))
+            if node in promotion.waits_for and state.nodes[node].start_id:
+                actions.append(Fence(node, log_id, promotion.epoch, gently=promotion.gently(node)))
         if (decided := promotion.decided(seen.now)) is not None:
             return [Propose(decided)]
         self.waits[log_id] = promotion.waits_for or promotion.asked
         return actions
+
+    def _hands_over_to(self, log_id: str, log: LogFacts, state: ClusterState, seen: Seen) -> str:
+        """Whom a master that lives shall hand the log over to now; empty for nobody. One log after the other: each is
+        without a master for a moment. What has begun goes on to its end, for the master may be fenced already."""
+        under_way = self._promotions.get(log_id)
+        if under_way is not None and under_way.to and under_way.log.epoch == log.epoch:
+            return under_way.to
+        if under_way is not None and log.master is not None and log.master.node == under_way.to:
+            self._handover_at.pop(log_id, None)
+        others = any(promotion.to for each, promotion in self._promotions.items() if each != log_id)
+        tried_at = self._handover_at.get(log_id)
+        if others or (tried_at is not None and seen.now - tried_at < HANDOVER_AGAIN_S):
+            return ""
+        to = heir(log, state, seen.life)
+        if to:
+            self._handover_at[log_id] = seen.now
+        return to
 
     @staticmethod
     def _has_master(log: LogFacts, state: ClusterState, seen: Seen) -> bool:
@@ -157,7 +191,7 @@ class Coordinator:
         if leaving := log.may_leave([*gone, *log.marked]):
             return [Propose(InSyncShrunk(log_id=log_id, seen=log.seen, nodes=leaving))]
         lasting = [node for node in log.replicas if not self._gone_for_long(node, seen)]
-        wanted = min(self._wanted.copies, len(_holders(state)))
+        wanted = min(log.copies, len(_holders(state)))
         if len(lasting) < wanted and (node := self._least_used(log, state, seen)) is not None:
             return [Propose(ReplicaAdded(log_id=log_id, seen=log.seen, node=node))]
         replaced = [node for node in log.replicas if node not in lasting and node not in log.in_sync]
@@ -185,6 +219,8 @@ class Coordinator:
 
     def _homes(self, state: ClusterState, seen: Seen) -> Iterator[Action]:
         """A log for a node that is there and home to none."""
+        if not state.homes:
+            return
         homes = {log.replicas[0] for log in state.logs.values() if log.replicas}
         numbers = {log.number for log in state.logs.values()}
         for node in _holders(state):
@@ -202,6 +238,65 @@ class Coordinator:
                 )
                 yield Propose(made)
                 return
+
+
+def heir(log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> str:
+    """Whom the log's master shall hand it over to: who was wished, or, when it drains, of those who can take over the
+    one that masters the fewest logs. Empty when it shall not, or nobody can."""
+    if log.master is None:
+        return ""
+    able = heirs(log, state, life)
+    if log.wished in able:
+        return log.wished
+    if log.master.node not in state.nodes or not state.nodes[log.master.node].draining:
+        return ""
+    mastered = Counter(each.master.node for each in state.logs.values() if each.master is not None)
+    return min(able, key=lambda node: mastered[node], default="")
+
+
+def heirs(log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> list[str]:
+    """Who can take over from the log's master: in sync, whole, there, and to stay; in the order of the replicas."""
+    return [
+        node
+        for node in log.promotable
+        if (log.master is None or node != log.master.node)
+        and (facts := state.nodes.get(node)) is not None
+        and facts.start_id == log.in_sync[node]
+        and not facts.draining
+        and not facts.stopped
+        and life(node) is Life.UP
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """A log that is not mastered by its home. `reason`: why its home cannot take it over now; empty when it can."""
+
+    log_id: str
+    home: str
+    reason: str = ""
+
+
+def away_from_home(state: ClusterState, life: Callable[[str], Life]) -> list[Away]:
+    """In the order of the logs. The home of a log is the first of its replicas."""
+    return [
+        Away(log_id, log.replicas[0], _why_not(log.replicas[0], log, state, life))
+        for log_id, log in state.logs.items()
+        if log.replicas and (log.master is None or log.master.node != log.replicas[0])
+    ]
+
+
+def _why_not(node: str, log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> str:
+    if log.master is None:
+        return "the log has no master"
+    if node in heirs(log, state, life):
+        return ""
+    facts = state.nodes.get(node)
+    if facts is None or facts.stopped or life(node) is not Life.UP:
+        return f"{node} is not up"
+    if facts.draining:
+        return f"{node} is draining"
+    return f"{node} is {'marked' if node in log.marked else 'not in sync'}"
 
 
 def _holders(state: ClusterState) -> list[str]:

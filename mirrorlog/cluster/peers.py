@@ -18,10 +18,11 @@ from typing import Final, Protocol
 import msgspec
 
 from mirrorlog.cluster.raft.messages import AnyMessage, Append
-from mirrorlog.config import split_address
 from mirrorlog.errors import ConnectionLost, MirrorlogError, ProtocolError, RequestTimeout
+from mirrorlog.wire.credentials import OPEN, Credentials
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame
+from mirrorlog.wire.listening import dial
 from mirrorlog.wire.messages import (
     Failure,
     Hello,
@@ -31,6 +32,7 @@ from mirrorlog.wire.messages import (
     error_frame,
     expect_message,
 )
+from mirrorlog.wire.proof import DialledGreeting
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +71,23 @@ class MemberEvents(Protocol):
 class DialledLink:
     """To one node: dialled, and dialled again, until it is closed. What it sends is greeted first."""
 
-    def __init__(self, node: str, address: str, *, hello: Callable[[], Hello], events: MemberEvents) -> None:
+    def __init__(
+        self,
+        node: str,
+        address: str,
+        *,
+        hello: Callable[[], Hello],
+        events: MemberEvents,
+        welcomed: Callable[[Welcome], None],
+        credentials: Credentials = OPEN,
+    ) -> None:
         self.address = address
         self._node = node
         self._hello = hello
         self._events = events
+        self._welcomed = welcomed
+        self._credentials = credentials
+        self._greeting: DialledGreeting | None = None
         self._loop = asyncio.get_running_loop()
         self._endpoint: Endpoint | None = None
         self._greeted = False
@@ -124,16 +138,23 @@ class DialledLink:
     def connected(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         endpoint.trust()
-        endpoint.send([frame(FrameType.HELLO, encode(self._hello()))])
+        self._greeting = self._credentials.dialled(self._hello(), endpoint)
+        endpoint.send([frame(FrameType.HELLO, encode(self._greeting.hello))])
 
     def frame(self, frame_: Frame) -> None:
         if frame_.type == FrameType.ERROR and not frame_.correlation_id:
             raise ConnectionLost(str(as_error(expect_message(frame_, FrameType.ERROR, Failure))))
         if not self._greeted:
-            welcome = expect_message(frame_, FrameType.WELCOME, Welcome)
+            assert self._greeting is not None
+            assert self._endpoint is not None
+            welcome = self._greeting.received(frame_)
+            if isinstance(welcome, bytes):
+                self._endpoint.send([welcome])
+                return
             if welcome.node_id != self._node:
                 raise ProtocolError(f"node {welcome.node_id} answers at {self.address}, where {self._node} should be")
             self._greeted, self._start_id, self._told = True, welcome.start_id, ""
+            self._welcomed(welcome)
         elif (answer := self._waiting.get(frame_.correlation_id)) is not None and not answer.done():
             if frame_.type == FrameType.TELL:
                 answer.set_result(bytes(frame_.payload))
@@ -158,20 +179,23 @@ class DialledLink:
         self._ended.set()
         if was_up:
             self._events.reset(self._node)
+        elif error is not None or not self._told:
+            self._tell(
+                str(error or "the connection ended before the greeting; see tls.replication and that node's log")
+            )
 
     # --- inside ---
 
     async def _keep(self) -> None:
-        host, port = split_address(self.address)
         while True:
             self._ended.clear()
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    await self._loop.create_connection(self._make_endpoint, host, port)
+                    await dial(self.address, self._make_endpoint, self._credentials.dialling)
             except ConnectionRefusedError as error:
                 self._events.refused(self._node)
                 self._tell(str(error))
-            except (OSError, TimeoutError, UnicodeError) as error:
+            except (OSError, TimeoutError, UnicodeError, ConnectionLost) as error:
                 self._tell(str(error) or "no answer")
             else:
                 await self._until_ended()
@@ -247,11 +271,13 @@ class AcceptedLink:
 
 
 class Mesh:
-    """The dialled links of one node."""
+    """The dialled links of one node. `welcomed`: called with what another one says of itself."""
 
-    def __init__(self, *, hello: Callable[[], Hello], events: MemberEvents) -> None:
+    def __init__(self, *, hello: Callable[[], Hello], events: MemberEvents, credentials: Credentials = OPEN) -> None:
+        self.welcomed: Callable[[Welcome], None] = _nobody_asks
         self._hello = hello
         self._events = events
+        self._credentials = credentials
         self._links: dict[str, DialledLink] = {}
         self._beat: asyncio.TimerHandle | None = None
 
@@ -271,7 +297,14 @@ class Mesh:
                 self._links.pop(node).close()
         for node, address in addresses.items():
             if node not in self._links:
-                self._links[node] = DialledLink(node, address, hello=self._hello, events=self._events)
+                self._links[node] = DialledLink(
+                    node,
+                    address,
+                    hello=self._hello,
+                    events=self._events,
+                    welcomed=self._say_welcomed,
+                    credentials=self._credentials,
+                )
 
     def reached(self) -> frozenset[str]:
         """To whom a greeted connection stands, so that messages and questions arrive."""
@@ -289,10 +322,17 @@ class Mesh:
             raise ConnectionLost(f"node {node} is not in the cluster")
         return await link.ask(question, timeout_s=timeout_s)
 
+    def _say_welcomed(self, welcome: Welcome) -> None:
+        self.welcomed(welcome)
+
     def _beat_all(self) -> None:
         for link in self._links.values():
             link.send(FrameType.BEAT)
         self._beat = asyncio.get_running_loop().call_later(BEAT_S, self._beat_all)
+
+
+def _nobody_asks(welcome: Welcome) -> None:
+    """Whoever it is, it is welcome."""
 
 
 def _decoded(payload: memoryview) -> AnyMessage:

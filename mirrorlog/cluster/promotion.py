@@ -11,6 +11,10 @@ Twice more is asked for, because nothing less can tell what was confirmed. Befor
 to answer, for they may hold an older cluster's log. When every in-sync member is marked all of those have to, and the
 other copies are asked too: what is left of the log may be longest on one that had fallen behind.
 
+A handover (`to`) asks the master alone first: it takes nothing more, lets its mirrors come to its end, and is fenced
+then. So the one that shall be master holds as much as any other, and is it; should it not, the highest is, which may be
+the old master, and nothing is lost either. A master that does not answer is not waited for longer than any other.
+
 Only the run that the cluster knows counts: a report of another one is late, or comes before it is registered, and by
 then the log has moved on. A report whose process has gone since is dropped; who is left holds everything as well.
 """
@@ -42,11 +46,14 @@ class Report:
 class Promotion:
     """One attempt, for a log as it was seen; when the log moves on, or refuses what was decided, a new one begins."""
 
-    def __init__(self, log_id: str, log: LogFacts, *, epoch: int, now: float, wait_s: float) -> None:
-        """`epoch`: the coming one, above every one that was ever told to a copy; `wait_s`: for those who are silent."""
+    def __init__(self, log_id: str, log: LogFacts, *, epoch: int, now: float, wait_s: float, to: str = "") -> None:
+        """`epoch`: the coming one, above every one that was ever told to a copy; `wait_s`: for those who are silent;
+        `to`: whom the master, which lives, shall hand the log over to."""
         self.log_id = log_id
         self.log = log
         self.epoch = epoch
+        self.to = to
+        self._first = log.master.node if to and log.master is not None else ""
         self._give_up_at = now + wait_s
         self._reports: dict[str, Report] = {}
         self._gone: set[str] = set()
@@ -54,7 +61,18 @@ class Promotion:
     @property
     def asked(self) -> tuple[str, ...]:
         """Who is fenced, in the order of the replicas."""
+        if self._first:
+            return (self._first,)
         return self.log.replicas if self._needed else self.log.promotable
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if now >= self._give_up_at:
+            self._first = ""
+
+    def gently(self, node: str) -> bool:
+        """Whether a node shall let its mirrors come to its end before it is fenced."""
+        return node == self._first
 
     @property
     def waits_for(self) -> tuple[str, ...]:
@@ -70,9 +88,12 @@ class Promotion:
         if node in self.asked and self.log.in_sync.get(node, report.start_id) == report.start_id:
             self._reports[node] = report
             self._gone.discard(node)
+            self._first = ""
 
     def gone(self, node: str) -> None:
         """A node's process is known not to be there."""
+        if node == self._first:
+            self._first = ""
         self._reports.pop(node, None)
         self._gone.add(node)
 
@@ -104,8 +125,13 @@ class Promotion:
             holder=Holder(node, best.start_id),
             epoch=self.next_epoch(),
             unclean=unclean,
-            lost_from=best.end if unclean or best.end < confirmed else None,
+            lost_from=self._lost_from(best) if unclean or best.end < confirmed else None,
         )
+
+    def _lost_from(self, best: Report) -> int:
+        """Behind its end; but the last bytes of a copy that lacks the log's last epoch may be of a history that was
+        given up, and only what it knows to be confirmed is surely of this one."""
+        return best.end if best.last_epoch >= self.log.epoch else min(best.end, best.confirmed)
 
     @property
     def _needed(self) -> Collection[str]:
@@ -114,6 +140,6 @@ class Promotion:
             return self.log.replicas
         return self.log.marked if self.log.recovering else ()
 
-    def _rank(self, node: str) -> tuple[int, int, int]:
+    def _rank(self, node: str) -> tuple[int, int, bool, int]:
         report = self._reports[node]
-        return report.last_epoch, report.end, -self.log.replicas.index(node)
+        return report.last_epoch, report.end, node == self.to, -self.log.replicas.index(node)

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from mirrorlog.cluster.commands import Addresses
+from mirrorlog.cluster.raft.messages import Snapshot
 from mirrorlog.errors import ProtocolError
 
 _A = TypeVar("_A", bound="Answer")
@@ -21,9 +22,11 @@ class Answer(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=
 
 
 class AskApply(Question, frozen=True):
-    """To the leader: let this command be an entry, and say what came of it."""
+    """To the leader: let this command be an entry, and say what came of it. `pass_on`: to any member, which asks the
+    leader."""
 
     command: bytes
+    pass_on: bool = False
 
 
 class Applied(Answer, frozen=True):
@@ -34,11 +37,13 @@ class Applied(Answer, frozen=True):
 
 
 class AskFence(Question, frozen=True):
-    """Keep `epoch` for the log, stop in the one before, and report. `start_id`: the run that is asked."""
+    """Keep `epoch` for the log, stop in the one before, and report. `start_id`: the run that is asked; `gently`: take
+    nothing more first, and let the mirrors come to the log's end."""
 
     log_id: str
     epoch: int
     start_id: str
+    gently: bool = False
 
 
 class Fenced(Answer, frozen=True):
@@ -49,6 +54,18 @@ class Fenced(Answer, frozen=True):
     end: int
     confirmed: int
     promised: int = 0
+
+
+class AskElection(Question, frozen=True):
+    """To the leader: the log's master cannot be followed by a copy that has promised `epoch` in a fence whose promotion
+    came to nothing; promote somebody anew."""
+
+    log_id: str
+    epoch: int
+
+
+class Noted(Answer, frozen=True):
+    """It will be seen to."""
 
 
 class AskJoin(Question, frozen=True):
@@ -62,14 +79,34 @@ class AskJoin(Question, frozen=True):
 
 
 class Joined(Answer, frozen=True):
-    """It is in, as this member. `state`: of the cluster, encoded, so that it knows whom to reach."""
+    """It is in, as this member, and begins with `snapshot`: of what the node that answers has applied."""
 
     member: int
-    state: bytes
+    snapshot: Snapshot
 
 
-AnyQuestion = AskApply | AskFence | AskJoin
-AnyAnswer = Applied | Fenced | Joined
+class AskState(Question, frozen=True):
+    """To any member: what it knows of `node`, once it has applied everything up to `index`; the answer is as to a
+    joining. Refused (NOT_A_MEMBER) when that is no node."""
+
+    node: str
+    index: int
+
+
+class AskLooking(Question, frozen=True):
+    """Of a node that looks for a cluster, to another one that does: what do you look for?"""
+
+
+class Looking(Answer, frozen=True):
+    """It is in no cluster. `address`: its own replication address, as others dial it; `seeds`: of which one founds a
+    cluster, in order."""
+
+    address: str
+    seeds: tuple[str, ...] = ()
+
+
+AnyQuestion = AskApply | AskFence | AskElection | AskJoin | AskState | AskLooking
+AnyAnswer = Applied | Fenced | Noted | Joined | Looking
 
 encode = msgspec.msgpack.Encoder().encode
 _questions: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)

@@ -10,16 +10,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol
 
-from mirrorlog.cluster.commands import Addresses, AnyCommand, NodeJoined, NodeStarted, StartKind, encode_command
+from mirrorlog.cluster.advice import advice
+from mirrorlog.cluster.commands import (
+    Addresses,
+    AnyCommand,
+    NodeJoined,
+    NodeStarted,
+    StartKind,
+    decode_command,
+    encode_command,
+)
 from mirrorlog.cluster.coordinator import Action, ChangeMembers, Coordinator, Fence, Propose, Seen, Wanted
 from mirrorlog.cluster.driver import RaftDriver
+from mirrorlog.cluster.joining import anew, check_joining
 from mirrorlog.cluster.liveness import Change, Life, Liveness
 from mirrorlog.cluster.machine import Machine, Step
 from mirrorlog.cluster.peers import Mesh
@@ -27,10 +39,13 @@ from mirrorlog.cluster.promotion import Report
 from mirrorlog.cluster.questions import (
     Applied,
     AskApply,
+    AskElection,
     AskFence,
     AskJoin,
+    AskState,
     Fenced,
     Joined,
+    Noted,
     decode_answer,
     decode_question,
     encode,
@@ -40,10 +55,20 @@ from mirrorlog.cluster.raft.effects import Stored
 from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.raft.messages import AnyMessage, HardState, Snapshot
 from mirrorlog.cluster.raft.store import RaftStore
-from mirrorlog.cluster.state import ClusterState, Outcome, encode_state
+from mirrorlog.cluster.registration import Registration
+from mirrorlog.cluster.state import ClusterState, NodeFacts, Outcome, encode_state
 from mirrorlog.commitlog.files import Files
-from mirrorlog.errors import ConnectionLost, MirrorlogError, NotLeader, RequestTimeout
-from mirrorlog.wire.messages import Hello
+from mirrorlog.errors import (
+    ConnectionLost,
+    DiskFailed,
+    MirrorlogError,
+    NotAMember,
+    NotLeader,
+    ProtocolError,
+    RequestTimeout,
+)
+from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.messages import Hello, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +77,28 @@ COORDINATE_S: Final = 0.05
 ASK_S: Final = 2.0
 """How long an answer of another member may take."""
 RETRY_S: Final = 0.1
+RIVAL_HEARD_S: Final = 1.0
+"""A run that lives is heard ten times as often."""
+RUNS_MAX: Final = 1_000
+"""Of those that were heard; then the silent ones are forgotten."""
+PROPOSE_S: Final = 30.0
+"""How long the cluster may take to decide what nobody waits for."""
+
+
+class Chronicle(Protocol):
+    """Who keeps what happened. Called on the loop: it must not wait."""
+
+    def applied(self, step: Step) -> None:
+        """The cluster has decided something, or refused it."""
+
+    def restored(self, state: ClusterState, index: int) -> None:
+        """What was decided up to `index` was taken over as a whole."""
+
+    def life_changed(self, change: Change) -> None:
+        """Another node is up or down, as seen from here."""
+
+    def coordinated(self, node: str, term: int) -> None:
+        """Another node coordinates."""
 
 
 class Host(Protocol):
@@ -63,9 +110,13 @@ class Host(Protocol):
     def life_changed(self, change: Change) -> None:
         """Another node is up or down, as seen from here."""
 
-    async def fence(self, log_id: str, epoch: int) -> Report:
-        """Keep `epoch`, on disk, stop in the one before, and report; a copy that keeps a higher one says which. Raises
-        MirrorlogError when that cannot be."""
+    async def fence(self, log_id: str, epoch: int, *, gently: bool = False) -> Report:
+        """Keep `epoch`, on disk, stop in the one before, and report; a copy that keeps a higher one says which.
+        `gently`: a master lets its mirrors come to its end before, for a moment. Raises MirrorlogError when that cannot
+        be."""
+
+    def registered(self) -> None:
+        """The cluster knows of this run."""
 
     def failed(self, error: MirrorlogError) -> None:
         """The node must stop."""
@@ -103,9 +154,11 @@ class ClusterService:
         timing: Timing,
         node_timeout_s: float,
         helper: Executor,
+        credentials: Credentials = OPEN,
     ) -> None:
         self.identity = identity
-        self.mesh = Mesh(hello=hello, events=self)
+        self.mesh = Mesh(hello=hello, events=self, credentials=credentials)
+        self.mesh.welcomed = self._welcomed
         self.liveness = Liveness(timeout_s=node_timeout_s)
         self._host = host
         self._wanted = wanted
@@ -117,15 +170,25 @@ class ClusterService:
         self._nodes: dict[int, str] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._fencing: set[tuple[str, str, int]] = set()
+        self._runs: dict[tuple[str, str], float] = {}
+        """When each run of a node was heard last."""
+        self._fence_failures: dict[tuple[str, str], str] = {}
+        self._last_leader = 0
+        self.elections = 0
+        """How often another coordinator was seen in this run."""
+        self.chronicle: Chronicle | None = None
         self._look = asyncio.Event()
+        self._place: tuple[Files, Path] | None = None
+        self.registration = Registration(self._started, self, failed=host.failed)
+        self._foreseen: tuple[int, ClusterState] | None = None
+        self._advice: list[str] = []
+        self._readers: list[tuple[int, asyncio.Future[None]]] = []
 
     # --- life ---
 
-    async def start(self, files: Files, directory: Path, *, own: int, snapshot: Snapshot) -> None:
-        """As the member that the disk remembers; else as member `own`, which begins with `snapshot`.
-
-        Returns when it runs, not when it has found the others. Raises LogCorrupt, DiskFull, DiskFailed.
-        """
+    async def open(self, files: Files, directory: Path, *, own: int, snapshot: Snapshot) -> None:
+        """As the member that the disk remembers; else as member `own`, which begins with `snapshot`. Then `state` is
+        what this node knew when it stopped. Raises LogCorrupt, DiskFull, DiskFailed."""
 
         def opened() -> tuple[RaftStore, Stored]:
             found = RaftStore.open(files, directory)
@@ -134,7 +197,10 @@ class ClusterService:
             made = RaftStore.create(files, directory, own=own, snapshot=snapshot)
             return made, Stored(HardState(), snapshot)
 
-        store, stored = await self._loop.run_in_executor(self._helper, opened)
+        self._place = files, directory
+        self._driver = self._make_driver(*await self._loop.run_in_executor(self._helper, opened))
+
+    def _make_driver(self, store: RaftStore, stored: Stored) -> RaftDriver:
         raft = Raft(
             store.own,
             stored,
@@ -142,7 +208,7 @@ class ClusterService:
             now=self._loop.time(),
             timing=self._timing,
         )
-        self._driver = RaftDriver(
+        return RaftDriver(
             raft,
             store,
             Machine(stored.snapshot),
@@ -151,9 +217,13 @@ class ClusterService:
             helper=self._helper,
             failed=self._host.failed,
         )
+
+    def start(self) -> None:
+        """Find the others, after `open`; returns at once. A founding member registers when a majority is there."""
+        self._foreseen = self.driver.raft.log.last_index, self.foreseen()
         self._know(self.state)
         self.mesh.start()
-        self._driver.start()
+        self.driver.start()
         for work in (self._register(), self._coordinate()):
             self._spawn(work)
 
@@ -167,6 +237,13 @@ class ClusterService:
             await self._driver.stop()
 
     # --- what it knows ---
+
+    def foreseen(self) -> ClusterState:
+        """The state with all entries that the disk holds, decided or not; before the start."""
+        log = self.driver.raft.log
+        machine = Machine(log.snapshot)
+        machine.apply(log.entries(log.snapshot.index + 1, log.last_index))
+        return machine.state
 
     @property
     def driver(self) -> RaftDriver:
@@ -210,6 +287,54 @@ class ClusterService:
                     raise
                 await asyncio.sleep(RETRY_S)
 
+    async def decide(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
+        """As `propose`; and `state` is as of the outcome or later."""
+        give_up_at = self._loop.time() + timeout_s
+        outcome = await self.propose(command, timeout_s=timeout_s)
+        try:
+            async with asyncio.timeout_at(give_up_at):
+                await self._applied_here(outcome.index)
+        except TimeoutError:
+            raise RequestTimeout(f"decided, and not known here within {timeout_s * 1000:.0f} ms") from None
+        return outcome
+
+    def propose_soon(self, command: AnyCommand) -> None:
+        """Have it decided, and do not wait; who needs it looks again later."""
+
+        async def propose() -> None:
+            try:
+                await self.propose(command, timeout_s=PROPOSE_S)
+            except MirrorlogError as error:
+                logger.warning("not_decided command=%s reason=%r", type(command).__name__, str(error))
+
+        self._spawn(propose())
+
+    async def decide_once(self, command: AnyCommand) -> Outcome:
+        """Have it decided, and know here what came of it: `state` is as of the outcome or later.
+
+        Asked for once: after any error nobody can say whether it will be decided. Raises MirrorlogError.
+        """
+        try:
+            async with asyncio.timeout(ASK_S):
+                outcome = await self._ask_leader(encode_command(command))
+                await self._applied_here(outcome.index)
+        except TimeoutError:
+            raise RequestTimeout(f"the cluster has not decided within {ASK_S * 1000:.0f} ms") from None
+        return outcome
+
+    async def _applied_here(self, index: int) -> None:
+        if self.driver.machine.index < index:
+            reached: asyncio.Future[None] = self._loop.create_future()
+            self._readers.append((index, reached))
+            await reached
+
+    def _tell_readers(self) -> None:
+        applied = self.driver.machine.index
+        for index, reached in self._readers:
+            if index <= applied and not reached.done():
+                reached.set_result(None)
+        self._readers = [each for each in self._readers if not each[1].done()]
+
     async def _ask_leader(self, data: bytes) -> Outcome:
         if self.driver.raft.leader == self.driver.raft.own:
             return await self._decide(data)
@@ -219,8 +344,24 @@ class ClusterService:
         answer = decode_answer(told, Applied)
         return Outcome(answer.index, answer.refusal)
 
+    def _check_run(self, data: bytes) -> None:
+        """A disk that was set back begins anew, and the run that the cluster knows is over then: not while that one is
+        heard, for then this is a second process with its name. Raises NotLeader."""
+        command = decode_command(data)
+        if not isinstance(command, NodeStarted) or not command.seen:
+            return
+        silent_s = self._loop.time() - self._runs.get((command.node, command.seen), -inf)
+        own = (self.identity.node, self.identity.start_id)
+        if silent_s < RIVAL_HEARD_S or (command.node, command.seen) == own:
+            raise NotLeader(
+                f"run {command.seen} of node {command.node} is there, so run {command.start_id} has its name and no "
+                "disk of its own; stop it, or give it another id",
+                rival=command.seen,
+            )
+
     async def _decide(self, data: bytes) -> Outcome:
         """As the leader. Raises NotLeader when it is none, or no more."""
+        self._check_run(data)
         answer: asyncio.Future[Outcome | None] = self._loop.create_future()
 
         def done(outcome: Outcome | None) -> None:
@@ -236,37 +377,95 @@ class ClusterService:
         return outcome
 
     async def _register(self) -> None:
-        """Until the cluster knows of this run, it counts for nothing."""
+        try:
+            await self.registration.register()
+        except (NotAMember, DiskFailed) as error:
+            self._host.failed(error)
+            return
         identity = self.identity
-        started = NodeStarted(
+        logger.info("registered node=%s start_id=%s kind=%s", identity.node, identity.start_id, identity.kind)
+        self._host.registered()
+        await self.registration.watch()
+
+    def _started(self) -> NodeStarted:
+        identity = self.identity
+        return NodeStarted(
             node=identity.node,
             start_id=identity.start_id,
             kind=identity.kind,
             addresses=identity.addresses,
-            member=self.driver.raft.own,
             before=identity.before,
             since=identity.since,
             damaged=identity.damaged,
         )
-        told = ""
-        while True:
-            try:
-                outcome = await self.propose(started, timeout_s=ASK_S)
-            except MirrorlogError as error:
-                if str(error) != told:
-                    logger.info("waiting_for_cluster node=%s reason=%r", identity.node, str(error))
-                told = str(error)
-                continue
-            if not outcome.refusal:
-                logger.info("registered node=%s start_id=%s kind=%s", identity.node, identity.start_id, identity.kind)
-                return
-            # A founding document that does not name this node, or a member that was forgotten.
-            self._host.failed(MirrorlogError(f"the cluster does not let this node in: {outcome.refusal}"))
-            return
+
+    # --- registration.Member ---
+
+    @property
+    def own(self) -> int:
+        """This member's number."""
+        return self.driver.raft.own
+
+    @property
+    def applied_index(self) -> int:
+        """Up to where it knows what is decided."""
+        return self.driver.machine.index
+
+    @property
+    def hears_leader(self) -> bool:
+        return bool(self.leader)
+
+    def others(self) -> list[str]:
+        """Who can be asked now."""
+        return sorted(self.mesh.reached())
+
+    async def ask(self, node: str, question: bytes) -> bytes:
+        """As `Mesh.ask`."""
+        return await self.mesh.ask(node, question, timeout_s=ASK_S)
+
+    async def ask_leader(self, data: bytes) -> Outcome:
+        """Have a command decided. Raises MirrorlogError."""
+        return await self._ask_leader(data)
+
+    async def told(self, node: str, index: int) -> Joined:
+        """Of a node, once everything up to `index` is applied here. Raises NotAMember, RequestTimeout."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                await self._applied_here(index)
+        except TimeoutError:
+            raise RequestTimeout(f"node {self.identity.node} does not know yet what is decided up to {index}") from None
+        facts = self.state.nodes.get(node)
+        if facts is None:
+            raise NotAMember(f"node {node} was forgotten by its cluster; its copies count no more")
+        machine = self.driver.machine
+        members = self.driver.raft.log.members_at(machine.index)
+        snapshot = Snapshot(machine.index, machine.term, members, machine.snapshot_state())
+        return Joined(member=facts.member, snapshot=snapshot)
+
+    async def begin_anew(self, told: Joined) -> None:
+        """As another Raft member; the old one says nothing more. Raises LogCorrupt, DiskFull, DiskFailed."""
+        assert self._place is not None
+        await self.driver.stop()
+        files, directory = self._place
+        make = partial(anew, files, directory, told)
+        self._driver = self._make_driver(*await self._loop.run_in_executor(self._helper, make))
+        self._foreseen = None
+        self._know(self.state)
+        self.driver.start()
+
+    def _note_advice(self, state: ClusterState) -> None:
+        told, self._advice = self._advice, advice(state) if self.registration.is_in else []
+        for each in self._advice:
+            if each not in told:
+                logger.warning("cluster_could_be_safer node=%s advice=%r", self.identity.node, each)
 
     # --- MemberEvents ---
 
     def heard(self, node: str, start_id: str) -> None:
+        now = self._loop.time()
+        if len(self._runs) >= RUNS_MAX and (node, start_id) not in self._runs:
+            self._runs = {run: at for run, at in self._runs.items() if now - at < RIVAL_HEARD_S}
+        self._runs[node, start_id] = now
         self._lives(self.liveness.heard(node, start_id, self._loop.time()))
 
     def reset(self, node: str) -> None:
@@ -276,21 +475,38 @@ class ClusterService:
         self._lives(self.liveness.refused(node))
 
     def raft(self, message: AnyMessage) -> None:
-        self.driver.receive(message)
+        """From a member: one that was forgotten, or lost when the cluster was recovered, has nothing to say here."""
+        if message.sender in self._nodes or message.sender in self.driver.raft.members.all:
+            self.driver.receive(message)
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        """The cluster may have been recovered without this node: then there are two, and this one has to end."""
+        if welcome.incarnation > self.state.incarnation:
+            self._host.failed(
+                NotAMember(
+                    f"the cluster was recovered without this node, which knows it as incarnation "
+                    f"{self.state.incarnation}; node {welcome.node_id} is of incarnation {welcome.incarnation}. A lost "
+                    "node joins anew with a blank disk; a survivor is recovered with mqtool recover-cluster"
+                )
+            )
 
     async def asked(self, node: str, question: bytes) -> bytes:
         asked = decode_question(question)
         if isinstance(asked, AskApply):
-            outcome = await self._decide(asked.command)
+            outcome = await (self._ask_leader if asked.pass_on else self._decide)(asked.command)
             return encode(Applied(index=outcome.index, refusal=outcome.refusal))
         if isinstance(asked, AskFence):
             return encode(await self._fence_here(asked))
-        return encode(await self._let_in(asked))
+        if isinstance(asked, AskElection):
+            return encode(self._elect_here(asked))
+        if isinstance(asked, AskState):
+            return encode(await self.told(asked.node, asked.index))
+        raise ProtocolError(f"{type(asked).__name__} from a member")
 
     async def _fence_here(self, asked: AskFence) -> Fenced:
         if asked.start_id != self.identity.start_id:
             raise NotLeader(f"node {self.identity.node} runs as {self.identity.start_id}, not as {asked.start_id}")
-        report = await self._host.fence(asked.log_id, asked.epoch)
+        report = await self._host.fence(asked.log_id, asked.epoch, gently=asked.gently)
         return Fenced(
             start_id=report.start_id,
             last_epoch=report.last_epoch,
@@ -299,25 +515,58 @@ class ClusterService:
             promised=report.promised,
         )
 
-    async def _let_in(self, asked: AskJoin) -> Joined:
+    def ask_election(self, log_id: str, epoch: int) -> None:
+        """Have somebody promoted above `epoch`, which was promised here; to be asked again until it is done."""
+        asked = AskElection(log_id=log_id, epoch=epoch)
+
+        async def ask() -> None:
+            try:
+                if self.driver.raft.leader == self.driver.raft.own:
+                    self._elect_here(asked)
+                elif self.leader:
+                    await self.mesh.ask(self.leader, encode(asked), timeout_s=ASK_S)
+            except MirrorlogError as error:
+                logger.info("election_not_asked log=%s reason=%r", log_id, str(error))
+
+        self._spawn(ask())
+
+    def _elect_here(self, asked: AskElection) -> Noted:
+        if self._coordinator is None:
+            raise NotLeader("this node does not coordinate; ask again")
+        logger.warning("election_asked log=%s epoch=%s", asked.log_id, asked.epoch)
+        self._coordinator.elect(asked.log_id, asked.epoch)
+        self._look.set()
+        return Noted()
+
+    async def let_in(self, asked: AskJoin) -> Joined:
+        """A node asks to be in. Raises NotAMember when the cluster does not want it; after any other MirrorlogError it
+        may ask again, by the same token."""
+        check_joining(asked)
         joined = NodeJoined(node=asked.node, addresses=asked.addresses, witness=asked.witness, token=asked.token)
-        outcome = await self.propose(joined, timeout_s=ASK_S)
+        outcome = await self.decide_once(joined)
         if outcome.refusal:
-            raise NotLeader(outcome.refusal)
-        node = self.state.nodes.get(asked.node)
-        if node is None:
-            raise NotLeader(f"node {asked.node} is let in, and not known here yet; ask again")
-        return Joined(member=node.member, state=encode_state(self.state))
+            raise NotAMember(f"the cluster does not let this node in: {outcome.refusal}")
+        told = await self.told(asked.node, outcome.index)
+        if self.state.nodes[asked.node].token != asked.token:
+            raise NotAMember(f"the cluster does not let this node in: node {asked.node} was forgotten meanwhile")
+        logger.info("let_in node=%s member=%s index=%s", asked.node, told.member, outcome.index)
+        return told
 
     # --- Watcher ---
 
     def applied(self, step: Step) -> None:
+        if self.chronicle is not None:
+            self.chronicle.applied(step)
         if step.after is not step.before:
             self._know(step.after)
+        self._tell_readers()
         self._look.set()
 
     def restored(self) -> None:
+        if self.chronicle is not None:
+            self.chronicle.restored(self.state, self.driver.machine.index)
         self._know(self.state)
+        self._tell_readers()
 
     def read_ready(self, token: Hashable, index: int | None) -> None:
         """Nobody reads by index yet: whoever asks gets what is known here."""
@@ -327,9 +576,11 @@ class ClusterService:
     async def _coordinate(self) -> None:
         while True:
             self._lives(self.liveness.tick(self._loop.time()))
+            self._note_leader()
             if not self.driver.raft.settled:
                 self._coordinator = None
                 self._fencing.clear()
+                self._fence_failures.clear()
             else:
                 self._coordinator = self._coordinator or self._begin_to_coordinate()
                 for action in self._coordinator.step(self.state, self._seen()):
@@ -338,6 +589,15 @@ class ClusterService:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COORDINATE_S):
                     await self._look.wait()
+
+    def _note_leader(self) -> None:
+        leader = self.driver.raft.leader
+        if leader and leader != self._last_leader:
+            self.elections += 1
+            self._last_leader = leader
+            if self.chronicle is not None:
+                self.chronicle.coordinated(self.leader, self.driver.raft.term)
+            logger.info("coordinator_is node=%s term=%s", self.leader or leader, self.driver.raft.term)
 
     def _begin_to_coordinate(self) -> Coordinator:
         logger.info("coordinating node=%s term=%s", self.identity.node, self.driver.raft.term)
@@ -368,32 +628,51 @@ class ClusterService:
             self._spawn(self._fence(fence, key))
 
     async def _fence(self, fence: Fence, key: tuple[str, str, int]) -> None:
-        asked = AskFence(log_id=fence.log_id, epoch=fence.epoch, start_id=self.state.nodes[fence.node].start_id)
         try:
-            if fence.node == self.identity.node:
-                told = await self._fence_here(asked)
-            else:
-                told = decode_answer(await self.mesh.ask(fence.node, encode(asked), timeout_s=ASK_S), Fenced)
+            report = await self.ask_fence(fence)
         except MirrorlogError as error:
-            logger.info("fence_failed node=%s log=%s reason=%r", fence.node, fence.log_id, str(error))
+            reason = str(error)
+            if self._fence_failures.get(key[:2]) != reason:  # it is asked again, ten times a second
+                logger.warning("fence_failed node=%s log=%s reason=%r", fence.node, fence.log_id, reason)
+            self._fence_failures[key[:2]] = reason
             await asyncio.sleep(RETRY_S)
             return
         finally:
             self._fencing.discard(key)
         if self._coordinator is not None:
-            report = Report(told.start_id, told.last_epoch, told.end, told.confirmed, told.promised)
             self._coordinator.fenced(fence.log_id, fence.epoch, fence.node, report)
             self._look.set()
+
+    async def ask_fence(self, fence: Fence) -> Report:
+        """What a node of the cluster reports. Raises MirrorlogError when it does not."""
+        start_id = self.state.nodes[fence.node].start_id
+        asked = AskFence(log_id=fence.log_id, epoch=fence.epoch, start_id=start_id, gently=fence.gently)
+        if fence.node == self.identity.node:
+            told = await self._fence_here(asked)
+        else:
+            told = decode_answer(await self.mesh.ask(fence.node, encode(asked), timeout_s=ASK_S), Fenced)
+        return Report(told.start_id, told.last_epoch, told.end, told.confirmed, told.promised)
 
     # --- inside ---
 
     def _know(self, state: ClusterState) -> None:
         """Whom to reach and watch follows from the state."""
-        self._nodes = {facts.member: node for node, facts in state.nodes.items()}
-        others = {node: facts for node, facts in state.nodes.items() if node != self.identity.node}
+        self.registration.note(state, self.driver.machine.index)
+        self._note_advice(state)
+        known = self._with_foreseen(state)
+        self._nodes = {facts.member: node for node, facts in known.items()}
+        others = {node: facts for node, facts in known.items() if node != self.identity.node}
         self.mesh.reach({node: facts.addresses.replication for node, facts in others.items()})
         self.liveness.watch(set(others), self._loop.time())
         self._host.changed(state)
+
+    def _with_foreseen(self, state: ClusterState) -> Mapping[str, NodeFacts]:
+        """Until all is decided that its disk holds, nodes that are in that only are reached too: it may be their votes
+        that decide it."""
+        if self._foreseen is None or self.driver.machine.index >= self._foreseen[0]:
+            self._foreseen = None
+            return state.nodes
+        return {**state.nodes, **self._foreseen[1].nodes}
 
     def _send(self, message: AnyMessage) -> None:
         if (node := self._nodes.get(message.to)) is not None:
@@ -404,6 +683,8 @@ class ClusterService:
             logger.info(
                 "node_%s node=%s start_id=%s reason=%r", change.life.value, change.node, change.start_id, change.reason
             )
+            if self.chronicle is not None:
+                self.chronicle.life_changed(change)
             facts = self.state.nodes.get(change.node)
             if change.life is Life.DOWN and facts is not None:
                 self.driver.raft.lost(facts.member, self._loop.time())

@@ -22,12 +22,14 @@ from mirrorlog.cluster.commands import (
     LeapConfirmed,
     LogMade,
     LossEndFound,
+    MasterWished,
     NodeDraining,
     NodeForgotten,
     NodeJoined,
     NodeStarted,
     NodeStopped,
     Promoted,
+    QueuesPlaced,
     ReplicaAdded,
     ReplicaRemoved,
     Seen,
@@ -71,6 +73,8 @@ class Loss(msgspec.Struct, frozen=True, omit_defaults=True):
 class LogFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """`replicas`: nodes, the home first; `master`: None before the first promotion and when its run has ended.
 
+    `wished`: who shall take over from the master, empty for nobody; see MasterWished.
+
     `in_sync`: by node, the run in which it holds everything; `marked`: of these, who may have lost something of it.
     `copies_wanted`: with fewer nothing is confirmed, and the set does not shrink below it. It is `min_in_sync`, or by
     default 1 with one or two copies and the majority with more; more copies raise it only once so many are in sync, so
@@ -90,6 +94,7 @@ class LogFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     in_sync: Mapping[str, str] = {}
     marked: frozenset[str] = frozenset()
     losses: tuple[Loss, ...] = ()
+    wished: str = ""
 
     @property
     def seen(self) -> Seen:
@@ -128,14 +133,17 @@ class LogFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ClusterState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`version`: index of the last entry that changed it; `incarnation`: raised when a lost majority is replaced."""
+    """`version`: index of the last entry that changed it; `incarnation`: raised when a lost majority is replaced;
+    `homes`: every node shall be home to a log; `queues`: the log's id by the queue's name."""
 
     cluster_id: str
     name: str
+    homes: bool = True
     version: int = 0
     incarnation: int = 1
     nodes: Mapping[str, NodeFacts] = {}
     logs: Mapping[str, LogFacts] = {}
+    queues: Mapping[str, str] = {}
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -188,6 +196,7 @@ def _recovered_log(log: LogFacts, nodes: Mapping[str, NodeFacts]) -> LogFacts:
             in_sync={node: nodes[node].start_id for node in replicas},
             marked=frozenset(replicas),
             version=log.version + 1,
+            wished="",
         )
     )
 
@@ -241,6 +250,9 @@ def _started(state: ClusterState, index: int, command: NodeStarted) -> ClusterSt
     facts = replace(
         node, start_id=command.start_id, kind=kind, stopped=False, draining=False, addresses=command.addresses
     )
+    if set_back and len(state.nodes) > 1:
+        # It may have forgotten a vote, as a blank disk has. One that is alone has nobody to begin anew from.
+        facts = replace(facts, member=index)
 
     def loses(log_id: str, log: LogFacts) -> bool:
         """A machine that went down loses what was in memory only."""
@@ -263,6 +275,7 @@ def _with_new_run(log: LogFacts, holder: Holder, *, lossy: bool) -> LogFacts:
         in_sync={**log.in_sync, holder.node: holder.start_id} if member else log.in_sync,
         marked=log.marked | {holder.node} if member and lossy else log.marked,
         version=log.version + 1,
+        wished="" if lossy and log.wished == holder.node else log.wished,
     )
 
 
@@ -304,8 +317,19 @@ def _without_node(log: LogFacts, node: str) -> LogFacts:
             in_sync={each: start for each, start in log.in_sync.items() if each != node},
             marked=log.marked - {node},
             version=log.version + 1,
+            wished="" if log.wished == node else log.wished,
         )
     )
+
+
+# --- Queues ---------------------------------------------------------------------------------------------------------
+
+
+def _placed(state: ClusterState, index: int, command: QueuesPlaced) -> ClusterState:
+    if command.log_id not in state.logs:
+        raise _Refused(f"there is no log {command.log_id}")
+    new = {name: command.log_id for name in command.names if name not in state.queues}
+    return replace(state, queues={**state.queues, **new}) if new else state
 
 
 # --- Logs -----------------------------------------------------------------------------------------------------------
@@ -392,12 +416,24 @@ def _promoted(state: ClusterState, index: int, command: Promoted) -> ClusterStat
         in_sync=log.in_sync if whole else {holder.node: holder.start_id},
         marked=log.marked if whole else frozenset(),
         losses=losses,
+        wished=log.wished if log.master == holder and holder.node != log.wished else "",
     )
     return _with_log(state, command.log_id, changed)
 
 
+def _wished(state: ClusterState, index: int, command: MasterWished) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    if command.node and command.node not in log.promotable:
+        raise _Refused(f"node {command.node} cannot be the next master of log {log.name}; in sync: {_names(log)}")
+    masters = log.master is not None and log.master.node == command.node
+    wished = "" if masters else command.node
+    return state if wished == log.wished else _with_log(state, command.log_id, replace(log, wished=wished))
+
+
 def _shrunk(state: ClusterState, index: int, command: InSyncShrunk) -> ClusterState:
     log = _log(state, command.log_id, command.seen)
+    if not command.nodes:
+        return _with_log(state, command.log_id, log)
     gone = set(command.nodes) & set(log.in_sync)
     if not gone:
         return state
@@ -508,8 +544,9 @@ def _with_node(state: ClusterState, node: str, facts: NodeFacts) -> ClusterState
 
 
 def _with_log(state: ClusterState, log_id: str, log: LogFacts) -> ClusterState:
-    """Every change of a log is a version of it."""
-    return replace(state, logs={**state.logs, log_id: replace(log, version=log.version + 1)})
+    """Every change of a log is a version of it. Who is not whole in sync any more is wished no more."""
+    wished = log.wished if log.wished in log.promotable else ""
+    return replace(state, logs={**state.logs, log_id: replace(log, version=log.version + 1, wished=wished)})
 
 
 _HANDLERS: Final[Mapping[type[AnyCommand], Callable[[ClusterState, int, Any], ClusterState]]] = {
@@ -518,10 +555,12 @@ _HANDLERS: Final[Mapping[type[AnyCommand], Callable[[ClusterState, int, Any], Cl
     NodeStopped: _stopped,
     NodeDraining: _draining,
     NodeForgotten: _forgotten,
+    QueuesPlaced: _placed,
     LogMade: _made,
     ReplicaAdded: _replica_added,
     ReplicaRemoved: _replica_removed,
     Promoted: _promoted,
+    MasterWished: _wished,
     InSyncShrunk: _shrunk,
     InSyncGrown: _grown,
     LeapConfirmed: _leap_confirmed,

@@ -46,7 +46,10 @@ class DataDirectory:
             "node_id": node_id,
         }
         try:
+            made = not files.exists(path)
             files.make_directory(path / LOGS_NAME)
+            if made:
+                files.fsync_directory(path.parent)  # or a loss of power takes all that is in it
             lock = _take_lock(files, path / LOCK_NAME)
             with contextlib.ExitStack() as undo:
                 undo.callback(lock.close)

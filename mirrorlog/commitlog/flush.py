@@ -76,6 +76,11 @@ class Flusher:
         self.generation = 0
         self.failure: DiskFailed | None = None
 
+    @property
+    def stored(self) -> Checkpoint:
+        """The newest checkpoint on disk."""
+        return self._checkpoints.stored or Checkpoint(0, 0, 0)
+
     def fail(self, error: DiskFailed) -> None:
         """No write is believed any more. The first reason stays."""
         self.failure = self.failure or error

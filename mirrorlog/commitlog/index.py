@@ -9,6 +9,9 @@ Copied batches (flag `COPIED`) carry old queue offsets, so the order of a queue 
 log; where two batches hold the same records, the later one counts. They take their place when they are confirmed. A
 queue with copied batches begins where the log says (`set_begin`), not where its first batch stands.
 
+After a loss the queue offsets leap (`leap`): the gap between is known as lost, `gap_end` says where to go on, and no
+answer runs over it. A leap counts from its confirm, in its place among the records.
+
 A copy that began at a decided begin and has not come to that decision yet may hold records behind others that are still
 to come as copies. While it is `partial`, a queue begins at its last leap: nothing is passed over in silence.
 
@@ -22,13 +25,14 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from mirrorlog.commitlog.format import BatchHeader
-from mirrorlog.commitlog.queue_order import QueueOrder
+from mirrorlog.commitlog.queue_order import NO_GAP, QueueOrder
 from mirrorlog.commitlog.rows import COPIED, INDEXED_MAX, PACKED_ROW, ROW, ROW_BYTES
 from mirrorlog.errors import LogCorrupt, OffsetOutOfRange
 
@@ -54,6 +58,15 @@ class Run(NamedTuple):
     @property
     def next_queue_offset(self) -> int:
         return self.base_queue_offset + self.record_count
+
+
+class _Leap(NamedTuple):
+    """Queues go on at `go_on_at` behind the batch at `log_offset`. `stood`: their next queue offsets before, by queue
+    id, of those that were below."""
+
+    log_offset: int
+    go_on_at: int
+    stood: Mapping[int, int]
 
 
 class _Marks:
@@ -88,8 +101,8 @@ class QueueIndex:
     """
 
     __slots__ = (
-        "_chunks", "_confirmed", "_count", "_end", "_first_chunk", "_floor", "_marks", "_past_records", "_past_time",
-        "_queues", "_sweeping", "_tail", "_visible", "partial",
+        "_chunks", "_confirmed", "_count", "_end", "_first_chunk", "_floor", "_gapped", "_leaps", "_marks",
+        "_past_records", "_past_time", "_queues", "_sweeping", "_tail", "_visible", "partial",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -106,6 +119,9 @@ class QueueIndex:
         self._count = 0
         self._end = 0
         self._confirmed = 0
+        # The queues that have a gap, and the leaps that are not confirmed, in log order.
+        self._gapped: set[int] = set()
+        self._leaps: deque[_Leap] = deque()
         self._sweeping: Iterator[QueueOrder] | None = None
         self.partial = False
 
@@ -147,9 +163,30 @@ class QueueIndex:
         if log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
+    def leap(self, log_offset: int, queue_ids: Iterable[int], go_on_at: int) -> None:
+        """The batch at `log_offset`, which was just added, says that these queues go on at the queue offset `go_on_at`;
+        those that are there already, or beyond, stay. What comes in between was lost."""
+        stood: dict[int, int] = {}
+        for queue_id in queue_ids:
+            following = self.next_appended(queue_id)
+            if following < go_on_at:
+                stood[queue_id] = following
+                self._order(queue_id).next_appended = go_on_at
+        self._leaps.append(_Leap(log_offset, go_on_at, stood))
+        if log_offset < self._confirmed:
+            self.confirm(self._confirmed)
+
     def confirm(self, log_offset: int) -> set[int]:
         """Everything below `log_offset` is confirmed and becomes visible, never back. Gives the queues that gained."""
         self._confirmed = confirmed = log_offset if log_offset > self._confirmed else self._confirmed
+        if not self._leaps:
+            return self._show(confirmed)
+        gained: set[int] = set()
+        while self._leaps and self._leaps[0].log_offset < confirmed:
+            gained |= self._show(self._leaps[0].log_offset) | self._confirm_leap(self._leaps.popleft())
+        return gained | self._show(confirmed)
+
+    def _show(self, confirmed: int) -> set[int]:
         gained: set[int] = set()
         queues, unpack = self._queues, _VISIBLE.unpack_from
         number, count = self._visible, self._count
@@ -181,13 +218,18 @@ class QueueIndex:
         if count >= self._count:
             return
         touched = {self._row(number)[3] for number in range(count, self._count)}
+        while self._leaps and self._leaps[-1].log_offset >= log_offset:
+            touched.update(self._leaps.pop().stood)
         self._end = self._row(count)[0]
         self._count = count
         self._drop_chunks_behind(count)
-        for queue in filter(None, map(self._queues.get, touched)):
+        for queue_id in touched & self._queues.keys():
+            queue = self._queues[queue_id]
             queue.cut(count)
             pending = len(queue.bases) > queue.visible
-            queue.next_appended = self._next_of(queue, -1) if pending else queue.next_confirmed
+            following = self._next_of(queue, -1) if pending else queue.next_confirmed
+            leaps = [leap.go_on_at for leap in self._leaps if queue_id in leap.stood]
+            queue.next_appended = max(following, *leaps) if leaps else following
 
     def set_queue(self, queue_id: int, *, begin: int, next_offset: int) -> None:
         """What the past knows of a queue, before its batches from `next_offset` on are added: nothing of it is in
@@ -195,7 +237,7 @@ class QueueIndex:
         former = self._queues.get(queue_id)
         queue = self._queues[queue_id] = QueueOrder(self._floor)
         if former is not None:
-            queue.logged_begin = former.logged_begin
+            queue.logged_begin, queue.gap = former.logged_begin, former.gap
         queue.begin = begin
         queue.hot_begin = queue.next_confirmed = queue.next_appended = next_offset
 
@@ -211,9 +253,7 @@ class QueueIndex:
 
     def set_begin(self, queue_id: int, queue_offset: int) -> None:
         """The log says, confirmed, that the queue begins there; it never goes back."""
-        queue = self._queues.get(queue_id)
-        if queue is None:
-            queue = self._queues[queue_id] = QueueOrder(self._floor)
+        queue = self._order(queue_id)
         queue.logged_begin = max(queue.logged_begin, queue_offset)
 
     def set_leap(self, queue_id: int, queue_offset: int) -> None:
@@ -221,6 +261,20 @@ class QueueIndex:
         queue = self._queues.get(queue_id)
         if queue is not None:
             queue.leap = max(queue.leap, queue_offset)
+
+    def set_gap(self, queue_id: int, gap: tuple[int, int]) -> None:
+        """A checkpoint says which queue offsets of the queue, [first, next), were given up after its last loss."""
+        queue = self._order(queue_id)
+        first, following = gap
+        # Leaps that are still to be confirmed here say so themselves, in their place: what is before them they join.
+        for leap in self._leaps:
+            if first <= leap.stood.get(queue_id, -1) < following:
+                following = leap.stood[queue_id]
+        known_first, known_end = queue.gap
+        # One that ends where the known one does may begin earlier: of that, only the last leap was followed here.
+        if first < following and (following > known_end or (following == known_end and first < known_first)):
+            queue.gap = first, following
+            self._gapped.add(queue_id)
 
     def set_past(self, *, first: int, end: int, first_append_time_us: int, records: int) -> None:
         """How many records the segment [first, end), log offsets, of the past holds, in log order and before any
@@ -283,6 +337,12 @@ class QueueIndex:
         queue = self._fresh(queue_id)
         return queue.hot_begin if queue is not None else 0
 
+    def hot_first(self, queue_id: int) -> int:
+        """The first confirmed record of the queue in memory, behind a leap if one comes before it; the next one to come
+        when there is none."""
+        queue = self._fresh(queue_id)
+        return queue.confirmed_from(0) if queue is not None else 0
+
     def past_until(self, queue_id: int, queue_offset: int) -> int | None:
         """None when `find` and `entries` answer for this queue offset. Otherwise the past must be asked, for batches
         that begin below the queue offset given: from there on the memory answers again, also when the past has none.
@@ -332,12 +392,34 @@ class QueueIndex:
         queue = self._queues.get(queue_id)
         return queue.next_appended if queue is not None else 0
 
+    def next_highest(self) -> int:
+        """The largest next queue offset to give out of all queues."""
+        return max((queue.next_appended for queue in self._queues.values()), default=0)
+
+    def gap_end(self, queue_id: int, queue_offset: int) -> int | None:
+        """Where to go on when that queue offset is in the newest gap that a loss left in the queue; None when not."""
+        queue = self._queues.get(queue_id)
+        return queue.gap[1] if queue is not None and queue.gap[0] <= queue_offset < queue.gap[1] else None
+
+    def gaps(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """(queue id, its newest gap) of the queues that have one now; each gap, queue offsets [first, next), is as
+        appended when it is asked for."""
+        for queue_id in self._gapped.union(*(leap.stood for leap in self._leaps)):
+            gap = self._queues[queue_id].gap
+            for leap in self._leaps:
+                if (stood := leap.stood.get(queue_id)) is not None:
+                    gap = _joined(gap, (stood, leap.go_on_at))
+            if gap != NO_GAP:  # its leap may have been cut meanwhile
+                yield queue_id, gap
+
     def find(self, queue_id: int, queue_offset: int) -> Run:
         """The visible batch that holds a queue offset; within a leap, the first one after it.
 
         Raises OffsetOutOfRange with `begin` and `next`. Only where `past_until` is None.
         """
         queue, index = self._locate(queue_id, queue_offset)
+        if index >= queue.visible:
+            raise self._out_of_range(queue_id, queue_offset)
         return self._run(queue, index)
 
     def find_time(self, queue_id: int, append_time_us: int) -> int:
@@ -351,19 +433,20 @@ class QueueIndex:
         return max(self._begin_of(queue), queue.confirmed_from(index))
 
     def entries(self, queue_id: int, from_queue_offset: int, max_bytes: int) -> list[Run]:
-        """Visible batches in order, from the one that holds `from_queue_offset` on: as many as fit into `max_bytes`,
-        at least one; none at the next queue offset to be confirmed. They end where the past comes in between.
+        """Visible batches in order, from the one that holds `from_queue_offset`, or the first one after it, on: as many
+        as fit into `max_bytes`, at least one if there is one. They end before a leap and where the past comes in.
 
         Raises OffsetOutOfRange as `find`. Only where `past_until` is None.
         """
         if from_queue_offset == self.next_confirmed(queue_id):
             return []
         queue, index = self._locate(queue_id, from_queue_offset)
+        if index >= queue.visible:
+            return []  # in a leap that no record has followed yet
         runs = [self._run(queue, index)]
         left = max_bytes - runs[0].length
         for following in range(index + 1, queue.visible):
-            expected = runs[-1].next_queue_offset
-            if expected < queue.hot_begin and queue.bases[following] != expected:
+            if queue.bases[following] != runs[-1].next_queue_offset:
                 break
             run = self._run(queue, following)
             left -= run.length
@@ -395,7 +478,30 @@ class QueueIndex:
 
     def _begin_of(self, queue: QueueOrder) -> int:
         begin = queue.begin if queue.logged_begin < 0 else min(queue.logged_begin, queue.next_confirmed)
+        if queue.gap[0] <= begin < queue.gap[1]:
+            begin = queue.gap[1]  # it has nothing from before the leap
         return max(begin, queue.leap) if self.partial else begin
+
+    def _order(self, queue_id: int) -> QueueOrder:
+        queue = self._queues.get(queue_id)
+        if queue is None:
+            queue = self._queues[queue_id] = QueueOrder(self._floor)
+        return queue
+
+    def _confirm_leap(self, leap: _Leap) -> set[int]:
+        """All before it in the log is visible, and nothing behind it."""
+        gained: set[int] = set()
+        for queue_id in leap.stood:
+            queue = self._queues[queue_id]
+            if queue.next_confirmed < leap.go_on_at:
+                if queue.begin >= queue.next_confirmed:
+                    queue.begin = leap.go_on_at  # it is empty
+                queue.gap = _joined(queue.gap, (queue.next_confirmed, leap.go_on_at))
+                self._leapt(queue, leap.go_on_at)
+                queue.next_confirmed = leap.go_on_at
+                gained.add(queue_id)
+        self._gapped |= gained
+        return gained
 
     @staticmethod
     def _leapt(queue: QueueOrder, base: int) -> None:
@@ -456,16 +562,20 @@ class QueueIndex:
         queue = self._fresh(queue_id)
         begin, following = self.begin(queue_id), self.next_confirmed(queue_id)
         if queue is None or not begin <= queue_offset < following:
-            raise OffsetOutOfRange(
-                f"queue offset {queue_offset} is not among the confirmed ones, {begin} up to {following}",
-                begin=begin,
-                next=following,
-            )
+            raise self._out_of_range(queue_id, queue_offset)
         index = bisect_right(queue.bases, queue_offset) - 1  # confirmed, as `queue_offset` is
         if index < 0 or queue_offset >= self._next_of(queue, index):
             assert queue_offset >= queue.hot_begin, "the past was not asked"
             index += 1
         return queue, index
+
+    def _out_of_range(self, queue_id: int, queue_offset: int) -> OffsetOutOfRange:
+        begin, following = self.begin(queue_id), self.next_confirmed(queue_id)
+        return OffsetOutOfRange(
+            f"queue offset {queue_offset} is not among the confirmed ones, {begin} up to {following}",
+            begin=begin,
+            next=following,
+        )
 
     def _number_at(self, log_offset: int) -> int:
         """The number of the first row in memory at or after `log_offset`."""
@@ -503,6 +613,11 @@ class QueueIndex:
         first = marks.log_offsets[mark]
         end = marks.log_offsets[mark + 1] if known else self._end
         return records * min(log_offset - first, end - first) // (end - first) if end > first else 0
+
+
+def _joined(former: tuple[int, int], gap: tuple[int, int]) -> tuple[int, int]:
+    """Two leaps with no record between them are one gap."""
+    return (former[0], gap[1]) if former != NO_GAP and former[1] == gap[0] else gap
 
 
 def _goes_back(header: BatchHeader, expected: int) -> LogCorrupt:

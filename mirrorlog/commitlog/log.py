@@ -458,34 +458,74 @@ class CommitLog:
             with self._flusher.disk("store the epochs of"):
                 self._store_epochs(epochs)
 
-    def truncate(self, log_offset: int, entries: Iterable[EpochLike]) -> None:
+    def truncate(self, log_offset: int, entries: Iterable[EpochLike], *, lost: bool = False, state: int = 0) -> None:
         """Mirror: cut everything from `log_offset` on and take over `entries`; on disk when this returns. Blocking.
 
-        Raises BadRequest below the confirmed offset, where no batch begins, and when `entries` do not fit what stays;
-        DiskFull and DiskFailed. Jobs that are out are void, views that are out may change under their reader.
+        `lost`: also what is confirmed and what is sealed, because it is lost by what the cluster has decided. Then all
+        that stays has to be flushed before, and the log to be closed and opened again after it; `state`: where the
+        newest checkpoint of the queues' state begins that is complete below `log_offset`, 0 for none.
+
+        Raises BadRequest below the confirmed offset or, when `lost`, below the begin, where no batch begins, and when
+        `entries` do not fit what stays; DiskFull and DiskFailed; LogCorrupt when what stays cannot be read. Jobs that
+        are out are void, views that are out may change under their reader.
         """
         self._require_writable()
         epochs = EpochList.of(entries)
-        if log_offset < max(self.begin, self._confirmed):
-            raise BadRequest(f"log offset {log_offset} is confirmed (up to {self._confirmed}) and cannot be cut")
-        if not self._chain.is_border(log_offset):
-            raise BadRequest(f"log offset {log_offset} is not where a batch begins")
+        self._check_cut(log_offset, lost=lost)
         if not epochs.agrees_below(log_offset, self.epochs):
             raise BadRequest(f"the epoch list does not fit the bytes below {log_offset}")
         # Each step leaves a log that opens. 1: nothing below the flushed offset may be missing later, so it is lowered
-        # first. 2: under the new list the bytes to be cut count no more. 3: they go; what a crash leaves of them is
-        # a torn tail.
+        # first, and a confirmed offset with it. 2: under the new list the bytes to be cut count no more. 3: they go;
+        # what a crash leaves of them is a torn tail.
         with self._flusher.disk("truncate"), self._flusher.lock:
-            flushed = min(self.flushed, log_offset)
-            self._flusher.lower(Checkpoint(self.begin, flushed, self._confirmed, self._state_from))
+            stored = self._flusher.stored
+            if lost:
+                self._confirmed, self._state_from = min(self._confirmed, log_offset), state
+            else:
+                # The newest state checkpoint may be confirmed, and not be on this disk.
+                state = stored.state
+            flushed = min(max(self.flushed, stored.flushed), log_offset)
+            self._flusher.lower(Checkpoint(self.begin, flushed, self._confirmed, state))
             self._store_epochs(epochs)
             # With the new list and the old bytes the log would speak of a history that never was.
             with self._whole("truncate"):
+                self._unseal(log_offset)
                 self._chain.cut(log_offset)
             self.end = self._chain.end
             # A flush that the loop asked for meanwhile has the old end as its target.
             self._flusher.void()
             self._cooled()
+
+    def _check_cut(self, log_offset: int, *, lost: bool) -> None:
+        if log_offset < self.begin:
+            raise BadRequest(f"log offset {log_offset} is below the begin, {self.begin}")
+        if log_offset < self._confirmed and not lost:
+            raise BadRequest(f"log offset {log_offset} is confirmed (up to {self._confirmed}) and cannot be cut")
+        if not (self._chain.is_border(log_offset) or self._is_border_on_disk(log_offset)):
+            raise BadRequest(f"log offset {log_offset} is not where a batch begins")
+
+    def _is_border_on_disk(self, log_offset: int) -> bool:
+        """As `is_border`, within a sealed segment; blocking."""
+        if not self._chain.is_sealed(log_offset):
+            return False
+        at = max(self.begin, self._chain.find(log_offset).start)
+
+        def pass_by(header: BatchHeader, batch: memoryview) -> None:
+            nonlocal at
+            at = header.next_log_offset
+
+        self.scan(at, pass_by, until=log_offset)
+        return at == log_offset
+
+    def _unseal(self, log_offset: int) -> None:
+        """What a cut there reaches is of the past no more. Raises OSError."""
+        reached = [segment for segment in self._chain.segments if segment.sealed and segment.end > log_offset]
+        for segment in reached:
+            self.tables.remove(segment.start)
+            segment.sealed = False
+        if reached:
+            # A table that came back after a crash could be taken for one of what is written there next.
+            self._files.fsync_directory(self.directory)
 
     def _store_epochs(self, epochs: EpochList) -> None:
         try:

@@ -300,12 +300,12 @@ class Past:
 
     def entries(self, queue_id: int, from_queue_offset: int, max_bytes: int, *, until: int) -> list[Run]:
         """Batches in order, from the one that holds `from_queue_offset` or the first after it, of those that begin
-        below the queue offset `until`: as many as fit into `max_bytes`, at least one, out of at most 16 stretches.
-        Empty when there is none: then the memory goes on at `until` (`QueueIndex.past_until`)."""
+        below the queue offset `until`: as many as fit into `max_bytes`, at least one, out of at most 16 stretches; they
+        end before a leap. Empty when there is none: then the memory goes on at `until` (`QueueIndex.past_until`)."""
         runs: list[Run] = []
         for _ in range(_SEGMENTS_AT_ONCE):
             place = self.index.segment_of(queue_id, from_queue_offset)
-            if place is None or place.base >= until:
+            if place is None or place.base >= until or (runs and place.base > from_queue_offset):
                 break
             found = self._table(place).entries(
                 queue_id, max(from_queue_offset, place.base), max_bytes, until=min(until, place.next)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from typing import Final
 
 import numpy as np
+
+NO_GAP: Final = (0, 0)
 
 
 class QueueOrder:
@@ -13,14 +16,15 @@ class QueueOrder:
     `next_confirmed` are pending.
 
     `begin`: first queue offset that the log has. `logged_begin`: the same as the log itself says it, -1 while it does
-    not. `leap`: where the queue offsets went on above the expected one, the last time. `hot_begin`: from here on all of
-    it is in memory; below are at most some copied batches. `floor`: rows below it were forgotten when this queue was
+    not. `leap`: where the queue offsets went on above the expected one, the last time. `gap`: the newest stretch of
+    them, [first, next), that was given up after a loss; empty without one. `hot_begin`: from here on all of it is in
+    memory; below are at most some copied batches. `floor`: rows below it were forgotten when this queue was
     last looked at. `mixed`: the row numbers do not rise with the queue offsets.
     """
 
     __slots__ = (
-        "bases", "begin", "floor", "hot_begin", "leap", "logged_begin", "mixed", "next_appended", "next_confirmed",
-        "numbers",
+        "bases", "begin", "floor", "gap", "hot_begin", "leap", "logged_begin", "mixed", "next_appended",
+        "next_confirmed", "numbers",
     )  # fmt: skip
 
     def __init__(self, floor: int) -> None:
@@ -29,6 +33,7 @@ class QueueOrder:
         self.begin = 0
         self.logged_begin = -1
         self.leap = 0
+        self.gap = NO_GAP
         self.hot_begin = 0
         self.next_confirmed = 0
         self.next_appended = 0

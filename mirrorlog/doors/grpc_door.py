@@ -26,6 +26,7 @@ from mirrorlog.client import Client
 from mirrorlog.config import split_address
 from mirrorlog.doors.admin_service import AdminService
 from mirrorlog.doors.consumer_service import ConsumeLimits, ConsumerService
+from mirrorlog.doors.door_tls import NO_TLS, DoorTls, add_options
 from mirrorlog.doors.heap import keep_freed_memory
 from mirrorlog.doors.node_watch import NodeWatch
 from mirrorlog.doors.parent import watch_parent
@@ -33,6 +34,7 @@ from mirrorlog.doors.producer_service import ProducerService, StreamLimits
 from mirrorlog.errors import MirrorlogError, PortTaken
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2
 from mirrorlog.wire.messages import Limits
+from mirrorlog.wire.tls import server_context
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +81,11 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
 class GrpcDoor:
     """One door. `run` returns when it was stopped."""
 
-    def __init__(self, *, node: str, bind: str) -> None:
+    def __init__(self, *, node: str, bind: str, tls: DoorTls = NO_TLS) -> None:
+        """Raises ConfigError for files of TLS that are none."""
         self._bind = bind
-        self._client = Client(node, role="door")
+        self._tls = tls
+        self._client = Client(node, role="door", tls=tls.to_nodes())
         self._health = health.aio.HealthServicer()
         self._watch = NodeWatch(self._client, node, self._node_changed)
         self._admin = AdminService(self._client, node)
@@ -111,7 +115,7 @@ class GrpcDoor:
         consumer_pb2_grpc.add_ConsumerServicer_to_server(self._consumer, server)
         reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         try:
-            bound = _listen(server, self._bind)
+            bound = _listen(server, self._bind, self._tls)
             await self._node_changed(True)
             await server.start()
             print(f"grpc door serving {bound}", flush=True)
@@ -142,10 +146,11 @@ class GrpcDoor:
                     await each
 
 
-def _listen(server: grpc.aio.Server, bind: str) -> str:
+def _listen(server: grpc.aio.Server, bind: str, tls: DoorTls) -> str:
     """Bind and give the address, with the port that the kernel chose for 0. Raises PortTaken."""
+    credentials = _credentials(tls)
     try:
-        port = server.add_insecure_port(bind)
+        port = server.add_insecure_port(bind) if credentials is None else server.add_secure_port(bind, credentials)
     except RuntimeError:
         port = 0
     if port == 0:
@@ -153,8 +158,22 @@ def _listen(server: grpc.aio.Server, bind: str) -> str:
     return f"{bind.rpartition(':')[0]}:{port}"
 
 
-async def _main(node: str, bind: str) -> None:
-    door = GrpcDoor(node=node, bind=bind)
+def _credentials(tls: DoorTls) -> grpc.ServerCredentials | None:
+    """Raises ConfigError."""
+    if tls.mode == "off":
+        return None
+    certificate, key, ca = tls.files
+    server_context(certificate=certificate, key=key, ca=ca)  # says what is wrong with the files; gRPC does not
+    mutual = tls.mode == "mutual"
+    return grpc.ssl_server_credentials(
+        [(key.read_bytes(), certificate.read_bytes())],
+        root_certificates=ca.read_bytes() if mutual else None,
+        require_client_auth=mutual,
+    )
+
+
+async def _main(node: str, bind: str, tls: DoorTls) -> None:
+    door = GrpcDoor(node=node, bind=bind, tls=tls)
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, door.stop)
@@ -179,11 +198,12 @@ def main() -> int:
     parser.add_argument("--node", required=True, metavar="HOST:PORT", help="the node's client port")
     parser.add_argument("--bind", required=True, metavar="HOST:PORT", help="where to serve; port 0: any free one")
     parser.add_argument("--debug", action="store_true", help="debug logs, and tracebacks for errors")
+    add_options(parser)
     arguments = parser.parse_args()
     _configure_logs(arguments.bind, debug=arguments.debug)
     keep_freed_memory()
     try:
-        uvloop.run(_main(arguments.node, arguments.bind))
+        uvloop.run(_main(arguments.node, arguments.bind, DoorTls.of(arguments)))
     except MirrorlogError as error:
         if arguments.debug:
             raise

@@ -10,9 +10,18 @@ from mirrorlog.client import Client
 from mirrorlog.client.begins import is_elsewhere
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.copies import Copies
+from mirrorlog.client.sightings import Sighting
+from mirrorlog.client.silence import SILENCE_S, Silence
 from mirrorlog.doors.fetched import Fetched, Source, read_fetched
 from mirrorlog.doors.subscription import AppendTime, Edge, GroupPosition, Start, Subscription, Until
-from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, OffsetOutOfRange
+from mirrorlog.errors import (
+    BadRequest,
+    ConnectionLost,
+    LogUnavailable,
+    MirrorlogError,
+    NoSuchQueue,
+    OffsetOutOfRange,
+)
 from mirrorlog.wire.messages import GetMetadata, Limits, Metadata, Position, QueueInfo
 
 _RETRY_S: Final = 0.1
@@ -30,7 +39,9 @@ class QueueReader:
         self._subscription = subscription
         self._copies = Copies(client, subscription.queue)
         self._connection: Connection | None = None
+        self._found: Sighting | None = None
         self._info: QueueInfo | None = None
+        self._failed_node = ""
         self._until: int | None = None
         self._limits: Limits | None = None
 
@@ -69,18 +80,30 @@ class QueueReader:
         info = self._info
         assert info is not None
         try:
-            facts, content = await connection.fetch(
-                queue_id=info.queue_id,
-                epoch=epoch,
-                queue_offset=queue_offset,
-                max_bytes=self._subscription.max_bytes,
-                wait_ms=self._subscription.max_wait_ms,
-                timeout_ms=_ANSWER_TIMEOUT_MS,
-            )
+            async with self._silence(connection):
+                facts, content = await connection.fetch(
+                    queue_id=info.queue_id,
+                    epoch=epoch,
+                    queue_offset=queue_offset,
+                    max_bytes=self._subscription.max_bytes,
+                    wait_ms=self._subscription.max_wait_ms,
+                    timeout_ms=_ANSWER_TIMEOUT_MS,
+                )
         except OffsetOutOfRange as error:
             raise await self._copies.judged(error, info, connection.welcome.node_id, queue_offset) from None
         source = self._source(connection, info)
         return read_fetched(facts, content, source, queue_offset=queue_offset, epoch=epoch, until=self._until)
+
+    def _silence(self, connection: Connection) -> Silence:
+        """Around a fetch: a master that hangs keeps its connection open, and its successor has long been promoted."""
+
+        async def moved() -> bool:
+            assert self._found is not None
+            from_master = not (self._subscription.from_mirror or self._subscription.node_id)
+            return from_master and await self._client.has_moved(self._found)
+
+        after_s = self._subscription.max_wait_ms / 1000 + SILENCE_S
+        return Silence(moved, after_s=after_s, reason=f"{connection.address} answers nothing, and is not the master")
 
     def _source(self, connection: Connection, info: QueueInfo) -> Source:
         return Source(self._subscription.queue, info.log_id, connection.welcome.node_id)
@@ -93,11 +116,13 @@ class QueueReader:
             try:
                 return await ask()
             except MirrorlogError as error:
-                self._connection = None
+                if self._connection is not None:
+                    self._failed_node, self._connection = self._connection.welcome.node_id, None
                 give_up_at = give_up_at or loop.time() + self._subscription.outage_timeout_ms / 1000
                 # A mirror may not have heard yet of a queue that others know.
                 passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
-                passing = passing or is_elsewhere(error)
+                # A copy that its node refuses to serve is not the only one.
+                passing = passing or is_elsewhere(error) or isinstance(error, LogUnavailable)
                 if not passing or loop.time() >= give_up_at:
                     raise
                 await asyncio.sleep(_RETRY_S)
@@ -119,9 +144,10 @@ class QueueReader:
 
     async def _connect(self) -> Connection:
         """To the node that shall be read from. Raises ConnectionLost, BadRequest for a node without this queue."""
-        info = self._info = await self._client.queue_info(self._subscription.queue)
+        self._found = await self._client.find(self._subscription.queue)
+        info = self._info = self._found.info
         failures: list[str] = []
-        for node_id in sorted(_wanted(self._subscription, info), key=self._copies.lacks):
+        for node_id in sorted(_wanted(self._subscription, info), key=self._rank):
             try:
                 connection = await self._client.connection_to(await self._client.node_address(node_id))
             except ConnectionLost as error:
@@ -130,6 +156,11 @@ class QueueReader:
                 self._limits = connection.welcome.limits
                 return connection
         raise ConnectionLost("; ".join(failures))
+
+    def _rank(self, node_id: str) -> tuple[bool, bool, bool]:
+        """Whom to read from, the best first: who lacks nothing, has not failed, is a mirror if one was asked for."""
+        is_master = self._info is not None and node_id == self._info.master
+        return self._copies.lacks(node_id), node_id == self._failed_node, is_master
 
     async def _start(self, start: Start, info: QueueInfo, node_id: str) -> Position:
         """`info`: as the node knows it that was reached."""
@@ -161,7 +192,8 @@ def _wanted(subscription: Subscription, info: QueueInfo) -> list[str]:
         return [subscription.node_id]
     if subscription.from_mirror and not info.mirrors:
         raise BadRequest(f"queue {info.name!r} has no mirror; read from its master, {info.master}")
-    return info.mirrors if subscription.from_mirror else [info.master]
+    # The master before a mirror that began late, and behind those that have all.
+    return [*info.mirrors, info.master] if subscription.from_mirror else [info.master]
 
 
 def _until(until: Until, info: QueueInfo) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Set
+from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from concurrent.futures import Executor
 from typing import Final, Protocol
 from uuid import UUID
@@ -31,12 +31,16 @@ from mirrorlog.ha.actions import Action, Close, ReadCold, Send
 from mirrorlog.ha.connection import HAConnection, SourceLog
 from mirrorlog.ha.driving import log_failure
 from mirrorlog.ha.group_transfer import Answer
+from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.ha.mastership import Mastership
+from mirrorlog.wire.credentials import OPEN, Credentials
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame, read_ack
 from mirrorlog.wire.greeting import check_hello
 from mirrorlog.wire.listening import listen
 from mirrorlog.wire.messages import Failure, Follow, Hello, Pull, Welcome, as_error, encode, expect_message
+from mirrorlog.wire.proof import AcceptedGreeting
+from mirrorlog.wire.tls import Refusals
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +60,15 @@ class MasterLog(SourceLog, Protocol):
         """Whether a batch begins or the log ends there."""
 
 
+class MemberLink(Protocol):
+    """What takes the frames of another member of the cluster, once it has greeted."""
+
+    def frame(self, frame_: Frame) -> None:
+        """Raises MirrorlogError, which closes the connection."""
+
+    def disconnected(self) -> None: ...
+
+
 class MasterLink:
     """The master's end of one mirror's connection: frames to an HAConnection, its actions to the socket."""
 
@@ -63,7 +76,10 @@ class MasterLink:
         self._service = service
         self._endpoint: Endpoint | None = None
         self._greeted: Hello | None = None
+        self._greeting: AcceptedGreeting | None = None
+        self._version = 0
         self._log: MasteredLog | None = None
+        self._member: MemberLink | None = None
         self.connection: HAConnection | None = None
         self.reading: asyncio.Task[None] | None = None
         """The cold read that is under way, or the last one."""
@@ -93,9 +109,12 @@ class MasterLink:
         if frame_.type == _ACK and self.connection is not None:
             self._acked(self.connection, frame_, now)
             return
-        if frame_.type == FrameType.ERROR and self._greeted is not None:
+        if self._member is not None:
+            self._member.frame(frame_)
+            return
+        if frame_.type == FrameType.ERROR and self._greeting is not None:
             reason = as_error(expect_message(frame_, FrameType.ERROR, Failure))
-            raise ConnectionLost(f"mirror {self._greeted.node_id} gave up: {reason}")
+            raise ConnectionLost(f"mirror {self._greeting.hello.node_id} gave up: {reason}")
         if self._greeted is None:
             self._greet(frame_)
         elif self.connection is None:
@@ -114,6 +133,11 @@ class MasterLink:
 
     def disconnected(self, error: MirrorlogError | None) -> None:
         self._service.links.discard(self)
+        if self._greeted is None and error is not None:
+            self._service.tell_refused(self.endpoint.peer, error)
+        if self._member is not None:
+            self._service.members.discard(self)
+            self._member.disconnected()
         if self.connection is not None and self._log is not None:
             self._log.mastership.leave(self.connection)
             logger.info(
@@ -145,13 +169,35 @@ class MasterLink:
             self._do(self.connection.tick(now))
 
     def _greet(self, frame_: Frame) -> None:
-        hello = expect_message(frame_, FrameType.HELLO, Hello)
-        version = check_hello(hello, cluster_id=self._service.welcome.cluster_id)
-        if hello.role != "mirror" or hello.node_id is None:
-            raise ProtocolError(f"role {hello.role!r} on the replication port; clients use the client port")
-        self._greeted = hello
+        """HELLO, and then the proof, if one is asked for."""
+        if self._greeting is None:
+            hello = expect_message(frame_, FrameType.HELLO, Hello)
+            self._version = check_hello(hello, cluster_id=self._service.welcome.cluster_id)
+            if hello.role not in ("mirror", "member", "joiner") or not hello.node_id or not hello.start_id:
+                raise ProtocolError(f"role {hello.role!r} on the replication port; clients use the client port")
+            self._greeting = self._service.credentials.accepted(hello, self.endpoint)
+            if self._greeting.challenge is not None:
+                self.endpoint.send([self._greeting.challenge])
+                return
+        else:
+            self._greeting.proven(frame_)
+        self._welcome(self._greeting)
+
+    def _welcome(self, greeting: AcceptedGreeting) -> None:
+        hello = self._greeted = greeting.hello
+        assert hello.node_id is not None
+        assert hello.start_id is not None
         self.endpoint.trust()
-        self.endpoint.send([self._service.welcome_frame(version)])
+        welcome = msgspec.structs.replace(self._service.welcome, version=self._version)
+        self.endpoint.send([frame(FrameType.WELCOME, encode(greeting.sealed(welcome)))])
+        if hello.role == "member":
+            # It has no log and no acks; silence is for the cluster to judge.
+            self._service.links.discard(self)
+            self._service.members.add(self)
+            self._member = self._service.member_link(hello.node_id, hello.start_id, self.endpoint)
+        elif hello.role == "joiner":
+            # One of the few links that may be open, and for no longer than a greeting may take.
+            self._member = self._service.joiner_link(self.endpoint)
 
     def _follow(self, message: Follow, now: float) -> None:
         assert self._greeted is not None
@@ -162,7 +208,7 @@ class MasterLink:
             raise BadRequest(
                 f"a copy from {message.begin} to {message.end}, confirmed up to {message.confirmed}, cannot be"
             )
-        connection = log.link(self._greeted.node_id, now)
+        connection = log.link(self._greeted.node_id, self._greeted.start_id or "", now)
         try:
             actions = connection.follow(message, now)
         except MirrorAhead as error:
@@ -241,7 +287,9 @@ class MasteredLog:
         mastership: Mastership,
         settings: HaSettings,
         answer: Callable[[Answer], None],
+        losses: Sequence[DeclaredLoss] = (),
     ) -> None:
+        """`losses`: those that the cluster has declared, that of this mastership's own promotion included."""
         self.log_id = log_id
         self.name = name
         self.log = log
@@ -249,10 +297,18 @@ class MasteredLog:
         self._own_id = own_id
         self._settings = settings
         self._answer = answer
+        self._losses = losses
         self._in_sync: frozenset[str] = frozenset()
 
-    def link(self, node_id: str, now: float) -> HAConnection:
-        return HAConnection(node_id=node_id, own_id=self._own_id, log=self.log, settings=self._settings, now=now)
+    def link(self, node_id: str, start_id: str, now: float) -> HAConnection:
+        return HAConnection(
+            node_id=node_id,
+            start_id=start_id,
+            log=self.log,
+            settings=self._settings,
+            now=now,
+            losses=self._losses,
+        )
 
     def progressed(self, answers: Iterable[Answer]) -> None:
         """Copies moved on: producers are answered, then records become visible, which takes longer. Nobody sees it the
@@ -277,9 +333,19 @@ class AcceptSocketService:
     """AcceptSocketService and the links it accepts; one per node, for all logs that the node masters, which come and
     go."""
 
-    def __init__(self, *, welcome: Welcome, limits: LimitSettings, helper: Executor) -> None:
+    def __init__(
+        self, *, welcome: Welcome, limits: LimitSettings, helper: Executor, credentials: Credentials = OPEN
+    ) -> None:
         self.welcome = welcome
+        self.credentials = credentials
+        self._refusals_told = Refusals()
         self.links: set[MasterLink] = set()
+        self.members: set[MasterLink] = set()
+        """Links of other members of the cluster."""
+        self.member_link: Callable[[str, str, Endpoint], MemberLink] = _no_member
+        """Makes what takes a member's frames: of its node id, its start id and the endpoint."""
+        self.joiner_link: Callable[[Endpoint], MemberLink] = _no_joiner
+        """Makes what takes the frames of a node that is in no cluster."""
         self.helper = helper
         self._logs: dict[str, MasteredLog] = {}
         self._refusals: dict[str, MirrorlogError] = {}
@@ -295,7 +361,7 @@ class AcceptSocketService:
             MasterLink(self),
             frame_bytes_max=LIST_BYTES_MAX,  # a mirror sends greetings and acks; epoch lists are the largest
             outgoing_bytes_max=2**62,  # bounded by in_flight_bytes_max
-        ))  # fmt: skip
+        ), self.credentials.accepting)  # fmt: skip
 
     def now(self) -> float:
         return time.monotonic()  # the loop's clock, without the way to the loop
@@ -328,11 +394,14 @@ class AcceptSocketService:
         if log_id in self._refusals:
             raise self._refusals[log_id].with_traceback(None)  # shared: it must not collect its raisers' frames
         if log_id not in self._logs:
-            raise NoSuchLog(f"this node is not the master of log {log_id}; check [[cluster.logs]] on both nodes")
+            raise NoSuchLog(f"this node is not the master of log {log_id}, or has not opened its epoch yet; ask again")
         return self._logs[log_id]
 
-    def welcome_frame(self, version: int) -> bytes:
-        return frame(FrameType.WELCOME, encode(msgspec.structs.replace(self.welcome, version=version)))
+    def tell_refused(self, peer: str, error: MirrorlogError) -> None:
+        """Somebody was not let in. It comes again, many times a second: it is told of now and then."""
+        host, reason = peer.rpartition(":")[0], str(error)
+        if self._refusals_told.is_news(f"{host} {reason}"):
+            logger.warning("link_refused peer=%s reason=%r", host, reason)
 
     def stored(self) -> None:
         """A log has grown. A mirror that has all the rest gets it at once, while this node goes on with it; for the
@@ -384,6 +453,8 @@ class AcceptSocketService:
             link.pump(announce=True)
             link.endpoint.send([frame(FrameType.GOODBYE)])
             link.endpoint.close()
+        for link in list(self.members):
+            link.endpoint.close()
         for task in self._tasks:
             task.cancel()
 
@@ -407,3 +478,11 @@ class AcceptSocketService:
         if not self._announce_due and self.links:
             self._announce_due = True
             asyncio.get_running_loop().call_later(ANNOUNCE_S, self._announce)
+
+
+def _no_joiner(endpoint: Endpoint) -> MemberLink:
+    raise ProtocolError("this node lets nobody in")
+
+
+def _no_member(node: str, start_id: str, endpoint: Endpoint) -> MemberLink:
+    raise ProtocolError("this node takes no members")

@@ -32,12 +32,14 @@ class Connect:
 class Align:
     """Cut the log at `log_offset` if it reaches beyond, take over `epochs`, both on disk; answer with `aligned`.
 
-    `anew`: set the copy aside, and begin an empty one there.
+    `anew`: set the copy aside, and begin an empty one there. `loss`: the epoch for which the cluster has declared that
+    what is cut may have been confirmed, and is lost: it is set aside before. 0 for none.
     """
 
     log_offset: int
     epochs: tuple[Epoch, ...]
     anew: bool = False
+    loss: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@
        ^                                                                                                          |
        +--------------------------------- disconnected, from any state ------------------------------------------+
 
-The mirror greets, says what it holds, and learns the master's history. It cuts its log at the common point (never
-below its own confirmed offset), takes over the epoch list, both on disk, and only then asks for bytes: so every ack
-of X means everything below X, of this history (invariant 1).
+The mirror greets, says what it holds, and learns the master's history. It cuts its log at the common point, takes over
+the epoch list, both on disk, and only then asks for bytes: so every ack of X means everything below X, of this history
+(invariant 1). Below its own confirmed offset it cuts only what the cluster has declared to be lost, and what may have
+been confirmed of that is set aside before.
 
 Differences from the seed's HAClient, each a known flaw there (seed 002):
 - What it asks for is checked against the master's history first (lines 435-441: it reports its largest offset).
@@ -28,6 +29,7 @@ from mirrorlog.commitlog.epochs import EpochList, common_point
 from mirrorlog.config import HaSettings
 from mirrorlog.errors import DiskFull, LogRecovering, MirrorlogError, ProtocolError, StalledFrame, WrongCluster
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
+from mirrorlog.ha.losses import DeclaredLoss, losses_since, lost_from
 from mirrorlog.wire.frames import TRANSFER, TRANSFER_FLUSH, Frame, FrameType, ack_frame, frame, read_transfer
 from mirrorlog.wire.messages import (
     EpochEntry,
@@ -37,12 +39,19 @@ from mirrorlog.wire.messages import (
     History,
     Message,
     Pull,
-    Welcome,
     as_error,
     decode,
     encode,
     expect_message,
 )
+from mirrorlog.wire.proof import DialledGreeting
+
+RECONNECT_FIRST_S: Final = 0.02
+"""After the first attempt that failed; twice that after the next one, up to `reconnect_interval_ms`. A master that was
+just promoted has yet to open its epoch, and everybody's confirms wait for its mirrors."""
+
+_DOUBLINGS_MAX: Final = 20
+"""Six hours: above any interval that is of use."""
 
 DISK_FULL_RETRY_S: Final = 5.0
 """How long a mirror whose own disk kept it from going on waits, unless it is told of space sooner: each attempt may
@@ -91,7 +100,7 @@ _TRANSFER_TYPE: Final = int(FrameType.TRANSFER)
 
 class HAClient:
     """One log's link to its master. `greeting` is sent first on every connection; `epoch_min`: a master that is in an
-    older epoch is none any more."""
+    older epoch is none any more; `losses`: those of the log that the cluster has declared, up to that epoch."""
 
     def __init__(
         self,
@@ -103,6 +112,7 @@ class HAClient:
         settings: HaSettings,
         now: float,
         epoch_min: int = 0,
+        losses: Sequence[DeclaredLoss] = (),
     ) -> None:
         self.state = ClientState.WAITING
         self.master = master
@@ -114,17 +124,22 @@ class HAClient:
         self.waits_for_space = False
         self._log_id = log_id
         self._log = log
-        self._greeting = greeting
+        self.greeting = greeting
+        self._dialled = DialledGreeting(greeting)
         self._settings = settings
-        self._retry_at = now
+        self.retry_at = now
+        """When the next attempt is due, while it waits (s)."""
+        self._failed_attempts = 0
         self._room = True
         self.align_out = False
         """Whether a cut is with the helper, on whatever link it was asked for."""
         self._epoch = 0
         self._epoch_min = epoch_min
+        self._losses = losses
         self._placed: memoryview | None = None
         self._said = -1
         self._handlers: dict[tuple[ClientState, int], Callable[[Frame, float], Sequence[Action]]] = {
+            (ClientState.GREETING, FrameType.CHALLENGE): self._welcome,
             (ClientState.GREETING, FrameType.WELCOME): self._welcome,
             (ClientState.ASKING, FrameType.HISTORY): self._history,
         }
@@ -137,7 +152,7 @@ class HAClient:
         While a cut is still with the helper no new link is opened: what the mirror says it holds must be what it holds,
         and a cut that comes late must not remove what was acked on another link meanwhile.
         """
-        if self.state is ClientState.WAITING and now >= self._retry_at and not self.align_out:
+        if self.state is ClientState.WAITING and now >= self.retry_at and not self.align_out:
             self.state = ClientState.CONNECTING
             return [Connect()]
         if self.state in (ClientState.WAITING, ClientState.CONNECTING, ClientState.STOPPED):
@@ -150,17 +165,19 @@ class HAClient:
             return [self._ack(now)]
         return []
 
-    def connected(self, now: float) -> Sequence[Action]:
-        """The connection is there: greet."""
+    def connected(self, now: float, greeting: DialledGreeting | None = None) -> Sequence[Action]:
+        """The connection is there: greet. `greeting`: for this connection, of `self.greeting`; None: nothing is
+        proven."""
         if self.state is ClientState.STOPPED:
             return [Close()]
         self.state = ClientState.GREETING
         self.last_read = now
-        return [self._say(FrameType.HELLO, self._greeting, now)]
+        self._dialled = greeting or DialledGreeting(self.greeting)
+        return [self._say(FrameType.HELLO, self._dialled.hello, now)]
 
     def disconnected(self, now: float, error: MirrorlogError | None = None) -> None:
-        """The connection is gone or could not be made; the next attempt is due after the reconnect interval, or, when
-        the own disk was full, as soon as there is space."""
+        """The connection is gone or could not be made; the next attempt is due soon, later after each that failed, or,
+        when the own disk was full, as soon as there is space."""
         if self.state is not ClientState.STOPPED:
             self.state = ClientState.WAITING
         if self._placed is not None:
@@ -168,16 +185,21 @@ class HAClient:
             self._placed = None
         self.last_error = error or self.last_error
         self.waits_for_space = isinstance(error, DiskFull)
-        retry_s = self._settings.reconnect_interval_ms / 1000
+        retry_s = self._retry_s()
         if self.waits_for_space:
             retry_s = DISK_FULL_RETRY_S if self._room else NO_SPACE_RETRY_S
-        self._retry_at = now + retry_s
+        self.retry_at = now + retry_s
+
+    def _retry_s(self) -> float:
+        doublings = min(self._failed_attempts, _DOUBLINGS_MAX)
+        self._failed_attempts += 1
+        return min(self._settings.reconnect_interval_ms / 1000, RECONNECT_FIRST_S * (1 << doublings))
 
     def space_measured(self, *, room: bool, now: float) -> None:
         """The own disk was looked at: whether there is room for another segment, on it or in a file made before."""
         self._room = room
         if room and self.waits_for_space:
-            self._retry_at = min(self._retry_at, now)
+            self.retry_at = min(self.retry_at, now)
 
     def received(self, frame_: Frame, now: float) -> Sequence[Action]:
         """A frame from the master. Raises MirrorlogError when the link must be closed with that reason."""
@@ -213,6 +235,7 @@ class HAClient:
         self.state = ClientState.TRANSFER
         self.requested = self._log.end
         self.last_error = None
+        self._failed_attempts = 0
         return [self._say(FrameType.PULL, Pull(log_offset=self._log.end), now), self._ack(now)]
 
     def align_failed(self) -> None:
@@ -233,8 +256,10 @@ class HAClient:
     # --- frames ---
 
     def _welcome(self, frame_: Frame, now: float) -> Sequence[Action]:
-        welcome = expect_message(frame_, FrameType.WELCOME, Welcome)
-        if welcome.cluster_id != self._greeting.cluster_id:
+        welcome = self._dialled.received(frame_)
+        if isinstance(welcome, bytes):
+            return [Send((welcome,))]
+        if welcome.cluster_id != self.greeting.cluster_id:
             raise WrongCluster(
                 f"the master at {self.master} is of cluster {welcome.cluster_name} ({welcome.cluster_id})"
             )
@@ -254,26 +279,39 @@ class HAClient:
         theirs = EpochList.of(history.epochs)
         own_epochs = self._log.epochs.entries
         # Its own epochs, from when it was the master, end with that; those of others make an older history stale.
-        others = (each.epoch for each in own_epochs if each.node_id != self._greeting.node_id)
+        others = (each.epoch for each in own_epochs if each.node_id != self.greeting.node_id)
         newest = max(self._epoch_min, *others, 0)
         if theirs.current != history.epoch or history.epoch < newest:
             raise ProtocolError(f"a history of epoch {history.epoch} that is not the newest one known here, {newest}")
-        found = common_point(self._log.epochs, self._log.end, theirs, history.end)
-        point = 0 if found is None else found
-        if point < self._log.confirmed:
-            raise LogRecovering(
-                f"the master's history agrees with this copy up to {point}, "
-                f"but log offset {self._log.confirmed} is confirmed here; nothing is cut",
-                first=point,
-                last=self._log.end,
-            )
+        align = self._align(history, theirs)
         self._epoch = history.epoch
         self.master_end = history.end
         self.state = ClientState.ALIGNING
         self.align_out = True
+        return [align]
+
+    def _align(self, history: History, theirs: EpochList) -> Align:
+        """What this copy has to become. Raises LogRecovering when it would lose what is confirmed without a word of the
+        cluster's."""
+        end, confirmed = self._log.end, self._log.confirmed
+        found = common_point(self._log.epochs, end, theirs, history.end)
+        point = 0 if found is None else found
+        losses = losses_since(self._losses, self._log.epochs.data_epoch(end))
+        lost = lost_from(losses)
+        declared = lost is not None and lost <= point < end
+        if point < confirmed and not declared:
+            raise LogRecovering(
+                f"the master's history agrees with this copy up to {point}, "
+                f"but log offset {confirmed} is confirmed here, and the cluster has declared no loss of it; "
+                "nothing is cut",
+                first=point,
+                last=end,
+            )
+        # The confirmed offset that is known here is a little late: all of it may have been confirmed.
+        loss = losses[0].epoch if declared else 0
         if history.start_at is None:
-            return [Align(point, theirs.entries)]
-        return [Align(history.start_at, theirs.entries, anew=True)]
+            return Align(point, theirs.entries, loss=loss)
+        return Align(history.start_at, theirs.entries, anew=True, loss=loss)
 
     def _transfer(self, frame_: Frame, now: float) -> Sequence[Action]:
         facts = read_transfer(frame_.payload)

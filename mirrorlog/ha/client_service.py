@@ -11,31 +11,42 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
 
 from mirrorlog.commitlog.epochs import LIST_BYTES_MAX, Epoch
-from mirrorlog.config import LimitSettings, split_address
+from mirrorlog.config import LimitSettings
 from mirrorlog.errors import ConnectionLost, LogUnavailable, MirrorlogError, ProtocolError
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
 from mirrorlog.ha.client import ClientState, HAClient, ReplicaLog
 from mirrorlog.ha.driving import log_failure
+from mirrorlog.wire.credentials import OPEN, Credentials
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, TRANSFER, Frame
+from mirrorlog.wire.listening import dial
 
 logger = logging.getLogger(__name__)
+
+_TIMER_S: Final = 0.001
+"""How much too early a timer of the loop may come."""
+
+_T = TypeVar("_T")
 
 
 class MirrorLog(ReplicaLog, Protocol):
     """What a mirror's side needs of its copy beyond appending."""
 
-    def align(self, log_offset: int, epochs: Sequence[Epoch], *, anew: bool) -> None:
-        """Blocking: run on a helper."""
+    def align(self, log_offset: int, epochs: Sequence[Epoch], *, anew: bool, lost: bool) -> None:
+        """Blocking: run on a helper. `lost`: also below what is confirmed."""
 
     def check_aside(self) -> None:
         """Blocking: raises MirrorlogError when this copy may not be set aside."""
 
+    def set_surplus_aside(self, log_offset: int) -> Path:
+        """Blocking: keep what stands from there on, also when it is cut; where. Raises MirrorlogError."""
+
     def begin_anew(self) -> None:
-        """The copy will be set aside by `align`: nobody may use it from here on until `aligned`."""
+        """The copy will be made anew by `align`: nobody may use it from here on until `aligned`."""
 
     def aligned(self) -> None: ...
 
@@ -58,7 +69,11 @@ class HAClientService:
         frame_bytes_max: int,
         limits: LimitSettings,
         quiesce: Callable[[], Awaitable[None]],
+        loss_end_found: Callable[[int, int], None],
+        credentials: Credentials = OPEN,
     ) -> None:
+        """`quiesce`: waits until nothing but the link works on the copy. `loss_end_found`: is told of the epoch for
+        which a loss was declared, and of the log offset up to which this copy held what was lost."""
         self.client = client
         self._log = log
         self._helper = helper
@@ -66,6 +81,9 @@ class HAClientService:
         self._frame_bytes_max = max(frame_bytes_max, LIST_BYTES_MAX) + FRAME_HEADER_SIZE + TRANSFER.size
         self._limits = limits
         self._quiesce = quiesce
+        self._loss_end_found = loss_end_found
+        self._credentials = credentials
+        self._redial: asyncio.TimerHandle | None = None
         self._endpoint: Endpoint | None = None
         self._task: asyncio.Task[None] | None = None
         self._full_at = -1
@@ -94,6 +112,8 @@ class HAClientService:
     def fence(self) -> None:
         """Nothing is taken from the master any more, and nothing is acked."""
         self.client.stop()
+        if self._redial is not None:
+            self._redial.cancel()
         if self._endpoint is not None:
             self._endpoint.close()
         # Also while the transport is closing already and has not said so: the memory at the log's end into which
@@ -113,7 +133,7 @@ class HAClientService:
     def connected(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         endpoint.trust()
-        self._do(self.client.connected(self._now()))
+        self._do(self.client.connected(self._now(), self._credentials.dialled(self.client.greeting, endpoint)))
 
     def frame(self, frame_: Frame) -> None:
         was = self.client.state
@@ -161,11 +181,9 @@ class HAClientService:
         self._task.add_done_callback(log_failure)
 
     async def _connect(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            host, port = split_address(self.client.master)
             async with asyncio.timeout(self._limits.hello_timeout_ms / 1000):
-                await loop.create_connection(self._make_endpoint, host, port)
+                await dial(self.client.master, self._make_endpoint, self._credentials.dialling)
         except (OSError, TimeoutError, UnicodeError, MirrorlogError) as error:  # a host that is no name: UnicodeError
             self._lost(ConnectionLost(f"no connection to the master at {self.client.master}: {error}"))
 
@@ -173,17 +191,9 @@ class HAClientService:
         return Endpoint(self, frame_bytes_max=self._frame_bytes_max, outgoing_bytes_max=2**62)
 
     async def _align(self, action: Align) -> None:
-        before = self._log.end
-        loop = asyncio.get_running_loop()
+        before, confirmed = self._log.end, self._log.confirmed
         try:
-            if action.anew:
-                await loop.run_in_executor(self._helper, self._log.check_aside)
-                # What works on the copy must have ended: its results belong to the former one.
-                await self._quiesce()
-                self._log.begin_anew()
-            align = partial(self._log.align, action.log_offset, action.epochs, anew=action.anew)
-            await loop.run_in_executor(self._helper, align)
-            self._log.aligned()
+            await self._do_align(action)
         except Exception as error:
             # Whatever it was, the link must end and another one be tried: nobody else would.
             self._log.align_failed(error)
@@ -198,17 +208,56 @@ class HAClientService:
         if action.anew:
             logger.warning("copy_began_anew log=%s at=%s; the former one is set aside", self._name, self._log.end)
         elif self._log.end < before:
-            logger.warning("log_truncated log=%s first=%s last=%s", self._name, self._log.end, before)
+            logger.warning(
+                "log_truncated log=%s first=%s last=%s bytes=%s confirmed_was=%s epoch=%s",
+                self._name, self._log.end, before, before - self._log.end, confirmed, self._log.epochs.current,
+            )  # fmt: skip
         logger.info("mirror_follows log=%s master=%s from=%s", self._name, self.client.master, self._log.end)
         self._do(self.client.aligned(self._now()))
+
+    async def _do_align(self, action: Align) -> None:
+        lost = action.loss > 0
+        if action.anew:
+            await self._helped(self._log.check_aside)
+        elif lost:
+            await self._keep_surplus(action)
+        if lost:
+            self._loss_end_found(action.loss, self._log.end)
+        if lost or action.anew:
+            # What works on the copy must have ended: its results belong to the former one.
+            await self._quiesce()
+            self._log.begin_anew()
+        await self._helped(partial(self._log.align, action.log_offset, action.epochs, anew=action.anew, lost=lost))
+        self._log.aligned()
+
+    async def _keep_surplus(self, action: Align) -> None:
+        end = self._log.end
+        path = await self._helped(partial(self._log.set_surplus_aside, action.log_offset))
+        logger.error(
+            "surplus_set_aside log=%s first=%s last=%s bytes=%s confirmed=%s loss_epoch=%s path=%s; the cluster has "
+            "declared it lost; save its records with: mqtool recover %s --salvage OUT",
+            self._name, action.log_offset, end, end - action.log_offset, self._log.confirmed, action.loss, path, path,
+        )  # fmt: skip
+
+    async def _helped(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._helper, work)
 
     def _lost(self, error: MirrorlogError | None) -> None:
         known = str(self.client.last_error)
         self.client.disconnected(self._now(), error)
+        self._dial_again()
         if self.client.waits_for_space:
             self._tell_full(error)
         elif error is not None and str(error) != known:
             logger.warning("mirror_disconnected log=%s master=%s reason=%r", self._name, self.client.master, str(error))
+
+    def _dial_again(self) -> None:
+        """At the moment when it is due: the first waits are shorter than a tick."""
+        if self._redial is not None:
+            self._redial.cancel()
+        if self.client.state is ClientState.WAITING:
+            wait_s = self.client.retry_at - self._now() + _TIMER_S
+            self._redial = asyncio.get_running_loop().call_later(wait_s, lambda: self.tick(self._now()))
 
     def _tell_full(self, error: MirrorlogError | None) -> None:
         """Once for each place at which the copy stands still, however often it is tried."""

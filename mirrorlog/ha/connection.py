@@ -18,15 +18,24 @@ Pure: frames and `now` in, actions out; the log is a small interface.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
-from itertools import pairwise
 from typing import Final, Protocol
 
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import NO_EPOCH, EpochList, common_point
 from mirrorlog.config import HaSettings
-from mirrorlog.errors import AckBeyondEnd, BadRequest, MirrorAhead, OffsetOutOfRange, ProtocolError, StalledFrame
+from mirrorlog.errors import (
+    AckBeyondEnd,
+    BadRequest,
+    MirrorAhead,
+    NotMaster,
+    OffsetOutOfRange,
+    ProtocolError,
+    StalledFrame,
+)
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
+from mirrorlog.ha.losses import DeclaredLoss, losses_since, lost_from
 from mirrorlog.ha.rate import RateMeter
 from mirrorlog.wire.frames import TRANSFER_FLUSH, Ack, FrameType, frame, transfer_head
 from mirrorlog.wire.messages import EpochEntry, Follow, History, Pull, encode
@@ -131,17 +140,20 @@ class HAConnection:
         self,
         *,
         node_id: str,
-        own_id: str,
         log: SourceLog,
         settings: HaSettings,
         now: float,
+        start_id: str,
+        losses: Sequence[DeclaredLoss] = (),
     ) -> None:
+        """`start_id`: the mirror's run, as it greeted. `losses`: of the log, those of this epoch included."""
         self.node_id = node_id
+        self.start_id = start_id
         self.state = LinkState.GREETED
         self.read_half = ReadHalf(now)
         self.write_half = WriteHalf(now)
-        self._own_id = own_id
         self._log = log
+        self._losses = losses
         self._settings = settings
         self._transfer_bytes = settings.transfer_batch_bytes
         self._in_flight_bytes_max = settings.in_flight_bytes_max
@@ -175,7 +187,8 @@ class HAConnection:
     # --- read half ---
 
     def follow(self, message: Follow, now: float) -> list[Action]:
-        """What the mirror holds. Raises MirrorAhead when it holds what this master has lost."""
+        """What the mirror holds. Raises NotMaster when it has heard of a later master, MirrorAhead when it holds what
+        this master has lost."""
         self._expect(LinkState.GREETED, "Follow")
         self.read_half.last_read = now
         theirs = EpochList.of(message.epochs)
@@ -283,16 +296,8 @@ class HAConnection:
             raise ProtocolError(f"{what} on a link that is {self.state.value}")
 
     def _common_point(self, theirs: EpochList, message: Follow) -> int:
-        """Where the histories part. What the mirror holds beyond must be another master's, and unconfirmed."""
-        # Epochs that the mirror opened itself, as a master of former times, say nothing of this master's copy.
-        newer = [each for each in theirs.entries if each.epoch > self._epoch and each.node_id != self.node_id]
-        if newer:
-            raise MirrorAhead(
-                f"mirror {self.node_id} knows epoch {newer[-1].epoch}, this master is in epoch {self._epoch}: "
-                f"its copy is older than the mirror's",
-                first=self._log.end,
-                last=message.end,
-            )
+        """Where the histories part. What the mirror holds beyond it must be of a former epoch, and not confirmed."""
+        self._check_newest(theirs)
         if message.end > 0 and theirs.at(0) == NO_EPOCH:
             raise BadRequest(f"mirror {self.node_id} holds {message.end} bytes, but its epochs do not say from when")
         found = common_point(self._log.epochs, self._log.end, theirs, message.end)
@@ -305,25 +310,31 @@ class HAConnection:
             )
         return point
 
+    def _check_newest(self, theirs: EpochList) -> None:
+        """Raises NotMaster: who opens an epoch was promoted, so this master is deposed and has not heard of it yet."""
+        # Epochs that the mirror opened itself say nothing: a cluster that was recovered by hand may not know of them.
+        newer = [each for each in theirs.entries if each.epoch > self._epoch and each.node_id != self.node_id]
+        if newer:
+            raise NotMaster(
+                f"mirror {self.node_id} knows epoch {newer[-1].epoch} of the log, this node masters it in epoch "
+                f"{self._epoch}: another one was promoted since; ask again"
+            )
+
     def _start_at(self, point: int, message: Follow) -> int | None:
         """Where a mirror begins anew of whose copy nothing is of use (invariant 1); None when it goes on."""
-        if point < self._log.begin or (message.end == 0 and message.start == "last-segment"):
+        of_no_use = point < max(self._log.begin, message.begin)
+        if of_no_use or (message.end == 0 and message.start == "last-segment"):
             return self._log.last_start if message.start == "last-segment" else self._log.begin
         return None
 
     def _may_cut(self, theirs: EpochList, point: int, message: Follow) -> bool:
-        """Only bytes may be cut from a mirror that are not confirmed as far as it knows, and that were written by the
-        mirror itself (then it knows first-hand), by a third node in an epoch that this master followed too, or by this
-        master in an epoch that ended when it followed another.
-
-        A master never sends what it has not appended. So bytes of its own epochs that a mirror has and it has not
-        are bytes that it lost, and with them, perhaps, what was confirmed; unless it gave them up to another master,
-        whose epoch is the next one then. So are bytes of an epoch unknown to it.
+        """Who was promoted holds everything that was confirmed before (invariant 6). So what a mirror has beyond it, of
+        former epochs, is not confirmed, unless the cluster has declared a loss; and a mirror that knows it to be
+        confirmed without such a loss shows that this master has lost it. A master never sends what it has not appended:
+        what a mirror has more of the present epoch, this master lost too.
         """
-        entries = self._log.epochs.entries
-        followed = {epoch for epoch in entries if epoch.node_id not in {self._own_id, ""}}
-        given_up = {epoch for epoch, following in pairwise(entries) if following in followed and epoch.node_id}
         written = theirs.covering(point, message.end)
-        return point >= message.confirmed and all(
-            epoch.node_id == self.node_id or epoch in followed or epoch in given_up for epoch in written
-        )
+        if any(each.epoch == self._epoch and each.node_id != self.node_id for each in written):
+            return False
+        lost = lost_from(losses_since(self._losses, theirs.data_epoch(message.end)))
+        return point >= message.confirmed or (lost is not None and point >= lost)

@@ -1,20 +1,24 @@
 """A master's decisions about one log: may a publish be appended, and when is it answered.
 
-It knows the links, the copies' progress and the waiting confirms. `min_in_sync` is checked before the append, on live
-proven links (too few is a refusal, nothing is stored); after the append a publish waits for its level until its
-deadline. A mirror that holds what this master lost closes the log: `recovering`, nothing is truncated.
+It knows the links, the in-sync set, the copies' progress and the waiting confirms. How many members are up is checked
+before the append, on live proven links (too few is a refusal, nothing is stored); after the append a publish waits for
+its level until its deadline. A mirror that holds what this master lost closes the log: `recovering`, nothing is
+truncated. The set is the cluster's: `learned` tells what it has decided, `wish` what the master asks of it.
 
 Pure: events and `now` in, answers out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
+from dataclasses import replace
 from enum import Enum
 
 from mirrorlog.errors import InSyncReplicasNotEnough, LogRecovering, MirrorAhead, NotAMember
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.group_transfer import Answer, GroupTransferService, PutStatus
+from mirrorlog.ha.in_sync import Grow, InSyncSet, LagClocks, Wish, Wishes
 from mirrorlog.ha.progress import Progress
 from mirrorlog.wire.frames import Ack, Durability
 
@@ -32,38 +36,59 @@ class Mastership:
         *,
         name: str,
         own: str,
-        mirrors: tuple[str, ...],
         durability: Durability,
-        min_in_sync: int,
         confirmed: int,
         waiting_max: int,
         lossy: bool = False,
+        in_sync: InSyncSet | None = None,
+        lag_s: float = math.inf,
+        mirrors: tuple[str, ...] = (),
+        min_in_sync: int = 1,
     ) -> None:
+        """`in_sync`: as the cluster decided it, with or after the promotion of this mastership. `lag_s`: how long a
+        member may be behind before it is to leave."""
+        self._static = in_sync is None  # until roles.py passes in_sync; so are `mirrors` and `min_in_sync`
+        if in_sync is None:
+            in_sync = _assigned((own, *mirrors), min_in_sync)
         self.state = LogState.SERVING
         self.reason = ""
         self.links: dict[str, HAConnection] = {}
         self.flush_wanted = 0
         """Below it confirms wait for disks that would not be flushed soon by themselves."""
-        self.min_in_sync = min_in_sync
+        self.epoch_start_end: int | None = None
+        """Where this epoch's first batch ends. Nobody is let into the set before it is known, or without holding it."""
         self.durability = durability
-        self.mirrors = mirrors
-        self.progress = Progress(
-            own=own, mirrors=mirrors, durability=durability, confirmed=confirmed, min_in_sync=min_in_sync
-        )
+        self.progress = Progress(own=own, in_sync=in_sync, durability=durability, confirmed=confirmed)
         self._name = name
+        self._own = own
+        self._in_sync = in_sync
+        self._up: frozenset[str] = frozenset()
+        self._incomplete: set[str] = set()
+        self._wishes = Wishes(own)
+        self._clocks = LagClocks(lag_s)
         # A master whose own copy lost bytes takes nothing until every mirror has shown that it does not hold more.
-        self._unheard = set(mirrors) if lossy else set()
+        self._unheard = set(self.mirrors) if lossy else set()
         self._transfers = GroupTransferService(waiting_max=waiting_max)
 
     @property
+    def mirrors(self) -> tuple[str, ...]:
+        """The other nodes that hold copies, whether in sync or not."""
+        return tuple(node for node in self._in_sync.replicas if node != self._own)
+
+    @property
+    def min_in_sync(self) -> int:
+        """Whole members without which nothing is taken and nothing is confirmed."""
+        return self._in_sync.copies_wanted
+
+    @property
     def copies_up(self) -> int:
-        """The master and its live, proven mirrors that are members of the in-sync set."""
-        return 1 + sum(map(self._counts, self.links))
+        """The master, and the whole members whose live, proven link is of the run in which they are in sync."""
+        return 1 + len(self._up)
 
     @property
     def in_sync(self) -> frozenset[str]:
         """The mirrors that `copies_up` counts."""
-        return frozenset(node for node in self.links if self._counts(node))
+        return self._up
 
     @property
     def heard_all(self) -> bool:
@@ -89,7 +114,7 @@ class Mastership:
             waited = ", ".join(sorted(self._unheard))
             raise LogRecovering(f"log {self._name} lost bytes on its master and waits to hear what {waited} holds")
         if self.copies_up < self.min_in_sync:
-            missing = ", ".join(node for node in self.mirrors if not self._counts(node))
+            missing = ", ".join(node for node in self.mirrors if node not in self._up)
             raise InSyncReplicasNotEnough(
                 f"log {self._name} has {self.copies_up} copies up, min_in_sync is {self.min_in_sync}; "
                 f"waiting for {missing}; nothing was stored",
@@ -156,37 +181,140 @@ class Mastership:
         self.check_open()
         link.want_flush(self.flush_wanted)
         replaced = self.links.get(link.node_id)
+        if replaced is not None:
+            replaced.closed()  # an ack that is still on its way may be of another run
         self.links[link.node_id] = link
+        self.progress.linked(link.node_id, written=0)
+        self._recount()
         return replaced
 
     def leave(self, link: HAConnection) -> None:
         link.closed()
         if self.links.get(link.node_id) is link:
             del self.links[link.node_id]
+            self._recount()
 
     def proven(self, link: HAConnection) -> list[Answer]:
         """The link's mirror asked for an offset that its history and this one share: it holds all below."""
         self._unheard.discard(link.node_id)
-        if not link.complete:
-            self.progress.leave(link.node_id)
-        self.progress.acked(link.node_id, written=link.read_half.acked, flushed=0)
-        self._judge(link)
+        self.progress.linked(link.node_id, written=link.read_half.acked)
+        if self._static:
+            self._judge(link)
+        self._recount()
         return self._transfers.progressed(self.progress)
 
     def acked(self, link: HAConnection, ack: Ack, now: float) -> list[Answer]:
         """Raises AckBeyondEnd or ProtocolError when the ack cannot be true; it counts for nothing then."""
         link.ack(ack, now)
         self.progress.acked(link.node_id, written=ack.written, flushed=ack.flushed)
-        if not self.progress.is_member(link.node_id):
-            self._judge(link)
+        if link.node_id not in self._up:
+            self._acked_outside(link)
         return self._transfers.progressed(self.progress)
 
+    # --- the in-sync set ---
+
+    def learned(self, in_sync: InSyncSet) -> list[Answer]:
+        """The cluster has decided. Only sets of this mastership: of its epoch, with this run as the master. What is not
+        newer than what is known changes nothing."""
+        if in_sync.version < self._in_sync.version or in_sync == self._in_sync:
+            return []
+        self._in_sync = in_sync
+        self._unheard.intersection_update(in_sync.replicas)
+        if (settled := self._wishes.learned(in_sync.version)) is not None:
+            self.progress.settle(in_sync)
+            self._clocks.restart(settled.node)
+        self._recount()
+        return self._transfers.progressed(self.progress)
+
+    def wish(self, now: float) -> Wish | None:
+        """What the cluster should change; to be asked for often, from a timer. One wish is under way at a time, until
+        `wish_ended` or `wish_unknown`.
+
+        Whoever is to be let in is waited for from here on.
+        """
+        if self._static or self.state is LogState.RECOVERING:
+            return None
+        behind = self._clocks.behind(now, end=self.progress.held(self._own).written, reached=self._reached())
+        wish = self._wishes.next(now, self._in_sync, behind=behind, ready=self._ready())
+        if isinstance(wish, Grow):
+            self.progress.propose(wish.node)
+            self._recount()
+        return wish
+
+    def wish_ended(self, wish: Wish, *, refused: bool) -> list[Answer]:
+        """The outcome of a wish was read in the cluster's state, and what the state was then has been `learned`."""
+        if self._wishes.ended(wish, refused=refused) is not None:
+            self.progress.settle(self._in_sync)
+            self._recount()
+        return self._transfers.progressed(self.progress)
+
+    def wish_unknown(self, wish: Wish) -> None:
+        """The outcome of a wish cannot be read, and the cluster may still apply it. Whom it lets in is waited for until
+        a higher version is learned."""
+        self._wishes.unknown(wish)
+
+    def _reached(self) -> dict[str, int | None]:
+        """By member, how far it is at the log's durability, or None while it proves nothing."""
+        return {
+            node: self.progress.held(node).at(self.durability) if node in self._up else None
+            for node in self._in_sync.members
+            if node != self._own
+        }
+
+    def _ready(self) -> list[tuple[str, str]]:
+        """Copies that may be let in, each with its run."""
+        start_end = self.epoch_start_end
+        if start_end is None:
+            return []
+        enough = max(self.progress.confirmed, start_end)
+        return [
+            (node, link.start_id)
+            for node, link in self.links.items()
+            if self._wanted_in(node)
+            and _is_of(link, self._in_sync.starts.get(node))
+            and self.progress.held(node).at(self.durability) >= enough
+        ]
+
+    def _wanted_in(self, node: str) -> bool:
+        """Whether it is a replica that runs, and no whole member in that run."""
+        facts = self._in_sync
+        start_id = facts.starts.get(node, "")
+        in_already = node in facts.whole and facts.members[node] == start_id
+        return bool(start_id) and node in facts.replicas and not in_already
+
+    def _counting(self) -> tuple[frozenset[str], bool]:
+        """Whose acks count as a member's, and whether those of the proposed one count as such."""
+        facts, proposed = self._in_sync, self._wishes.proposed
+        up = [
+            node
+            for node, link in self.links.items()
+            if node not in facts.marked and _is_of(link, facts.members.get(node))
+        ]
+        return frozenset(up), proposed is not None and _is_of(self.links.get(proposed.node), proposed.start_id)
+
+    def _recount(self) -> None:
+        self._up, proposed_up = self._counting()
+        self._incomplete = {node for node, link in self.links.items() if link.proven and not link.complete}
+        self.progress.count(self._in_sync, up=self._up, proposed_up=proposed_up)
+
+    def _acked_outside(self, link: HAConnection) -> None:
+        """An incomplete copy becomes complete without a word when the log's begin moves."""
+        if self._static:
+            self._judge(link)
+            self._recount()
+        elif link.node_id in self._incomplete and link.complete:
+            self._recount()
+
+    # until roles.py passes in_sync
     def _judge(self, link: HAConnection) -> None:
-        """A copy that lacks older records leaves the set; it enters when it lacks nothing that is confirmed."""
+        """Without a cluster: a copy that lacks older records leaves the set; it enters when it lacks nothing that is
+        confirmed."""
+        members = dict(self._in_sync.members)
         if not link.complete:
-            self.progress.leave(link.node_id)
-        elif self.progress.held(link.node_id).at(self.durability) >= self.progress.confirmed:
-            self.progress.enter(link.node_id)
+            members.pop(link.node_id, None)
+        elif link.node_id in members or self.progress.held(link.node_id).at(self.durability) >= self.progress.confirmed:
+            members[link.node_id] = link.start_id
+        self._in_sync = replace(self._in_sync, members=members)
 
     def ahead(self, error: MirrorAhead) -> None:
         """A mirror holds what this master lost: stay closed until an operator has settled it."""
@@ -196,6 +324,13 @@ class Mastership:
     def _recovering(self) -> LogRecovering:
         return LogRecovering(f"log {self._name} is recovering: {self.reason}")
 
-    def _counts(self, node: str) -> bool:
-        link = self.links.get(node)
-        return link is not None and link.proven and self.progress.is_member(node)
+
+def _is_of(link: HAConnection | None, start_id: str | None) -> bool:
+    """Whether the acks of a link are those of a complete copy in this run."""
+    return link is not None and link.proven and link.complete and link.start_id == start_id
+
+
+# until roles.py passes in_sync
+def _assigned(replicas: tuple[str, ...], copies_wanted: int) -> InSyncSet:
+    """Everybody, in whatever run."""
+    return InSyncSet(0, replicas, dict.fromkeys(replicas, ""), frozenset(), copies_wanted, {})

@@ -4,16 +4,19 @@ The confirmed offset is the smallest offset that every member of the in-sync set
 level that asks for k copies is reached at the k-th largest offset among the members. One slave's largest ack counted
 for all is RocketMQ's flaw that this avoids (seed 002, lines 185 and 229-253).
 
-The set is the assignment and does not shrink: a member that is away keeps what it proved, and holds the confirmed
-offset still.
+A member whose acks do not count, because it is away, marked, or linked in another run than the set says, keeps what it
+proved as a member, and holds the confirmed offset still. So does a copy that is proposed to the cluster as a member
+(`in_sync.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mirrorlog.errors import BadRequest
+from mirrorlog.ha.in_sync import InSyncSet
 from mirrorlog.wire.frames import Durability, Level
 
 # Plain numbers: looking up an enum's member costs as much as the comparison's whole function, several times per ack.
@@ -35,49 +38,67 @@ class Held:
 
 
 class Progress:
-    """The members of one log's in-sync set and what each holds. Pure."""
+    """What each copy of one log holds, and whose copies count. Pure."""
 
-    def __init__(
-        self,
-        *,
-        own: str,
-        mirrors: tuple[str, ...],
-        durability: Durability,
-        confirmed: int,
-        min_in_sync: int = 1,
-    ) -> None:
+    def __init__(self, *, own: str, in_sync: InSyncSet, durability: Durability, confirmed: int) -> None:
+        """Nobody's acks count before `count` says so, but the master's."""
         self.confirmed = confirmed
         """Never goes back. A plain attribute: it is looked up several times per ack."""
         self._own = own
         self._durability = int(durability)
-        self._held = {node: Held() for node in (own, *mirrors)}
-        self._min_in_sync = min_in_sync
-        self._absent: set[str] = set()
-        self._members = list(self._held.values())
+        # By node, what it proved over its last link. Acks change this and nothing else, so what is to count shares it,
+        # and what is to stay as it is, is taken apart from it.
+        self._held = {own: Held()}
+        self._proved: dict[str, Held] = {}
+        self._proposed: tuple[str, Held] | None = None
+        self._in_sync = in_sync
         self._everywhere_now = 0
+        self.count(in_sync)
 
     @property
     def copies(self) -> int:
-        """Members of the set, the master included."""
-        return len(self._members)
+        """How many a confirm of all needs: the members of the set, the master included, and never fewer than are
+        wanted."""
+        return max(len(self._proved), self._in_sync.copies_wanted)
 
-    def leave(self, node: str) -> None:
-        """A mirror that began at the last segment lacks older records: it is no member, and nobody waits for it."""
-        self._absent.add(node)
+    def count(self, in_sync: InSyncSet, *, up: Collection[str] = (), proposed_up: bool = False) -> None:
+        """These are the members from now on. The acks of those in `up` count; so do those of the proposed one as such,
+        if it is `proposed_up`."""
+        self._in_sync = in_sync
+        for node in in_sync.replicas:
+            self._held.setdefault(node, Held())
+        live = {self._own, *up}
+        self._proved = {node: self._held[node] if node in live else self._kept(node) for node in in_sync.members}
+        if self._proposed is not None:
+            node, held = self._proposed
+            self._proposed = (node, self._held[node] if proposed_up else self._apart(node, held))
         self._gather()
         self._advance()
 
-    def enter(self, node: str) -> None:
-        """The mirror holds everything from the log's begin to the confirmed offset."""
-        self._absent.discard(node)
-        self._gather()
-        self._advance()
+    def propose(self, node: str) -> None:
+        """Wait for this copy as for a member, until `settle`. `count` is due."""
+        self._proposed = (node, self._held[node])
+
+    def settle(self, in_sync: InSyncSet) -> None:
+        """By this set, what was proposed is settled: if the copy is a member now, it holds what it proved meanwhile.
+        `count` is due."""
+        assert self._proposed is not None
+        (node, held), self._proposed = self._proposed, None
+        if node in in_sync.whole or node not in self._proved:
+            self._proved[node] = held
 
     def is_member(self, node: str) -> bool:
-        return node not in self._absent
+        """Whether it is a whole member of the set."""
+        return node in self._proved and node not in self._in_sync.marked
 
     def held(self, node: str) -> Held:
+        """What a replica proved over its last link, whether it counts or not."""
         return self._held[node]
+
+    def linked(self, node: str, *, written: int) -> None:
+        """A link begins, or has proved that its mirror holds everything below `written`. What the one before proved
+        stays what it is for whom it counted. `count` is due."""
+        self._held[node] = Held(written)
 
     def appended(self, end: int) -> None:
         """The master's own copy reaches to `end`."""
@@ -96,20 +117,20 @@ class Progress:
         self._advance()
 
     def reached_by(self, copies: int, durability: int) -> int:
-        """Up to which log offset at least `copies` members hold every byte; with ALL_MEMBERS every one of them, whoever
-        they are by then."""
+        """Up to which log offset at least `copies` whole members hold every byte; with ALL_MEMBERS every member and the
+        proposed one, whoever they are by then."""
         if copies == ALL_MEMBERS:
             return self._everywhere_now if durability == self._durability else self._everywhere(durability)
-        offsets = sorted(self._offsets(durability), reverse=True)
+        offsets = sorted(_offsets(self._members, durability), reverse=True)
         return offsets[copies - 1] if copies <= len(offsets) else 0
 
     def copies_of(self, end: int, durability: int) -> int:
-        """How many members hold everything below `end`."""
-        return sum([offset >= end for offset in self._offsets(durability)])
+        """How many whole members hold everything below `end`."""
+        return sum([offset >= end for offset in _offsets(self._members, durability)])
 
     def copies_for(self, level: int) -> int:
         """The number of copies that a confirm level of the wire means here. Raises BadRequest when there are fewer."""
-        assigned = len(self._held)
+        assigned = len(self._in_sync.replicas)
         if level == Level.ALL:
             return ALL_MEMBERS
         if level == Level.MAJORITY:
@@ -122,18 +143,32 @@ class Progress:
         """Whether a publish that ends there has reached its level (`copies_for`)."""
         return copies == Level.NONE or end <= self.reached_by(copies, durability)
 
+    def _kept(self, node: str) -> Held:
+        """What a member whose acks do not count proved as one."""
+        return self._apart(node, self._proved.get(node) or Held())
+
+    def _apart(self, node: str, held: Held) -> Held:
+        """`held`, which the node's acks change no more."""
+        if held is self._held[node]:
+            self._held[node] = replace(held)
+        return held
+
     def _gather(self) -> None:
-        self._members = [held for node, held in self._held.items() if node not in self._absent]
+        self._members = [self._proved[node] for node in self._in_sync.whole]
+        self._waited = [*self._proved.values(), *([self._proposed[1]] if self._proposed is not None else [])]
+        # Fewer than are wanted confirm nothing new (invariant 5); nor does a master that is not in the set.
+        self._enough = len(self._members) >= self._in_sync.copies_wanted and self.is_member(self._own)
 
     def _advance(self) -> None:
         self._everywhere_now = self._everywhere(self._durability)
         self.confirmed = max(self.confirmed, self._everywhere_now)
 
     def _everywhere(self, durability: int) -> int:
-        """What every member holds; nothing is new while there are fewer than `min_in_sync` (invariant 5)."""
-        return min(self._offsets(durability)) if len(self._members) >= self._min_in_sync else 0
+        """What everybody holds who is waited for."""
+        return min(_offsets(self._waited, durability)) if self._enough else 0
 
-    def _offsets(self, durability: int) -> list[int]:
-        if durability == _DISK:
-            return [held.flushed for held in self._members]
-        return [held.written for held in self._members]
+
+def _offsets(copies: list[Held], durability: int) -> list[int]:
+    if durability == _DISK:
+        return [held.flushed for held in copies]
+    return [held.written for held in copies]

@@ -25,7 +25,7 @@ class HAService:
         """One per log that the node mirrors now."""
 
     def add(self, client: HAClientService) -> None:
-        """A log is mirrored from now on; the client dials at the next tick."""
+        """A log is mirrored from now on; the client dials at the next tick, if it was not told to before."""
         self.clients.append(client)
 
     def remove(self, client: HAClientService) -> None:

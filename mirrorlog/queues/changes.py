@@ -1,8 +1,8 @@
 """Changes to queues, as the log keeps them: msgpack values inside control, queue-state and checkpoint batches.
 
-    CONTROL      queue id 0   EpochStarted, QueueDeclared, BeginMoved, QueueBeginsMoved
+    CONTROL      queue id 0   EpochStarted, QueueDeclared, BeginMoved, QueueBeginsMoved, OffsetsLeapt
     QUEUE_STATE  the queue's  PositionCommitted
-    CHECKPOINT   queue id 0   CheckpointBegan, QueueState, BeginsState, ProducerState, CheckpointEnded
+    CHECKPOINT   queue id 0   CheckpointBegan, QueueState, BeginsState, GapsState, ProducerState, CheckpointEnded
 
 They use the ordinary columnar body (one value per change), so every tool that reads batches reads them too, and they
 are replicated, confirmed, recovered and truncated like records. Unknown fields are ignored, so fields can be added.
@@ -96,6 +96,13 @@ class BeginsState(_State, frozen=True, tag="L"):
     begins: dict[int, int]
 
 
+class GapsState(_State, frozen=True, tag="G"):
+    """Which queue offsets of some queues, [first, next), `OffsetsLeapt` gave up the last time; two leaps with no record
+    between them are one. Several of them may come, behind the states of these queues."""
+
+    gaps: dict[int, tuple[int, int]]
+
+
 class ProducerState(_State, frozen=True, tag="P"):
     """A producer in a queue as of this place in the log.
 
@@ -139,8 +146,21 @@ class QueueBeginsMoved(_Change, frozen=True):
     begins: dict[int, int]
 
 
-Change = EpochStarted | QueueDeclared | PositionCommitted | BeginMoved | QueueBeginsMoved
-State = CheckpointBegan | QueueState | BeginsState | ProducerState | CheckpointEnded
+class OffsetsLeapt(_Change, frozen=True):
+    """Records from the log offset `lost_from` on were lost, confirmed ones perhaps. So every queue that is declared
+    before this and whose next queue offset is below `go_on_at` goes on there; what comes in between is gone.
+
+    `epoch`: in which it is written. One queue offset for all queues, and not a distance: what was followed once, or is
+    known from a checkpoint, is not moved a second time.
+    """
+
+    epoch: int
+    lost_from: int
+    go_on_at: int
+
+
+Change = EpochStarted | QueueDeclared | PositionCommitted | BeginMoved | QueueBeginsMoved | OffsetsLeapt
+State = CheckpointBegan | QueueState | BeginsState | GapsState | ProducerState | CheckpointEnded
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Change)
@@ -153,10 +173,11 @@ class _Tag(msgspec.Struct):
 
 _TAG_DECODER: Final = msgspec.msgpack.Decoder(_Tag)
 _KNOWN: Final = frozenset(
-    kind.__name__ for kind in (EpochStarted, QueueDeclared, PositionCommitted, BeginMoved, QueueBeginsMoved)
+    kind.__name__
+    for kind in (EpochStarted, QueueDeclared, PositionCommitted, BeginMoved, QueueBeginsMoved, OffsetsLeapt)
 )
 _STATE_TAG_DECODER: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQLPE")
+_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQLGPE")
 
 
 def encode_change(change: Change, *, queue_id: int = CONTROL_QUEUE_ID) -> bytearray:

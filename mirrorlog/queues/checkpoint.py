@@ -2,7 +2,7 @@
 
 A checkpoint is a run of batches of Kind.CHECKPOINT among those that are appended meanwhile:
 
-    CheckpointBegan   QueueState ...   BeginsState ...   ProducerState ...   CheckpointEnded
+    CheckpointBegan   QueueState ...   BeginsState ...   GapsState ...   ProducerState ...   CheckpointEnded
 
 Each piece says the state as of its own place, so it is made and appended in one step of the loop, and others come in
 between. What is read from the first batch on, all kinds in the order of the log, gives the state that the whole log
@@ -18,7 +18,8 @@ Pure: state in, batches out; batches in, a log offset out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Buffer, Kind
@@ -26,6 +27,7 @@ from mirrorlog.queues.changes import (
     BeginsState,
     CheckpointBegan,
     CheckpointEnded,
+    GapsState,
     State,
     decode_checkpoint,
     encode_checkpoint,
@@ -47,6 +49,9 @@ GROUPS_PER_STATE: Final = 128
 BEGINS_PER_STATE: Final = 1000
 """Of 14 bytes each, at most."""
 
+GAPS_PER_STATE: Final = 1000
+"""Of 24 bytes each, at most."""
+
 CARRIED_BATCHES: Final = 100_000
 """Landed batches of all producers in a checkpoint, about 4 MB; when they are spent the others come in brief."""
 
@@ -57,7 +62,8 @@ QueuePart = tuple[int, Sequence[str]]
 
 class CheckpointWriter:
     """Writes one checkpoint, batch by batch. `next_queue_offset` gives a queue id's next one to be appended,
-    `log_begin` where the log begins by the newest decision that it holds, 0 without one."""
+    `log_begin` where the log begins by the newest decision that it holds, 0 without one, `gaps`, by
+    queue id, which queue offsets of queues were given up after a loss, the last time."""
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class CheckpointWriter:
         next_queue_offset: Callable[[int], int],
         *,
         log_begin: Callable[[], int] = lambda: 0,
+        gaps: Callable[[], Iterable[tuple[int, tuple[int, int]]]] = tuple,
         queues_per_batch: int = QUEUES_PER_BATCH,
         producers_per_batch: int = PRODUCERS_PER_BATCH,
         batch_bytes_max: int = BATCH_BYTES_MAX,
@@ -74,12 +81,13 @@ class CheckpointWriter:
         self._producers = producers
         self._next_queue_offset = next_queue_offset
         self._log_begin = log_begin
+        self._gaps = gaps
         self._queues_per_batch = queues_per_batch
         self._producers_per_batch = producers_per_batch
         self._batch_bytes_max = min(batch_bytes_max, BATCH_BYTES_MAX)
         self._batches_left = CARRIED_BATCHES
         self._began_at: int | None = None
-        self._cuts: list[_Cut[QueuePart] | _Cut[Sequence[int]] | _Cut[ProducerKey]] = []
+        self._cuts: list[_Cut[QueuePart] | _Cut[Sequence[int]] | _Cut[GapsState] | _Cut[ProducerKey]] = []
         self._ended = False
 
     def next_batch(self, log_end: int) -> bytearray | None:
@@ -104,6 +112,7 @@ class CheckpointWriter:
         self._cuts = [
             _Cut(queues, self._queue_state, self._queues_per_batch, limit),
             _Cut(self._begins_parts(), self._begins_state, 1, limit),
+            _Cut(self._gap_states(), lambda state: state, 1, limit),
             _Cut(producers, self._producer_state, self._producers_per_batch, limit),
         ]
         return encode_checkpoint([encode_state(CheckpointBegan(queue_id_max=self._registry.queue_id_max))])
@@ -134,6 +143,11 @@ class CheckpointWriter:
     def _begins_state(self, queue_ids: Sequence[int]) -> State:
         begins = self._registry.begins
         return BeginsState(log_begin=self._log_begin(), begins={each: begins[each] for each in queue_ids})
+
+    def _gap_states(self) -> Iterator[GapsState]:
+        gaps = iter(self._gaps())
+        while some := dict(islice(gaps, GAPS_PER_STATE)):
+            yield GapsState(gaps=some)
 
     def _producer_state(self, key: ProducerKey) -> State | None:
         state = self._producers.state(key, brief=self._batches_left <= 0)

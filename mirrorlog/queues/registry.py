@@ -163,11 +163,7 @@ class QueueRegistry:
         Raises BadRequest, QueueExists (naming the difference) or Overloaded. An argument that means nothing here is
         refused, or its owner would believe in it; but a queue that has it already is found with it.
         """
-        if not _NAME.fullmatch(name):
-            raise BadRequest("a queue's name has 1 to 255 characters and no control characters")
-        if len(arguments) > _ARGUMENTS_MAX:
-            raise BadRequest(f"{len(arguments)} arguments are above the limit of {_ARGUMENTS_MAX}")
-        _check_arguments(arguments)
+        _check_shape(name, arguments)
         there = self._by_name.get(name)
         _check_names(arguments, known=there.arguments if there is not None else {})
         if there is not None:
@@ -326,6 +322,21 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
                 f"argument {_shown(key)} is no number, text, bytes or flag, nor lists or tables of these, "
                 f"nested at most {_ARGUMENT_DEPTH_MAX} deep"
             )
+
+
+def check_declaration(name: str, arguments: Mapping[str, Any]) -> None:
+    """Whether a new queue may be declared so, wherever it will be. Raises BadRequest."""
+    _check_shape(name, arguments)
+    _check_names(arguments, known={})
+    _check_values(arguments)
+
+
+def _check_shape(name: str, arguments: Mapping[str, Any]) -> None:
+    if not _NAME.fullmatch(name):
+        raise BadRequest("a queue's name has 1 to 255 characters and no control characters")
+    if len(arguments) > _ARGUMENTS_MAX:
+        raise BadRequest(f"{len(arguments)} arguments are above the limit of {_ARGUMENTS_MAX}")
+    _check_arguments(arguments)
 
 
 def _check_names(arguments: Iterable[str], *, known: Container[str]) -> None:

@@ -1,10 +1,11 @@
-"""A cluster of real node processes on loopback. By default it has one log: `n1` is its master, the others mirrors."""
+"""A cluster of real node processes on loopback. By default it has one log, whose home is `n1`: its first master."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ LOG_NAME: Final = "main"
 
 _MIB: Final = 1024 * 1024
 _START_ATTEMPTS: Final = 5
+# For one look at a node of which another can be had: one that is paused must not hold up a wait.
+_LOOK_SECONDS: Final = 1.0
 
 
 _Condition = Callable[[LogStatus, Mapping[str, LogStatus]], bool]
@@ -39,7 +42,7 @@ class Cluster:
     - `min_in_sync`: by default the majority, with one or two copies 1.
     - `flush`: "memory" or "disk".
     - `logs`: for more than one log, a table of `[[cluster.logs]]` for each: `[{}, {"name": "disk", "flush": "disk",
-      "master": "n2"}]`. What is left out: the name "main", n1 as master, all other nodes as mirrors, `min_in_sync` and
+      "master": "n2"}]`. What is left out: the name "main", n1 as home, all other nodes as mirrors, `min_in_sync` and
       `flush` as above.
     - `data_dir`: where data, configuration and log of every node lie. By default a temporary directory that is removed
       at the end; one that is given stays, and a later cluster on it goes on with its data.
@@ -76,6 +79,7 @@ class Cluster:
             "log.disk_low_percent": 0,
             "log.disk_full_percent": 0,
             "grpc.enabled": grpc,
+            "http.enabled": False,
             **(settings or {}),
         }
         self._grpc = grpc
@@ -133,17 +137,36 @@ class Cluster:
 
     @property
     def servers(self) -> list[str]:
-        """The client addresses of all nodes, `host:port`, that of `master` first."""
+        """The client addresses of all nodes, `host:port`, n1's first."""
         return [node.client for node in self.nodes.values()]
 
     @property
     def master(self) -> Node:
-        """n1, the master of every log that names no other."""
-        return self.nodes[self._node_ids[0]]
+        """Who writes the first log, as the nodes that answer know it; n1 in a cluster that has just begun.
+
+        Blocks as `statuses`. Raises RequestTimeout when nobody is promoted within a few seconds.
+        """
+        return self.nodes[self.wait_master()]
 
     @property
     def mirrors(self) -> list[Node]:
-        return [self.nodes[node_id] for node_id in self._node_ids[1:]]
+        """The other nodes, when `master` is asked for."""
+        master = self.master
+        return [node for node in self.nodes.values() if node is not master]
+
+    def wait_master(self, log: str | None = None, timeout: float = 30.0) -> str:
+        """Until a log, the first one by default, has a master whose process runs, and says so itself; its node id.
+
+        Blocks. Raises RequestTimeout; at once when no node runs.
+        """
+        name = log or self._logs[0]["name"]
+
+        def met() -> str | None:
+            if not any(node.running for node in self.nodes.values()):
+                raise RequestTimeout(f"log {name} has no master: no node of the cluster runs")
+            return _master_of(self.statuses(timeout=_LOOK_SECONDS), name)
+
+        return wait_for(met, timeout=timeout, what=lambda: f"log {name} has a master")
 
     @property
     def directory(self) -> Path:
@@ -153,13 +176,13 @@ class Cluster:
             raise BadInput("the cluster is not started: its temporary directory does not exist")
         return directory
 
-    def statuses(self) -> dict[str, Status]:
-        """By node id, of the running nodes that answer."""
+    def statuses(self, timeout: float = 5.0) -> dict[str, Status]:
+        """By node id, of the running nodes that answer; each is given `timeout` seconds."""
         found: dict[str, Status] = {}
         for node in self.nodes.values():
             with contextlib.suppress(ConnectionLost, NodeStopping, RequestTimeout):
                 if node.running:
-                    found[node.id] = node.status()
+                    found[node.id] = node.status(timeout=timeout)
         return found
 
     # --- Waiting --------------------------------------------------------------------------------------------------
@@ -190,11 +213,11 @@ class Cluster:
             masters = []
             for log in self._logs:
                 copies = _copies(seen, log["name"])
-                master = copies.get(log["master"])
+                master_id = _master_of(seen, log["name"])
                 holders = seen.keys() & {log["master"], *log["mirrors"]}
-                if master is None or copies.keys() != holders or not condition(master, copies):
+                if master_id is None or copies.keys() != holders or not condition(copies[master_id], copies):
                     return None
-                masters.append(master)
+                masters.append(copies[master_id])
             return masters[0]
 
         return wait_for(met, timeout=timeout, what=lambda: f"{what}; the nodes say {_summary(seen)}")
@@ -206,7 +229,8 @@ class Cluster:
             self._temporary = Path(tempfile.mkdtemp(prefix="mirrorlog-"))
             self._guard.remove(self._temporary)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._place_nodes()
+        addresses = self._place_nodes()
+        made = [node.data_dir for node in self.nodes.values() if not node.data_dir.exists()]
         try:
             for node in self.nodes.values():
                 node.launch()
@@ -214,18 +238,21 @@ class Cluster:
                 node.wait_serving(timeout)
         except BaseException:
             self._kill_all()
+            for directory in made:  # they know each other by addresses that another attempt does not have
+                shutil.rmtree(directory, ignore_errors=True)
             raise
+        self._addresses_file.write_text(json.dumps(addresses))
         return self
 
-    def _place_nodes(self) -> None:
-        """New ports for all, and everybody's configuration, since each names the addresses of the others."""
-        ports = iter(free_ports(3 * len(self._node_ids)))
+    def _place_nodes(self) -> dict[str, dict[str, str]]:
+        """Everybody's addresses, and everybody's configuration, since each names those of the others."""
+        addresses = self._addresses()
         self.nodes = {
             node_id: Node(
                 node_id,
-                client=f"{HOST}:{next(ports)}",
-                replication=f"{HOST}:{next(ports)}",
-                grpc=f"{HOST}:{next(ports)}" if self._grpc else None,
+                client=addresses[node_id]["client"],
+                replication=addresses[node_id]["replication"],
+                grpc=addresses[node_id]["grpc"] if self._grpc else None,
                 directory=self.directory,
                 on_start=self._guard.watch,
             )
@@ -233,6 +260,24 @@ class Cluster:
         }
         for node in self.nodes.values():
             node.config_file.write_text(dump_toml(self._configuration(node)))
+        return addresses
+
+    def _addresses(self) -> dict[str, dict[str, str]]:
+        """By node id. Those of the cluster that was here before: its nodes look for each other where they were. A
+        single one looks for nobody, and need not care who has its ports now."""
+        if len(self._node_ids) > 1 and self._addresses_file.exists():
+            known: dict[str, dict[str, str]] = json.loads(self._addresses_file.read_text())
+            if known.keys() == set(self._node_ids):
+                return known
+        ports = iter(free_ports(3 * len(self._node_ids)))
+        return {
+            node_id: {name: f"{HOST}:{next(ports)}" for name in ("client", "replication", "grpc")}
+            for node_id in self._node_ids
+        }
+
+    @property
+    def _addresses_file(self) -> Path:
+        return self.directory / "addresses.json"
 
     def _configuration(self, node: Node) -> dict[str, dict[str, Any]]:
         members = [
@@ -255,8 +300,10 @@ class Cluster:
         return {"name": LOG_NAME, "master": master, "mirrors": others, **log}
 
     def _stop_all(self) -> None:
-        # The mirrors first: a master that is left alone has nobody to wait for.
-        for node in reversed(self.nodes.values()):
+        # The masters last: they hand nothing over then, and one that is left alone has nobody to wait for.
+        known = self.statuses(timeout=_LOOK_SECONDS)
+        masters = {_master_of(known, log["name"]) for log in self._logs}
+        for node in sorted(self.nodes.values(), key=lambda node: node.id in masters):
             if node.running:
                 with contextlib.suppress(RequestTimeout):
                     node.stop()
@@ -269,6 +316,16 @@ class Cluster:
 def _copies(statuses: Mapping[str, Status], name: str) -> dict[str, LogStatus]:
     """A log as each node has it, by node id."""
     return {node_id: log for node_id, status in statuses.items() for log in status.logs if log.name == name}
+
+
+def _master_of(statuses: Mapping[str, Status], name: str) -> str | None:
+    """Who writes a log: the one of the newest epoch that anybody knows, if it says so itself."""
+    placed = [log for status in statuses.values() if status.cluster for log in status.cluster.logs if log.name == name]
+    newest = max(placed, key=lambda log: (log.epoch, log.version), default=None)
+    if newest is None or newest.master not in statuses:
+        return None
+    own = _copies(statuses, name).get(newest.master)
+    return newest.master if own is not None and (own.role, own.epoch) == ("master", newest.epoch) else None
 
 
 def _in_sync(master: LogStatus, copies: Mapping[str, LogStatus]) -> bool:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,7 +51,9 @@ class Node:
         grpc: str | None,
         directory: Path,
         on_start: Callable[[int], None] = lambda pid: None,
+        command_prefix: Sequence[str] = (),
     ) -> None:
+        """`command_prefix`: what the node's command is started by, and what must become it (`ip netns exec …`)."""
         self.id = node_id
         self.client = client
         self.replication = replication
@@ -59,6 +61,7 @@ class Node:
         self.data_dir = directory / node_id
         self.config_file = directory / f"{node_id}.toml"
         self.log_file = directory / f"{node_id}.log"
+        self.command_prefix = tuple(command_prefix)
         self._on_start = on_start
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begin = 0
@@ -97,7 +100,11 @@ class Node:
         with self.log_file.open("ab") as log:
             self._log_begin = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mirrorlog.broker.main", "--config", str(self.config_file), *flags],
+                [
+                    *self.command_prefix,
+                    *(sys.executable, "-m", "mirrorlog.broker.main", "--config", str(self.config_file)),
+                    *flags,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -29,6 +29,7 @@ _STATES: Final = {
         *("producer_id", "queue_id", "producer_epoch", "next_sequence", "last_append_time_us", "landed"),
     ),
     "L": ("QueueBegins", "log_begin", "begins"),
+    "G": ("QueueGaps", "gaps"),
     "E": ("CheckpointEnded", "began_at", "producer_epoch_floor"),
 }
 """By letter: the name, then those of the items behind the letter."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from mirrorlog.errors import BadInput, MirrorlogError, NoSuchLog, NoSuchQueue, RequestTimeout
-from mirrorlog.wire.messages import LogStatus, Metadata, NodeInfo, QueueInfo, Status
+from mirrorlog.wire.messages import ClusterStatus as View
+from mirrorlog.wire.messages import LogStatus, Metadata, NodeInfo, Status
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -111,11 +112,21 @@ def select(
     """
     _refuse_unknown(status, node, log, queue)
     nodes = [msgspec.structs.replace(each, logs=_logs(each, node, log, queue)) for each in status.nodes]
+    if node or log or queue:
+        shown = {each.log_id for one in nodes for each in one.logs}
+        nodes = [msgspec.structs.replace(each, cluster=_view(each.cluster, shown)) for each in nodes]
     return msgspec.structs.replace(
         status,
         nodes=[each for each in nodes if each.logs or not (node or log or queue)],
         unreachable=[each for each in status.unreachable if node in (None, each.node_id)],
     )
+
+
+def _view(view: View | None, log_ids: set[str]) -> View | None:
+    """What the cluster has decided of these logs."""
+    if view is None:
+        return None
+    return msgspec.structs.replace(view, logs=[log for log in view.logs if log.log_id in log_ids])
 
 
 def _logs(status: Status, node: str | None, log: str | None, queue: str | None) -> list[LogStatus]:
@@ -147,24 +158,3 @@ def _refuse_unknown(status: ClusterStatus, node: str | None, log: str | None, qu
 
 def _names(names: Iterator[str]) -> str:
     return ", ".join(sorted(set(names))) or "none"
-
-
-# --- Roles ----------------------------------------------------------------------------------------------------------
-
-
-def assigned_roles(status: ClusterStatus, queues: list[QueueInfo], node_id: str) -> dict[str, str]:
-    """Log name → "master" or "mirror" of a node, told by the others when it does not answer itself."""
-    own = {copy.log.name: copy.log.role for copy in copies(status) if copy.node_id == node_id}
-    if own:
-        return own
-    names = {copy.log.log_id: copy.log.name for copy in copies(status)}
-    roles = {
-        copy.log.name: "mirror" for copy in copies(status) if node_id in {each.node_id for each in copy.log.mirrors}
-    }
-    for queue in queues:
-        name = names.get(queue.log_id, queue.log_id)
-        if queue.master == node_id:
-            roles[name] = "master"
-        elif node_id in queue.mirrors:
-            roles.setdefault(name, "mirror")
-    return roles

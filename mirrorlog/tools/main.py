@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,15 +15,31 @@ from mirrorlog import __version__
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.tools.consume import consume
 from mirrorlog.tools.declare import declare
+from mirrorlog.tools.drain import drain
 from mirrorlog.tools.dump import dump
+from mirrorlog.tools.events import events
 from mirrorlog.tools.find_offset import find_offset
+from mirrorlog.tools.forget_node import forget_node
 from mirrorlog.tools.groups import groups
 from mirrorlog.tools.nodes import nodes
 from mirrorlog.tools.offsets import offsets
+from mirrorlog.tools.promote import promote
 from mirrorlog.tools.publish import publish
 from mirrorlog.tools.queues import queues
+from mirrorlog.tools.rebalance import rebalance
 from mirrorlog.tools.recover import recover
-from mirrorlog.tools.session import DEFAULT_SERVERS, SERVERS_VARIABLE, Session, parse_servers, session_of
+from mirrorlog.tools.recover_cluster import recover_cluster
+from mirrorlog.tools.session import (
+    DEFAULT_SERVERS,
+    SERVERS_VARIABLE,
+    TLS_CA_VARIABLE,
+    TLS_CERTIFICATE_VARIABLE,
+    TLS_KEY_VARIABLE,
+    Session,
+    parse_servers,
+    session_of,
+    tls_of,
+)
 from mirrorlog.tools.tail import tail
 from mirrorlog.tools.verify import verify
 
@@ -42,12 +59,22 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def options(  # noqa: PLR0917  (typer makes them options, nobody passes them by position)
     context: typer.Context,
     servers: Annotated[
         str,
         typer.Option("--servers", "-s", envvar=SERVERS_VARIABLE, help="Client addresses host:port, commas between."),
     ] = DEFAULT_SERVERS,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option("--tls-ca", envvar=TLS_CA_VARIABLE, help="Client ports speak TLS; trust these authorities (PEM)."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", envvar=TLS_CERTIFICATE_VARIABLE, help="Certificate to show (PEM).")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", envvar=TLS_KEY_VARIABLE, help="Its key (PEM, not encrypted).")
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
@@ -60,11 +87,17 @@ def options(
     session = session_of(context)
     session.debug = debug
     session.servers = parse_servers(servers)
+    session.tls = tls_of(tls_ca, tls_cert, tls_key)
 
 
-for command in (offsets, nodes, queues, groups, declare, publish, consume, tail, dump, verify, recover):
+for command in (
+    *(offsets, nodes, events, queues, groups, declare, publish, consume, tail, dump, verify, recover),
+    *(drain, rebalance, promote),
+):
     app.command()(command)
 app.command("find-offset")(find_offset)
+app.command("forget-node")(forget_node)
+app.command("recover-cluster")(recover_cluster)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,9 +8,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mirrorlog.tools.cluster_status import ClusterStatus, Copy, Unreachable, authorities, copies
+from mirrorlog.tools.cluster_view import log_warnings, newest_view
 from mirrorlog.tools.groups import groups_view
-from mirrorlog.tools.output import ago_text, bytes_text, offset_text, table, yes_no
-from mirrorlog.wire.messages import MirrorStatus
+from mirrorlog.tools.output import NOTHING, ago_text, bytes_text, offset_text, table, yes_no
+from mirrorlog.wire.messages import MirrorStatus, PlacedLog
 
 
 def offsets_view(status: ClusterStatus) -> RenderableType:
@@ -19,6 +20,7 @@ def offsets_view(status: ClusterStatus) -> RenderableType:
     parts = [
         _logs(status),
         *_notes(status, best),
+        *_placement(status),
         *_mirrors(best),
         *_queues(best),
         *_groups(best),
@@ -71,6 +73,37 @@ def _notes(status: ClusterStatus, best: list[Copy]) -> Iterator[Text]:
                 f"{copy.node_id} has it",
                 style="yellow",
             )
+
+
+def _placement(status: ClusterStatus) -> list[RenderableType]:
+    """What the cluster has decided."""
+    view = newest_view(status.nodes)
+    logs = view.logs if view is not None else []
+    if not logs:
+        return []
+    rows = [
+        (
+            log.name,
+            log.master or NOTHING,
+            str(log.epoch),
+            ", ".join(_in_sync_text(log)) or NOTHING,
+            str(log.copies_wanted),
+            ", ".join(log.replicas) or NOTHING,
+        )
+        for log in logs
+    ]
+    numbers = ("epoch", "needed")
+    columns = ("log", "master", "epoch", "in sync", "needed", "copies, the home first")
+    lines = [line for log in logs for line in log_warnings(log)]
+    return [
+        table("MASTERS and in-sync sets, as the cluster has decided", columns, rows, numbers=numbers),
+        *(Text(line, style="yellow") for line in lines),
+    ]
+
+
+def _in_sync_text(log: PlacedLog) -> list[str]:
+    """A marked member may have lost something: it confirms nothing, and is not promoted."""
+    return [f"{node} (marked)" if node in log.marked else node for node in log.in_sync]
 
 
 def _mirrors(best: list[Copy]) -> list[RenderableType]:

@@ -190,6 +190,11 @@ class Order:
             self._fault(header, f"the begin moves to {change['log_offset']}, above this place")
         self.begin_moved = [*self.begin_moved[-99:], (header.next_log_offset, change["log_offset"])]
 
+    def _offsets_leapt(self, header: BatchHeader, change: dict[str, Any]) -> None:
+        """After a loss that was declared every queue goes on far above."""
+        for queue in self.queues.values():
+            queue.next = max(queue.next, change["go_on_at"])
+
     def _checkpoint_began(self, header: BatchHeader, change: dict[str, Any]) -> None:
         self._checkpoint_at = header.log_offset
 
@@ -226,6 +231,7 @@ _FOLLOWED: Final[dict[tuple[int, str], _Follow]] = {
     (Kind.CONTROL, "EpochStarted"): Order._epoch_started,
     (Kind.CONTROL, "QueueDeclared"): Order._queue_declared,
     (Kind.CONTROL, "BeginMoved"): Order._begin_moved,
+    (Kind.CONTROL, "OffsetsLeapt"): Order._offsets_leapt,
     (Kind.CHECKPOINT, "CheckpointBegan"): Order._checkpoint_began,
     (Kind.CHECKPOINT, "QueueState"): Order._queue_state,
     (Kind.CHECKPOINT, "ProducerState"): Order._producer_state,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from mirrorlog.client import Client
 
 SERVERS_VARIABLE: Final = "MIRRORLOG_SERVERS"
+TLS_CA_VARIABLE: Final = "MIRRORLOG_TLS_CA"
+TLS_CERTIFICATE_VARIABLE: Final = "MIRRORLOG_TLS_CERT"
+TLS_KEY_VARIABLE: Final = "MIRRORLOG_TLS_KEY"
 DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
 
 CONNECT_TIMEOUT_MS: Final = 3_000
@@ -29,10 +34,11 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Session:
-    """The global options. `servers`: client addresses, any of which may answer."""
+    """The global options. `servers`: client addresses, any of which may answer; `tls`: for ports that want it."""
 
     servers: tuple[str, ...] = (DEFAULT_SERVERS,)
     debug: bool = False
+    tls: ssl.SSLContext | None = None
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
@@ -40,7 +46,7 @@ class Session:
         # Late: commands that read files alone, and --help, need no client.
         from mirrorlog.client import Client
 
-        async with Client(*self.servers, role="tool", connect_timeout_ms=CONNECT_TIMEOUT_MS) as client:
+        async with Client(*self.servers, role="tool", connect_timeout_ms=CONNECT_TIMEOUT_MS, tls=self.tls) as client:
             yield client
 
     def run(self, command: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
@@ -69,3 +75,12 @@ def parse_servers(text: str) -> tuple[str, ...]:
         except ConfigError as error:
             raise BadInput(f"--servers: {error}") from None
     return servers
+
+
+def tls_of(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """None when nothing is given. Raises ConfigError."""
+    if ca is None and certificate is None and key is None:
+        return None
+    from mirrorlog.wire.tls import client_context
+
+    return client_context(ca=ca, certificate=certificate, key=key)

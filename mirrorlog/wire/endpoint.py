@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import ssl
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from mirrorlog.errors import MirrorlogError, Overloaded, ProtocolError, StalledFrame
+from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded, ProtocolError, StalledFrame
 from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader
 from mirrorlog.wire.messages import error_frame
+from mirrorlog.wire.tls import why
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,11 @@ class Endpoint(asyncio.BufferedProtocol):
     def open(self) -> bool:
         return self._transport is not None and not self._ended and not self._transport.is_closing()
 
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """Of the other side, as `ssl` gives it; None without TLS."""
+        return None if self._transport is None else self._transport.get_extra_info("peercert")
+
     def send(self, parts: Iterable[bytes | memoryview]) -> None:
         """Write the parts in order; views are not copied and must not change until they are sent."""
         transport = self._transport
@@ -143,6 +150,8 @@ class Endpoint(asyncio.BufferedProtocol):
         self._transport = None
         if self._linger is not None:
             self._linger.cancel()
+        if isinstance(exc, ssl.SSLError) and self._error is None:
+            self._error = ConnectionLost(f"TLS with {self.peer} ended: {why(exc)}")
         self._gone()
 
     # --- inside ---

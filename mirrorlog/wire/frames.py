@@ -54,6 +54,8 @@ class FrameType(IntEnum):
     PING = 4
     PONG = 5
     GOODBYE = 6
+    CHALLENGE = 7
+    PROOF = 8
 
     REQUEST = 16
     RESPONSE = 17

@@ -32,7 +32,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True):
-    """First frame of every connection. `role`: client, mirror, tool, door or member. `credential`: for later."""
+    """First frame of every connection. `role`: see `greeting`. `credential`: how it will prove the cluster's secret."""
 
     version_min: int
     version_max: int
@@ -41,10 +41,25 @@ class Hello(Message, frozen=True):
     cluster_id: str | None = None
     node_id: str | None = None
     start_id: str | None = None
+    stale_reads: bool = False
     credential: bytes | None = None
 
 
+class Challenge(Message, frozen=True):
+    """Who was dialled asks for a proof: see `wire.proof`."""
+
+    nonce: bytes
+
+
+class Proof(Message, frozen=True):
+    nonce: bytes
+    mac: bytes
+
+
 class Welcome(Message, frozen=True):
+    """`incarnation`: of the cluster, as a member knows it; raised when a lost majority is replaced. 0: not said.
+    `credential`: the proof that this node knows the cluster's secret too."""
+
     version: int
     cluster_id: str
     cluster_name: str
@@ -52,6 +67,8 @@ class Welcome(Message, frozen=True):
     start_id: str
     limits: Limits
     software: str = ""
+    incarnation: int = 0
+    credential: bytes | None = None
 
 
 class Failure(Message, frozen=True):
@@ -155,12 +172,15 @@ class GetMetadata(Message, frozen=True):
 
 
 class Metadata(Message, frozen=True):
+    """`version`: of the newest decision of the cluster that this node knows: of several answers the highest is true."""
+
     cluster_id: str
     cluster_name: str
     node_id: str
     nodes: list[NodeInfo]
     queues: list[QueueInfo]
     missing: list[str] = []
+    version: int = 0
 
 
 class DeclareQueue(Message, frozen=True):
@@ -190,8 +210,12 @@ class CommitPosition(Message, frozen=True):
 
 
 class FetchPosition(Message, frozen=True):
+    """`any_copy`: a mirror may answer, which may have heard of less than was confirmed; else the master does, once it
+    knows what that is."""
+
     queue: str
     group: str
+    any_copy: bool = False
 
 
 class FoundPosition(Message, frozen=True):
@@ -281,8 +305,74 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as another one sees it. `member`: its number in Raft; `votes`: not while it learns; `life`: up, down or
+    unknown; `kind`: of its start, clean, died or lossy; `start_id`: of the run that the cluster knows, empty before the
+    first."""
+
+    node_id: str
+    member: int
+    client: str
+    replication: str
+    life: str
+    grpc: str = ""
+    http: str = ""
+    start_id: str = ""
+    kind: str = ""
+    witness: bool = False
+    stopped: bool = False
+    draining: bool = False
+    votes: bool = True
+
+
+class LossStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Confirmed records may be gone from log offset `start` up to `end`, which is None while no copy has told. `epoch`:
+    the one that began there; `leapt`: the queue offsets are past it."""
+
+    epoch: int
+    start: int
+    end: int | None = None
+    leapt: bool = False
+
+
+class PlacedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """A log as the cluster has decided it. `master`: empty while there is none; `waits_for`: whom the coordinator that
+    was asked waits for to promote one; `copies_wanted`: with fewer in sync nothing is confirmed; `wished`: to
+    whom the log is being handed over, empty for nobody."""
+
+    log_id: str
+    name: str
+    flush: str
+    replicas: list[str]
+    master: str
+    epoch: int
+    version: int
+    in_sync: list[str]
+    marked: list[str]
+    copies: int
+    copies_wanted: int
+    losses: list[LossStatus] = []
+    waits_for: list[str] = []
+    wished: str = ""
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The view of one node. `version`: of the view; `coordinator`: empty while none is known; `elections`: how often
+    this node has seen another coordinator in its run; `advice`: what would make it safer, a line each."""
+
+    version: int
+    incarnation: int
+    coordinator: str
+    term: int
+    elections: int
+    registered: bool
+    nodes: list[NodeStatus]
+    logs: list[PlacedLog]
+    advice: list[str] = []
+
+
 class Status(Message, frozen=True):
-    """`disk`: None when it could not be measured."""
+    """`disk`: None when it could not be measured; `cluster`: None for a node that is in none."""
 
     cluster_id: str
     cluster_name: str
@@ -291,12 +381,133 @@ class Status(Message, frozen=True):
     now_us: int
     logs: list[LogStatus]
     disk: DiskStatus | None = None
+    cluster: ClusterStatus | None = None
+
+
+# --- Operators ------------------------------------------------------------------------------------------------------
+
+
+class DrainNode(Message, frozen=True):
+    """A node shall master nothing any more, or may again. Answered with Drained once that is decided; the logs follow,
+    one after the other. `node`: empty for the one that is asked."""
+
+    node: str = ""
+    draining: bool = True
+
+
+class Drained(Message, frozen=True):
+    """`node`: which one it is about."""
+
+    node: str
+    draining: bool
+
+
+class ForgetNode(Message, frozen=True):
+    """A node will not come back. Answered with Done once that is decided. `force`: also one that is up."""
+
+    node: str
+    force: bool = False
+
+
+class Rebalance(Message, frozen=True):
+    """Every log whose home can take it over shall be mastered there. Answered with Rebalanced."""
+
+    dry_run: bool = False
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """A log that is not mastered by its home, the first of its replicas. `reason`: why it stays; empty when it is, or
+    would be, handed over."""
+
+    log_id: str
+    name: str
+    source: str
+    target: str
+    reason: str = ""
+
+
+class Rebalanced(Message, frozen=True):
+    """What is handed over from here on is decided: it happens whoever coordinates. `done`: not for a dry run."""
+
+    moves: list[Move]
+    done: bool
+
+
+class PromoteCopy(Message, frozen=True):
+    """Master a log from a copy that may lack what was confirmed. Answered with CopyPromoted. `log`: name or id; `to`: a
+    node, empty for the copy that has most; without `accept_loss` nothing is done, and what would be is told."""
+
+    log: str
+    to: str = ""
+    accept_loss: bool = False
+
+
+class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fenced copy holds; `error`: why it said nothing. Log offsets; -1 for not known."""
+
+    node_id: str
+    last_epoch: int = -1
+    end: int = -1
+    confirmed: int = -1
+    error: str = ""
+
+
+class CopyPromoted(Message, frozen=True):
+    """`missing`: nodes that have everything, or may, and are not there; `able`: who could be it. `node`, `epoch`,
+    `lost_from` and `copies` only when it is `done`: confirmed records may be lost from that log offset on; up to
+    `lost_to` they were, as far as copies that are there know of more."""
+
+    log_id: str
+    name: str
+    missing: list[str]
+    able: list[str]
+    done: bool = False
+    node: str = ""
+    epoch: int = 0
+    lost_from: int | None = None
+    lost_to: int | None = None
+    copies: list[CopyReport] = []
+
+
+class GetEvents(Message, frozen=True):
+    """What happened in the cluster, as this node came to know it. Answered with Events: at once when there are some
+    behind number `after`, else when there are or after `wait_ms`."""
+
+    after: int = 0
+    wait_ms: int = 0
+    limit: int = 1000
+
+
+class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`number`: of the node's run, from 1; `time_us`: µs UTC by the node's clock, 0 for what was decided before its
+    run; `index`: of the entry that decided it, 0 for what this node saw by itself; `kind`: see docs/operations.md."""
+
+    number: int
+    time_us: int
+    kind: str
+    text: str
+    index: int = 0
+    node: str = ""
+    log: str = ""
+    details: dict[str, Any] = {}
+
+
+class Events(Message, frozen=True):
+    """`start_id`: numbers are of this run; `first`: the oldest that is still held; `last`: the newest, 0 for none."""
+
+    node_id: str
+    start_id: str
+    now_us: int
+    first: int
+    last: int
+    events: list[ClusterEvent]
 
 
 AnyMessage = (
-    Hello | Welcome | Failure | Follow | History | Pull
+    Hello | Challenge | Proof | Welcome | Failure | Follow | History | Pull
     | GetMetadata | Metadata | DeclareQueue | FindOffset | FoundOffset | CommitPosition | FetchPosition
     | FoundPosition | Done | GetStatus | Status
+    | DrainNode | Drained | ForgetNode | Rebalance | Rebalanced | PromoteCopy | CopyPromoted | GetEvents | Events
 )  # fmt: skip
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

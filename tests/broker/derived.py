@@ -43,6 +43,7 @@ def _queue(replica: Replica, queue_id: int) -> dict[str, Any]:
         "queue": (queue.queue_id, queue.incarnation, queue.arguments, queue.declared_at, queue.next_queue_offset),
         "positions": dict(queue.positions),
         "newest": dict(queue.newest),
+        "gap": dict(index.gaps()).get(queue_id),
         "offsets": (index.begin(queue_id), index.next_confirmed(queue_id), index.next_appended(queue_id)),
         "runs": _runs(replica, queue_id),
     }

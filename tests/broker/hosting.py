@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mirrorlog.broker.hosted import HostedLog
-from mirrorlog.broker.node import Node
 from mirrorlog.broker.roles import MasterRole, MirrorRole
 from mirrorlog.client import Client
 from mirrorlog.config import HaSettings, LimitSettings, LogAssignment, LogSettings, Settings
-from tests.ha.nodes import WAIT_S, cluster_settings, running, until
+from tests.ha.nodes import WAIT_S, Node, cluster_settings, running, until
 
 KIB = 1024
 SEGMENT_BYTES = 256 * KIB

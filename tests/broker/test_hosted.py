@@ -16,7 +16,6 @@ import pytest
 import uvloop
 
 from mirrorlog.broker.hosted import HostedLog, HostedState
-from mirrorlog.broker.node import Node
 from mirrorlog.broker.replica import Replica
 from mirrorlog.broker.roles import MasterRole, MirrorRole
 from mirrorlog.client import Client
@@ -47,8 +46,8 @@ from tests.broker.hosting import (
     take_over,
     written_by,
 )
-from tests.commitlog.faulty import FaultyFiles
-from tests.ha.nodes import hosted_by, running, until
+from tests.commitlog.faulty import FaultyFiles, opens_on
+from tests.ha.nodes import Node, hosted_by, running, until
 from tests.ha.replicas import content
 
 
@@ -413,7 +412,7 @@ async def test_a_change_that_the_disk_fails_ends_the_node(tmp_path: Path, monkey
     files = FaultyFiles()
     _, settings = settings_for(tmp_path, 2)
     with monkeypatch.context() as patched:
-        patched.setattr(CommitLog, "open", partial(CommitLog.open, files=files))
+        patched.setattr(CommitLog, "open", opens_on(files))
         node = Node(settings)
         task = asyncio.ensure_future(node.run())
         await until(lambda: any(log.state is HostedState.MIRROR for log in node.logs))
@@ -424,7 +423,7 @@ async def test_a_change_that_the_disk_fails_ends_the_node(tmp_path: Path, monkey
             await log.lead(written_by(log, "n1"), 7)
         assert await asyncio.wait_for(asyncio.shield(task), 10) == DiskFailed.exit_code
     finally:
-        node.stop()
+        node.ended.set()
         await task
 
 
@@ -447,9 +446,9 @@ def test_a_step_down_waits_for_cold_reads_and_readers_get_theirs(tmp_path: Path)
             await in_sync(first, second)
             await until(lambda: first.replica.past is not None and len(first.replica.past.tables.heads) >= 2)
             node = nodes[0]
-            with held_up(node._helpers.read, threads=2) as event:
+            with held_up(node.server.helpers.read, threads=2) as event:
                 reader = Reader(client, "numbers", "n0")
-                await until(lambda: node._helpers.read._work_queue.qsize() == 1)
+                await until(lambda: node.server.helpers.read._work_queue.qsize() == 1)
                 await second.step_down()
                 assert isinstance(first.role, MasterRole)
                 # As empty as a new member: what it is sent is on disk only.
@@ -457,7 +456,7 @@ def test_a_step_down_waits_for_cold_reads_and_readers_get_theirs(tmp_path: Path)
                 await asyncio.get_running_loop().run_in_executor(None, partial(second.replica.align, 0, (), anew=True))
                 second.replica.aligned()
                 await second.follow(first.assignment)
-                await until(lambda: node._helpers.read._work_queue.qsize() == 2)
+                await until(lambda: node.server.helpers.read._work_queue.qsize() == 2)
                 change = asyncio.ensure_future(first.step_down())
                 await turns()
                 assert not change.done()
@@ -492,10 +491,10 @@ def test_a_step_down_waits_for_retention_which_appends_nothing_more(tmp_path: Pa
             await until(lambda: log.facts().flushed == log.facts().end and not log.past._due())
             assert log.replica.past is not None
             assert len(log.replica.past.tables.heads) >= 2
-            with held_up(nodes[0]._helpers.index) as event:
+            with held_up(nodes[0].server.helpers.index) as event:
                 retention._queues._not_before = 0
                 retention.check()
-                await until(lambda: nodes[0]._helpers.index._work_queue.qsize() > 0)
+                await until(lambda: nodes[0].server.helpers.index._work_queue.qsize() > 0)
                 end = log.facts().end
                 change = asyncio.ensure_future(log.step_down())
                 await turns()

@@ -374,7 +374,7 @@ def test_a_low_disk_is_not_forgotten_while_a_decision_waits(tmp_path: Path) -> N
             assert replica.begin_ahead == 0
             first_end = replica.log.segments()[0].end
             await until(lambda: queues.ready)
-            nodes[0]._helpers.index.submit(held_up.wait, 30)
+            nodes[0].server.helpers.index.submit(held_up.wait, 30)
             try:
                 retention.check()
                 assert not queues.ready

@@ -30,12 +30,13 @@ def late_mirrors(copies: int = 2, *, late: int = 1, grpc: bool = False) -> Itera
         cluster.wait_in_sync()
         asyncio.run(_fill(cluster))
         cluster.wait_confirmed()
-        for node in cluster.mirrors[:late]:
+        mirrors = cluster.mirrors
+        for node in mirrors[:late]:
             node.stop()
-            shutil.rmtree(node.data_dir)
+            shutil.rmtree(node.data_dir / "logs")
             node.start("--set", "ha.start=last-segment")
         end = log_of(cluster.master).confirmed
-        for node in cluster.mirrors[:late]:
+        for node in mirrors[:late]:
             eventually(lambda node=node: log_of(node).begin > MIB, "it begins late")
             eventually(lambda node=node: log_of(node).confirmed >= end, "it follows")
         assert 0 < late_begin(cluster) < RECORDS

@@ -194,13 +194,14 @@ async def test_a_node_that_stands_still_is_left(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(connection, "_TICK_S", 0.05)
     monkeypatch.setattr(connection, "_SILENCE_S_MAX", 0.3)
     with fast_cluster(1) as cluster:
+        master = cluster.master
         opened = await Connection.open(cluster.servers[0])
-        cluster.master.pause()
+        master.pause()
         try:
             with pytest.raises(ConnectionLost, match="said nothing"):
                 await opened.request(GetStatus(), Status, timeout_ms=30_000)
         finally:
-            cluster.master.resume()
+            master.resume()
 
 
 async def test_a_slow_answer_is_waited_for_while_the_node_lives(

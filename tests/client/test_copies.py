@@ -43,12 +43,12 @@ def test_a_refusal_is_held_against_where_the_queue_begins(
 def test_a_reader_of_mirrors_has_all_that_one_of_them_has_while_the_master_is_away(
     two_late: Cluster, start: str | int | datetime
 ) -> None:
-    """Goal: nothing is passed over because two late mirrors agree. Method: they are asked before a whole one, the
-    master is killed; a queue whose end they have and one of which they have nothing."""
+    """Goal: nothing is passed over because two late mirrors agree. Method: the master is killed, the only whole copy
+    is promoted, and mirrors are asked: a queue whose end they have and one of which they have nothing."""
 
     async def read(queue: str, until: int) -> tuple[list[int], str | None]:
         async with (
-            Client(two_late.mirrors[0].client) as client,
+            Client(two_late.nodes["n2"].client) as client,
             client.consumer(queue, start=start, until=until, read_from="mirror") as consumer,
         ):
             return [int(record.value or b"") async for record in consumer], consumer.served_by
@@ -59,7 +59,8 @@ def test_a_reader_of_mirrors_has_all_that_one_of_them_has_while_the_master_is_aw
 
 @pytest.fixture(scope="module")
 def two_late() -> Iterator[Cluster]:
-    """n1, the master, is gone, n2 and n3 began late, n4 has all."""
+    """n1, the master, is gone, n2 and n3 began late, n4 has all and is the master."""
     with late_mirrors(4, late=2) as cluster:
-        cluster.master.kill()
+        master = cluster.master
+        master.kill()
         yield cluster

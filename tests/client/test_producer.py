@@ -367,20 +367,22 @@ async def test_the_masters_restart_loses_doubles_and_reorders_nothing() -> None:
                 for _ in range(count):
                     sends.append(asyncio.ensure_future(producer.send(b"%d" % len(sends))))
 
-            for number in range(3):
+            epoch = 0
+            for _ in range(3):
                 stored = len(sends)
-                cluster.mirrors[0].pause()
+                master, mirror = cluster.master, cluster.mirrors[0]
+                mirror.pause()
                 send(600)
-                await until(lambda: log_of(cluster.master).queues[0].next > stored, "some are appended")  # noqa: B023
+                await until(lambda: log_of(master).queues[0].next > stored, "some are appended")  # noqa: B023
                 assert producer.stats.confirmed == stored
-                await asyncio.to_thread(cluster.master.kill)
+                await asyncio.to_thread(master.kill)
                 send(100)
-                cluster.mirrors[0].resume()
-                await asyncio.to_thread(cluster.master.start)
+                mirror.resume()
+                await asyncio.to_thread(master.start)
                 receipts = await asyncio.gather(*sends)
-                assert {receipt.epoch for receipt in receipts[-100:]} == {number + 2}
+                before, epoch = epoch, receipts[-1].epoch
+                assert epoch > before
         assert producer.stats.lost_attempts > 0
-        assert producer.stats.duplicates > 0
         assert [receipt.queue_offset for receipt in receipts] == list(range(len(sends)))
         assert await values(client, "q") == [b"%d" % number for number in range(len(sends))]
 
@@ -388,15 +390,16 @@ async def test_the_masters_restart_loses_doubles_and_reorders_nothing() -> None:
 async def test_refused_while_a_mirror_is_away_then_confirmed() -> None:
     """The producer retries what was refused or timed out, and says so in its stats; by killing a needed mirror."""
     async with trouble(3) as (cluster, client), client.producer("q", delivery_timeout_ms=60_000) as producer:
+        mirror = cluster.mirrors[0]
         await producer.send(b"0")
-        await asyncio.to_thread(cluster.mirrors[0].kill)
+        await asyncio.to_thread(mirror.kill)
         # Else they may be appended before it sees that the link is gone, and wait for a confirm instead.
-        gone = cluster.mirrors[0].id
+        gone = mirror.id
         await until(lambda: not mirror_of(cluster, gone).connected, "the master sees it")
         sending = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(1, 4)]
         await until(lambda: producer.stats.refused_attempts > 1, "refusals")
         assert not any(task.done() for task in sending)
-        await asyncio.to_thread(cluster.mirrors[0].start)
+        await asyncio.to_thread(mirror.start)
         receipts = await asyncio.gather(*sending)
         assert [receipt.queue_offset for receipt in receipts] == [1, 2, 3]
         assert {receipt.copies for receipt in receipts} == {3}
@@ -406,9 +409,10 @@ async def test_refused_while_a_mirror_is_away_then_confirmed() -> None:
 async def test_while_nothing_may_leave_an_open_batch_goes_on_filling() -> None:
     """After an outage the backlog is full batches, not one for each linger; by a mirror that stands still."""
     async with trouble(2) as (cluster, client):
+        mirror = cluster.mirrors[0]
         options = {"linger_ms": 0, "max_in_flight": 1, "delivery_timeout_ms": 60_000}
         async with client.producer("q", **options) as producer:
-            cluster.mirrors[0].pause()
+            mirror.pause()
             try:
                 deliveries = []
                 for number in range(100):
@@ -417,7 +421,7 @@ async def test_while_nothing_may_leave_an_open_batch_goes_on_filling() -> None:
                         await asyncio.sleep(0)
                 assert producer.stats.batches == 1
             finally:
-                cluster.mirrors[0].resume()
+                mirror.resume()
             receipts = [await delivery for delivery in deliveries]
         assert [receipt.queue_offset for receipt in receipts] == list(range(100))
         assert producer.stats.batches == 2
@@ -426,10 +430,11 @@ async def test_while_nothing_may_leave_an_open_batch_goes_on_filling() -> None:
 async def test_an_open_batch_that_cannot_leave_ends_at_its_deadline() -> None:
     """What goes on filling is not forgotten; by a mirror that stands still for longer than the delivery timeout."""
     async with trouble(2) as (cluster, client):
+        mirror = cluster.mirrors[0]
         options = {"linger_ms": 0, "max_in_flight": 1, "delivery_timeout_ms": 500}
         async with client.producer("q", **options) as producer:
             await producer.send(b"before")
-            cluster.mirrors[0].pause()
+            mirror.pause()
             try:
                 in_flight = producer.send_nowait(b"in flight")
                 await until(lambda: producer.stats.batches == 2, "the batch leaves")
@@ -439,20 +444,21 @@ async def test_an_open_batch_that_cannot_leave_ends_at_its_deadline() -> None:
                         with pytest.raises((Refused, OutcomeUnknown)):
                             await delivery
             finally:
-                cluster.mirrors[0].resume()
+                mirror.resume()
 
 
 async def test_at_the_deadline_a_refusal_names_its_reason_and_the_producer_goes_on() -> None:
     """Too few mirrors for all of the delivery time: nothing was stored; later records land from sequence 0 again."""
     async with trouble(2) as (cluster, client), client.producer("q", delivery_timeout_ms=700) as producer:
+        mirror = cluster.mirrors[0]
         await producer.send(b"before")
-        await asyncio.to_thread(cluster.mirrors[0].kill)
+        await asyncio.to_thread(mirror.kill)
         # The first one may be appended before the master has seen the end of the link.
         with pytest.raises((Refused, OutcomeUnknown)):
             await producer.send(b"while")
         with pytest.raises(InSyncReplicasNotEnough):
             await producer.send(b"refused")
-        await asyncio.to_thread(cluster.mirrors[0].start)
+        await asyncio.to_thread(mirror.start)
         await asyncio.to_thread(cluster.wait_in_sync)
         await producer.send(b"after")
         found = await values(client, "q")
@@ -463,13 +469,14 @@ async def test_at_the_deadline_a_refusal_names_its_reason_and_the_producer_goes_
 async def test_at_the_deadline_what_may_be_stored_is_unknown() -> None:
     """The mirror stands still, so the batch was appended and never confirmed; by SIGSTOP, then SIGCONT."""
     async with trouble(2) as (cluster, client), client.producer("q", delivery_timeout_ms=500) as producer:
+        mirror = cluster.mirrors[0]
         await producer.send(b"before")
-        cluster.mirrors[0].pause()
+        mirror.pause()
         try:
             with pytest.raises(OutcomeUnknown, match="stored perhaps"):
                 await producer.send(b"while")
         finally:
-            cluster.mirrors[0].resume()
+            mirror.resume()
         await asyncio.to_thread(cluster.wait_in_sync)
         await producer.send(b"after")
         assert await values(client, "q") == [b"before", b"while", b"after"]
@@ -478,8 +485,9 @@ async def test_at_the_deadline_what_may_be_stored_is_unknown() -> None:
 async def test_without_a_node_a_record_is_refused_at_its_deadline() -> None:
     """Nothing hangs and nothing was stored; by killing the only node while the producer is idle."""
     async with trouble(1) as (cluster, client), client.producer("q", delivery_timeout_ms=500) as producer:
+        master = cluster.master
         await producer.send(b"before")
-        await asyncio.to_thread(cluster.master.kill)
+        await asyncio.to_thread(master.kill)
         await until(lambda: not producer._sender.connected, "the end of the connection is seen")
         with pytest.raises(Refused, match="nothing was stored"):
             await producer.send(b"never")
@@ -488,14 +496,15 @@ async def test_without_a_node_a_record_is_refused_at_its_deadline() -> None:
 async def test_a_master_that_stands_still_holds_nobody_for_ever() -> None:
     """The connection stays open and says nothing; every send ends at its deadline, and it goes on after SIGCONT."""
     async with trouble(1) as (cluster, client):
+        master = cluster.master
         async with client.producer("q", delivery_timeout_ms=500) as producer:
             await producer.send(b"before")
-            cluster.master.pause()
+            master.pause()
             try:
                 with pytest.raises(OutcomeUnknown):
                     await producer.send(b"while")
             finally:
-                cluster.master.resume()
+                master.resume()
             await producer.send(b"after")
         found = await values(client, "q")
         assert found in ([b"before", b"while", b"after"], [b"before", b"after"])
@@ -504,12 +513,13 @@ async def test_a_master_that_stands_still_holds_nobody_for_ever() -> None:
 async def test_a_cancelled_block_does_not_wait_for_outcomes() -> None:
     """Ctrl-C must not take the delivery timeout; by cancelling a task inside the block while nothing is confirmed."""
     async with trouble(2) as (cluster, client):
+        mirror = cluster.mirrors[0]
         started = asyncio.Event()
 
         async def block() -> None:
             async with client.producer("q", delivery_timeout_ms=60_000) as producer:
                 await producer.send(b"before")
-                cluster.mirrors[0].pause()
+                mirror.pause()
                 producer.send_nowait(b"while")
                 started.set()
                 await asyncio.Event().wait()
@@ -522,4 +532,4 @@ async def test_a_cancelled_block_does_not_wait_for_outcomes() -> None:
                 with pytest.raises(asyncio.CancelledError):
                     await task
         finally:
-            cluster.mirrors[0].resume()
+            mirror.resume()

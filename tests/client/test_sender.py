@@ -18,6 +18,7 @@ import pytest
 import mirrorlog
 from mirrorlog.client import Client, Producer
 from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from mirrorlog.client.sightings import Sighting
 from mirrorlog.commitlog.body import Record
 from mirrorlog.commitlog.codec import open_body
 from mirrorlog.commitlog.format import Codec, read_header
@@ -33,7 +34,7 @@ from mirrorlog.errors import (
 )
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Durability, Level
-from mirrorlog.wire.messages import Limits
+from mirrorlog.wire.messages import Limits, QueueInfo
 
 MIB = 1024 * 1024
 Answer = Confirm | MirrorlogError | None
@@ -64,6 +65,10 @@ class Node:
         return [record.value for record in self.records]
 
 
+info = QueueInfo(name="q", queue_id=1, log_id="", epoch=1, master="n1", mirrors=[], begin=0, next=0)
+found = Sighting(info, version=1, told_by="n1", address="n1:1")
+
+
 class Link:
     """A connection whose answers come on the loop's next turn; None: no answer ever comes."""
 
@@ -82,9 +87,12 @@ class Link:
         if result is not None:
             asyncio.get_running_loop().call_soon(done, result)
 
-    async def master_of(self, queue: str) -> tuple[Link, SimpleNamespace]:
+    async def master_of(self, queue: str) -> tuple[Link, Sighting]:
         """A client's part: this is the link to the queue's master."""
-        return self, SimpleNamespace(queue_id=1, producer_epoch=0)
+        return self, found
+
+    async def newer_master(self, than: Sighting) -> None:
+        """A client's part: nobody knows of another one."""
 
 
 def producer_on(answer: Callable[[bytes], Answer], **options: Any) -> Producer:
@@ -173,8 +181,8 @@ async def test_a_batch_goes_to_the_next_master(kind: type[MirrorlogError]) -> No
     former, following = Link(lambda batch: kind("another node writes the log now")), Link(node)
     links = iter((former, following))
 
-    async def master_of(queue: str) -> tuple[Link, SimpleNamespace]:
-        return next(links), SimpleNamespace(queue_id=1, producer_epoch=0)
+    async def master_of(queue: str) -> tuple[Link, Sighting]:
+        return next(links), found
 
     async with producer_on(node) as producer:
         producer._sender._client.master_of = master_of  # type: ignore[method-assign, assignment]

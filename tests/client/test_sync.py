@@ -167,10 +167,11 @@ def test_a_bulk_waits_for_room_and_is_refused_in_the_call(client: Client, queue:
 def test_a_bulk_that_nobody_confirms_ends_and_says_which_records() -> None:
     """By a node that is stopped: waiting gives up when told so, the records end at their deadline."""
     with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
+        master = cluster.master
         client.admin.declare("q")
         with client.producer("q", delivery_timeout_ms=1_000) as producer:
             producer.send(b"first")
-            cluster.master.pause()
+            master.pause()
             try:
                 bulk = producer.send_many_nowait([b"a", b"b"])
                 with pytest.raises(RequestTimeout):
@@ -179,7 +180,7 @@ def test_a_bulk_that_nobody_confirms_ends_and_says_which_records() -> None:
                 with pytest.raises(OutcomeUnknown):
                     bulk.result()
             finally:
-                cluster.master.resume()
+                master.resume()
             ((records, error),) = bulk.failures()
             assert (records, type(error)) == (range(2), OutcomeUnknown)
 
@@ -225,27 +226,29 @@ def test_wrong_options_and_names_raise_at_once(client: Client, new_name: Callabl
 def test_a_delivery_can_be_waited_for_again() -> None:
     """A time limit ends the wait and not the record; by a node that stands still for a moment."""
     with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
+        master = cluster.master
         client.admin.declare("q")
         with client.producer("q") as producer:
             producer.send(b"first")
-            cluster.master.pause()
+            master.pause()
             try:
                 delivery = producer.send_nowait(b"second")
                 with pytest.raises(RequestTimeout, match=r"no answer within 0\.1 s"):
                     delivery.result(0.1)
                 assert not delivery.done()
             finally:
-                cluster.master.resume()
+                master.resume()
             assert delivery.result().queue_offset == 1
 
 
 def test_what_a_node_does_not_confirm_ends_at_its_deadline() -> None:
     """No call waits for ever; by a node that is gone: the result, flush and close all say so."""
     with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
+        master = cluster.master
         client.admin.declare("q")
         producer = client.producer("q", delivery_timeout_ms=300).start()
         producer.send(b"first")
-        cluster.master.kill()
+        master.kill()
         with pytest.raises((Refused, OutcomeUnknown)):
             producer.send(b"second")
         producer.send_nowait(b"third")
@@ -287,10 +290,11 @@ def test_waiting_for_a_record_ends_when_the_record_does(monkeypatch: pytest.Monk
     """Its deadline begins when the window lets it in; by a node that stands still for longer than one deadline."""
     monkeypatch.setattr(sync, "_MARGIN_S", 0.5)
     with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
+        master = cluster.master
         client.admin.declare("q")
         with client.producer("q", delivery_timeout_ms=300, window_bytes=1_000) as producer:
             producer.send(b"first")
-            cluster.master.pause()
+            master.pause()
             try:
                 deliveries = [producer.send_nowait(bytes(900)) for _ in range(5)]
                 for delivery in deliveries:
@@ -298,7 +302,7 @@ def test_waiting_for_a_record_ends_when_the_record_does(monkeypatch: pytest.Monk
                         delivery.result()
                     assert delivery.done()
             finally:
-                cluster.master.resume()
+                master.resume()
 
 
 def test_a_record_that_never_ends_is_of_unknown_outcome() -> None:
@@ -412,11 +416,12 @@ def test_a_read_without_patience_gets_the_record_in_the_end(client: Client, queu
 def test_an_error_behind_what_was_found_waits_for_the_next_read() -> None:
     """Nothing is skipped; by killing the node when part of what is asked for is here."""
     with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers, request_timeout_ms=300) as client:
+        master = cluster.master
         client.admin.declare("q")
         publish(client, "q", 3)
         with client.consumer("q") as consumer:
             assert [record.value for record in consumer.read(1, timeout_ms=10_000)] == [b"0"]
-            cluster.master.kill()
+            master.kill()
             assert [record.value for record in consumer.read(9, timeout_ms=30_000)] == [b"1", b"2"]
             with pytest.raises(ConnectionLost):
                 consumer.read(9, timeout_ms=30_000)
@@ -553,13 +558,14 @@ def test_closing_a_consumer_wakes_its_reader_in_another_thread(client: Client, q
 def test_leaving_by_an_interrupt_does_not_wait_for_confirms() -> None:
     """Whoever presses Ctrl-C wants to go; by a KeyboardInterrupt in the block while the node stands still."""
     with fast_cluster(1, min_in_sync=1) as cluster:
+        master = cluster.master
         with Client(*cluster.servers) as client:
             client.admin.declare("q")
         deliveries: list[Delivery] = []
 
         def interrupted() -> None:
             with Client(*cluster.servers) as client, client.producer("q") as producer:
-                cluster.master.pause()
+                master.pause()
                 deliveries.append(producer.send_nowait(b"v"))
                 raise KeyboardInterrupt
 
@@ -571,7 +577,7 @@ def test_leaving_by_an_interrupt_does_not_wait_for_confirms() -> None:
             with pytest.raises(MirrorlogError):
                 deliveries[0].result()
         finally:
-            cluster.master.resume()
+            master.resume()
 
 
 def test_ctrl_c_ends_a_wait(client: Client, queue: str) -> None:

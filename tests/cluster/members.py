@@ -67,7 +67,8 @@ class ServiceNode:
         state = ClusterState(CLUSTER_ID, "c", nodes=nodes)
         own = next(number for number, each in enumerate(founders, 1) if each is self)
         members = tuple(range(1, len(founders) + 1))
-        await self.service.start(OsFiles(), self._directory, own=own, snapshot=founding(state, members))
+        await self.service.open(OsFiles(), self._directory, own=own, snapshot=founding(state, members))
+        self.service.start()
 
     async def die(self) -> None:
         """As far as others can tell, its process is killed."""
@@ -132,9 +133,12 @@ class ServiceNode:
         if self.service is not None:
             self.changed(self.service.state)
 
-    async def fence(self, log_id: str, epoch: int) -> Report:
+    async def fence(self, log_id: str, epoch: int, *, gently: bool = False) -> Report:
         self.fences.append((log_id, epoch))
         return Report(self.start_id, 1, self.end, confirmed=0)
+
+    def registered(self) -> None:
+        pass
 
     def failed(self, error: MirrorlogError) -> None:
         self.failures.append(error)

@@ -13,6 +13,7 @@ from mirrorlog.cluster.commands import (
     Holder,
     InSyncGrown,
     InSyncShrunk,
+    MasterWished,
     NodeDraining,
     NodeForgotten,
     NodeJoined,
@@ -20,7 +21,18 @@ from mirrorlog.cluster.commands import (
     Promoted,
     StartKind,
 )
-from mirrorlog.cluster.coordinator import Action, ChangeMembers, Coordinator, Fence, Propose, Seen, Wanted
+from mirrorlog.cluster.coordinator import (
+    HANDOVER_AGAIN_S,
+    Action,
+    Away,
+    ChangeMembers,
+    Coordinator,
+    Fence,
+    Propose,
+    Seen,
+    Wanted,
+    away_from_home,
+)
 from mirrorlog.cluster.liveness import Life
 from mirrorlog.cluster.promotion import Report
 from mirrorlog.cluster.raft.members import Members
@@ -110,6 +122,18 @@ class World:
     def master(self, name: str) -> str:
         log = self.log(name)
         return log.master.node if log.master else ""
+
+    def drain(self, node: str, *, draining: bool = True) -> None:
+        assert not self.apply(NodeDraining(node=node, draining=draining))
+
+    def wish(self, name: str, node: str) -> str:
+        """Why it was refused; empty if not."""
+        log_id, log = next((log_id, log) for log_id, log in self.state.logs.items() if log.name == name)
+        return self.apply(MasterWished(log_id=log_id, seen=log.seen, node=node))
+
+    def fences(self, name: str) -> list[Fence]:
+        log_id = next(log_id for log_id, log in self.state.logs.items() if log.name == name)
+        return [action for action in self.done if isinstance(action, Fence) and action.log_id == log_id]
 
     def proposed(self, kind: type[AnyCommand]) -> int:
         return sum(isinstance(action, Propose) and isinstance(action.command, kind) for action in self.done)
@@ -262,6 +286,149 @@ def test_a_draining_node_gets_no_new_copies() -> None:
     assert "b" not in world.log("c").replicas
 
 
+def test_a_draining_nodes_logs_are_handed_over() -> None:
+    """To copies in sync, evenly, each in one epoch, and no copy is made anew; by draining one that masters two."""
+    world = cluster("a", "b", "c")
+    assert not world.wish("b", "a")
+    world.settle()
+    assert [world.master(name) for name in "abc"] == ["a", "a", "c"]
+    world.drain("a")
+    world.settle()
+    assert Counter(world.master(name) for name in "abc") == {"b": 2, "c": 1}
+    assert [world.log(name).epoch for name in "abc"] == [2, 3, 1]
+    assert all(set(log.in_sync) == {"a", "b", "c"} for log in world.state.logs.values())
+    assert not any(log.losses for log in world.state.logs.values())
+
+
+def test_a_handover_fences_the_master_first_and_gently() -> None:
+    """So that its mirrors come to its end before they are fenced; by the order of the fences."""
+    world = cluster("a", "b", "c")
+    world.done.clear()
+    world.drain("a")
+    world.settle()
+    first, *others = world.fences("a")
+    assert (first.node, first.gently) == ("a", True)
+    assert {(fence.node, fence.gently) for fence in others} == {("b", False), ("c", False)}
+
+
+def test_one_log_is_handed_over_after_the_other() -> None:
+    """Each is without a master for a moment; by the masters that are fenced at any time."""
+    world = cluster("a", "b", "c")
+    assert not world.wish("b", "a")
+    assert not world.wish("c", "a")
+    world.settle()
+    world.done.clear()
+    world.drain("a")
+    for _ in range(STEPS_MAX):
+        world.step()
+        fenced = {action.log_id for action in world.done if isinstance(action, Fence)}
+        moved = [log for log in world.state.logs.values() if log.master and log.master.node != "a"]
+        assert len(fenced) - len(moved) <= 1
+    assert len(moved) == 3
+
+
+def test_a_copy_that_does_not_come_to_the_masters_end_does_not_take_over() -> None:
+    """Nothing that the master took is lost: it goes on in a new epoch, and it is tried again after a while; by a mirror
+    that has less, then as much."""
+    world = cluster("a", "b")
+    world.reports = {"a": (1, 100), "b": (1, 90)}
+    world.drain("a")
+    world.settle()
+    assert (world.master("a"), world.log("a").epoch) == ("a", 2)
+    world.settle()
+    assert world.log("a").epoch == 2, "not at once"
+    world.reports["b"] = (1, 100)
+    world.now += HANDOVER_AGAIN_S
+    world.settle()
+    assert (world.master("a"), world.log("a").epoch) == ("b", 3)
+
+
+def test_a_log_that_nobody_can_take_over_stays() -> None:
+    """A draining master is better than none; by mirrors that are down, draining, or not in sync."""
+    world = cluster("a", "b", "c")
+    world.down = {"c"}
+    world.settle()
+    world.drain("b")
+    world.drain("a")
+    world.settle()
+    assert (world.master("a"), world.log("a").epoch) == ("a", 1)
+    world.drain("b", draining=False)
+    world.settle()
+    assert world.master("a") == "b"
+
+
+def test_a_master_that_hangs_when_it_shall_hand_over_is_waited_for_like_any_other() -> None:
+    """Then the others decide; by a master that answers no fence."""
+    world = cluster("a", "b", "c", wanted=Wanted(promote_wait_s=2.0))
+    world.silent = {"a"}
+    world.drain("a")
+    world.settle()
+    assert world.master("a") == "a"
+    world.now += 2.0
+    world.settle()
+    assert world.master("a") in ("b", "c")
+
+
+def test_a_handover_is_ended_by_whoever_coordinates_next() -> None:
+    """The master may be fenced already, and writes no more; by a new coordinator in the middle."""
+    world = cluster("a", "b", "c")
+    world.silent = {"b", "c"}
+    world.drain("a")
+    world.settle()
+    world.coordinator, world.silent = Coordinator(Wanted()), set()
+    world.settle()
+    assert world.master("a") in ("b", "c")
+
+
+def test_a_wish_is_fulfilled_once_and_ends() -> None:
+    """A later failover is not undone by it; by wishing, and killing who was wished."""
+    world = cluster("a", "b", "c")
+    assert not world.wish("a", "b")
+    world.settle()
+    assert (world.master("a"), world.log("a").wished) == ("b", "")
+    world.down = {"b"}
+    world.settle()
+    assert world.master("a") in ("a", "c")
+    world.start("b", run=2)
+    world.settle()
+    assert world.master("a") in ("a", "c")
+
+
+def test_a_wish_for_a_node_that_leaves_the_set_ends() -> None:
+    """It does not come true hours later; by wishing for one that dies before it can be."""
+    world = cluster("a", "b", "c")
+    assert not world.wish("a", "c")
+    world.down = {"c"}
+    world.settle()
+    assert world.log("a").wished == ""
+    world.start("c", run=2)
+    world.settle()
+    assert world.master("a") == "a"
+
+
+def test_nobody_can_be_wished_who_may_lack_something() -> None:
+    """By a node that is not in sync, and one that there is not."""
+    world = cluster("a", "b", "c")
+    world.down = {"c"}
+    world.settle()
+    assert "cannot be the next master of log a; in sync: a, b" in world.wish("a", "c")
+    assert "cannot be the next master" in world.wish("a", "x")
+
+
+def test_it_is_told_which_logs_are_not_at_home_and_why_they_stay() -> None:
+    """What rebalancing does and does not do; by failovers, a drain and a death."""
+    world = cluster("a", "b", "c")
+    assert away_from_home(world.state, world.life) == []
+    ids = {log.name: log_id for log_id, log in world.state.logs.items()}
+    world.drain("a")
+    world.settle()
+    assert away_from_home(world.state, world.life) == [Away(ids["a"], "a", "a is draining")]
+    world.drain("a", draining=False)
+    assert away_from_home(world.state, world.life) == [Away(ids["a"], "a")]
+    world.down = {"a"}
+    assert away_from_home(world.state, world.life) == [Away(ids["a"], "a", "a is not up")]
+
+
 class Storm:
     """Faults at random, on nodes that did no harm."""
 
@@ -271,6 +438,7 @@ class Storm:
         self._random = random
         self._runs = dict.fromkeys(names, 1)
         self._kinds = [self._kill, self._start, self._silence, self._wait, self._replace, self._report]
+        self._kinds += [self._drain, self._wish]
 
     def rage(self) -> None:
         for _ in range(40):
@@ -283,6 +451,9 @@ class Storm:
         self._world.silent = set()
         for node in sorted(self._world.down):
             self._restart(node)
+        for node, facts in self._world.state.nodes.items():
+            if facts.draining:
+                self._world.drain(node, draining=False)
         self._world.now += 10
 
     def _kill(self) -> None:
@@ -300,6 +471,14 @@ class Storm:
 
     def _wait(self) -> None:
         self._world.now += self._random.choice([0.5, 2.0, 700.0])
+
+    def _drain(self) -> None:
+        self._world.drain(self._random.choice(self._names), draining=self._random.random() < 0.5)
+
+    def _wish(self) -> None:
+        if self._world.state.logs:
+            log = self._random.choice([log.name for log in self._world.state.logs.values()])
+            self._world.wish(log, self._random.choice(self._names))
 
     def _replace(self) -> None:
         self._world.coordinator = Coordinator(Wanted())

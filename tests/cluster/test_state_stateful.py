@@ -21,6 +21,7 @@ from mirrorlog.cluster.commands import (
     LeapConfirmed,
     LogMade,
     LossEndFound,
+    MasterWished,
     NodeDraining,
     NodeForgotten,
     NodeJoined,
@@ -103,8 +104,9 @@ class StateMachine(RuleBasedStateMachine):
             facts = self.state.nodes[command.holder.node]
             assert (facts.start_id, facts.stopped) == (command.holder.start_id, False)
         left = before.in_sync.keys() - after.in_sync.keys()
+        assert not after.wished or after.wished in after.promotable
         if isinstance(command, InSyncShrunk):
-            assert len(after.in_sync) >= before.copies_wanted
+            assert not left or len(after.in_sync) >= before.copies_wanted
             assert after.copies_wanted == before.copies_wanted
             if left - before.marked:
                 assert len(after.promotable) >= before.copies_wanted
@@ -285,6 +287,10 @@ class StateMachine(RuleBasedStateMachine):
                 lost_from=lost_from,
             )
         )
+
+    @rule(log_id=logs, node=data_nodes)
+    def wish(self, log_id: str, node: str) -> None:
+        self.apply(MasterWished(log_id=log_id, seen=self.seen(log_id), node=node))
 
     @rule(log_id=logs, gone=st.sets(nodes, max_size=3).map(tuple))
     def shrink(self, log_id: str, gone: tuple[str, ...]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mirrorlog.commitlog.files import OS_FILES, File, Files
+from mirrorlog.commitlog.log import CommitLog
 
 
 @dataclass(slots=True)
@@ -127,3 +129,13 @@ class FaultyFiles:
     def populate(self, pages: memoryview) -> bool:
         self.disk.call("populate")
         return self._files.populate(pages)
+
+
+def opens_on(files: Files) -> Callable[..., CommitLog]:
+    """What stands in for `CommitLog.open` so that every log is on this disk."""
+    real = CommitLog.open
+
+    def open_(*arguments: Any, **options: Any) -> CommitLog:
+        return real(*arguments, **{**options, "files": files})
+
+    return open_

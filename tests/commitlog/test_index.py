@@ -73,13 +73,15 @@ def test_unknown_queues_are_empty() -> None:
 
 
 def test_a_leap_is_answered_with_the_batch_after_it() -> None:
-    """Goal: queue offsets may leap after a loss. Ask within the gap between 10 and 1000."""
+    """Goal: queue offsets may leap after a loss, and no answer runs over it. Ask below, within and behind the gap
+    between 10 and 1000."""
     index = QueueIndex()
     index.add(header(0, base=0))
     index.add(header(400, base=1000))
     index.confirm(800)
     assert index.find(1, 500).base_queue_offset == 1000
-    assert [run.base_queue_offset for run in index.entries(1, 0, 1000)] == [0, 1000]
+    for asked, found in ((0, [0]), (10, [1000]), (500, [1000]), (1000, [1000]), (1010, [])):
+        assert [run.base_queue_offset for run in index.entries(1, asked, 1000)] == found
     assert index.next_confirmed(1) == 1010
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.checkpoint import SLOT_BYTES
+from mirrorlog.commitlog.checkpoint import SLOT_BYTES, Checkpoint
 from mirrorlog.commitlog.epochs import (
     ENTRIES_MAX,
     LIST_BYTES_MAX,
@@ -15,7 +15,9 @@ from mirrorlog.commitlog.epochs import (
     decode_epochs,
     encode_epochs,
 )
+from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.commitlog.flush import FlushJob
+from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.errors import BadRequest, DiskFailed
 from mirrorlog.wire.messages import EpochEntry, Follow, encode
 from tests.commitlog.faulty import FaultyFiles
@@ -201,6 +203,123 @@ def test_a_cut_refuses_confirmed_bytes_middles_and_lists_that_do_not_fit(tmp_pat
     assert log.end == 2000
     log.truncate(800, [Epoch(1, 0), Epoch(2, 800)])
     assert log.end == 800
+
+
+def sealed_log(directory: Path, files: Files = OS_FILES) -> CommitLog:
+    """Five batches of 400 bytes, all confirmed and flushed, two to a segment; the first two segments are sealed."""
+    log = open_log(directory, segment_bytes=1000, epoch=1)
+    append_sizes(log, [400] * 5)
+    log.set_confirmed(2000)
+    log.set_state_from(1600)
+    log.close()
+    log = open_log(directory, segment_bytes=1000, files=files)
+    assert [segment.sealed for segment in log._chain.segments] == [True, True, False]
+    return log
+
+
+@pytest.mark.parametrize("point", [0, 400, 800, 1200, 1600, 2000])
+@pytest.mark.parametrize("after", ["kill", "close"])
+def test_what_is_declared_lost_is_cut_though_it_is_confirmed_and_sealed(tmp_path: Path, point: int, after: str) -> None:
+    """Goal: such a cut is as good as any. Cut at each border; the next start is not lossy, speaks of no more than what
+    is left, keeps no table of what is gone, and the log goes on from there."""
+    log = sealed_log(tmp_path)
+    content = stored(log)
+    log.truncate(point, [Epoch(1, 0), Epoch(2, point)] if point else [Epoch(2, 0)], lost=True)
+    assert (log.end, log.confirmed, log.flushed, log.state_from) == (point, point, point, 0)
+    if after == "kill":
+        abandon(log)
+    else:
+        log.close()
+    tables = {int(path.stem) for path in tmp_path.glob("*.table")}
+    assert tables == {start for start in (0, 800) if start + 800 <= point}
+    log = open_log(tmp_path, segment_bytes=1000)
+    assert log.recovery.clean
+    assert (log.end, log.confirmed, log.flushed, stored(log)) == (point, point, point, content[:point])
+    log.open_epoch(3)
+    append_sizes(log, [400] * 5)
+    after_all = stored(log)
+    assert (after_all[:point], mapped(log), log.end) == (content[:point], after_all, point + 2000)
+    abandon(log)
+    assert stored(open_log(tmp_path, segment_bytes=1000)) == after_all
+
+
+def test_what_is_declared_lost_is_cut_at_a_border_and_not_below_the_begin(tmp_path: Path) -> None:
+    """Goal: a declared loss excuses the confirmed offset and nothing else. Try within batches, of sealed segments too,
+    and below the begin."""
+    log = sealed_log(tmp_path)
+    for point in (8, 392, 1208, 1608, 2008):
+        with pytest.raises(BadRequest, match="not where a batch begins"):
+            log.truncate(point, [Epoch(1, 0)], lost=True)
+    log.move_begin(800)
+    with pytest.raises(BadRequest, match="below the begin"):
+        log.truncate(400, [Epoch(1, 0)], lost=True)
+    assert (log.end, log.confirmed) == (2000, 2000)
+
+
+def test_a_crash_at_any_step_of_a_cut_of_what_was_confirmed_leaves_a_log_that_opens(tmp_path: Path) -> None:
+    """Goal: the order of its steps: the confirmed offset goes down before the bytes go, or a start in between would be
+    lossy. Fail each disk call of it in turn, abandon, reopen; what is left is the whole log or less, never below the
+    cut."""
+    steps = 0
+    for operation in ("pwrite", "fdatasync", "rename", "unlink", "fsync_directory", "create", "open"):
+        for number in range(1, 14):
+            directory = tmp_path / f"{operation}-{number}"
+            files = FaultyFiles()
+            log = sealed_log(directory, files)
+            content = stored(log)
+            files.disk.fail(operation, first=number)
+            try:
+                log.truncate(400, [Epoch(1, 0), Epoch(2, 400)], lost=True)
+            except DiskFailed:
+                steps += 1
+            else:
+                abandon(log)
+                break
+            abandon(log)
+            log = open_log(directory, segment_bytes=1000)
+            assert content.startswith(stored(log))
+            assert log.end >= 400
+            assert not log.recovery.lossy
+            abandon(log)
+            assert open_log(directory, segment_bytes=1000).recovery.clean
+    assert steps > 10
+
+
+def test_a_master_that_lost_its_end_is_not_lossy_for_ever(tmp_path: Path) -> None:
+    """Goal: a copy that is promoted though it ends below its own confirmed offset, its loss declared, speaks of that no
+    more. Cut the file behind the log's back, start, open an epoch and settle; the next start has nothing to report."""
+    log = open_log(tmp_path, epoch=1)
+    append_sizes(log, [400, 400])
+    flush(log)
+    append_sizes(log, [400, 400])
+    log.set_confirmed(1600)
+    checkpoint = Checkpoint(0, 800, 1600, 0)
+    log._flusher._checkpoints.write_both(checkpoint)
+    abandon(log)
+    patch(segment_files(tmp_path)[0], 1200, bytes(400))
+    log = open_log(tmp_path)
+    assert (log.lossy, log.end, log.confirmed) == (True, 1200, 1200)
+    log.open_epoch(2)
+    log.settle_loss()
+    abandon(log)
+    log = open_log(tmp_path)
+    assert (log.recovery.lossy, log.recovery.clean, log.confirmed) == (False, True, 1200)
+
+
+def test_a_cut_believes_in_no_state_checkpoint_that_is_not_on_disk(tmp_path: Path) -> None:
+    """Goal: what a start does not walk is told by a state checkpoint that it finds. Cut a log whose newest one is
+    confirmed and not flushed: on disk the one before stays."""
+    log = open_log(tmp_path, epoch=1)
+    append_sizes(log, [400] * 4)
+    log.set_confirmed(800)
+    log.set_state_from(400)
+    flush(log)
+    append_sizes(log, [400] * 4)
+    log.set_confirmed(2800)
+    log.set_state_from(2400)
+    log.truncate(2800, [Epoch(1, 0), Epoch(2, 2800)])
+    assert log.state_from == 2400
+    assert log._flusher.stored == Checkpoint(0, 1600, 2800, 400)
 
 
 def test_a_flush_that_began_before_a_cut_does_not_claim_the_cut_bytes(tmp_path: Path) -> None:

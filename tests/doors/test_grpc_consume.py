@@ -268,11 +268,11 @@ def test_a_slow_reader_is_waited_for_and_holds_up_nobody(tmp_path: Path) -> None
     count = 96 * MIB // len(value)
     with (
         fast_cluster(1, segment_bytes=64 * MIB) as one,
-        Door(one.master.client) as door,
+        Door(one.nodes["n1"].client) as door,
         channel_to(door.address) as channel,
     ):
-        queue = declare(one.master.client, "q")
-        with Raw(one.master.client) as raw:
+        queue = declare(one.nodes["n1"].client, "q")
+        with Raw(one.nodes["n1"].client) as raw:
             for _ in range(0, count, 16):
                 raw.produce(batch_of([value] * 16, queue))
         asked = {"until": LATEST, "shape": pb.SHAPE_RAW}
@@ -301,9 +301,9 @@ def resident_bytes(pid: int) -> int:
 def test_a_reader_goes_on_when_its_node_is_back_and_ends_by_name_when_it_stays_away() -> None:
     """Goal: a lost node is an interruption, then an error. Method: kill the only node under two readers, one patient;
     start it again: the patient one reads on without a gap."""
-    with fast_cluster(1) as one, Door(one.master.client) as door, channel_to(door.address) as channel:
-        queue = declare(one.master.client, "q")
-        with Raw(one.master.client) as raw:
+    with fast_cluster(1) as one, Door(one.nodes["n1"].client) as door, channel_to(door.address) as channel:
+        queue = declare(one.nodes["n1"].client, "q")
+        with Raw(one.nodes["n1"].client) as raw:
             raw.produce(batch_of([b"before"], queue))
         with (
             Consuming(channel, "q") as patient,
@@ -312,12 +312,12 @@ def test_a_reader_goes_on_when_its_node_is_back_and_ends_by_name_when_it_stays_a
             for reader in (patient, hasty):
                 reader.opened()
                 assert reader.values(1) == [b"before"]
-            one.master.kill()
+            one.nodes["n1"].kill()
             error = failure_of(hasty.response)
             assert error.code() is grpc.StatusCode.UNAVAILABLE
             assert (info_of(error).reason, info_of(error).metadata["retriable"]) == ("CONNECTION_LOST", "true")
-            one.master.start()
-            with Raw(one.master.client) as raw:
+            one.nodes["n1"].start()
+            with Raw(one.nodes["n1"].client) as raw:
                 raw.produce(batch_of([b"after"], queue))
             assert patient.values(1) == [b"after"]
 
@@ -336,8 +336,8 @@ def test_a_caller_s_deadline_ends_its_reader_alone(channel: grpc.Channel, queue:
 
 def test_a_stopping_door_ends_its_readers_by_name() -> None:
     """Goal: SIGTERM waits for nobody. Method: a reader that waits for records; terminate the door."""
-    with fast_cluster(1) as one, Door(one.master.client) as door, channel_to(door.address) as channel:
-        declare(one.master.client, "q")
+    with fast_cluster(1) as one, Door(one.nodes["n1"].client) as door, channel_to(door.address) as channel:
+        declare(one.nodes["n1"].client, "q")
         with Consuming(channel, "q") as reader:
             reader.opened()
             door.process.terminate()

@@ -90,13 +90,13 @@ def test_an_unknown_outcome_is_retriable_with_an_identity_alone_and_its_retry_la
 
 def test_a_door_outlives_its_node_and_says_so() -> None:
     """Goal: UNAVAILABLE and NOT_SERVING while the node is gone, then all as before, on the same streams."""
-    with fast_cluster(1) as one, Door(one.master.client) as door, channel_to(door.address) as channel:
-        queue = declare(one.master.client, "q")
+    with fast_cluster(1) as one, Door(one.nodes["n1"].client) as door, channel_to(door.address) as channel:
+        queue = declare(one.nodes["n1"].client, "q")
         assert [health(channel, service) for service in SERVICES] == ["SERVING"] * len(SERVICES)
         with Publishing(channel, "q", identity=ID) as numbered, Publishing(channel, "q") as retried:
             numbered.opened()
             retried.opened()
-            one.master.kill()
+            one.nodes["n1"].kill()
             eventually(lambda: {health(channel, each) for each in SERVICES} == {"NOT_SERVING"}, "health tells")
             # Tried again by the door until the node is back; the numbered one is the client's to repeat.
             retried.publish([b"retried"])
@@ -111,27 +111,27 @@ def test_a_door_outlives_its_node_and_says_so() -> None:
                 failure = failure_of(call)
                 assert failure.code() is grpc.StatusCode.UNAVAILABLE
                 assert info_of(failure).metadata["retriable"] == "true"
-            one.master.start()
+            one.nodes["n1"].start()
             assert retried.confirm().base_queue_offset == 0
             numbered.publish([b"numbered"], sequence=0)
             assert numbered.confirm().base_queue_offset == 1
         eventually(lambda: {health(channel, each) for each in SERVICES} == {"SERVING"}, "health tells")
-        with Raw(one.master.client) as raw:
+        with Raw(one.nodes["n1"].client) as raw:
             assert raw.values(queue.queue_id) == [b"retried", b"numbered"]
 
 
 def test_a_node_that_falls_silent_leaves_the_outcome_unknown() -> None:
     """Goal: nothing hangs on a hung node, nothing sent is called refused. Method: SIGSTOP it; health tells too."""
-    with fast_cluster(1) as one, Door(one.master.client) as door, channel_to(door.address) as channel:
-        declare(one.master.client, "q")
+    with fast_cluster(1) as one, Door(one.nodes["n1"].client) as door, channel_to(door.address) as channel:
+        declare(one.nodes["n1"].client, "q")
         with Publishing(channel, "q", identity=ID, delivery_timeout_ms=200) as stream:
             stream.opened()
-            one.master.pause()
+            one.nodes["n1"].pause()
             stream.publish([b"perhaps"], sequence=0)
             error = stream.error()
             assert (error.grpc_code, error.code, error.retriable) == (DEADLINE_EXCEEDED, "OUTCOME_UNKNOWN", True)
             eventually(lambda: health(channel) == "NOT_SERVING", "health tells")
-            one.master.resume()
+            one.nodes["n1"].resume()
             stream.publish([b"perhaps"], sequence=0)
             assert stream.confirm().duplicate
             eventually(lambda: health(channel) == "SERVING", "health tells")
@@ -139,7 +139,7 @@ def test_a_node_that_falls_silent_leaves_the_outcome_unknown() -> None:
 
 def test_a_door_ends_with_the_process_that_started_it() -> None:
     """Goal: no door is left behind. Method: let go of the pipe, as a parent that was killed does."""
-    with fast_cluster(1) as one, Door(one.master.client) as door:
+    with fast_cluster(1) as one, Door(one.nodes["n1"].client) as door:
         assert door.process.stdin is not None
         door.process.stdin.close()
         assert door.process.wait(timeout=30) == 0
@@ -147,8 +147,8 @@ def test_a_door_ends_with_the_process_that_started_it() -> None:
 
 def test_a_stopping_door_answers_what_it_took_and_ends_its_streams() -> None:
     """Goal: SIGTERM loses no confirm and waits for nobody. Method: an idle stream and one with a batch under way."""
-    with fast_cluster(1) as one, Door(one.master.client) as door, channel_to(door.address) as channel:
-        declare(one.master.client, "q")
+    with fast_cluster(1) as one, Door(one.nodes["n1"].client) as door, channel_to(door.address) as channel:
+        declare(one.nodes["n1"].client, "q")
         with Publishing(channel, "q") as idle, Publishing(channel, "q") as busy:
             idle.opened()
             busy.opened()
@@ -182,8 +182,8 @@ def caught(pid: int, number: signal.Signals) -> bool:
 
 def test_a_port_that_is_taken_is_named() -> None:
     """Goal: two doors never share a port without a word. Method: a second one on the first one's port."""
-    with fast_cluster(1) as one, Door(one.master.client) as first:
-        second = Door(one.master.client, bind=first.address)
+    with fast_cluster(1) as one, Door(one.nodes["n1"].client) as first:
+        second = Door(one.nodes["n1"].client, bind=first.address)
         try:
             code, errors = second.end()
         finally:
@@ -195,16 +195,16 @@ def test_a_port_that_is_taken_is_named() -> None:
 def test_a_node_starts_its_door_and_takes_it_along() -> None:
     """Goal: the door of `mqnode`. Method: use it, then kill the node's process alone: the door's port closes."""
     with fast_cluster(1, grpc=True) as one:
-        assert one.master.grpc is not None
-        with channel_to(one.master.grpc) as channel:
+        assert one.nodes["n1"].grpc is not None
+        with channel_to(one.nodes["n1"].grpc) as channel:
             declared = admin(channel).DeclareQueue(admin_pb2.DeclareQueueRequest(name="q"), timeout=30)
             assert declared.queue.master == "n1"
             with Publishing(channel, "q") as stream:
                 stream.opened()
                 stream.publish([b"value"])
                 assert stream.confirm().base_queue_offset == 0
-        os.kill(one.master.pid, signal.SIGKILL)
-        eventually(lambda: not answers(one.master.grpc), "the door is gone")
+        os.kill(one.nodes["n1"].pid, signal.SIGKILL)
+        eventually(lambda: not answers(one.nodes["n1"].grpc), "the door is gone")
 
 
 def answers(address: str | None) -> bool:

@@ -45,11 +45,12 @@ STATUSES = {
         "BadBatch", "BadInput", "BadRequest", "BatchTooLarge", "OutOfSequence", "RecordTooLarge", "StaleProducerEpoch",
     ],
     "NOT_FOUND": ["NoSuchLog", "NoSuchQueue"],
-    "OUT_OF_RANGE": ["OffsetOutOfRange"],
+    "OUT_OF_RANGE": ["OffsetOutOfRange", "PositionLost"],
     "PERMISSION_DENIED": ["NotAMember"],
+    "UNAUTHENTICATED": ["NotProven"],
     "UNAVAILABLE": [
         "ConnectionLost", "DiskFailed", "DiskFull", "InSyncReplicasNotEnough", "IndexDoubtful", "LogRecovering",
-        "LogUnavailable", "NodeStopping", "NotLeader", "NotMaster", "Overloaded", "Refused",
+        "LogUnavailable", "NodeStopping", "NotCurrent", "NotLeader", "NotMaster", "Overloaded", "Refused",
     ],
 }  # fmt: skip
 

@@ -13,6 +13,8 @@ from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.actions import Action, Align, Close, Send
 from mirrorlog.ha.client import HAClient
 from mirrorlog.ha.connection import HAConnection
+from mirrorlog.ha.in_sync import InSyncSet
+from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.wire.frames import ACK, TRANSFER, Ack, Frame, FrameType
 from mirrorlog.wire.messages import EpochEntry, Follow, History, Limits, Message, Pull, Welcome, encode
 from tests.ha.replicas import HA, greeting_of, log_id_of, open_master, open_replica, settings_of
@@ -34,18 +36,41 @@ class Pair:
         self.mirror.close()
 
 
+@dataclass
+class Declared:
+    """A loss that the cluster has declared."""
+
+    epoch: int
+    start: int
+
+
 def open_pair(directory: Path, *, flush: Flush = "memory") -> Pair:
     own, other = (settings_of(node, ["n0", "n1"], flush=flush) for node in ("n0", "n1"))
     return Pair(open_master(directory / "n0", own), open_replica(directory / "n1", other), own, other)
+
+
+def everybody(nodes: Sequence[str], *, copies_wanted: int = 1) -> InSyncSet:
+    """Every node is in sync, in the run that `greeting_of` and `connection_of` give it."""
+    runs = dict.fromkeys(nodes, "s")
+    return InSyncSet(
+        version=1, replicas=tuple(nodes), members=runs, marked=frozenset(), copies_wanted=copies_wanted, starts=runs
+    )
 
 
 # --- The master's end -------------------------------------------------------------------------------------------------
 
 
 def connection_of(
-    master: Replica, *, make: Callable[..., HAConnection] = HAConnection, ha: HaSettings = HA, now: float = 0.0
+    master: Replica,
+    *,
+    make: Callable[..., HAConnection] = HAConnection,
+    ha: HaSettings = HA,
+    now: float = 0.0,
+    node: str = "n1",
+    start_id: str = "s",
+    losses: Sequence[DeclaredLoss] = (),
 ) -> HAConnection:
-    return make(node_id="n1", own_id="n0", log=master, settings=ha, now=now)
+    return make(node_id=node, start_id=start_id, log=master, settings=ha, now=now, losses=losses)
 
 
 def follow_of(copy: Replica) -> Follow:
@@ -79,6 +104,7 @@ def client_of(
     make: Callable[..., HAClient] = HAClient,
     ha: HaSettings = HA,
     now: float = 0.0,
+    losses: Sequence[DeclaredLoss] = (),
 ) -> HAClient:
     return make(
         log_id=log_id_of(settings),
@@ -87,6 +113,7 @@ def client_of(
         master="master:7402",
         settings=ha,
         now=now,
+        losses=losses,
     )
 
 

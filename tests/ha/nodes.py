@@ -1,16 +1,24 @@
-"""Whole nodes in this process and on one loop, joined by real sockets."""
+"""Servers in this process and on one loop, joined by real sockets, whose logs have the roles that a list gives them.
+
+No cluster decides anything here: what a log does on a node, and between nodes, is tried by itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from uuid import UUID, uuid4
 
 from mirrorlog.broker.hosted import HostedLog
-from mirrorlog.broker.node import Node
+from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.replica import Replica
 from mirrorlog.broker.roles import MasterRole, MirrorRole
+from mirrorlog.broker.server import Server
+from mirrorlog.cluster.commands import AnyCommand
+from mirrorlog.cluster.state import Outcome
+from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.config import (
     ClusterSettings,
     Flush,
@@ -22,9 +30,11 @@ from mirrorlog.config import (
     NodeSettings,
     Settings,
 )
+from mirrorlog.errors import MirrorlogError, NotLeader
 from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.client_service import HAClientService
 from mirrorlog.testing.ports import HOST, free_ports
+from mirrorlog.wire.messages import ClusterStatus
 from tests.ha.replicas import KIB
 
 WAIT_S = 10.0
@@ -55,19 +65,107 @@ def cluster_settings(
     ]
 
 
+class Assigned:
+    """What a node knows where the list of the logs, and what tests tell its own logs, is all there is to know."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._cluster = settings.cluster
+        self.hosted = HostedLogs()
+
+    def member(self, node: str) -> Member | None:
+        return next((member for member in self._cluster.members if member.id == node), None)
+
+    def members(self) -> Iterable[Member]:
+        return self._cluster.members
+
+    def logs(self) -> Mapping[UUID, LogAssignment]:
+        return {self._cluster.log_id(log): log for log in self._cluster.logs}
+
+    def master(self, log_id: UUID) -> Member | None:
+        log = self.hosted.get(str(log_id))
+        return self.member(log.assignment.master if log is not None else self.logs()[log_id].master)
+
+    def contact_at(self, now: float) -> float:
+        return now
+
+    def version(self) -> int:
+        return 0
+
+    def placed(self, queue: str) -> UUID | None:
+        return next(iter(self.logs()))
+
+    async def place(self, queue: str, flush: object) -> UUID:
+        raise NotLeader("there is no cluster here")
+
+    def status(self, now: float) -> ClusterStatus | None:
+        return None
+
+    async def decide_once(self, command: AnyCommand) -> Outcome:
+        raise NotLeader("there is no cluster here")
+
+
+class Node:
+    """A server whose logs are what the list says. `start`, then `stop`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.failure: MirrorlogError | None = None
+        self.ended = asyncio.Event()
+        cluster, node = settings.cluster, settings.node
+        self._directory = DataDirectory.open(node.data_dir, cluster_id=cluster.cluster_id, node_id=node.id)
+        view = Assigned(settings)
+        self.server = Server(
+            settings, self._directory, start_id=str(uuid4()), view=view, cluster=view, failed=self.fail
+        )
+        view.hosted = self.logs
+
+    @property
+    def logs(self) -> HostedLogs:
+        return self.server.logs
+
+    async def run(self) -> int:
+        """Until it has failed; its exit code."""
+        try:
+            await self.start()
+            await self.ended.wait()
+        finally:
+            await self.stop()
+        return self.failure.exit_code if self.failure is not None else 0
+
+    def fail(self, error: MirrorlogError) -> None:
+        self.failure = self.failure or error
+        self.ended.set()
+
+    async def start(self) -> None:
+        """Raises MirrorlogError; it is to be stopped all the same."""
+        await self.server.start()
+        for assignment in self.settings.own_logs:
+            log = await self.server.open_log(assignment, self.settings.cluster.log_id(assignment))
+            if log.error is not None:
+                continue
+            if assignment.master == self.settings.node.id:
+                await log.lead(assignment, log.facts().epoch_known + 1)
+            else:
+                await log.follow(assignment)
+        await self.server.listen()
+
+    async def stop(self) -> None:
+        self.server.refuse_publishes()
+        await self.server.drain(hurry=lambda: self.failure is not None)
+        await self.server.stop()
+        self.server.shut_down()
+        self._directory.close()
+
+
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Node]:
     """A node that serves; stopped cleanly at the end."""
     node = Node(settings)
-    task = asyncio.ensure_future(node.run())
-    await until(lambda: task.done() or (node._door is not None and node._door._server is not None))
-    if task.done():
-        task.result()
     try:
+        await node.start()
         yield node
     finally:
-        node.stop()
-        await asyncio.wait_for(task, WAIT_S)
+        await asyncio.wait_for(node.stop(), WAIT_S)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -21,6 +21,7 @@ from mirrorlog.ha.client import DISK_FULL_RETRY_S, NO_SPACE_RETRY_S, ClientState
 from mirrorlog.wire.frames import Frame, FrameType
 from mirrorlog.wire.messages import Failure, Follow, Pull, decode
 from tests.ha.links import (
+    Declared,
     Pair,
     client_of,
     closes,
@@ -51,16 +52,25 @@ def joined(pair: Pair, make: Make = HAClient, now: float = 0.0) -> HAClient:
 
 
 @pytest.mark.story("002:381-389")
-def test_a_mirror_tries_again_after_the_reconnect_interval(pair: Pair) -> None:
-    """Fail to connect, three times: each next attempt is due after the interval and not before, for ever."""
+def test_a_mirror_tries_again_soon_and_then_after_the_reconnect_interval(pair: Pair) -> None:
+    """Goal: a master that was just promoted is not missed by half a second, one that is gone is not asked all the time.
+    Fail to connect many times: each next attempt is due after twice the time, up to the interval; a link that came to
+    its transfer begins that anew."""
     client = client_of(pair.mirror, pair.mirror_settings)
     now = 0.0
-    for _ in range(3):
+    for wait_s in (0.02, 0.04, 0.08, 0.1, 0.1):
         assert isinstance(only(Connect, client.tick(now)), Connect)
-        assert client.tick(now + 0.05) == []
+        assert client.tick(now + 0.01) == []
         client.disconnected(now, ConnectionLost("refused"))
-        assert client.tick(now + 0.099) == []
-        now += 0.1
+        assert client.tick(now + wait_s - 0.001) == []
+        now += wait_s
+    for _ in range(2000):
+        client.disconnected(now, ConnectionLost("refused"))
+    assert client.retry_at == now + 0.1
+    client.tick(client.retry_at)
+    lead_to_transfer(client, pair, now)
+    client.disconnected(now)
+    assert client.retry_at == now + 0.02
 
 
 @pytest.mark.story("002:405-433")
@@ -86,8 +96,8 @@ def test_a_lost_link_is_used_no_more_and_opened_anew(pair: Pair) -> None:
         lead()
         client.disconnected(0.0)
         assert client.state is ClientState.WAITING
-        assert client.flushed(0.05) == []
-        assert client.tick(0.05) == []
+        assert client.flushed(0.01) == []
+        assert client.tick(0.01) == []
         assert client.tick(0.1) == [Connect()]
         client.disconnected(-1.0)
 
@@ -138,7 +148,7 @@ def test_a_mirror_on_a_full_disk_waits_for_space(pair: Pair) -> None:
 
 def test_space_is_no_matter_to_a_mirror_that_left_for_another_reason(pair: Pair) -> None:
     """Goal: a full disk keeps nobody away who needs no space now. Lose the link otherwise, on a disk without room: the
-    next attempt is due after the reconnect interval, no sooner for space that is found, and later ones too."""
+    next attempt is due after its time, no sooner for space that is found, and later ones too."""
     client = client_of(pair.mirror, pair.mirror_settings)
     client.tick(0.0)
     client.space_measured(room=False, now=0.0)
@@ -146,7 +156,7 @@ def test_space_is_no_matter_to_a_mirror_that_left_for_another_reason(pair: Pair)
         client.disconnected(1.0, error)
         client.space_measured(room=True, now=1.0)
         client.space_measured(room=False, now=1.0)
-        assert client.tick(1.099) == []
+        assert client.tick(1.019) == []
         assert client.tick(1.1) == [Connect()]
 
 
@@ -223,6 +233,65 @@ def test_what_is_confirmed_here_is_never_cut(pair: Pair) -> None:
     assert isinstance(error, LogRecovering)
     assert error.details == {"first": common, "last": len(kept)}
     assert content(pair.mirror) == kept
+
+
+def copy_with_a_surplus(pair: Pair, *, confirmed: bool) -> int:
+    """The mirror holds, and perhaps knows to be confirmed, what the master of epoch 3 has never seen; where that
+    begins."""
+    client = joined(pair)
+    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
+    common = pair.mirror.end
+    pair.mirror.log.open_epoch(2)
+    append(pair.mirror, 500)
+    if confirmed:
+        pair.mirror.set_confirmed(pair.mirror.end)
+    start_epoch(pair.master, "n0", 3)
+    return common
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_what_is_declared_lost_is_set_aside_and_cut(pair: Pair, confirmed: bool) -> None:
+    """Goal: a declared loss lets a copy that has more follow again, whether it knows to be confirmed what may have
+    been. The cut names the first epoch for which a loss was declared since."""
+    common = copy_with_a_surplus(pair, confirmed=confirmed)
+    losses = [Declared(9, common - 8), Declared(3, common), Declared(2, 0)]
+    client = client_of(pair.mirror, pair.mirror_settings, losses=losses)
+    lead_to_asking(client, pair.mirror_settings)
+    align = only(Align, client.received(history(pair.master), 0.0))
+    assert (align.log_offset, align.anew, align.loss) == (common, False, 3)
+
+
+@pytest.mark.parametrize(("epoch", "above"), [(3, 8), (2, 0), (1, 0)])
+def test_a_loss_that_is_another_one_excuses_nothing(pair: Pair, epoch: int, above: int) -> None:
+    """Goal: a loss covers what stands from its start on, of epochs before its own. Meet a master that lacks what is
+    confirmed here, with a loss that begins behind it, or was declared before these bytes were written."""
+    common = copy_with_a_surplus(pair, confirmed=True)
+    client = client_of(pair.mirror, pair.mirror_settings, losses=[Declared(epoch, common + above)])
+    lead_to_asking(client, pair.mirror_settings)
+    assert isinstance(refusal(lambda: client.received(history(pair.master), 0.0)), LogRecovering)
+
+
+def test_what_stands_below_a_declared_loss_and_is_not_confirmed_is_cut_as_ever(pair: Pair) -> None:
+    """Goal: nothing is kept that cannot have been confirmed. A loss begins above the place where the histories part:
+    what was confirmed below it, the master has."""
+    common = copy_with_a_surplus(pair, confirmed=False)
+    client = client_of(pair.mirror, pair.mirror_settings, losses=[Declared(3, common + 8)])
+    lead_to_asking(client, pair.mirror_settings)
+    align = only(Align, client.received(history(pair.master), 0.0))
+    assert (align.log_offset, align.loss) == (common, 0)
+
+
+def test_a_loss_takes_nothing_from_a_copy_that_has_no_more(pair: Pair) -> None:
+    """Goal: who lost something too has nothing to keep. Meet the next master with a declared loss and no more than it
+    has."""
+    client = joined(pair)
+    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
+    pair.mirror.set_confirmed(pair.mirror.end)
+    start_epoch(pair.master, "n0", 3)
+    client = client_of(pair.mirror, pair.mirror_settings, losses=[Declared(3, 0)])
+    lead_to_asking(client, pair.mirror_settings)
+    align = only(Align, client.received(history(pair.master), 0.0))
+    assert (align.log_offset, align.loss) == (pair.mirror.end, 0)
 
 
 def test_an_older_history_than_the_one_known_here_is_refused(pair: Pair) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from mirrorlog.commitlog.epochs import Epoch
-from mirrorlog.errors import AckBeyondEnd, MirrorAhead, OffsetOutOfRange, ProtocolError, StalledFrame
+from mirrorlog.errors import AckBeyondEnd, MirrorAhead, NotMaster, OffsetOutOfRange, ProtocolError, StalledFrame
 from mirrorlog.ha.actions import Close, ReadCold, Send
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, TRANSFER, FrameType
 from mirrorlog.wire.messages import EpochEntry, Follow, History, Pull, decode
 from tests.ha.links import (
+    Declared,
     Pair,
     ack_of,
     closes,
@@ -28,6 +28,10 @@ from tests.ha.replicas import HA, KIB, append, content, flush, frames_in, open_m
 
 Make = Callable[..., HAConnection]
 FACTS = FRAME_HEADER_SIZE + TRANSFER.size
+
+
+def told(epochs: Iterable[Epoch]) -> list[EpochEntry]:
+    return [EpochEntry(*each) for each in epochs]
 
 
 def runs_in(parts: list[bytes | memoryview]) -> bytes:
@@ -403,33 +407,85 @@ def test_bytes_that_this_master_wrote_and_lost_are_named_and_never_cut(pair: Pai
     assert error.details == {"first": end, "last": end + 800}
 
 
-@pytest.mark.parametrize(("following", "cut"), [("n2", True), ("n0", False), ("", False)])
-def test_bytes_that_this_master_gave_up_to_another_are_cut(pair: Pair, following: str, cut: bool) -> None:
-    """Follow with more of this master's first epoch than it has, after another epoch began there: written by another
-    node, whom it followed, it means that the bytes were given up; written by itself, or by who knows whom, that it
-    lost them before that start. What is confirmed at the mirror is never cut."""
-    point = pair.master.end
-    first = pair.master.epochs.entries[0]
-    pair.master.log.adopt_epochs([first, Epoch(2, point, following, "a"), Epoch(3, point, "n0", "b")])
-    for confirmed in (0, point + 1):
-        message = Follow(
-            log_id="x", epochs=[EpochEntry(*first)], begin=0, end=point + 800, confirmed=min(confirmed, point + 800)
-        )
-        connection = connection_of(pair.master)
-        if cut and confirmed <= point:
-            (told,) = frames_in(sends(connection.follow(message, 0.0)))
-            assert isinstance(decode(told.payload), History)
-        else:
-            error = refusal(partial(connection.follow, message, 0.0))
-            assert isinstance(error, MirrorAhead)
-            assert error.details == {"first": point, "last": point + 800}
+@pytest.mark.parametrize("writer", ["n0", "n1", "n9", ""])
+def test_bytes_of_a_former_epoch_are_cut(pair: Pair, writer: str) -> None:
+    """Goal: who was promoted holds everything that was confirmed, so what a copy has more of former epochs goes, also
+    of an epoch that the master never heard of. Follow with a tail by each writer: the history is told, not refused."""
+    first, point = pair.master.epochs.entries[0], pair.master.end
+    start_epoch(pair.master, "n0", 5)
+    tail = Epoch(3, point, writer, "a")
+    message = Follow(log_id="x", epochs=told([first, tail]), begin=0, end=point + 800, confirmed=point)
+    connection = connection_of(pair.master)
+    (answer,) = frames_in(sends(connection.follow(message, 0.0)))
+    history = decode(answer.payload)
+    assert isinstance(history, History)
+    assert history.start_at is None
+    connection.pull(Pull(log_offset=point), 0.0)
+    assert connection.proven
 
 
-def test_a_newer_epoch_than_the_masters_own_is_never_cut(pair: Pair) -> None:
-    """Follow with a history that goes on after this master's epoch: the master's copy is the older one."""
-    epochs = [EpochEntry(1, 0), EpochEntry(2, pair.master.end)]
+@pytest.mark.parametrize(
+    ("losses", "cut"),
+    [
+        ([], False),
+        ([(5, -8)], True),
+        ([(5, 0)], True),
+        ([(5, 8)], False),
+        ([(5, 8), (4, 0)], True),
+        ([(3, -8)], False),
+    ],
+)
+def test_what_a_mirror_knows_to_be_confirmed_is_cut_for_a_declared_loss_alone(
+    pair: Pair, losses: list[tuple[int, int]], cut: bool
+) -> None:
+    """Goal: invariant 1. Follow with bytes of epoch 3 that the mirror knows to be confirmed and the master of epoch 5
+    lacks: refused, and the range named, unless a loss was declared for a later epoch, from there or from below (bytes
+    from the place where the histories part)."""
+    first, point = pair.master.epochs.entries[0], pair.master.end
+    start_epoch(pair.master, "n0", 5)
+    epochs = told([first, Epoch(3, point, "n9", "a")])
+    message = Follow(log_id="x", epochs=epochs, begin=0, end=point + 800, confirmed=point + 8)
+    connection = connection_of(pair.master, losses=[Declared(epoch, point + above) for epoch, above in losses])
+    error = refusal(lambda: connection.follow(message, 0.0))
+    assert (error is None) == cut
+    if not cut:
+        assert isinstance(error, MirrorAhead)
+        assert error.details == {"first": point, "last": point + 800}
+
+
+def test_no_declared_loss_excuses_a_master_that_loses_bytes_of_its_own_epoch(pair: Pair) -> None:
+    """Follow with more of the present epoch than the master has, nothing of it confirmed as far as the mirror knows:
+    refused whatever was declared before."""
+    end = pair.master.end
+    epochs = told(pair.master.epochs.entries)
+    message = Follow(log_id="x", epochs=epochs, begin=0, end=end + 800, confirmed=0)
+    connection = connection_of(pair.master, losses=[Declared(1, 0)])
+    assert isinstance(refusal(lambda: connection.follow(message, 0.0)), MirrorAhead)
+
+
+def test_a_mirror_that_knows_a_later_master_is_told_that_this_one_is_deposed(pair: Pair) -> None:
+    """Goal: a master that has not heard of its successor closes the link and nothing more: its copy has lost nothing.
+    Follow with an epoch that somebody else opened after this master's: it is no master, and asking again is right."""
+    epochs = [EpochEntry(1, 0), EpochEntry(2, pair.master.end, "n2", "b")]
     message = Follow(log_id="x", epochs=epochs, begin=0, end=pair.master.end, confirmed=0)
-    assert isinstance(refusal(lambda: connection_of(pair.master).follow(message, 0.0)), MirrorAhead)
+    error = refusal(lambda: connection_of(pair.master).follow(message, 0.0))
+    assert isinstance(error, NotMaster)
+    assert error.retriable
+
+
+def test_a_copy_that_begins_above_the_common_point_begins_anew(pair: Pair) -> None:
+    """Goal: nothing of it is of use, for its first byte is of another history. Follow with a copy from 800 on where the
+    histories part before."""
+    first, point = pair.master.epochs.entries[0], pair.master.end
+    start_epoch(pair.master, "n0", 5)
+    message = Follow(
+        log_id="x", epochs=told([first, Epoch(3, point, "n9", "a")]), begin=point + 400, end=point + 800, confirmed=0
+    )
+    connection = connection_of(pair.master)
+    (answer,) = frames_in(sends(connection.follow(message, 0.0)))
+    history = decode(answer.payload)
+    assert isinstance(history, History)
+    assert history.start_at == pair.master.begin
 
 
 def test_a_flush_of_the_master_is_not_needed_to_push(pair: Pair) -> None:

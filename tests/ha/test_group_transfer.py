@@ -12,6 +12,7 @@ from mirrorlog.errors import Overloaded
 from mirrorlog.ha.group_transfer import Answer, GroupTransferService, PutStatus
 from mirrorlog.ha.progress import Progress
 from mirrorlog.wire.frames import Durability
+from tests.ha.links import everybody
 
 MEMORY, DISK = Durability.MEMORY, Durability.DISK
 
@@ -23,7 +24,9 @@ def make_transfers(make: Callable[..., GroupTransferService] = GroupTransferServ
 def make_progress(end: int, *acked: int) -> Progress:
     """A master at `end`, on disk too, and mirrors that hold so much in memory."""
     mirrors = tuple(f"n{number}" for number in range(1, len(acked) + 1))
-    progress = Progress(own="n0", mirrors=mirrors, durability=MEMORY, confirmed=0)
+    in_sync = everybody(("n0", *mirrors))
+    progress = Progress(own="n0", in_sync=in_sync, durability=MEMORY, confirmed=0)
+    progress.count(in_sync, up=mirrors)
     progress.appended(end)
     progress.flushed(end)
     for node, written in zip(mirrors, acked, strict=True):
@@ -176,7 +179,7 @@ def test_waits_that_are_abandoned_are_told_in_their_order_and_never_answered() -
     """Let three wait for different levels and deadlines, one of them answered; abandon the rest: their tokens come in
     the order in which they began, and neither an ack nor a deadline answers them later."""
     service = GroupTransferService(waiting_max=3)
-    progress = Progress(own="n0", mirrors=("n1",), durability=Durability.MEMORY, confirmed=0)
+    progress = make_progress(0, 0)
     for token, (end, copies) in {"late": (300, 2), "done": (100, 1), "early": (200, 2)}.items():
         service.wait(token, end=end, copies=copies, durability=Durability.MEMORY, deadline=10.0 - end / 100)
     progress.appended(300)

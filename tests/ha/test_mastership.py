@@ -11,7 +11,7 @@ from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.group_transfer import Answer, PutStatus
 from mirrorlog.ha.mastership import LogState, Mastership
 from mirrorlog.wire.frames import Durability
-from tests.ha.links import Pair, ack_of, connection_of, prove, refusal
+from tests.ha.links import Pair, ack_of, connection_of, everybody, prove, refusal
 from tests.ha.replicas import append
 
 MEMORY = Durability.MEMORY
@@ -27,9 +27,8 @@ def make_mastership(pair: Pair, *, min_in_sync: int = 1, waiting_max: int = 100)
     mastership = Mastership(
         name="main",
         own="n0",
-        mirrors=("n1", "n2"),
+        in_sync=everybody(("n0", "n1", "n2"), copies_wanted=min_in_sync),
         durability=MEMORY,
-        min_in_sync=min_in_sync,
         confirmed=0,
         waiting_max=waiting_max,
     )
@@ -119,6 +118,7 @@ def test_too_few_proven_links_refuse_a_publish(pair: Pair) -> None:
     with pytest.raises(InSyncReplicasNotEnough, match="1 copies up, min_in_sync is 2; waiting for n1, n2"):
         mastership.admit()
     prove(link, pair.mirror)
+    mastership.proven(link)
     mastership.admit()
     mastership.leave(link)
     with pytest.raises(InSyncReplicasNotEnough):
@@ -141,6 +141,7 @@ def test_a_mirror_has_one_link_and_the_newer_one_counts(pair: Pair, mastership: 
     new = connection_of(pair.master)
     assert mastership.join(new) is old
     prove(new, pair.mirror)
+    mastership.proven(new)
     mastership.leave(old)
     assert mastership.links == {"n1": new}
     assert mastership.copies_up == 2

@@ -15,7 +15,7 @@ from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.table_builder import build_table
 from mirrorlog.errors import BadBatch, DiskFailed, DiskFull, LogCorrupt, MirrorlogError
 from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, encode_checkpoint, encode_state
-from tests.commitlog.faulty import FaultyFiles
+from tests.commitlog.faulty import FaultyFiles, opens_on
 from tests.ha.links import Pair
 from tests.ha.replicas import KIB, append, content, flush, open_master, open_replica, settings_of
 
@@ -94,7 +94,7 @@ def test_a_disk_that_fails_in_an_append_is_told(
     files = FaultyFiles()
     nodes = ["n0", "n1"]
     settings = settings_of("n0" if role == "master" else "n1", nodes, flush="disk")
-    monkeypatch.setattr(CommitLog, "open", partial(CommitLog.open, files=files))
+    monkeypatch.setattr(CommitLog, "open", opens_on(files))
     replica = (open_master if role == "master" else open_replica)(tmp_path / "faulty", settings)
     monkeypatch.undo()
     broken: list[MirrorlogError] = []

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.commitlog.format import read_header
+from mirrorlog.commitlog.segment import segment_name
 from mirrorlog.config import Flush
-from mirrorlog.errors import LogRecovering, MirrorAhead
+from mirrorlog.errors import LogRecovering, MirrorAhead, NotMaster
 from mirrorlog.ha.client import ClientState
 from mirrorlog.ha.mastership import LogState
 from mirrorlog.wire.frames import FrameType, Level, read_transfer
+from tests.ha.links import Declared
 from tests.ha.replicas import QUEUE_ID, append, content, open_replica, start_epoch
 from tests.ha.world import MasterNode, MirrorNode, World
 
@@ -208,8 +210,9 @@ def test_a_master_that_lost_its_end_stays_closed_and_cuts_nobody(tmp_path: Path,
     world.close()
 
 
-def test_a_master_older_than_its_mirrors_epoch_stays_closed(tmp_path: Path) -> None:
-    """Put back a directory from before the last two starts: the mirrors' epoch is newer than the master's own."""
+def test_a_master_older_than_its_mirrors_epoch_feeds_and_cuts_nobody(tmp_path: Path) -> None:
+    """Put back a directory from before the last two starts: the mirrors' epoch is newer than the master's own, so it is
+    no master any more, and the log is not closed for that."""
     world = World(tmp_path, mirrors=1)
     world.settle()
     publish_many(world, 2)
@@ -229,7 +232,10 @@ def test_a_master_older_than_its_mirrors_epoch_stays_closed(tmp_path: Path) -> N
     world.master = MasterNode(tmp_path / "n0", world.master.settings)
     world._wire_master()
     run_on(world)
-    assert world.master.mastership.state is LogState.RECOVERING
+    assert world.master.mastership.state is LogState.SERVING
+    assert world.faults
+    assert all(isinstance(fault, NotMaster) for fault in world.faults)
+    assert not world.master.mastership.links
     assert content(world.mirrors[0].replica) == kept
     world.close()
 
@@ -252,7 +258,7 @@ def reopen_as(world: World, number: int) -> None:
     """The mirror's process starts again on what it has."""
     old = world.mirrors[number]
     old.replica.close()
-    world.mirrors[number] = MirrorNode(old.directory, old.settings, world.now)
+    world.mirrors[number] = MirrorNode(old.directory, old.settings, world.now, world.losses)
 
 
 def test_another_masters_unconfirmed_tail_is_cut_at_the_common_point(tmp_path: Path) -> None:
@@ -278,17 +284,43 @@ def test_another_masters_unconfirmed_tail_is_cut_at_the_common_point(tmp_path: P
     world.close()
 
 
-def test_a_tail_of_an_epoch_that_the_master_does_not_know_is_never_cut(tmp_path: Path) -> None:
-    """Let n1 hold a tail that a third node wrote in an epoch of which the master has no record: it may be what the
-    master lost, so the log closes instead."""
+def test_a_tail_of_an_epoch_that_the_master_does_not_know_is_cut(tmp_path: Path) -> None:
+    """Let n1 hold a tail that a third node wrote as a master of whom n0, which was promoted after it, has never heard:
+    n0 has everything that was confirmed, so the tail goes and the copies become equal."""
     world = World(tmp_path, mirrors=1)
     world.settle()
     make_tail_of_another_master(world, writer="n9")
+    world.restart_master(clean=True)
+    world.restart_master(clean=True)
     reopen_as(world, 0)
-    kept = content(world.mirrors[0].replica)
-    run_on(world, 1.0)
-    assert world.master.mastership.state is LogState.RECOVERING
-    assert content(world.mirrors[0].replica) == kept
+    assert world.mirrors[0].replica.epochs.current < world.master.replica.epochs.current
+    world.settle()
+    assert not world.faults
+    assert content(world.mirrors[0].replica) == content(world.master.replica)
+    world.close()
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_a_copy_with_more_than_a_declared_loss_left_follows_again(tmp_path: Path, confirmed: bool) -> None:
+    """Goal: a loss that was declared ends with equal copies, and what one had more is beside it, whether that copy knew
+    it to be confirmed or not. Let n1 hold a tail that n0, promoted after it, has lost; both know of the loss."""
+    world = World(tmp_path, mirrors=1)
+    world.settle()
+    common, _ = make_tail_of_another_master(world, writer="n9")
+    replica = world.mirrors[0].replica
+    if confirmed:
+        replica.set_confirmed(replica.end)
+    tail = content(replica)[common:]
+    world.restart_master(clean=True)
+    world.restart_master(clean=True)
+    world.losses = [Declared(world.master.replica.epochs.current, common)]
+    reopen_as(world, 0)
+    assert world.mirrors[0].replica.confirmed == (common + len(tail) if confirmed else common)
+    world.settle()
+    assert not world.faults
+    assert content(world.mirrors[0].replica) == content(world.master.replica)
+    (kept,) = tmp_path.glob("n1-kept-*")
+    assert (kept / segment_name(common)).read_bytes() == tail
     world.close()
 
 

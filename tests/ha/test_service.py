@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from mirrorlog.broker.node import Node
 from mirrorlog.broker.roles import MirrorRole
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.config import ClusterSettings, Flush, HaSettings, LogAssignment, Member, split_address
 from mirrorlog.errors import ConnectionLost, DiskFailed
 from mirrorlog.ha.client import ClientState
 from mirrorlog.ha.connection import HAConnection
-from tests.commitlog.faulty import FaultyFiles
-from tests.ha.nodes import cluster_settings, mastered_by, mirrored_by, replica_of, running, until
+from tests.commitlog.faulty import FaultyFiles, opens_on
+from tests.ha.nodes import Node, cluster_settings, mastered_by, mirrored_by, replica_of, running, until
 from tests.ha.replicas import content
 
 QUICK = HaSettings(reconnect_interval_ms=20)
@@ -135,7 +133,7 @@ async def test_a_mirror_whose_disk_fails_in_the_handshake_ends(tmp_path: Path, m
     files = FaultyFiles()
     master, mirror = cluster_settings(tmp_path, copies=2, ha=QUICK, flush="disk")
     with monkeypatch.context() as patched:
-        patched.setattr(CommitLog, "open", partial(CommitLog.open, files=files))
+        patched.setattr(CommitLog, "open", opens_on(files))
         second = Node(mirror)
         task = asyncio.ensure_future(second.run())
         await until(lambda: any(isinstance(log.role, MirrorRole) for log in second.logs))
@@ -144,7 +142,7 @@ async def test_a_mirror_whose_disk_fails_in_the_handshake_ends(tmp_path: Path, m
         async with running(master):
             assert await asyncio.wait_for(asyncio.shield(task), 10) == DiskFailed.exit_code
     finally:
-        second.stop()
+        second.ended.set()
         await task
 
 

@@ -90,6 +90,17 @@ class ReplicationMachine(RuleBasedStateMachine):
     def restart_master(self, clean: bool) -> None:
         self.world.restart_master(clean=clean)
 
+    @rule(count=st.integers(0, 3), share=st.sampled_from([0.0, 0.5, 1.0]))
+    def lose_power(self, count: int, share: float) -> None:
+        """With `count` batches just published: left to chance, mirrors hardly ever have more than the master's disk."""
+        if count:
+            self.world.settle()
+        for _ in range(count):
+            self.world.publish(100, level=Level.MASTER)
+            for number in range(len(self.world.links)):
+                self.talk(number, 2)
+        self.world.lose_power(share)
+
     @rule()
     def settle(self) -> None:
         self.world.settle()

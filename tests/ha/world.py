@@ -9,6 +9,7 @@ what was sent, stored and answered against what really is on each copy.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, ReadC
 from mirrorlog.ha.client import ClientState, HAClient
 from mirrorlog.ha.connection import HAConnection, LinkState
 from mirrorlog.ha.group_transfer import Answer, PutStatus
+from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.ha.mastership import LogState, Mastership
 from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.wire.frames import Durability, Frame, FrameReader, FrameType, frame, read_ack
 from mirrorlog.wire.greeting import check_hello
 from mirrorlog.wire.messages import Follow, Hello, Limits, Pull, Welcome, decode, encode
 from tests.commitlog.logs import abandon
+from tests.ha.links import Declared, everybody
 from tests.ha.replicas import HA, append, content, flush, greeting_of, log_id_of, open_master, open_replica, settings_of
 
 WELCOME = Limits(max_record_bytes=1, max_batch_bytes=1)
@@ -96,9 +99,8 @@ class MasterNode:
         self.mastership = Mastership(
             name=assignment.name,
             own=settings.node.id,
-            mirrors=assignment.mirrors,
+            in_sync=everybody(assignment.nodes, copies_wanted=assignment.copies_wanted),
             durability=self.durability,
-            min_in_sync=assignment.copies_wanted,
             confirmed=self.replica.confirmed,
             waiting_max=1000,
         )
@@ -108,20 +110,26 @@ class MasterNode:
 class MirrorNode:
     """A mirror's copy and its side of the link, from its start to its end."""
 
-    def __init__(self, directory: Path, settings: Settings, now: float) -> None:
+    def __init__(self, directory: Path, settings: Settings, now: float, losses: Sequence[DeclaredLoss] = ()) -> None:
         self.settings = settings
         self.directory = directory
         self.replica = open_replica(directory, settings)
+        self.link: Link | None = None
+        self.aligns: deque[Align] = deque()
+        self.follow(now, losses)
+
+    def follow(self, now: float, losses: Sequence[DeclaredLoss]) -> None:
+        """The cluster has promoted somebody: a new role on the same copy. `losses`: as it is told of them then."""
+        self.link = None
         self.client = HAClient(
-            log_id=log_id_of(settings),
+            log_id=log_id_of(self.settings),
             log=self.replica,
-            greeting=greeting_of(settings),
+            greeting=greeting_of(self.settings),
             master="master:7402",
             settings=HA,
             now=now,
+            losses=tuple(losses),
         )
-        self.link: Link | None = None
-        self.aligns: deque[Align] = deque()
 
     @property
     def node_id(self) -> str:
@@ -139,6 +147,8 @@ class World:
         self.answers: list[Answer] = []
         self.faults: list[MirrorlogError] = []
         self.confirmed_ever = b""
+        self.losses: list[DeclaredLoss] = []
+        """Of the log, as the master and every mirror that starts after they were declared know them."""
         self._published = 0
         self._settings = {
             name: settings_of(name, self.names, flush=flush, min_in_sync=min_in_sync) for name in self.names
@@ -227,7 +237,14 @@ class World:
         if not mirror.aligns:
             return
         action = mirror.aligns.popleft()
-        mirror.replica.align(action.log_offset, action.epochs)
+        if action.loss:
+            gone = content(mirror.replica)[action.log_offset :]
+            aside = mirror.replica.set_surplus_aside(action.log_offset)
+            kept = b"".join(path.read_bytes() for path in sorted(aside.iterdir()) if path.name.isdigit())
+            assert kept == gone, f"what {mirror.node_id} has to lose is not what it keeps"
+            aside.rename(mirror.directory.with_name(f"{mirror.node_id}-kept-{len(list(self._root.iterdir()))}"))
+            mirror.replica.begin_anew()
+        mirror.replica.align(action.log_offset, action.epochs, lost=action.loss > 0)
         mirror.replica.aligned()
         self._do_mirror(mirror, mirror.client.aligned(self.now))
 
@@ -245,7 +262,7 @@ class World:
         if old.link is not None:
             old.link.mirror_open = False
         _end(old.replica, clean=clean)
-        self.mirrors[number] = MirrorNode(old.directory, old.settings, self.now)
+        self.mirrors[number] = MirrorNode(old.directory, old.settings, self.now, self.losses)
 
     def restart_master(self, *, clean: bool) -> None:
         """The master ends and starts anew, in a new epoch; the outcome of what waited stays unknown."""
@@ -256,6 +273,29 @@ class World:
         _end(self.master.replica, clean=clean)
         self.master = MasterNode(self.master.directory, self.master.settings)
         self._wire_master()
+
+    def lose_power(self, share: float) -> None:
+        """The master's machine goes down: of what is not on its disk a share is left, confirmed or not. It is promoted
+        all the same, with the loss declared; everybody hears of it, and follows anew."""
+        for mirror in self.mirrors:
+            while mirror.aligns:
+                self.finish_align(mirror)
+        replica = self.master.replica
+        left = [border for border in _borders(replica) if border >= replica.flushed]
+        keep = left[round(share * (len(left) - 1))]
+        for link in self.links:
+            link.master_open = link.mirror_open = False
+            link.cold = None
+        self.links.clear()
+        self.waits.clear()
+        _end(replica, clean=False)
+        _forget(self.master.directory, keep)
+        self.master = MasterNode(self.master.directory, self.master.settings)
+        self.losses.append(Declared(self.master.replica.epochs.current, keep))
+        self.confirmed_ever = self.confirmed_ever[:keep]
+        self._wire_master()
+        for mirror in self.mirrors:
+            mirror.follow(self.now, self.losses)
 
     def settle(self) -> None:
         """Let everything happen that is due until nothing more does; at most as long as two silences take."""
@@ -290,11 +330,16 @@ class World:
     def check(self) -> None:
         """Hold every claim against the copies themselves."""
         truth = content(self.master.replica)
-        confirmed = max(self.master.replica.confirmed, *(each.replica.confirmed for each in self.mirrors))
+        limits = {mirror.node_id: self._lost_from(mirror) for mirror in self.mirrors}
+        confirmed = max(
+            self.master.replica.confirmed,
+            *(min(each.replica.confirmed, limits[each.node_id]) for each in self.mirrors),
+        )
         assert truth.startswith(self.confirmed_ever), "what was confirmed has changed"
         self.confirmed_ever = truth[: max(confirmed, len(self.confirmed_ever))]
         for mirror in self.mirrors:
-            assert truth.startswith(content(mirror.replica)), f"{mirror.node_id} holds other bytes than its master"
+            common = content(mirror.replica)[: limits[mirror.node_id]]
+            assert truth.startswith(common), f"{mirror.node_id} holds other bytes than its master"
             assert mirror.replica.end >= len(self.confirmed_ever), f"{mirror.node_id} has not all that was confirmed"
             held = self.master.mastership.progress.held(mirror.node_id)
             assert held.written <= mirror.replica.end, "more is believed than the mirror holds"
@@ -303,6 +348,11 @@ class World:
         assert not self.faults, self.faults
         assert all(wait.deadline > self.now for wait in self.waits.values()), "a wait outlived its deadline"
         assert len(self.master.mastership._transfers) == len(self.waits)
+
+    def _lost_from(self, mirror: MirrorNode) -> int:
+        """From where on it may hold what the log has lost: until it follows the epoch for which that was declared."""
+        known = mirror.replica.epochs.current
+        return min((loss.start for loss in self.losses if loss.epoch > known), default=1 << 62)
 
     def close(self) -> None:
         for replica in (self.master.replica, *(each.replica for each in self.mirrors)):
@@ -357,10 +407,11 @@ class World:
         mastership.check_member(link.greeted.node_id)
         connection = HAConnection(
             node_id=link.greeted.node_id,
-            own_id=self.master.settings.node.id,
+            start_id=link.greeted.start_id or "",
             log=self.master.replica,
             settings=HA,
             now=self.now,
+            losses=self.losses,
         )
         try:
             actions = connection.follow(message, self.now)
@@ -475,6 +526,25 @@ class World:
             link.mirror.link = None
             link.mirror.client.disconnected(self.now, error)
         link.mirror_open = False
+
+
+def _borders(replica: Replica) -> list[int]:
+    """Where batches begin, and the end."""
+    found: list[int] = []
+    replica.log.scan(replica.begin, lambda header, batch: found.append(header.log_offset))
+    return [*found, replica.end]
+
+
+def _forget(directory: Path, log_offset: int) -> None:
+    """The disk has nothing of a log from there on."""
+    for path in directory.iterdir():
+        if path.name.isdigit():
+            at = max(0, log_offset - int(path.name))
+            size = path.stat().st_size
+            if at < size:
+                with path.open("r+b") as file:
+                    file.seek(at)
+                    file.write(bytes(size - at))
 
 
 def _end(replica: Replica, *, clean: bool) -> None:

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mirrorlog.errors import ConnectionLost, InSyncReplicasNotEnough, MirrorlogError, OutcomeUnknown, RequestTimeout
+from mirrorlog.errors import (
+    ConnectionLost,
+    InSyncReplicasNotEnough,
+    MirrorlogError,
+    NotCurrent,
+    NotLeader,
+    OutcomeUnknown,
+    RequestTimeout,
+)
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.testing import asking as _asking
 from mirrorlog.wire.messages import DeclareQueue, LogStatus, Metadata, MirrorStatus, QueueInfo
@@ -37,7 +45,7 @@ def eventually(condition: Callable[[], _T | bool | None], what: str, timeout: fl
     def met() -> _T | None:
         try:
             return condition() or None  # type: ignore[return-value]
-        except (ConnectionLost, RequestTimeout, InSyncReplicasNotEnough, OutcomeUnknown):
+        except (ConnectionLost, RequestTimeout, InSyncReplicasNotEnough, OutcomeUnknown, NotLeader, NotCurrent):
             return None
 
     return _asking.wait_for(met, timeout=timeout, what=lambda: what)
@@ -58,14 +66,47 @@ def log_of(node: Node) -> LogStatus:
     return node.status().logs[0]
 
 
+def at_master(cluster: Cluster, *, timeout: float = 10.0) -> Raw:
+    """A connection to whoever masters the first log now."""
+    return Raw(cluster.master.client, timeout=timeout)
+
+
+def start_all(cluster: Cluster) -> None:
+    """Start all nodes, each as if the others were starting too."""
+    for node in cluster.nodes.values():
+        node.launch()
+    for node in cluster.nodes.values():
+        node.wait_serving()
+
+
+def wait_next_master(cluster: Cluster, former: Node, epoch: int) -> Node:
+    """Another one than `former`, who mastered in `epoch`, or a later run of it."""
+
+    def met() -> Node | None:
+        found = cluster.master
+        return found if log_of(found).epoch > epoch else None
+
+    found = eventually(met, f"somebody masters after {former.id} in epoch {epoch}")
+    assert found is not former
+    return found
+
+
 def mirror_of(cluster: Cluster, node_id: str) -> MirrorStatus:
     """A mirror as its master sees it."""
     return next(mirror for mirror in log_of(cluster.master).mirrors if mirror.node_id == node_id)
 
 
 def log_directory(node: Node) -> Path:
+    """Of the node's only log."""
     (found,) = (node.data_dir / "logs").iterdir()
     return found
+
+
+def lose_log(node: Node) -> Path:
+    """As if the disk had lost the copy of the only log, of a node that does not run; where its files are now."""
+    lost = node.data_dir / "lost"
+    log_directory(node).rename(lost)
+    return lost
 
 
 def segments(node: Node) -> dict[str, bytes]:

@@ -44,9 +44,17 @@ class Received(NamedTuple):
 
 
 class Raw:
-    """One connection. `hello` is sent at once and its answer awaited; with None nothing is."""
+    """One connection. `hello` is sent at once and its answer awaited; with None nothing is. `stale_reads`: a node that
+    is cut off from the others shall answer reads all the same."""
 
-    def __init__(self, address: str, *, hello: Hello | str | None = "client", timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        hello: Hello | str | None = "client",
+        timeout: float = 10.0,
+        stale_reads: bool = False,
+    ) -> None:
         self.timeout = timeout
         self.welcome: Welcome | None = None
         self._reader = FrameReader(frame_bytes_max=FRAME_BYTES_MAX)
@@ -58,7 +66,7 @@ class Raw:
             raise ConnectionLost(f"{address}: {error}") from None
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if isinstance(hello, str):
-            hello = Hello(version_min=1, version_max=1, role=hello)
+            hello = Hello(version_min=1, version_max=1, role=hello, stale_reads=stale_reads)
         if hello is not None:
             self.greet(hello)
 

@@ -315,7 +315,13 @@ def test_a_mirror_that_names_no_cluster(cluster: Cluster) -> None:
     assert type(error) is WrongCluster
 
 
-@pytest.mark.parametrize("node_id", ["n9", "n1", "", "n2 "])
+def test_a_mirror_without_a_name(cluster: Cluster) -> None:
+    """Goal: a mirror says who it is. Method: leave its node id empty."""
+    error = error_of(lambda: Raw(cluster.master.replication, hello=mirror_hello(cluster, node_id="")))
+    assert type(error) is ProtocolError
+
+
+@pytest.mark.parametrize("node_id", ["n9", "n1", "n2 "])
 def test_a_node_that_is_no_mirror_of_the_log(cluster: Cluster, node_id: str) -> None:
     """Goal: only assigned nodes get the bytes, not even the master's own name. Method: follow as somebody else."""
     log = log_of(cluster.master)

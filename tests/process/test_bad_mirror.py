@@ -63,13 +63,20 @@ def unharmed(cluster: Cluster) -> Iterator[None]:
 
 
 class FakeMirror(Raw):
-    """Greets as n2 and says what it is told to."""
+    """Greets as n2, in the run that the cluster knows of it, and says what it is told to."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, run: str = "") -> None:
         status = cluster.master.status()
         self.log = status.logs[0]
+        assert status.cluster is not None
+        (known,) = (node.start_id for node in status.cluster.nodes if node.node_id == "n2")
         hello = Hello(
-            version_min=1, version_max=1, role="mirror", cluster_id=status.cluster_id, node_id="n2", start_id="fake"
+            version_min=1,
+            version_max=1,
+            role="mirror",
+            cluster_id=status.cluster_id,
+            node_id="n2",
+            start_id=run or known,
         )
         super().__init__(cluster.master.replication, hello=hello)
 
@@ -91,8 +98,12 @@ class FakeMirror(Raw):
         """Receive bytes until log offset `end`."""
         self.follow()
         self.send(frame(FrameType.PULL, encode(Pull(log_offset=0))))
+        self.take(end)
+
+    def take(self, size: int) -> None:
+        """Receive so many more bytes."""
         held = 0
-        while held < end:
+        while held < size:
             received = self.receive()
             if received.type == FrameType.TRANSFER:
                 held += len(received.payload) - TRANSFER.size
@@ -171,6 +182,21 @@ def test_a_mirror_that_never_acks(cluster: Cluster, queue: QueueInfo) -> None:
         error = error_of(lambda: producer.produce(batch_of([b"x"], queue), deadline_ms=300))
         assert type(error) is FlushSlaveTimeout, repr(error)
         assert producer.produce(batch_of([b"y"], queue), level=Level.MASTER).copies == 1
+
+
+def test_acks_of_a_run_that_the_cluster_does_not_know(cluster: Cluster, queue: QueueInfo) -> None:
+    """Goal: membership belongs to a node in one run; what another one holds confirms nothing. Method: take all and ack
+    it, greeted as n2 by a start id that nobody has registered: a publish ends as unknown, and the link stays."""
+    with FakeMirror(cluster, run="another") as mirror, Raw(cluster.master.client) as producer:
+        mirror.take_all(mirror.log.end)
+        waiting = producer.start_produce(batch_of([b"x"], queue), deadline_ms=300)
+        eventually(lambda: log_of(cluster.master).end > mirror.log.end, "the batch is stored")
+        before = log_of(cluster.master)
+        mirror.take(before.end - mirror.log.end)
+        mirror.ack(before.end)
+        eventually(lambda: mirror_of(cluster, "n2").acked == before.end, "the ack is read")
+        assert isinstance(error_of(lambda: producer.confirm(waiting)), OutcomeUnknown)
+        assert log_of(cluster.master).confirmed == before.confirmed < before.end
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mirrorlog.broker.hosted import HostedState
 from mirrorlog.broker.node import Node
 from mirrorlog.config import load_settings
 from mirrorlog.errors import LogCorrupt, MirrorlogError
@@ -19,8 +20,9 @@ def fail(*_: object) -> None:
 
 
 def break_clock(node: Node) -> None:
-    assert node._door is not None
-    node._door.tick = fail  # type: ignore[method-assign]
+    assert node._server is not None
+    assert node._server._door is not None
+    node._server._door.tick = fail  # type: ignore[method-assign]
 
 
 def break_flush(node: Node) -> None:
@@ -61,17 +63,27 @@ async def test_a_node_that_cannot_follow_its_own_log_ends(tmp_path: Path) -> Non
     assert await exit_code_of(tmp_path, break_following) == LogCorrupt.exit_code
 
 
+def serves(node: Node) -> bool:
+    """The cluster has let it in, and it masters its log."""
+    return [log.state for log in node.logs] == [HostedState.MASTER]
+
+
 async def exit_code_of(directory: Path, break_it: Callable[[Node], None]) -> int:
     """Run a node in this loop, break it once it serves, and await its end."""
     client, replication = free_ports(2)
-    flags = [f"node.data_dir='{directory}/data'", "grpc.enabled=false", "log.flush_interval_ms=20"]
+    flags = [
+        f"node.data_dir='{directory}/data'",
+        "grpc.enabled=false",
+        "http.enabled=false",
+        "log.flush_interval_ms=20",
+    ]
     flags += [f"client.bind='{HOST}:{client}'", f"replication.bind='{HOST}:{replication}'"]
     flags += ["log.segment_bytes=8388608"]
     node = Node(load_settings(overrides=flags, environment={}))
     running = asyncio.ensure_future(node.run())
     try:
         async with asyncio.timeout(10):
-            while node._door is None or node._door._server is None:  # noqa: ASYNC110  (it has no event for this)
+            while not serves(node):  # noqa: ASYNC110  (it has no event for this)
                 await asyncio.sleep(0)
             break_it(node)
             return await running

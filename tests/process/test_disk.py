@@ -34,6 +34,7 @@ from tests.process.clusters import (
     log_directory,
     log_lines,
     log_of,
+    lose_log,
     mirror_of,
 )
 from tests.process.raw import Raw, batch_of
@@ -122,15 +123,15 @@ def test_a_full_disk_refuses_data_and_all_else_goes_on(small_disk: Path, setting
             for size in (5_000, 100, 1):
                 before, (count, _) = count, fill_from(raw, queue, count, size=size)
                 last = numbered(count - 1, queue, size) if count > before else last
-            assert log_of(one.master).state == "serving"
+            assert log_of(one.nodes["n1"]).state == "serving"
             assert numbers(raw.values(queue.queue_id)) == list(range(count))
             for number in range(100):
                 commit(raw, queue, number % count)
                 declare(one.servers[0], f"another-{number}")
             assert produced(raw, numbered(count, queue, 1)) is False
             assert raw.produce(last).flags & CONFIRM_DUPLICATE, "what landed is still confirmed"
-        one.master.kill()
-        one.master.start()
+        one.nodes["n1"].kill()
+        one.nodes["n1"].start()
         with Raw(one.servers[0]) as raw:
             assert numbers(raw.values(queue.queue_id)) == list(range(count))
             commit(raw, queue, 1)
@@ -139,8 +140,8 @@ def test_a_full_disk_refuses_data_and_all_else_goes_on(small_disk: Path, setting
             eventually(lambda: produced(raw, numbered(count, queue)), "publishing goes on by itself")
             for number in range(count + 1, count + 5):
                 raw.produce(numbered(number, queue))
-        one.master.kill()
-        one.master.start()
+        one.nodes["n1"].kill()
+        one.nodes["n1"].start()
         with Raw(one.servers[0]) as raw:
             assert numbers(raw.values(queue.queue_id)) == list(range(count + 5))
             assert len(raw.request(GetMetadata(), Metadata).queues) == 101
@@ -159,22 +160,22 @@ def test_below_the_full_watermark_data_is_refused_at_once(small_disk: Path) -> N
             free = os.statvfs(small_disk)
             others = small_disk / "others"
             others.write_bytes(bytes((free.f_bavail - 20) * free.f_bsize))
-            eventually(lambda: log_lines(one.master, "disk_state_changed"), "the watch has seen it")
+            eventually(lambda: log_lines(one.nodes["n1"], "disk_state_changed"), "the watch has seen it")
             count, error = fill_from(raw, queue, 1)
             assert count < 8, "there is room in the segment"
             assert "log.disk_full_percent" in error.message
             assert "nothing was stored" in error.message
             commit(raw, queue, 1)
             declare(one.servers[0], "p")
-            status = one.master.status()
+            status = one.nodes["n1"].status()
             assert status.disk is not None
             assert (status.disk.state, status.logs[0].state) == ("full", "serving")
             assert status.disk.free_bytes < status.disk.size_bytes // 50
             assert "the disk is full" in status.logs[0].reason
             others.unlink()
             eventually(lambda: produced(raw, numbered(count, queue)), "data is taken again")
-            assert log_of(one.master).reason == ""
-            assert [facts(line)["state"] for line in log_lines(one.master, "disk_state_changed")] == ["full", "ok"]
+            assert log_of(one.nodes["n1"]).reason == ""
+            assert [facts(line)["state"] for line in log_lines(one.nodes["n1"], "disk_state_changed")] == ["full", "ok"]
             assert numbers(raw.values(queue.queue_id)) == list(range(count + 1))
 
 
@@ -190,7 +191,7 @@ def test_retention_on_a_low_disk_lets_publishing_go_on(small_disk: Path) -> None
                 eventually(lambda number=number: produced(raw, numbered(number, queue)), f"record {number}")  # type: ignore[misc]
             # Retention may still be at work: a begin that has moved on since it was asked for is asked for again.
             eventually(lambda: newest_are_whole(raw, queue, records), "the newest records are there without a gap")
-        assert log_of(one.master).begin > 0
+        assert log_of(one.nodes["n1"]).begin > 0
 
 
 def newest_are_whole(raw: Raw, queue: QueueInfo, records: int) -> bool:
@@ -219,17 +220,17 @@ def test_what_is_derived_waits_for_space(small_disk: Path) -> None:
         with Raw(one.servers[0]) as raw:
             for number in range(7):
                 raw.produce(numbered(number, queue))
-            eventually(lambda: list(log_directory(one.master).glob("spare-*")), "the next file is there")
+            eventually(lambda: list(log_directory(one.nodes["n1"]).glob("spare-*")), "the next file is there")
             fill_up(small_disk / "others")
             count, _ = fill_from(raw, queue, 7)
-            eventually(lambda: log_lines(one.master, "past_waits_for_space"), "a table finds no space")
+            eventually(lambda: log_lines(one.nodes["n1"], "past_waits_for_space"), "a table finds no space")
             commit(raw, queue, count)
             assert numbers(raw.values(queue.queue_id)) == list(range(count))
             (small_disk / "others").unlink()
-            eventually(lambda: log_lines(one.master, "segment_sealed"), "it is written")
+            eventually(lambda: log_lines(one.nodes["n1"], "segment_sealed"), "it is written")
             assert numbers(raw.values(queue.queue_id)) == list(range(count))
-            assert len(log_lines(one.master, "past_waits_for_space")) == 1
-        assert one.master.running
+            assert len(log_lines(one.nodes["n1"], "past_waits_for_space")) == 1
+        assert one.nodes["n1"].running
 
 
 def fill_up(path: Path) -> None:
@@ -298,8 +299,8 @@ def stopped(tmp_path: Path) -> Iterator[tuple[Cluster, QueueInfo, Path]]:
         with Raw(one.servers[0]) as raw:
             for number in range(10):
                 raw.produce(batch_of([b"%d" % number * 100], queue))
-        assert one.master.stop() == 0
-        yield one, queue, log_directory(one.master) / ("0" * 20)
+        assert one.nodes["n1"].stop() == 0
+        yield one, queue, log_directory(one.nodes["n1"]) / ("0" * 20)
 
 
 def test_bad_bytes_below_the_flushed_offset(stopped: tuple[Cluster, QueueInfo, Path]) -> None:
@@ -309,8 +310,8 @@ def test_bad_bytes_below_the_flushed_offset(stopped: tuple[Cluster, QueueInfo, P
     content = bytearray(segment.read_bytes())
     content[1000] ^= 0xFF
     segment.write_bytes(content)
-    one.master.start()
-    log = log_of(one.master)
+    one.nodes["n1"].start()
+    log = log_of(one.nodes["n1"])
     assert log.state == "corrupt"
     assert "bad bytes from log offset" in log.reason
     assert segment.name in log.reason
@@ -324,8 +325,8 @@ def test_bad_bytes_below_the_flushed_offset(stopped: tuple[Cluster, QueueInfo, P
             error = error_of(call)
             assert type(error) is LogCorrupt, repr(error)
             assert error.details["first"] <= 1000 < error.details["last"]
-    assert log_lines(one.master, "log_unavailable")
-    assert one.master.stop() == 0
+    assert log_lines(one.nodes["n1"], "log_unavailable")
+    assert one.nodes["n1"].stop() == 0
     assert segment.read_bytes() == bytes(content)
 
 
@@ -336,8 +337,8 @@ def test_a_torn_tail_is_cut_and_named(stopped: tuple[Cluster, QueueInfo, Path]) 
     content = bytearray(segment.read_bytes())
     content[end : end + 500] = b"\xa5" * 500
     segment.write_bytes(content)
-    one.master.start()
-    (line,) = log_lines(one.master, "torn_tail_cut")
+    one.nodes["n1"].start()
+    (line,) = log_lines(one.nodes["n1"], "torn_tail_cut")
     assert f"{end}..{end + 504}" in line or f"{end}..{end + 500}" in line
     with Raw(one.servers[0]) as raw:
         assert raw.values(queue.queue_id) == [b"%d" % number * 100 for number in range(10)]
@@ -349,7 +350,7 @@ def log_of_file(one: Cluster) -> int:
     """Where the stopped node's log ends, by its own batches."""
     from mirrorlog.commitlog.format import MAGIC, read_header
 
-    content = (log_directory(one.master) / ("0" * 20)).read_bytes()
+    content = (log_directory(one.nodes["n1"]) / ("0" * 20)).read_bytes()
     at = 0
     while (header := read_header(content, at)).magic == MAGIC:
         at += header.length
@@ -358,7 +359,7 @@ def log_of_file(one: Cluster) -> int:
 
 def test_a_mirror_with_bad_bytes_is_out(tmp_path: Path) -> None:
     """Goal: a corrupt copy counts for nothing, and the others are untouched. Method: flip a byte of a mirror's copy:
-    its log is closed there, the master says whom it waits for."""
+    its log is closed there, it is marked in the set, and the master says whom it waits for."""
     with fast_cluster(3, data_dir=tmp_path) as three:
         queue = declare(three.servers[0], "q")
         with Raw(three.servers[0]) as raw:
@@ -371,6 +372,7 @@ def test_a_mirror_with_bad_bytes_is_out(tmp_path: Path) -> None:
         segment.write_bytes(content)
         mirror.start()
         assert log_of(mirror).state == "corrupt"
+        eventually(lambda: marked(three) == ["n2"], "it is marked")
         with Raw(three.servers[0]) as raw:
             error = error_of(lambda: raw.produce(batch_of([b"y"], queue)))
             assert error.code == "IN_SYNC_REPLICAS_NOT_ENOUGH"
@@ -378,7 +380,15 @@ def test_a_mirror_with_bad_bytes_is_out(tmp_path: Path) -> None:
             assert raw.values(queue.queue_id) == [b"x" * 2000]
         # Set aside by hand, it is filled again.
         mirror.stop()
-        mirror.data_dir.rename(tmp_path / "aside")
+        lose_log(mirror)
         mirror.start()
         three.wait_in_sync()
+        eventually(lambda: marked(three) == [], "it is whole again")
         assert_copies_equal(three)
+
+
+def marked(cluster: Cluster) -> list[str]:
+    """Who may have lost something of the only log, as the first node knows it."""
+    status = cluster.nodes["n1"].status().cluster
+    assert status is not None
+    return status.logs[0].marked

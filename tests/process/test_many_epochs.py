@@ -1,4 +1,4 @@
-"""A log whose master was started very often: its list of epochs is long, and copies still find their common point."""
+"""A log that has had very many masters: its list of epochs is long, and copies still find their common point."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import pytest
 
 from mirrorlog.commitlog.epochs import ENTRIES_MAX, Epoch, EpochList, decode_epochs, encode_epochs
 from mirrorlog.config import split_address
-from mirrorlog.errors import LogUnavailable, MirrorlogError
+from mirrorlog.errors import LogUnavailable, MirrorlogError, Refused
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.wire.messages import QueueInfo
 from tests.process.clusters import (
     assert_copies_equal,
+    at_master,
     declare,
     error_of,
     eventually,
     fast_cluster,
     log_directory,
     log_lines,
-    log_of,
+    start_all,
 )
 from tests.process.raw import Raw, batch_of
 
@@ -32,63 +33,68 @@ def epochs_of(node: Node) -> EpochList:
     return decode_epochs((log_directory(node) / "epochs").read_bytes())
 
 
-def lengthen(node: Node, count: int, end: int) -> None:
-    """As if the stopped master had been started until it has so many epochs, each time without a byte written."""
-    path = log_directory(node) / "epochs"
-    found = decode_epochs(path.read_bytes())
-    more = [Epoch(number, end, node.id, str(uuid.uuid4())) for number in range(found.current + 1, count + 1)]
-    path.write_bytes(encode_epochs(EpochList.of([*found.entries, *more])))
+def lengthen(*nodes: Node, count: int, end: int) -> None:
+    """As if the first one had been promoted until there are so many epochs, each time without a byte written; the
+    cluster does not know of it. The nodes do not run."""
+    first = decode_epochs((log_directory(nodes[0]) / "epochs").read_bytes())
+    more = [Epoch(number, end, nodes[0].id, str(uuid.uuid4())) for number in range(first.current + 1, count + 1)]
+    for node in nodes:
+        path = log_directory(node) / "epochs"
+        found = decode_epochs(path.read_bytes())
+        path.write_bytes(encode_epochs(EpochList.of([*found.entries, *more])))
 
 
 def publish(cluster: Cluster, queue: QueueInfo, value: bytes) -> None:
-    with Raw(cluster.servers[0]) as raw:
+    with at_master(cluster) as raw:
         assert raw.produce(batch_of([value], queue)).copies == 2
 
 
 def test_a_long_list_of_epochs_is_told_and_followed(tmp_path: Path) -> None:
-    """Goal: no frame is too small for a list that may be. With half as many epochs as are allowed, 1.4 MB, a mirror
-    that knows none of them follows, and so it does when it knows all; the master warns."""
+    """Goal: no frame is too small for a list that may be. With half as many epochs as are allowed, 1.4 MB, which one
+    node has and the other does not, they go on, and so they do when both know all; the master warns."""
     with fast_cluster(2, data_dir=tmp_path, settings=SMALL) as two:
         two.wait_in_sync()
         queue = declare(two.servers[0], "q")
         end = two.wait_confirmed().end
-        master, mirror = two.master, two.nodes["n2"]
-        eventually(lambda: log_of(mirror).confirmed == end, "the mirror has all")
-        mirror.stop()
-        master.stop()
-        lengthen(master, ENTRIES_MAX // 2, end)
-        mirror.start()
+        first, second = two.nodes.values()
+        for node in (second, first):
+            assert node.stop() == 0
+        lengthen(first, count=ENTRIES_MAX // 2, end=end)
         for number in range(2):
-            master.start()
+            start_all(two)
             two.wait_in_sync()
             publish(two, queue, b"%d" % number)
             assert_copies_equal(two)
-            assert epochs_of(mirror) == epochs_of(master)
-            assert len(epochs_of(master).entries) == ENTRIES_MAX // 2 + 1 + number
-            (line,) = log_lines(master, "epochs_many")[number:]
-            assert f"limit={ENTRIES_MAX}" in line
-            master.stop()
+            assert epochs_of(first) == epochs_of(second)
+            assert len(epochs_of(first).entries) > ENTRIES_MAX // 2 + number
+            assert f"limit={ENTRIES_MAX}" in log_lines(two.master, "epochs_many")[-1]
+            for node in (second, first):
+                assert node.stop() == 0
 
 
 def test_a_log_with_all_the_epochs_there_may_be_is_refused_alone(tmp_path: Path) -> None:
-    """Goal: the limit says what to do, and costs one log, not the node. Method: start its master with a full list: the
-    node runs, the log is refused by that reason, its mirror still serves readers, and no epoch was added."""
+    """Goal: the limit says what to do, and costs one log, not the node. Method: start both nodes with a full list: they
+    run, the log is refused by that reason at its home, the other one still serves readers, and no epoch was added."""
     with fast_cluster(2, data_dir=tmp_path, settings=SMALL) as two:
         two.wait_in_sync()
         queue = declare(two.servers[0], "q")
         publish(two, queue, b"kept")
         end = two.wait_confirmed().end
-        master, mirror = two.master, two.nodes["n2"]
-        master.stop()
-        lengthen(master, ENTRIES_MAX, end)
-        master.start()
-        with Raw(two.servers[0]) as raw:
+        first, second = two.nodes.values()
+        for node in (second, first):
+            assert node.stop() == 0
+        lengthen(first, second, count=ENTRIES_MAX, end=end)
+        start_all(two)
+        with Raw(first.client) as raw:
             error = error_of(lambda: raw.produce(batch_of([b"more"], queue)))
         assert isinstance(error, LogUnavailable)
         assert f"{ENTRIES_MAX} epochs" in error.message
-        with Raw(mirror.client) as raw:
-            assert raw.values(queue.queue_id) == [b"kept"]
-        assert len(epochs_of(master).entries) == ENTRIES_MAX
+        with Raw(second.client) as raw:
+            eventually(lambda: raw.values(queue.queue_id) == [b"kept"], "it serves readers")
+            assert isinstance(error_of(lambda: raw.produce(batch_of([b"more"], queue))), Refused)
+        for node in (first, second):
+            assert node.stop() == 0
+            assert len(epochs_of(node).entries) == ENTRIES_MAX
 
 
 def test_a_start_that_cannot_listen_begins_no_epoch(tmp_path: Path) -> None:
@@ -96,7 +102,7 @@ def test_a_start_that_cannot_listen_begins_no_epoch(tmp_path: Path) -> None:
     port, start, compare the file."""
     with fast_cluster(1, data_dir=tmp_path, settings=SMALL) as one:
         one.wait_in_sync()
-        master = one.master
+        master = one.nodes["n1"]
         master.stop()
         before = epochs_of(master)
         with socket.create_server(split_address(master.client)), pytest.raises(MirrorlogError):

@@ -14,6 +14,7 @@ from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Durability, Level
 from mirrorlog.wire.messages import QueueInfo
 from tests.process.clusters import (
     assert_copies_equal,
+    at_master,
     declare,
     error_of,
     eventually,
@@ -21,7 +22,9 @@ from tests.process.clusters import (
     fast_cluster,
     log_lines,
     log_of,
+    lose_log,
     mirror_of,
+    wait_next_master,
 )
 from tests.process.load import Load
 from tests.process.raw import Raw, batch_of
@@ -53,7 +56,7 @@ def test_a_killed_mirror_stops_confirms_and_resumes_from_its_own_offset(cluster:
     """Goal: the whole story of an outage. Method: SIGKILL under load, see unknown outcomes, then refusals, and no
     confirm; restart, and compare what the mirror asks for with what it had acked, then all copies."""
     mirror = cluster.nodes["n2"]
-    with Load(cluster.servers[0], queue) as load:
+    with Load(cluster.servers, queue) as load:
         eventually(lambda: load.confirmed >= 30, "the load runs")
         mirror.kill()
         left = eventually(lambda: log_lines(cluster.master, "mirror_left"), "the master sees it")
@@ -152,7 +155,7 @@ def test_a_mirror_that_stands_still_for_long_is_counted_out(cluster: Cluster, qu
     """Goal: housekeeping ends a link whose socket is full, although nobody reads what was written to it. Method:
     SIGSTOP under a load that fills the buffers; publishes must come to be refused, not only to time out."""
     mirror = cluster.nodes["n2"]
-    with Load(cluster.servers[0], queue, batch_records=64, value_bytes=16_000, window=16) as load:
+    with Load(cluster.servers, queue, batch_records=64, value_bytes=16_000, window=16) as load:
         eventually(lambda: load.confirmed >= 5, "the load runs")
         mirror.pause()
         eventually(lambda: not mirror_of(cluster, "n2").connected, "the silent link is closed")
@@ -185,7 +188,7 @@ def test_lower_levels_are_answered_without_the_mirror_but_not_visible(cluster: C
 
 def test_a_restarted_mirror_keeps_its_data(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: a clean restart copies nothing again. Method: stop a mirror, look at what it asks for when it is back."""
-    with Load(cluster.servers[0], queue, value_bytes=4000) as load:
+    with Load(cluster.servers, queue, value_bytes=4000) as load:
         eventually(lambda: load.confirmed >= 50, "the load runs")
         load.stop()
     end = cluster.wait_confirmed().end
@@ -201,43 +204,62 @@ def test_a_restarted_mirror_keeps_its_data(cluster: Cluster, queue: QueueInfo) -
 
 
 def test_a_mirror_reads_confirmed_records_with_the_master_away(cluster: Cluster, queue: QueueInfo) -> None:
-    """Goal: a mirror serves what was confirmed and nothing else. Method: publish at level one with one mirror paused,
-    so that the other one holds more than is confirmed; stop the master; read that other one."""
-    with Raw(cluster.servers[0]) as raw:
+    """Goal: a copy serves what was confirmed and nothing else, also while nobody can be promoted. Method: publish at
+    level one with one mirror paused, so that the other one holds more than is confirmed; kill the master; read that
+    other one. It is promoted when the third is back, for its copy is the longest, and what it held is confirmed."""
+    master, second, third = cluster.nodes.values()
+    with Raw(master.client) as raw:
         raw.produce(batch_of([b"a", b"b"], queue))
         cluster.wait_confirmed()
-        cluster.nodes["n3"].pause()
+        third.pause()
         raw.produce(batch_of([b"unconfirmed"], queue), level=Level.ONE)
-    cluster.master.kill()
-    with Raw(cluster.nodes["n2"].client) as raw:
-        log = log_of(cluster.nodes["n2"])
+    master.kill()
+    with Raw(second.client, stale_reads=True) as raw:
+        log = log_of(second)
         assert log.end > log.confirmed
         assert raw.values(queue.queue_id) == [b"a", b"b"]
         facts_, batches = raw.fetch(queue.queue_id, 2, wait_ms=100)
         assert (facts_.next, batches) == (2, [])
         error = error_of(lambda: raw.produce(batch_of([b"x"], queue)))
         assert error.code == "NOT_MASTER"
-        assert error.details["master"] == cluster.master.client
-    cluster.nodes["n3"].resume()
-    cluster.master.start()
+    third.resume()
+    assert wait_next_master(cluster, master, log.epoch) is second
+    master.start()
     cluster.wait_in_sync()
-    with Raw(cluster.servers[0]) as raw:
+    with Raw(second.client) as raw:
         assert raw.values(queue.queue_id) == [b"a", b"b", b"unconfirmed"]
     assert_copies_equal(cluster)
 
 
-def test_a_new_mirror_takes_all_history(cluster: Cluster, queue: QueueInfo) -> None:
-    """Goal: a blank disk is filled from the begin. Method: remove a mirror's directory, restart it."""
-    with Load(cluster.servers[0], queue, value_bytes=4000) as load:
+def test_a_mirror_whose_copy_is_gone_takes_all_history(cluster: Cluster, queue: QueueInfo) -> None:
+    """Goal: an empty copy is filled from the begin, and counts for nothing until then. Method: remove a mirror's copy
+    of the log, restart it."""
+    with Load(cluster.servers, queue, value_bytes=4000) as load:
         eventually(lambda: load.confirmed >= 20, "the load runs")
         load.stop()
+    mirror = cluster.nodes["n2"]
+    mirror.stop()
+    lose_log(mirror)
+    mirror.start()
+    cluster.wait_in_sync()
+    assert log_lines(mirror, "copy_gone")
+    assert mirror_of(cluster, "n2").requested == 0
+    check_all(cluster, queue, load)
+
+
+def test_a_mirror_with_a_blank_disk_takes_all_history(cluster: Cluster, queue: QueueInfo) -> None:
+    """Goal: a blank node is another member of the cluster, and is filled from the begin. Method: remove a mirror's
+    directory, restart it."""
+    with at_master(cluster) as raw:
+        raw.produce(batch_of([b"kept"], queue))
     mirror = cluster.nodes["n2"]
     mirror.stop()
     mirror.data_dir.rename(mirror.data_dir.with_name("aside"))
     mirror.start()
     cluster.wait_in_sync()
+    assert log_lines(mirror, "begun_anew")
     assert mirror_of(cluster, "n2").requested == 0
-    check_all(cluster, queue, load)
+    assert_copies_equal(cluster)
 
 
 @pytest.mark.parametrize("flush", ["memory", "disk"])

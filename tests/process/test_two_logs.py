@@ -1,4 +1,4 @@
-"""Two logs in one cluster: one in memory that n1 masters, one on disk that n2 masters."""
+"""Two logs in one cluster: one in memory whose home is n1, one on disk whose home is n2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.errors import BadRequest, ForeignDirectory, LogCorrupt, NoSuchQueue, NotMaster, QueueExists
+from mirrorlog.errors import BadRequest, LogCorrupt, NoSuchQueue, NotMaster, QueueExists
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.wire.frames import Durability
 from mirrorlog.wire.messages import DeclareQueue, GetMetadata, Metadata, QueueInfo
@@ -16,6 +16,7 @@ from tests.process.clusters import error_of, eventually, fast_cluster
 from tests.process.raw import Raw, batch_of
 
 ON_DISK = {"flush": "disk"}
+IN_LOGS = ("main", "main", "disk", "disk")
 LOGS = [{}, {"name": "disk", "master": "n2", **ON_DISK}]
 
 
@@ -37,6 +38,10 @@ async def values(client: Client, queue: str, *, read_from: str = "master") -> li
         return [record.value or b"" async for record in consumer]
 
 
+def log_id_of(cluster: Cluster, log: str) -> str:
+    return next(each.log_id for each in cluster.nodes["n1"].status().logs if each.name == log)
+
+
 def directory_of(node: Node, log: str) -> Path:
     return node.data_dir / "logs" / next(each.log_id for each in node.status().logs if each.name == log)
 
@@ -49,7 +54,7 @@ def declare_at(node: Node, name: str, **arguments: str) -> QueueInfo:
 async def test_a_queue_lives_in_the_log_of_its_flush_mode(two: Cluster) -> None:
     """Goal: each queue has its log's master, durability and ids, whoever is asked, also after a restart. Method: one
     queue of either kind through each node, records and positions in all, then both nodes are killed and started."""
-    queues = {"memory-1": {}, "memory-2": {"flush": "memory"}, "disk-1": ON_DISK, "disk-2": ON_DISK}
+    queues = {"memory-1": {"flush": "memory"}, "memory-2": {"flush": "memory"}, "disk-1": ON_DISK, "disk-2": ON_DISK}
     found: dict[str, QueueInfo] = {}
     for name, server in zip(queues, two.servers * 2, strict=True):
         async with Client(server) as client:
@@ -60,7 +65,7 @@ async def test_a_queue_lives_in_the_log_of_its_flush_mode(two: Cluster) -> None:
             async with client.consumer(name, group="g") as consumer:
                 await anext(aiter(consumer))
                 await consumer.commit()
-    assert [found[name].master for name in queues] == ["n1", "n1", "n2", "n2"]
+    assert [found[name].master for name in queues] == [two.wait_master(log) for log in IN_LOGS]
     assert [found[name].queue_id >> 24 for name in queues] == [0, 0, 1, 1]
     assert len({info.queue_id for info in found.values()}) == len(queues)
     assert len({info.log_id for info in found.values()}) == 2
@@ -70,11 +75,13 @@ async def test_a_queue_lives_in_the_log_of_its_flush_mode(two: Cluster) -> None:
     for node in two.nodes.values():
         node.start()
     two.wait_in_sync()
+    masters = {log_id_of(two, log): two.wait_master(log) for log in ("main", "disk")}
     for server in two.servers:
         async with Client(server) as client:
             again = {info.name: info for info in await client.admin.queues()}
             for name in queues:
-                assert (again[name].queue_id, again[name].master) == (found[name].queue_id, found[name].master)
+                assert again[name].queue_id == found[name].queue_id
+                assert again[name].master == masters[found[name].log_id]
                 assert await values(client, name) == [name.encode(), b"second"]
                 assert await values(client, name, read_from="mirror") == [name.encode(), b"second"]
                 position = await client.admin.position(name, "g")
@@ -89,36 +96,40 @@ def test_the_status_of_each_node_tells_of_both_logs(two: Cluster) -> None:
         for node_id, status in two.statuses().items()
         for log in status.logs
     }
-    assert seen == {
-        ("n1", "main"): ("master", "serving", "memory", ["n2"]),
-        ("n1", "disk"): ("mirror", "following", "disk", []),
-        ("n2", "main"): ("mirror", "following", "memory", []),
-        ("n2", "disk"): ("master", "serving", "disk", ["n1"]),
-    }
+    expected = {}
+    for log, flush in (("main", "memory"), ("disk", "disk")):
+        master = two.wait_master(log)
+        (mirror,) = two.nodes.keys() - {master}
+        expected[master, log] = ("master", "serving", flush, [mirror])
+        expected[mirror, log] = ("mirror", "following", flush, [])
+    assert seen == expected
 
 
 def test_a_node_that_does_not_write_the_log_names_the_one_that_does(two: Cluster) -> None:
-    """Goal: a client finds the way with one more question. Declare and publish at the other log's master."""
-    for here, there, arguments in (("n2", "n1", {}), ("n1", "n2", ON_DISK)):
-        error = error_of(lambda here=here, arguments=arguments: declare_at(two.nodes[here], "away", **arguments))  # type: ignore[misc]
+    """Goal: a client finds the way with one more question. Declare and publish where the log is mirrored."""
+    for log, flush in (("main", "memory"), ("disk", "disk")):
+        there = two.wait_master(log)
+        (here,) = two.nodes.keys() - {there}
+        error = error_of(lambda here=here, flush=flush: declare_at(two.nodes[here], f"away-{flush}", flush=flush))  # type: ignore[misc]
         assert type(error) is NotMaster
         assert error.details == {"master": two.nodes[there].client, "node": there}
-        queue = declare_at(two.nodes[there], f"of-{there}", **arguments)
+        queue = declare_at(two.nodes[there], f"of-{log}", flush=flush)
         with Raw(two.nodes[here].client) as raw:
             assert type(error_of(lambda raw=raw, queue=queue: raw.produce(batch_of([b"x"], queue)))) is NotMaster  # type: ignore[misc]
 
 
 def test_a_name_is_of_one_queue_in_all_logs(two: Cluster) -> None:
     """Goal: no second queue of a name in another log. Declare one with the other flush mode, at both nodes."""
-    declare_at(two.nodes["n1"], "one")
-    declare_at(two.nodes["n2"], "two", flush="disk")
+    memory, disk = two.nodes[two.wait_master("main")], two.nodes[two.wait_master("disk")]
+    declare_at(memory, "one", flush="memory")
+    declare_at(disk, "two", flush="disk")
     two.wait_confirmed()
     for node in two.nodes.values():
         error = error_of(lambda node=node: declare_at(node, "one", flush="disk"))  # type: ignore[misc]
         assert type(error) is QueueExists
-        assert "flush=None" in error.message
+        assert "flush='memory'" in error.message
         assert type(error_of(lambda node=node: declare_at(node, "two"))) is QueueExists  # type: ignore[misc]
-    assert declare_at(two.nodes["n2"], "one").master == "n1"
+    assert declare_at(disk, "one", flush="memory").master == memory.id
 
 
 def test_an_id_of_no_log_is_no_queue(two: Cluster) -> None:
@@ -139,20 +150,22 @@ def test_a_flush_mode_that_no_log_has_is_refused() -> None:
         assert declare_at(one.master, "q", flush="memory").queue_id == 1
 
 
-def test_logs_in_another_order_are_refused_until_their_numbers_are_written(tmp_path: Path) -> None:
-    """Goal: no id changes its queue by an edit of the list. Turn it around; then write the numbers into it."""
+@pytest.mark.parametrize("numbered", [False, True])
+def test_logs_keep_their_numbers_whatever_the_list_says_later(tmp_path: Path, numbered: bool) -> None:
+    """Goal: no id changes its queue by an edit of the list, which founds a cluster and is not looked at again. Turn it
+    around, with and without numbers in it: what was declared is where it was, and the next id follows."""
     logs = [{}, {"name": "disk", **ON_DISK}]
     with fast_cluster(1, data_dir=tmp_path, logs=logs) as one:
         before = declare_at(one.master, "q", flush="disk")
-    with (
-        pytest.raises(ForeignDirectory, match=r"number = 1 for it"),
-        fast_cluster(1, data_dir=tmp_path, logs=logs[::-1]),
-    ):
-        pass
-    numbered = [{**log, "number": number} for number, log in enumerate(logs)]
-    with fast_cluster(1, data_dir=tmp_path, logs=numbered[::-1]) as one:
+        with Raw(one.servers[0]) as raw:
+            raw.produce(batch_of([b"x"], before))
+    turned = [{**log, "number": number} if numbered else log for number, log in enumerate(reversed(logs))]
+    with fast_cluster(1, data_dir=tmp_path, logs=turned) as one:
+        one.wait_in_sync()
         assert declare_at(one.master, "q", flush="disk").queue_id == before.queue_id
         assert declare_at(one.master, "r", flush="disk").queue_id == before.queue_id + 1
+        with Raw(one.servers[0]) as raw:
+            assert raw.values(before.queue_id) == [b"x"]
 
 
 def test_a_log_that_is_refused_leaves_the_other_one_alone(tmp_path: Path) -> None:

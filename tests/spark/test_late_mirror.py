@@ -46,13 +46,14 @@ def landed_offsets(table: Path) -> list[int]:
 def test_a_queue_begins_where_its_master_says_whoever_is_asked_first(cluster: Cluster) -> None:
     """Goal: no offset is left out of a plan. Method: ask the late mirror first, then the master; then without the
     master, when the mirror that has most is believed; the queues are read by tasks each time, from mirrors."""
+    master = cluster.master
     for servers in ([cluster.nodes["n2"].client], cluster.servers):
         for facts in ask_nodes(servers, list(QUEUES)):
             assert (facts.begin, facts.next, facts.silent_master) == (0, QUEUES[facts.name], None)
     for queue, count in QUEUES.items():
         for read_from in ("master", "mirror", "n3"):
             assert offsets_read(cluster.servers, queue, read_from=read_from) == list(range(count))
-    cluster.master.kill()
+    master.kill()
     for queue, count in QUEUES.items():
         (facts,) = ask_nodes([cluster.nodes["n2"].client], [queue])
         assert (facts.begin, facts.next) == (0, count)
@@ -63,7 +64,8 @@ def test_a_queue_begins_where_its_master_says_whoever_is_asked_first(cluster: Cl
 def test_a_late_mirror_alone_plans_nothing_that_might_leave_records_out(cluster: Cluster) -> None:
     """Goal: a loud end where nobody can say what is gone. Method: only the late mirror runs; from the begin and from
     below its own it is refused by the name of the master; from its begin on it serves, or when loss is allowed."""
-    cluster.master.kill()
+    master = cluster.master
+    master.kill()
     cluster.nodes["n3"].kill()
     late = [cluster.nodes["n2"].client]
     begin = late_begin(cluster)
@@ -89,6 +91,7 @@ def test_a_landing_adds_every_record_once_beside_a_late_mirror(
 ) -> None:
     """Goal: the table is the queue. Method: land from the master, and the rest from mirrors; then let the late mirror
     be alone: the table is complete, and a new one gets nothing."""
+    master = cluster.master
     table = tmp_path / "table"
     landed = land(spark, cluster.servers, QUEUE, table)
     assert landed == LandResult(first=0, next=RECORDS, rows=RECORDS, table_version=0)
@@ -97,7 +100,7 @@ def test_a_landing_adds_every_record_once_beside_a_late_mirror(
     assert land(spark, cluster.servers, QUEUE, table, read_from="mirror").rows == 50
     assert landed_offsets(table) == list(range(RECORDS + 50))
     assert land(spark, cluster.servers, OLD_QUEUE, tmp_path / "old", read_from="mirror").rows == OLD_RECORDS
-    cluster.master.kill()
+    master.kill()
     cluster.nodes["n3"].kill()
     assert land(spark, cluster.servers, QUEUE, table, read_from="mirror").rows == 0
     for queue in QUEUES:

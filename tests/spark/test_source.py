@@ -126,10 +126,11 @@ def test_what_cannot_be_read_is_said_by_name(spark: SparkSession, servers: list[
 def test_a_mirror_serves_the_same_records_when_its_master_is_gone(spark: SparkSession, queue: str) -> None:
     """Goal: `read_from=mirror` needs no master. Two copies, publish, kill the master, read."""
     with Cluster(2, min_in_sync=2) as cluster:
+        master = cluster.master
         cluster.wait_in_sync()
         publish(cluster.servers, queue, [Record(b"%d" % number) for number in range(300)])
         cluster.wait_confirmed()
-        cluster.master.kill()
+        master.kill()
         frame = read(spark, cluster.servers, queue, read_from="mirror", minPartitions=2)
         assert [(row.offset, bytes(row.value)) for row in frame.orderBy("offset").collect()] == [
             (number, b"%d" % number) for number in range(300)

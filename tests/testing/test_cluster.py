@@ -98,10 +98,11 @@ def test_a_running_node_is_not_started_twice(shared: Cluster) -> None:
 def test_stop_is_clean_even_from_a_pause(tmp_path: Path) -> None:
     """Goal: SIGTERM reaches a paused node too, and its exit code is told. Method: pause, stop, stop again."""
     with Cluster(1, data_dir=tmp_path, **SMALL) as one:
-        one.master.pause()
-        assert one.master.stop() == 0
-        assert one.master.stop() == 0
-        assert not one.master.running
+        node = one.master
+        node.pause()
+        assert node.stop() == 0
+        assert node.stop() == 0
+        assert not node.running
 
 
 def test_a_node_that_cannot_start_says_why_and_nothing_stays() -> None:
@@ -146,6 +147,41 @@ def test_a_given_directory_stays_and_is_gone_on_with(tmp_path: Path) -> None:
     assert after.end > before.end
 
 
+def test_several_nodes_on_a_given_directory_find_each_other_again(tmp_path: Path) -> None:
+    """Goal: members look for each other at the addresses that they know. Method: a second cluster of three on the
+    directory of a first one: the same log, one of them masters it, in a later epoch, with all mirrors."""
+    with Cluster(3, data_dir=tmp_path, **SMALL) as first:
+        before = first.wait_confirmed()
+        servers = first.servers
+    with Cluster(3, data_dir=tmp_path, **SMALL) as second:
+        assert second.servers == servers
+        after = second.wait_in_sync()
+    assert after.log_id == before.log_id
+    assert after.epoch > before.epoch
+    assert after.begin <= before.end < after.end
+
+
+def test_the_master_is_who_masters_now(tmp_path: Path) -> None:
+    """Goal: tests that kill the master need not guess who is next. Method: kill it: `master` and `mirrors` tell of the
+    others, the dead one comes back as a mirror; with nobody running the wait fails at once."""
+    with Cluster(3, data_dir=tmp_path, **SMALL) as three:
+        three.wait_in_sync()
+        first = three.master
+        assert first.id == "n1"
+        first.kill()
+        second = three.master
+        assert second is not first
+        assert {node.id for node in three.mirrors} == {"n1", "n2", "n3"} - {second.id}
+        assert three.wait_master("main") == second.id
+        first.start()
+        three.wait_in_sync()
+        assert three.master is second
+        for node in three.nodes.values():
+            node.kill()
+        with pytest.raises(RequestTimeout, match="no node of the cluster runs"):
+            three.wait_master()
+
+
 def test_a_temporary_directory_goes_with_its_cluster() -> None:
     """Goal: nothing is left on disk. Method: look for the directory afterwards."""
     with Cluster(1, **SMALL) as one:
@@ -165,7 +201,7 @@ def test_a_kept_cluster_lives_on_until_it_is_closed(tmp_path: Path, temporary: b
         assert kept.master.data_dir.is_dir()
     finally:
         kept.close()
-    assert not kept.master.running
+    assert not kept.nodes["n1"].running
     assert kept.directory.is_dir()
     if temporary:
         shutil.rmtree(kept.directory)

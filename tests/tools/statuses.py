@@ -5,7 +5,19 @@ from typing import Any
 import msgspec
 
 from mirrorlog.tools.cluster_status import ClusterStatus, Unreachable
-from mirrorlog.wire.messages import GroupStatus, LogStatus, MirrorStatus, Position, QueueStatus, Status
+from mirrorlog.wire.messages import ClusterStatus as View
+from mirrorlog.wire.messages import (
+    DiskStatus,
+    GroupStatus,
+    LogStatus,
+    LossStatus,
+    MirrorStatus,
+    NodeStatus,
+    PlacedLog,
+    Position,
+    QueueStatus,
+    Status,
+)
 
 NOW_US = 1_795_261_291_850_475
 LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
@@ -117,3 +129,90 @@ MASTER_DOWN = cluster_status(
     ),
 )
 """n1 was master; n3 knows a higher confirmed offset than n2."""
+
+
+def member(number: int, *, name: str = "", **changes: Any) -> NodeStatus:
+    """The node n<number>, up and voting, with `changes`."""
+    node_id = name or f"n{number}"
+    usual = NodeStatus(
+        node_id=node_id,
+        member=number,
+        client=f"127.0.0.1:74{number}1",
+        replication=f"127.0.0.1:74{number}2",
+        life="up",
+        grpc=f"127.0.0.1:74{number}3",
+        start_id=f"{number}a036149-1648-44c7-aaf6-61d3217ffd9a",
+        kind="clean",
+    )
+    return msgspec.structs.replace(usual, **changes)
+
+
+def placed(name: str = "main", **changes: Any) -> PlacedLog:
+    """A log of three nodes, all in sync, that n1 masters, with `changes`."""
+    usual = PlacedLog(
+        log_id=LOG_ID,
+        name=name,
+        flush="memory",
+        replicas=["n1", "n2", "n3"],
+        master="n1",
+        epoch=3,
+        version=9,
+        in_sync=["n1", "n2", "n3"],
+        marked=[],
+        copies=3,
+        copies_wanted=2,
+    )
+    return msgspec.structs.replace(usual, **changes)
+
+
+def view(*logs: PlacedLog, nodes: tuple[NodeStatus, ...] = (), **changes: Any) -> View:
+    """What one node knows: n1 to n3, of which n2 coordinates, with `changes`."""
+    usual = View(
+        version=118,
+        incarnation=1,
+        coordinator="n2",
+        term=4,
+        elections=1,
+        registered=True,
+        nodes=list(nodes or (member(1), member(2), member(3))),
+        logs=list(logs),
+    )
+    return msgspec.structs.replace(usual, **changes)
+
+
+VIEW = view(
+    placed(in_sync=["n1", "n2"], marked=["n2"]),
+    placed(
+        "n4",
+        log_id="second",
+        replicas=["n4", "n1"],
+        master="",
+        in_sync=["n4"],
+        copies_wanted=1,
+        losses=[LossStatus(epoch=2, start=4_096), LossStatus(epoch=3, start=8_192, end=12_288, leapt=True)],
+    ),
+    nodes=(
+        member(1, draining=True),
+        member(2),
+        member(3, life="down", kind="died"),
+        member(4, life="unknown", start_id="", kind="", grpc="", votes=False),
+        member(5, name="w", witness=True, stopped=True, kind="lossy"),
+    ),
+)
+"""n1 drains, n3 is down, n4 learns and has not started, w is a witness that stopped; the coordinator, n2, waits for n4
+in the log that has no master."""
+
+WAITING = msgspec.structs.replace(
+    VIEW, logs=[VIEW.logs[0], msgspec.structs.replace(VIEW.logs[1], waits_for=["n4"])], version=117
+)
+
+PLACED = cluster_status(
+    msgspec.structs.replace(
+        node_status("n1", log_status()),
+        cluster=VIEW,
+        disk=DiskStatus(state="low", reason="", free_bytes=3 * 1024**3, size_bytes=100 * 1024**3),
+    ),
+    msgspec.structs.replace(node_status("n2", mirror_log()), cluster=WAITING),
+    unreachable=(N3_DOWN,),
+)
+"""The same in a cluster, whose coordinator knows a bit less than n1."""

@@ -3,9 +3,8 @@
 import pytest
 
 from mirrorlog.errors import BadInput, NoSuchLog, NoSuchQueue
-from mirrorlog.tools.cluster_status import ClusterStatus, assigned_roles, authorities, select
-from mirrorlog.wire.messages import QueueInfo
-from tests.tools.statuses import LOG_ID, MASTER_DOWN, N3_DOWN, OUTAGE, cluster_status, log_status, node_status
+from mirrorlog.tools.cluster_status import ClusterStatus, authorities, select
+from tests.tools.statuses import LOG_ID, MASTER_DOWN, N3_DOWN, OUTAGE, PLACED, cluster_status, log_status, node_status
 
 OTHER = log_status(log_id="other", name="second", role="master", mirrors=[], queues=[], groups=[])
 
@@ -74,12 +73,9 @@ def test_a_name_that_nobody_knows_is_an_error(filters: dict[str, str], error: ty
         select(OUTAGE, **filters)
 
 
-def test_roles_of_a_silent_node_are_told_by_the_others() -> None:
-    """Goal: the assignment is shown whole. Method: a dead mirror, known by its master; a dead master, by a queue."""
-    queue = QueueInfo(
-        name="flights", queue_id=1, log_id=LOG_ID, epoch=3, master="n1", mirrors=["n2", "n3"], begin=0, next=0
-    )
-    assert assigned_roles(OUTAGE, [], "n3") == {"main": "mirror"}
-    assert assigned_roles(MASTER_DOWN, [queue], "n1") == {"main": "master"}
-    assert assigned_roles(MASTER_DOWN, [], "n1") == {}
-    assert assigned_roles(OUTAGE, [], "n1") == {"main": "master"}
+def test_a_filter_holds_for_what_the_cluster_has_decided_too() -> None:
+    """Goal: one log's tables speak of that log. Method: a filter by log, and none."""
+    filtered = select(PLACED, log="main").nodes[0].cluster
+    assert filtered is not None
+    assert [log.name for log in filtered.logs] == ["main"]
+    assert select(PLACED) == PLACED

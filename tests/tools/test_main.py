@@ -14,6 +14,7 @@ RUNNER = CliRunner()
 COMMANDS = [
     *("offsets", "nodes", "queues", "groups", "declare", "publish", "consume", "find-offset"),
     *("tail", "dump", "verify", "recover"),
+    *("events", "drain", "rebalance", "promote", "forget-node", "recover-cluster"),
 ]
 
 

@@ -55,6 +55,7 @@ def test_the_table_has_every_kind(mqtool: Tool, cluster: Cluster) -> None:
     titles = [line for line in text.splitlines() if line.split() and line.split()[0].strip(",").isupper()]
     assert titles == [
         "LOGS of testing",
+        "MASTERS and in-sync sets, as the cluster has decided",
         "MIRRORS, as their master sees them",
         "LAG of mirrors behind their master",
         "QUEUES",

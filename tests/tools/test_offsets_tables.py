@@ -3,36 +3,14 @@
 import pytest
 from rich.console import RenderableType
 
-from mirrorlog.tools.nodes import NodeLine, nodes_view
+from mirrorlog.tools.nodes import nodes_of, nodes_view
 from mirrorlog.tools.offsets_tables import offsets_view
 from mirrorlog.tools.output import PAGE_COLUMNS, page
 from mirrorlog.tools.queues import queues_view
 from mirrorlog.wire.messages import QueueInfo
 from tests.tools.goldens import golden
-from tests.tools.statuses import LOG_ID, MASTER_DOWN, OUTAGE, cluster_status
+from tests.tools.statuses import LOG_ID, MASTER_DOWN, OUTAGE, PLACED, cluster_status
 
-NODES = [
-    NodeLine(
-        node_id="n1",
-        client="127.0.0.1:7401",
-        replication="127.0.0.1:7402",
-        grpc="127.0.0.1:7403",
-        roles={"main": "master"},
-        answers=True,
-        start_id="s",
-        error=None,
-    ),
-    NodeLine(
-        node_id="n2",
-        client="127.0.0.1:7411",
-        replication="127.0.0.1:7412",
-        grpc=None,
-        roles={},
-        answers=False,
-        start_id=None,
-        error="connection refused",
-    ),
-]
 QUEUES = [
     QueueInfo(
         name="flights",
@@ -55,7 +33,8 @@ QUEUES = [
         ("offsets_outage.txt", offsets_view(OUTAGE)),
         ("offsets_master_down.txt", offsets_view(MASTER_DOWN)),
         ("offsets_nobody.txt", offsets_view(cluster_status())),
-        ("nodes.txt", nodes_view(NODES)),
+        ("offsets_placed.txt", offsets_view(PLACED)),
+        ("nodes.txt", nodes_view(nodes_of(PLACED.nodes[1], PLACED))),
         ("queues.txt", queues_view(QUEUES, "n1")),
     ],
 )

@@ -47,6 +47,6 @@ def test_only_a_client_may_leave_the_cluster_open() -> None:
 
 def test_an_unknown_role_is_refused() -> None:
     """Greet as what nobody knows, with a very long name: the answer stays short."""
-    with pytest.raises(ProtocolError, match="is none of client, door, member, mirror, tool") as caught:
+    with pytest.raises(ProtocolError, match="is none of client, door, joiner, member, mirror, tool") as caught:
         check_hello(msgspec.structs.replace(HELLO, role="x" * 10_000), cluster_id="c")
     assert len(str(caught.value)) < 200

@@ -95,8 +95,9 @@ class Raft:
         self._timing, self._limits = timing or Timing(), limits or Limits()
         self._chance = chance
         # When a leader was heard last: for as long as an election takes nobody else is voted for.
-        self._heard_at = -inf
-        self._election_at = self._patience(now)
+        self._heard_at = self._contact_at = -inf
+        # Who is the only voter has nobody to wait for.
+        self._election_at = now if self.log.members.voters == (own,) else self._patience(now)
         self._votes: dict[int, bool] = {}
         # The leader's part.
         self._progress: dict[int, Progress] = {}
@@ -142,6 +143,16 @@ class Raft:
         if member == self.own:
             return self._stored_index
         return self._progress[member].matched if member in self._progress else 0
+
+    def contact_at(self, now: float) -> float:
+        """When this member heard a leader last, or, leading, a majority: of what was decided later it knows nothing.
+        Where nothing is decided without it, that is now."""
+        if self.own in self.members.voters and len(self.members.voters) <= 2:
+            return now
+        if self.role is not Role.LEADER:
+            return self._contact_at
+        heard = sorted((now if each == self.own else self.heard_at(each) for each in self.members.voters), reverse=True)
+        return heard[len(heard) // 2]
 
     def heard_at(self, member: int) -> float:
         """Leader: when a member answered last; minus infinity for one that is not in."""
@@ -300,6 +311,8 @@ class Raft:
         return True
 
     def _follow(self, term: int, leader: int, now: float) -> None:
+        if self.role is Role.LEADER:
+            self._contact_at = max(self._contact_at, self.contact_at(now))
         if term > self._term:
             self._term, self._vote = term, 0
         self.role, self.leader = Role.FOLLOWER, leader
@@ -563,7 +576,7 @@ class Raft:
 
     def _heard_leader(self, leader: int, now: float) -> None:
         assert self.role is not Role.LEADER, f"members {self.own} and {leader} both lead term {self._term}"
-        self.role, self.leader, self._heard_at = Role.FOLLOWER, leader, now
+        self.role, self.leader, self._heard_at, self._contact_at = Role.FOLLOWER, leader, now, now
         self._election_at = self._patience(now)
 
     def _append_from_leader(self, message: Append, now: float) -> None:

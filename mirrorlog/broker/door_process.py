@@ -1,0 +1,104 @@
+"""Starts and watches a door, a process of its own: one busy Python thread in the node would cost its loop 10 ms.
+
+The door ends by itself when the node does: it reads a pipe whose other end the node holds open. It says that it serves
+by a line on its standard output; its log lines go where the node's go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from mirrorlog.config import TlsSettings
+
+logger = logging.getLogger(__name__)
+
+_RESTART_S_MIN: Final = 0.5
+_RESTART_S_MAX: Final = 30.0
+_READY_TIMEOUT_S: Final = 30.0
+_STOP_TIMEOUT_S: Final = 5.0
+
+
+def tls_flags(tls: TlsSettings, mode: str) -> list[str]:
+    """What a door has to know of TLS. `mode`: of its own port."""
+    if tls.client == "off" and mode == "off":
+        return []
+    certificate, key, ca = tls.files
+    files = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--tls-ca", str(ca)]
+    return [*files, "--tls", mode, *(["--node-tls"] if tls.client != "off" else [])]
+
+
+class DoorProcess:
+    """A door of one node. It is started again, ever more slowly, when it dies.
+
+    `kind`: in log lines. `module`: what Python runs. `node`: the node's client address; `bind`: where the door serves;
+    `flags`: more of its command line.
+    """
+
+    def __init__(self, kind: str, *, module: str, node: str, bind: str, debug: bool, flags: Sequence[str] = ()) -> None:
+        self._kind = kind
+        self._command = [sys.executable, "-m", module, "--node", node, "--bind", bind, *flags]
+        if debug:
+            self._command.append("--debug")
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+
+    async def start(self) -> bool:
+        """Start it; True once it serves, False when it does not within 30 s (it is tried on)."""
+        self._task = asyncio.ensure_future(self._watch())
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                await self._ready.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """End it and wait until it is gone. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _watch(self) -> None:
+        pause_s = _RESTART_S_MIN
+        while True:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+                )
+            except OSError as error:  # no memory or no descriptor for it just now
+                logger.warning("%s_door_not_started reason=%r restart_s=%s", self._kind, str(error), pause_s)
+            else:
+                if await self._serving(self._process):
+                    pause_s = _RESTART_S_MIN
+                code = await self._process.wait()
+                logger.warning("%s_door_ended exit_code=%s restart_s=%s", self._kind, code, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RESTART_S_MAX)
+
+    async def _serving(self, process: asyncio.subprocess.Process) -> bool:
+        """Read its output to the end; whether it ever said that it serves."""
+        assert process.stdout is not None
+        served = False
+        while line := await process.stdout.readline():
+            if b"serving" in line:
+                served = True
+                self._ready.set()
+                logger.info("%s_door_serving pid=%s", self._kind, process.pid)
+        return served

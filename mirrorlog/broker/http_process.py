@@ -1,0 +1,14 @@
+"""The HTTP door of a node, started and watched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mirrorlog.broker.door_process import DoorProcess
+
+
+class HttpDoorProcess(DoorProcess):
+    """`/metrics` and `/health` of one node."""
+
+    def __init__(self, *, node: str, bind: str, debug: bool = False, flags: Sequence[str] = ()) -> None:
+        super().__init__("http", module="mirrorlog.doors.http_door", node=node, bind=bind, debug=debug, flags=flags)

@@ -1,0 +1,203 @@
+"""What a node serves: its ports, its logs and its helpers, whoever decides what each log is to it.
+
+Order at the end: publishes are refused and those that wait are given a moment, then the ports go, then the logs, each
+with the last confirmed offset told to its mirrors and written to its checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from mirrorlog import __version__
+from mirrorlog.broker.disk_limits import DiskReport, DiskSpace
+from mirrorlog.broker.disk_watch import DiskWatch, measure
+from mirrorlog.broker.door import NativeDoor
+from mirrorlog.broker.host import Helpers, Host, now_us
+from mirrorlog.broker.hosted import HostedLog
+from mirrorlog.broker.hosted_logs import HostedLogs
+from mirrorlog.broker.in_sync_keeper import Decides
+from mirrorlog.broker.operations import Operations
+from mirrorlog.broker.requests import ClusterView, Requests
+from mirrorlog.broker.status import disk_status, with_disk
+from mirrorlog.commitlog.directory import DataDirectory
+from mirrorlog.commitlog.files import OS_FILES, Files
+from mirrorlog.config import LogAssignment, Settings
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.ha.accept import AcceptSocketService
+from mirrorlog.ha.service import TICK_S, HAService
+from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX
+from mirrorlog.wire.listening import check_free
+from mirrorlog.wire.messages import Limits, Status, Welcome
+
+logger = logging.getLogger(__name__)
+
+_STOP_WAIT_S: Final = 2.0
+
+
+class Server:
+    """`view`: what the node knows of its cluster; `cluster`: what decides about it; `failed`: the node must end;
+    `files`: the disk; `measure`: how much space is on it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: DataDirectory,
+        *,
+        start_id: str,
+        view: ClusterView,
+        cluster: Decides,
+        failed: Callable[[MirrorlogError], None],
+        files: Files = OS_FILES,
+        measure: Callable[[Path], DiskSpace] = measure,
+        credentials: Credentials = OPEN,
+    ) -> None:
+        self._settings = settings
+        self._credentials = credentials
+        self._directory = directory
+        self._start_id = start_id
+        self._failed = failed
+        self._view = view
+        self.logs = HostedLogs()
+        self.helpers = Helpers()
+        self.operations: Operations | None = None
+        """What operators ask of the cluster; set before it listens."""
+        self._disk = DiskWatch(settings.node.data_dir, settings.log, helper=self.helpers.disk, measure=measure)
+        self._disk.on_measured.append(self._disk_measured)
+        self.ha = HAService(
+            AcceptSocketService(
+                welcome=self.welcome(PROTOCOL_VERSION_MAX),
+                limits=settings.limits,
+                helper=self.helpers.read,
+                credentials=credentials,
+            )
+        )
+        self._host = Host(settings, start_id, self.ha, self.helpers, failed, cluster, files, view.member, credentials)
+        self._door: NativeDoor | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Measure the disk. Raises PortTaken: then nothing was changed."""
+        for address in (self._settings.replication_bind, self._settings.client_bind):
+            await check_free(address)  # a start that fails later has begun a run for nothing
+        await self._disk.start()
+
+    async def listen(self) -> None:
+        """Serve members, mirrors and clients. Raises PortTaken."""
+        settings = self._settings
+        await self.ha.start(settings.replication_bind)
+        self._door = NativeDoor(
+            settings,
+            welcome=self.welcome,
+            logs=self.logs,
+            requests=Requests(settings, self.logs, self._view, self._status, self.operations),
+            push=self.ha.accept.push,
+            contact_at=self._view.contact_at,
+        )
+        await self._door.start(settings.client_bind, self._credentials.client)
+        self._ticker = asyncio.ensure_future(self._tick_for_ever())
+        self._ticker.add_done_callback(self._ticker_ended)
+
+    def refuse_publishes(self) -> None:
+        """The node is about to stop."""
+        self._stopping = True
+        for log in self.logs:
+            log.stop_publishing()
+
+    async def drain(self, *, hurry: Callable[[], bool]) -> None:
+        """Give publishes that wait for their copies a moment to be answered; none when there is no time."""
+        deadline = asyncio.get_running_loop().time() + _STOP_WAIT_S
+        while any(log.waiting for log in self.logs):
+            if asyncio.get_running_loop().time() >= deadline or hurry():
+                return
+            await asyncio.sleep(TICK_S)
+
+    async def stop(self) -> None:
+        """Close the ports, then the logs."""
+        if self._door is not None:
+            self._door.close()
+        await self.ha.stop()
+        await self._disk.stop()
+        for log in self.logs.everyone():
+            await log.close()
+
+    def shut_down(self) -> None:
+        """The last of all: no helper is needed any more."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self.helpers.shutdown()
+
+    # --- logs ---
+
+    async def open_log(self, assignment: LogAssignment, log_id: UUID) -> HostedLog:
+        """Open a log, or find out why it cannot be served: that is in its `error`. Raises MirrorlogError."""
+        log = HostedLog(assignment, log_id, self._host)
+        try:
+            await log.open(self._directory.log_directory(log_id))
+        finally:
+            self.logs.add(log)
+        if log.error is None and self._disk.report is not None:
+            log.disk_measured(self._disk.report)
+        if self._stopping:
+            log.stop_publishing()
+        return log
+
+    def _disk_measured(self, report: DiskReport) -> None:
+        for log in self.logs:
+            log.disk_measured(report)
+
+    # --- time ---
+
+    async def _tick_for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert self._door is not None
+        while True:
+            now = loop.time()
+            self.ha.tick(now)
+            self._door.tick(now)
+            for log in self.logs:
+                log.tick(now)
+            await asyncio.sleep(TICK_S)
+
+    def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:
+        """Without its clock a node answers no deadline: it must not live on and hang."""
+        if not ticker.cancelled() and (error := ticker.exception()) is not None:
+            logger.critical("ticker_failed", exc_info=error)
+            self._failed(MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
+
+    # --- facts ---
+
+    def welcome(self, version: int) -> Welcome:
+        """What is said to whoever connects."""
+        limits, cluster = self._settings.limits, self._settings.cluster
+        return Welcome(
+            version=version,
+            cluster_id=str(cluster.cluster_id),
+            cluster_name=cluster.name,
+            node_id=self._settings.node.id,
+            start_id=self._start_id,
+            limits=Limits(max_record_bytes=limits.max_record_bytes, max_batch_bytes=limits.max_batch_bytes),
+            software=f"mirrorlog {__version__}",
+        )
+
+    def _status(self) -> Status:
+        now, wall = asyncio.get_running_loop().time(), now_us()
+        cluster = self._settings.cluster
+        return Status(
+            cluster_id=str(cluster.cluster_id),
+            cluster_name=cluster.name,
+            node_id=self._settings.node.id,
+            start_id=self._start_id,
+            now_us=wall,
+            logs=with_disk([log.status(now, wall) for log in self.logs.everyone()], self._disk.report),
+            disk=disk_status(self._disk.report),
+            cluster=self._view.status(now),
+        )

@@ -1,0 +1,155 @@
+"""What this node knows of its cluster, for whoever asks it: members, logs, masters, and all of it as a status."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import Final, get_args
+from uuid import UUID
+
+from mirrorlog.broker.hosting import assignment_of
+from mirrorlog.cluster.advice import advice
+from mirrorlog.cluster.commands import AnyCommand, QueuesPlaced
+from mirrorlog.cluster.founding import member_of
+from mirrorlog.cluster.service import ClusterService
+from mirrorlog.cluster.state import ClusterState, LogFacts, NodeFacts, Outcome
+from mirrorlog.config import Flush, LogAssignment, Member
+from mirrorlog.errors import BadRequest, NotLeader
+from mirrorlog.wire.messages import ClusterStatus, LossStatus, NodeStatus, PlacedLog
+
+PLACE_S: Final = 8.0
+"""How long a log may be looked for, for a queue: a coordinator that hangs is noticed and replaced within that."""
+
+
+class View:
+    """`ClusterView` of a node whose cluster service is `service`, and the way to its decisions."""
+
+    def __init__(self) -> None:
+        self.service: ClusterService | None = None
+
+    async def decide_once(self, command: AnyCommand) -> Outcome:
+        """As `ClusterService.decide_once`."""
+        if self.service is None:
+            raise NotLeader("this node is in no cluster yet")
+        return await self.service.decide_once(command)
+
+    @property
+    def _known(self) -> ClusterState | None:
+        return self.service.state if self.service is not None else None
+
+    def member(self, node: str) -> Member | None:
+        """Where a node is reached."""
+        facts = self._known.nodes.get(node) if self._known is not None else None
+        return member_of(node, facts.addresses) if facts is not None else None
+
+    def members(self) -> Iterable[Member]:
+        """All but witnesses, which no client has any use for."""
+        nodes = self._known.nodes if self._known is not None else {}
+        return [member_of(node, facts.addresses) for node, facts in nodes.items() if not facts.witness]
+
+    def logs(self) -> Mapping[UUID, LogAssignment]:
+        """All logs there are, in the order of their numbers."""
+        logs = self._known.logs if self._known is not None else {}
+        by_number = sorted(logs.items(), key=lambda item: item[1].number)
+        return {UUID(log_id): assignment_of(facts) for log_id, facts in by_number}
+
+    def master(self, log_id: UUID) -> Member | None:
+        """Who writes a log, if anybody does."""
+        facts = self._known.logs.get(str(log_id)) if self._known is not None else None
+        return self.member(facts.master.node) if facts is not None and facts.master is not None else None
+
+    def contact_at(self, now: float) -> float:
+        """When this node was in touch with a majority of its cluster last (s, the loop's clock)."""
+        return self.service.driver.raft.contact_at(now) if self.service is not None else -inf
+
+    def version(self) -> int:
+        """Of the newest decision that is known here."""
+        return self._known.version if self._known is not None else 0
+
+    def placed(self, queue: str) -> UUID | None:
+        """The log that a queue is in, if it was ever declared."""
+        log_id = self._known.queues.get(queue) if self._known is not None else None
+        return UUID(log_id) if log_id is not None else None
+
+    async def place(self, queue: str, flush: object) -> UUID:
+        """Have a log decided for a new queue; see `requests.ClusterView`."""
+        if self.service is None:
+            raise NotLeader("this node is in no cluster yet; ask again")
+        log_id = home_for(self.service.state, flush)
+        # Asked for again if a coordinator hangs: it is decided once, whatever comes of the first.
+        outcome = await self.service.decide(QueuesPlaced(log_id=log_id, names=(queue,)), timeout_s=PLACE_S)
+        if outcome.refusal:
+            raise NotLeader(f"{outcome.refusal}; ask again")
+        return UUID(self.service.state.queues[queue])
+
+    def status(self, now: float) -> ClusterStatus | None:
+        """`now`: the loop's clock in s."""
+        service = self.service
+        if service is None:
+            return None
+        state, waits = service.state, service.waits
+        own = state.nodes.get(service.identity.node)
+        return ClusterStatus(
+            version=state.version,
+            incarnation=state.incarnation,
+            coordinator=service.leader,
+            term=service.driver.raft.term,
+            elections=service.elections,
+            registered=own is not None and own.start_id == service.identity.start_id,
+            nodes=[_node_status(node, facts, service) for node, facts in state.nodes.items()],
+            logs=[_placed(log_id, log, waits.get(log_id, ())) for log_id, log in state.logs.items()],
+            advice=advice(state),
+        )
+
+
+def home_for(state: ClusterState, flush: object) -> str:
+    """The log for a new queue: of those with that flush mode, and a master if any has one, the one with the fewest
+    queues; of equals the one with the lowest number. A mode that is none is for the registry to refuse."""
+    held = Counter(state.queues.values())
+    fitting = [log_id for log_id, log in state.logs.items() if flush not in get_args(Flush) or log.flush == flush]
+    if not fitting:
+        raise BadRequest(
+            f"no log of this cluster has flush = {flush!r}; add one that has to [[cluster.logs]] of every node"
+            if state.logs
+            else "this cluster has no log yet; ask again"
+        )
+    return min(fitting, key=lambda each: (state.logs[each].master is None, held[each], state.logs[each].number))
+
+
+def _node_status(node: str, facts: NodeFacts, service: ClusterService) -> NodeStatus:
+    addresses = facts.addresses
+    return NodeStatus(
+        node_id=node,
+        member=facts.member,
+        client=addresses.client,
+        replication=addresses.replication,
+        grpc=addresses.grpc,
+        http=addresses.http,
+        life=service.life(node).value,
+        start_id=facts.start_id,
+        kind=facts.kind.value if facts.start_id else "",
+        witness=facts.witness,
+        stopped=facts.stopped,
+        draining=facts.draining,
+        votes=facts.member not in service.driver.raft.members.learners,
+    )
+
+
+def _placed(log_id: str, log: LogFacts, waits_for: Iterable[str]) -> PlacedLog:
+    return PlacedLog(
+        log_id=log_id,
+        name=log.name,
+        flush=log.flush,
+        replicas=list(log.replicas),
+        master=log.master.node if log.master is not None else "",
+        epoch=log.epoch,
+        version=log.version,
+        in_sync=[node for node in log.replicas if node in log.in_sync],
+        marked=[node for node in log.replicas if node in log.marked],
+        copies=log.copies,
+        copies_wanted=log.copies_wanted,
+        losses=[LossStatus(epoch=loss.epoch, start=loss.start, end=loss.end, leapt=loss.leapt) for loss in log.losses],
+        waits_for=list(waits_for),
+        wished=log.wished,
+    )

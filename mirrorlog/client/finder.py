@@ -1,0 +1,148 @@
+"""Finder: finds queues and their masters among the nodes. Thin; `sightings` decides whom to believe.
+
+Who looks for a queue for the first time believes the first node that names its master. Who looks again has lost that
+master, or was refused by it, and a node that is behind would send him back: so all nodes are asked, at once, and the
+one that knows most is believed. Whatever is looked for while such a survey is under way is asked for in the next one,
+together: however many producers have lost their master, there is one question at a time to each node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final, Protocol
+
+from mirrorlog.client.asking import HEAD_START_S, Ask, Heard, ask_nodes
+from mirrorlog.client.sightings import Sighting, newest, settled, sightings_of
+from mirrorlog.errors import MirrorlogError, NoSuchQueue
+from mirrorlog.wire.messages import Metadata
+
+# For nodes that may know more than the one that has named a new master already.
+_SETTLED_S: Final = 0.01
+# For nodes that may know of a new master, when the others name the old one or none.
+_UNSETTLED_S: Final = 0.05
+# For nodes that may know a queue that the others have not heard of.
+_UNKNOWN_S: Final = 0.5
+
+AskNode = Callable[[str, list[str] | None], Coroutine[Any, Any, Metadata]]
+
+
+class Nodes(Protocol):
+    """What is known of the nodes: by whoever keeps the connections to them."""
+
+    def addresses(self) -> list[str]:
+        """All that are known, the best first."""
+
+    async def ask(self, address: str, queues: list[str] | None) -> Metadata:
+        """Raises MirrorlogError, ConnectionLost and RequestTimeout among them."""
+
+    def learn(self, answer: Metadata) -> None:
+        """Which nodes there are, by the one that knows most."""
+
+
+class Finder:
+    """Of one client."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        # What was believed of each queue last. It only says when others need not be waited for: what counts is what
+        # the nodes say now.
+        self._seen: dict[str, Sighting] = {}
+        self._wanted: set[str] = set()
+        self._survey: asyncio.Task[Heard[Metadata]] | None = None
+        self._next_survey: asyncio.Task[Heard[Metadata]] | None = None
+
+    async def metadata(self, queues: list[str] | None) -> Metadata:
+        """By the first node that answers and knows all the queues, else by the one that knows most of them.
+
+        Raises ConnectionLost, or what a node says that does answer.
+        """
+
+        def patience_s(answers: list[Metadata]) -> float:
+            return _UNKNOWN_S if answers[-1].missing else 0.0
+
+        heard = await self._in_turn(queues, patience_s)
+        return min(heard.answers, key=lambda answer: (len(answer.missing), -answer.version))
+
+    async def find(self, queue: str) -> Sighting:
+        """The queue as the node that knows most describes it. Raises NoSuchQueue or ConnectionLost."""
+        heard = await (self._surveyed(queue) if queue in self._seen else self._first_named(queue))
+        found = newest(sightings_of(queue, heard.answers))
+        if found is None:
+            raise NoSuchQueue(f"no queue {queue!r}; make it with: mqtool declare {queue}", queue=queue)
+        self._seen[queue] = found
+        return found
+
+    async def newer(self, than: Sighting) -> Sighting | None:
+        """The queue's new master, if a node knows of one that was named after `than`. Raises nothing of the nodes'."""
+        try:
+            heard = await self._surveyed(than.queue)
+        except MirrorlogError:
+            return None
+        found = newest(sightings_of(than.queue, heard.answers))
+        if found is None or not found.replaces(than):
+            return None
+        self._seen[than.queue] = found
+        return found
+
+    async def close(self) -> None:
+        """End what is under way; who waits gets CancelledError, unless he is told otherwise before."""
+        surveys = [survey for survey in (self._survey, self._next_survey) if survey is not None]
+        for survey in surveys:
+            survey.cancel()
+        await asyncio.gather(*surveys, return_exceptions=True)
+        self._survey = self._next_survey = None
+        self._wanted.clear()
+
+    # --- inside ---
+
+    async def _first_named(self, queue: str) -> Heard[Metadata]:
+        def patience_s(answers: list[Metadata]) -> float:
+            if settled(sightings_of(queue, answers), None):
+                return 0.0
+            return _UNSETTLED_S if sightings_of(queue, answers) else _UNKNOWN_S
+
+        return await self._in_turn([queue], patience_s)
+
+    async def _in_turn(
+        self, queues: list[str] | None, patience_s: Callable[[list[Metadata]], float]
+    ) -> Heard[Metadata]:
+        return self._learned(await ask_nodes(self._asks(queues), patience_s, head_start_s=HEAD_START_S))
+
+    async def _surveyed(self, queue: str) -> Heard[Metadata]:
+        self._wanted.add(queue)
+        if self._next_survey is None:
+            self._next_survey = asyncio.ensure_future(self._ask_all(self._survey))
+            self._next_survey.add_done_callback(_noted)
+        return await asyncio.shield(self._next_survey)
+
+    async def _ask_all(self, before: asyncio.Task[Heard[Metadata]] | None) -> Heard[Metadata]:
+        if before is not None:
+            await asyncio.wait({before})
+        queues, self._wanted = sorted(self._wanted), set()
+        self._survey, self._next_survey = self._next_survey, None
+        seen = {queue: self._seen.get(queue) for queue in queues}
+
+        def patience_s(answers: list[Metadata]) -> float:
+            sightings = {queue: sightings_of(queue, answers) for queue in queues}
+            if all(settled(sightings[queue], seen[queue]) for queue in queues):
+                return _SETTLED_S
+            return _UNSETTLED_S if all(sightings.values()) else _UNKNOWN_S
+
+        return self._learned(await ask_nodes(self._asks(queues), patience_s))
+
+    def _asks(self, queues: list[str] | None) -> list[Ask[Metadata]]:
+        return [partial(self._nodes.ask, address, queues) for address in self._nodes.addresses()]
+
+    def _learned(self, heard: Heard[Metadata]) -> Heard[Metadata]:
+        if not heard.answers:
+            raise heard.no_answer()
+        self._nodes.learn(max(heard.answers, key=lambda answer: answer.version))
+        return heard
+
+
+def _noted(survey: asyncio.Task[Heard[Metadata]]) -> None:
+    """Whoever asked may be gone; its failure is nobody's then."""
+    if not survey.cancelled():
+        survey.exception()

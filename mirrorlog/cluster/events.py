@@ -1,0 +1,231 @@
+"""What an entry of the cluster's log means to who watches the cluster. Pure: a step in, events out.
+
+An entry that was refused, or that changed nothing, is no event: nobody needs to be told that nothing happened. What a
+command says and what it does may differ (a node that joins twice, a set that shrinks by less), so events are made from
+the states before and after it; the command only names the kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from mirrorlog.cluster.commands import (
+    AnyCommand,
+    InSyncGrown,
+    InSyncShrunk,
+    LeapConfirmed,
+    LogMade,
+    LossEndFound,
+    MasterWished,
+    NodeDraining,
+    NodeForgotten,
+    NodeJoined,
+    NodeStarted,
+    NodeStopped,
+    Promoted,
+    ReplicaAdded,
+    ReplicaRemoved,
+)
+from mirrorlog.cluster.machine import Step
+from mirrorlog.cluster.state import ClusterState
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`kind`: a word for programs; `text`: for people; `node` and `log` (a name): whom it is about, empty for
+    nobody."""
+
+    kind: str
+    text: str
+    index: int = 0
+    node: str = ""
+    log: str = ""
+    details: Mapping[str, Any] = {}
+
+
+def events_of(step: Step) -> list[Event]:
+    """What an entry has changed, if it is something to tell."""
+    told = _TELLERS.get(type(step.command)) if step.command is not None else None
+    if told is None or step.outcome.refusal or step.after is step.before:
+        return []
+    return [msgspec.structs.replace(event, index=step.entry.index) for event in told(step, step.command)]
+
+
+# --- Nodes ----------------------------------------------------------------------------------------------------------
+
+
+def _joined(step: Step, command: NodeJoined) -> Iterator[Event]:
+    member = step.after.nodes[command.node].member
+    role = "a witness" if command.witness else "a node"
+    yield Event(
+        kind="node_joined",
+        text=f"node {command.node} joined as {role}, member {member}",
+        node=command.node,
+        details={"member": member, "witness": command.witness, "address": command.addresses.replication},
+    )
+
+
+def _started(step: Step, command: NodeStarted) -> Iterator[Event]:
+    facts = step.after.nodes[command.node]
+    yield Event(
+        kind="node_started",
+        text=f"node {command.node} started ({facts.kind.value}) as {command.start_id}",
+        node=command.node,
+        details={"start_id": command.start_id, "start_kind": facts.kind.value},
+    )
+    for log_id, log in step.after.logs.items():
+        before = step.before.logs[log_id]
+        if command.node in log.marked and command.node not in before.marked:
+            yield Event(
+                kind="copy_marked",
+                text=f"log {log.name}: the copy on {command.node} may have lost something, and is marked",
+                node=command.node,
+                log=log.name,
+            )
+        if log.recovering and not before.recovering:
+            yield Event(
+                kind="log_recovering",
+                text=f"log {log.name} is recovering: everybody who held everything may have lost something",
+                log=log.name,
+                details={"marked": sorted(log.marked)},
+            )
+
+
+def _stopped(step: Step, command: NodeStopped) -> Iterator[Event]:
+    yield Event(kind="node_stopped", text=f"node {command.node} stopped", node=command.node)
+
+
+def _draining(step: Step, command: NodeDraining) -> Iterator[Event]:
+    kind, does = ("node_draining", "drains") if command.draining else ("node_undrained", "drains no more")
+    yield Event(kind=kind, text=f"node {command.node} {does}", node=command.node)
+
+
+def _forgotten(step: Step, command: NodeForgotten) -> Iterator[Event]:
+    member = step.before.nodes[command.node].member
+    yield Event(
+        kind="node_left",
+        text=f"node {command.node}, member {member}, was forgotten",
+        node=command.node,
+        details={"member": member},
+    )
+
+
+# --- Logs -----------------------------------------------------------------------------------------------------------
+
+
+def _made(step: Step, command: LogMade) -> Iterator[Event]:
+    nodes = ", ".join(command.replicas)
+    yield Event(
+        kind="log_made",
+        text=f"log {command.name}, number {command.number}, was made on {nodes}",
+        log=command.name,
+        details={"log_id": command.log_id, "number": command.number, "replicas": list(command.replicas)},
+    )
+
+
+def _replica_added(step: Step, command: ReplicaAdded) -> Iterator[Event]:
+    name = _name(step.after, command.log_id)
+    yield Event(kind="replica_added", text=f"log {name} gets a copy on {command.node}", node=command.node, log=name)
+
+
+def _replica_removed(step: Step, command: ReplicaRemoved) -> Iterator[Event]:
+    name = _name(step.after, command.log_id)
+    yield Event(
+        kind="replica_removed", text=f"log {name} has no copy on {command.node} any more", node=command.node, log=name
+    )
+
+
+def _promoted(step: Step, command: Promoted) -> Iterator[Event]:
+    before, after = step.before.logs[command.log_id], step.after.logs[command.log_id]
+    was = before.master.node if before.master is not None else ""
+    node, epoch = command.holder.node, command.epoch
+    how = "unclean" if command.unclean else "clean"
+    came = f" after {was}" if was and was != node else ""
+    yield Event(
+        kind="promoted",
+        text=f"log {after.name}: {node} is master{came}, epoch {epoch}, {how}",
+        node=node,
+        log=after.name,
+        details={"from": was, "to": node, "epoch": epoch, "clean": not command.unclean},
+    )
+    if command.lost_from is not None:
+        yield Event(
+            kind="loss_declared",
+            text=f"log {after.name}: confirmed records may be lost from log offset {command.lost_from} on",
+            node=node,
+            log=after.name,
+            details={"epoch": epoch, "start": command.lost_from},
+        )
+
+
+def _wished(step: Step, command: MasterWished) -> Iterator[Event]:
+    name, wished = _name(step.after, command.log_id), step.after.logs[command.log_id].wished
+    text = f"log {name} shall be handed over to {wished}" if wished else f"log {name} stays where it is"
+    yield Event(kind="master_wished", text=text, node=wished, log=name)
+
+
+def _shrunk(step: Step, command: InSyncShrunk) -> Iterator[Event]:
+    before, after = step.before.logs[command.log_id], step.after.logs[command.log_id]
+    for node in before.in_sync:
+        if node not in after.in_sync:
+            facts = step.after.nodes.get(node)
+            reason = "marked" if node in before.marked else "stopped" if facts and facts.stopped else "gone or behind"
+            yield Event(
+                kind="in_sync_shrunk",
+                text=f"log {after.name}: {node} is not in sync any more ({reason}); {len(after.in_sync)} are",
+                node=node,
+                log=after.name,
+                details={"reason": reason, "in_sync": sorted(after.in_sync)},
+            )
+
+
+def _grown(step: Step, command: InSyncGrown) -> Iterator[Event]:
+    log = step.after.logs[command.log_id]
+    yield Event(
+        kind="in_sync_grown",
+        text=f"log {log.name}: {command.holder.node} is in sync; {len(log.in_sync)} of {len(log.replicas)} are",
+        node=command.holder.node,
+        log=log.name,
+        details={"in_sync": sorted(log.in_sync)},
+    )
+
+
+def _leap_confirmed(step: Step, command: LeapConfirmed) -> Iterator[Event]:
+    name = _name(step.after, command.log_id)
+    yield Event(kind="leap_confirmed", text=f"log {name}: the queue offsets are past what was lost", log=name)
+
+
+def _loss_end_found(step: Step, command: LossEndFound) -> Iterator[Event]:
+    log = step.after.logs[command.log_id]
+    for loss in log.losses:
+        if loss.epoch == command.epoch:
+            yield Event(
+                kind="loss_end_found",
+                text=f"log {log.name}: what was lost when epoch {loss.epoch} began is {loss.start}..{loss.end}",
+                log=log.name,
+                details={"epoch": loss.epoch, "start": loss.start, "end": loss.end},
+            )
+
+
+def _name(state: ClusterState, log_id: str) -> str:
+    return state.logs[log_id].name
+
+
+_TELLERS: Final[Mapping[type[AnyCommand], Callable[[Step, Any], Iterator[Event]]]] = {
+    NodeJoined: _joined,
+    NodeStarted: _started,
+    NodeStopped: _stopped,
+    NodeDraining: _draining,
+    NodeForgotten: _forgotten,
+    LogMade: _made,
+    ReplicaAdded: _replica_added,
+    ReplicaRemoved: _replica_removed,
+    Promoted: _promoted,
+    MasterWished: _wished,
+    InSyncShrunk: _shrunk,
+    InSyncGrown: _grown,
+    LeapConfirmed: _leap_confirmed,
+    LossEndFound: _loss_end_found,
+}

@@ -1,0 +1,154 @@
+"""The HTTP server of a door: uvicorn with limits of ours, whose signals and whose first line are the door's.
+
+uvicorn bounds the head of a request and how long a connection may be idle between two. Not how many connections there
+are, nor how long a request may take to come in or an answer to be taken; a few lines here do, by one timer for each
+connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mirrorlog.config import split_address
+from mirrorlog.doors.door_tls import NO_TLS, DoorTls
+from mirrorlog.errors import PortTaken
+from mirrorlog.wire.tls import server_context
+
+STOP_GRACE_S: Final = 3
+_BACKLOG: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """`head_bytes_max`: of a request's first line and headers. `idle_s_max`: between an answer and the next request.
+
+    `exchange_s_max`: from a connection's begin, or its last answer, to the end of the next one; the node has 2 s of it.
+    """
+
+    connections_max: int = 128
+    head_bytes_max: int = 16 * 1024
+    idle_s_max: int = 5
+    exchange_s_max: float = 15.0
+
+
+class HttpServer(uvicorn.Server):
+    """Serves `app` until `should_exit` is set; `started` is called when it does. Raises ConfigError."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        started: Callable[[], None],
+        limits: HttpLimits = HttpLimits(),
+        *,
+        tls: DoorTls = NO_TLS,
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=limits.idle_s_max,
+            timeout_graceful_shutdown=STOP_GRACE_S,
+            h11_max_incomplete_event_size=limits.head_bytes_max,
+            **_tls_options(tls),
+        )
+        # It takes whatever makes a protocol, and says that it wants a class.
+        config.http = partial(_Connection, limits=limits)  # type: ignore[assignment]
+        super().__init__(config)
+        self._tell_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._tell_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: they are the door's."""
+        yield
+
+
+def _tls_options(tls: DoorTls) -> dict[str, Any]:
+    """uvicorn's. Raises ConfigError."""
+    if tls.mode == "off":
+        return {}
+    certificate, key, ca = tls.files
+    mutual = tls.mode == "mutual"
+    server_context(certificate=certificate, key=key, ca=ca)  # says which file is wrong
+    return {
+        "ssl_certfile": str(certificate),
+        "ssl_keyfile": str(key),
+        "ssl_ca_certs": str(ca) if mutual else None,
+        "ssl_cert_reqs": ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE,
+    }
+
+
+class _Connection(H11Protocol):
+    """One connection. Whoever sends or takes too slowly is cut off."""
+
+    def __init__(self, *args: Any, limits: HttpLimits, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._limits = limits
+        self._overdue: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_exchange()
+        if len(self.connections) > self._limits.connections_max:
+            transport.write(_refusal(self._limits.connections_max))
+            transport.close()
+
+    def on_response_complete(self) -> None:
+        # The answer may still wait to be taken: the time of the next exchange bounds that as well.
+        self._begin_exchange()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+        super().connection_lost(exc)
+
+    def _begin_exchange(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+        self._overdue = self.loop.call_later(self._limits.exchange_s_max, self.transport.abort)
+
+
+def _refusal(connections_max: int) -> bytes:
+    reason = b'{"error":"%d connections are open; close some"}' % connections_max
+    head = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return b"%sContent-Length: %d\r\n\r\n%s" % (head, len(reason), reason)
+
+
+def bind_socket(address: str) -> socket.socket:
+    """A listening socket on `host:port`. Raises ConfigError or PortTaken."""
+    host, port = split_address(address)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise PortTaken(
+            f"{address} cannot be bound: {error.strerror or error}; choose another address with --bind, or end what "
+            "listens there"
+        ) from None
+
+
+def address_of(listening: socket.socket, bind: str) -> str:
+    """The address with the port that the kernel chose for 0."""
+    name: Any = listening.getsockname()
+    return f"{bind.rpartition(':')[0]}:{name[1]}"

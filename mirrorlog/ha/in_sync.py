@@ -1,0 +1,187 @@
+"""Who is in sync with a log, as its master knows it, and what the master asks the cluster to change in it.
+
+The set is the cluster's: it is changed by commands that name the version which they saw, and the master learns it from
+there (invariant 5). Between a command and what is known of it lies every danger: the cluster may have let a copy in,
+and may promote it, before its master knows. So whoever is proposed is waited for from that step on, until the outcome
+has been read. When it cannot be read, because the command may still be under way, it is waited for until a higher
+version is known: then the command can never be applied any more. An empty shrink, which changes the version and nothing
+else, brings that about.
+
+Rejected: to propose the same growth again instead; it would let in a copy that has gone meanwhile.
+
+Pure: what is known and `now` in, a wish out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+RETRY_S: Final = 1.0
+"""After a wish that was refused, or of which nothing was heard, nothing is wished for that long, counted from when it
+was handed out, unless the set has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class InSyncSet:
+    """What the cluster has decided about one log.
+
+    `version`: the log's, raised by every change of it. `replicas`: nodes that hold copies, the home first. `members`:
+    by node, the run (start id) in which it is in sync; the master is always one. `marked`: members that may have lost
+    something. `copies_wanted`: whole members without which nothing is confirmed. `starts`: by node, the run that the
+    cluster knows of it now; it changes without a new version for a node that is no member.
+    """
+
+    version: int
+    replicas: tuple[str, ...]
+    members: Mapping[str, str]
+    marked: frozenset[str]
+    copies_wanted: int
+    starts: Mapping[str, str]
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """Members that lost nothing: they may be promoted."""
+        return tuple(node for node in self.replicas if node in self.members and node not in self.marked)
+
+    def may_leave(self, nodes: Collection[str], *, own: str) -> tuple[str, ...]:
+        """Who of `nodes` the cluster would let go together: never the master `own`, and `copies_wanted` stay.
+
+        A marked member fills no place of a whole one: while the whole ones are too few none of them leaves. Marked ones
+        leave as far as the others are enough to hold the confirmed offset still.
+        """
+        leaving = [node for node in self.replicas if node in self.members and node in nodes and node != own]
+        marked = [node for node in leaving if node in self.marked]
+        spare = len(self.whole) - self.copies_wanted
+        if spare > 0:
+            return (*marked, *[node for node in leaving if node not in self.marked][:spare])
+        return tuple(marked[: max(0, len(self.members) - self.copies_wanted)])
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Let `node` in, in its run `start_id`. For a log that is still as it was at `version`."""
+
+    node: str
+    start_id: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink:
+    """Let `nodes` go. With none it changes nothing but the version, and every command that saw the old one is void."""
+
+    nodes: tuple[str, ...]
+    version: int
+
+
+Wish = Grow | Shrink
+
+
+class LagClocks:
+    """Since when each member has been behind.
+
+    A member has caught up as of a moment when it holds everything up to where the log ended then, whenever it says so:
+    one that follows a busy log by a steady second is never behind by more than that, and one that holds everything is
+    not behind at all, however long nothing is published. Looked at from time to time, never per ack: at each look one
+    end is kept per member, to be reached.
+
+    A look after a long pause starts anew: whoever looks was stopped, and what was said meanwhile is still to be read.
+    """
+
+    def __init__(self, lag_s: float) -> None:
+        self._lag_s = lag_s
+        self._looked_at = -math.inf
+        self._clocks: dict[str, tuple[float, int, float]] = {}
+
+    def behind(self, now: float, *, end: int, reached: Mapping[str, int | None]) -> list[str]:
+        """Who has not caught up for `lag_s`. `end`: the log's; `reached`: how far each member is, None for one whose
+        acks do not count, or that is away. A member's clock starts when it is first looked at."""
+        if now - self._looked_at > self._lag_s / 2:
+            self._clocks = {}
+        self._looked_at = now
+        clocks = {}
+        for node, offset in reached.items():
+            caught_up_at, target, target_at = self._clocks.get(node, (now, end, now))
+            if offset is not None and offset >= target:
+                caught_up_at = now if offset >= end else target_at
+                target, target_at = end, now
+            clocks[node] = (caught_up_at, target, target_at)
+        self._clocks = clocks
+        return [node for node, clock in clocks.items() if now - clock[0] >= self._lag_s]
+
+    def restart(self, node: str) -> None:
+        """It was let in, perhaps; it is not behind from a time at which it was marked."""
+        self._clocks.pop(node, None)
+
+
+class Wishes:
+    """One wish under way at a time, and whom it adds to those who are waited for."""
+
+    def __init__(self, own: str) -> None:
+        self.proposed: Grow | None = None
+        """Waited for like a member: the cluster may have let it in."""
+        self._own = own
+        self._under_way: Wish | None = None
+        self._asked_at = 0.0
+        self._resting: tuple[int, float] = (-1, 0.0)
+        self._refused = ""
+
+    def next(
+        self, now: float, in_sync: InSyncSet, *, behind: Collection[str], ready: Sequence[tuple[str, str]]
+    ) -> Wish | None:
+        """What to ask for. `behind`: members that should leave; `ready`: (node, run) of copies that may be let in."""
+        version, rests_until = self._resting
+        if self._under_way is not None or (in_sync.version == version and now < rests_until):
+            return None
+        wish = self._chosen(in_sync, behind, ready)
+        if wish is None:
+            return None
+        self._under_way, self._asked_at = wish, now
+        if isinstance(wish, Grow):
+            self.proposed = wish
+        return wish
+
+    def _chosen(self, in_sync: InSyncSet, behind: Collection[str], ready: Sequence[tuple[str, str]]) -> Wish | None:
+        if self.proposed is not None:
+            return Shrink((), in_sync.version)
+        if leaving := in_sync.may_leave(behind, own=self._own):
+            return Shrink(leaving, in_sync.version)
+        if ready:
+            # One that was refused, for a reason that is not known here yet, does not keep the others out.
+            node, start_id = min(ready, key=lambda each: each[0] == self._refused)
+            return Grow(node, start_id, in_sync.version)
+        return None
+
+    def learned(self, version: int) -> Grow | None:
+        """The set is known at `version`: the proposal that is settled by it, in whichever way."""
+        if self.proposed is None or self.proposed.version >= version:
+            return None
+        settled, self.proposed = self.proposed, None
+        return settled
+
+    def ended(self, wish: Wish, *, refused: bool) -> Grow | None:
+        """The outcome was read, and what it made of the set was learned before: the proposal that came to nothing."""
+        if wish != self._under_way:
+            return None
+        self._under_way = None
+        if refused or isinstance(wish, Shrink):
+            self._rest(wish)
+        if not refused or not isinstance(wish, Grow) or wish != self.proposed:
+            return None
+        self._refused = wish.node
+        self.proposed = None
+        return wish
+
+    def unknown(self, wish: Wish) -> None:
+        """Nobody can say what came of it, or will."""
+        if wish != self._under_way:
+            return
+        self._under_way = None
+        if isinstance(wish, Shrink):
+            self._rest(wish)  # who is proposed holds the confirmed offset: that wish is made void at once
+
+    def _rest(self, wish: Wish) -> None:
+        self._resting = (wish.version, self._asked_at + RETRY_S)

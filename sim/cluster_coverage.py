@@ -1,0 +1,100 @@
+"""What a run came through, by what its nodes log: counts of events, and of the branches that hardly ever happen."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from sim.trace import Note
+
+_FACT: Final = re.compile(r"(\w+)=(\"[^\"]*\"|'[^']*'|\S+)")
+
+BRANCHES: Final[Mapping[str, str]] = {
+    "a log is handed over": "handed_over",
+    "a log is recovering": "log_recovering",
+    "a copy is gone": "copy_gone",
+    "a copy begins anew": "copy_began_anew",
+    "a history is cut": "log_truncated",
+    "a torn tail is cut": "torn_tail_cut",
+    "a log is refused": "log_unavailable",
+    "a copy lost something": "log_lossy",
+    "a wish of unknown outcome": "in_sync_unknown",
+    "an election is asked for": "election_asked",
+    "a fence fails": "fence_failed",
+    "a disk was set back": "disk_set_back",
+    "a disk failed": "disk_failed",
+    "a duty waits": "duty_waits",
+    "a segment is sealed": "segment_sealed",
+    "a node is let in": "let_in",
+    "a mirror waits for space": "mirror_waits_for_space",
+}
+"""By the first word of a log line."""
+OWN: Final = (
+    "the coordinator is hit while a log has no master",
+    "a set grows",
+    "a set shrinks",
+    "a set is not changed as wished",
+    "a start that lost something",
+    "queue offsets leap",
+    "a loss is declared",
+    "a retry is answered as a duplicate",
+    "a reader is sent over a gap",
+    "a record is refused",
+    "a record of unknown outcome",
+)
+"""Counted by who sees them: `Observer`, `cluster_run`."""
+
+
+class Observer:
+    """Watches a trace. `opened`: by (log, epoch), which runs opened it; `master`: by log, the node that opened the last
+    epoch; `coordinator`: the node that coordinated last; `counts`: log lines by their first word, and rare branches."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.opened: dict[tuple[str, int], set[str]] = {}
+        self.master: dict[str, str] = {}
+        self.coordinator = ""
+        self.without_master: set[str] = set()
+        self._epochs: dict[str, int] = {}
+        self._term = 0
+
+    def __call__(self, note: Note) -> None:
+        _, who, what, facts = note
+        if what != "%s":
+            return
+        text = str(facts[0])
+        word = text.partition(" ")[0]
+        self.counts[word] += 1
+        if (look := getattr(self, f"_{word}", None)) is not None:
+            look(who, dict(_FACT.findall(text)))
+
+    def branches(self) -> Counter[str]:
+        """Every rare branch, those that were not come through with 0."""
+        found = {branch: self.counts[word] for branch, word in BRANCHES.items()}
+        return Counter({**found, **{branch: self.counts[branch] for branch in OWN}})
+
+    def _epoch_opened(self, who: str, facts: Mapping[str, str]) -> None:
+        log, epoch = facts["log"], int(facts["epoch"])
+        self.opened.setdefault((log, epoch), set()).add(who)
+        self.without_master.discard(log)
+        if epoch > self._epochs.get(log, 0):
+            self._epochs[log], self.master[log] = epoch, who.partition("#")[0]
+
+    def _fenced(self, who: str, facts: Mapping[str, str]) -> None:
+        self.without_master.add(facts["log"])
+
+    def _coordinating(self, who: str, facts: Mapping[str, str]) -> None:
+        if (term := int(facts["term"])) > self._term:
+            self._term, self.coordinator = term, facts["node"]
+
+    def _in_sync_asked(self, who: str, facts: Mapping[str, str]) -> None:
+        if facts["refusal"] != "''":
+            self.counts["a set is not changed as wished"] += 1
+        else:
+            self.counts["a set grows" if facts["wish"].startswith("Grow") else "a set shrinks"] += 1
+
+    def _registered(self, who: str, facts: Mapping[str, str]) -> None:
+        if facts["kind"] == "lossy":
+            self.counts["a start that lost something"] += 1

@@ -1,0 +1,226 @@
+"""A plan of faults for one cluster, drawn from one seed, as data: it can be printed, saved, replayed and shrunk.
+
+Every event undoes itself after a time of its own (a node that is killed is started again, a cut is mended), so any of
+them can be left out and the others still make sense. Who is hit is named by a node, or by a part that some node plays
+when the event comes: `@master`, `@mirror`, `@coordinator`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from typing import Any, Final, Self
+
+NAMES: Final = "abcdefg"
+"""Of the nodes, in the order in which they are founded or join."""
+CLIENTS: Final = ("writers", "readers")
+"""Machines that the clients run on."""
+DAMAGING: Final = frozenset({"power", "blackout", "fsync", "flip", "blank"})
+"""After these a disk may hold less than it had acknowledged."""
+
+Argument = str | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`at_s`: since the beginning; `fault`: a method of `cluster_faults.Faults`; `args`: what it is given."""
+
+    at_s: float
+    fault: str
+    args: tuple[Argument, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.at_s:7.3f} {self.fault} {' '.join(map(str, self.args))}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`nodes`: that found the cluster; `logs`: the flush mode of each log; `copies`: of each; `min_in_sync`: 0 for the
+    default; `unit_bytes`, `ordered_names`, `forgets`: what kind of disks, see `sim.disk.DiskModel`."""
+
+    seed: str
+    kind: str
+    nodes: int
+    copies: int
+    min_in_sync: int
+    logs: tuple[str, ...]
+    seconds: float
+    unit_bytes: int
+    ordered_names: bool
+    forgets: bool
+    events: tuple[Event, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return list(NAMES[: self.nodes])
+
+    @property
+    def log_names(self) -> list[str]:
+        return ["main", *(f"log{number}" for number in range(1, len(self.logs)))]
+
+    @property
+    def copies_wanted(self) -> int:
+        """Of each log, whole in-sync copies without which nothing is confirmed."""
+        return self.min_in_sync or (1 if self.copies <= 2 else self.copies // 2 + 1)
+
+    def with_events(self, events: tuple[Event, ...]) -> Plan:
+        """The same with other events."""
+        return replace(self, events=events)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises ValueError, KeyError or TypeError for what is no plan."""
+        facts: dict[str, Any] = json.loads(text)
+        events = tuple(Event(each["at_s"], each["fault"], tuple(each["args"])) for each in facts.pop("events"))
+        return cls(**{**facts, "logs": tuple(facts["logs"])}, events=events)
+
+    def __str__(self) -> str:
+        disks = f"{self.unit_bytes} bytes at a time"
+        head = (
+            f"seed {self.seed} ({self.kind}): {self.nodes} nodes, {self.copies} copies, min_in_sync "
+            f"{self.min_in_sync or 'default'}, logs {', '.join(self.logs)}; disks: {disks}, names "
+            f"{'in order' if self.ordered_names else 'in any order'}{', forgetful' if self.forgets else ''}"
+        )
+        return "\n".join([head, *(f"  {event}" for event in self.events)])
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a storm is made of: `count` faults over `seconds`, drawn by weight."""
+
+    faults: Mapping[str, int]
+    seconds: float = 4.0
+    count: int = 24
+    nodes: tuple[int, ...] = (1, 2, 3, 3, 3, 3, 3, 3, 4, 5, 7)
+
+
+_PROCESSES: Final = {"kill": 4, "pause": 3, "stop": 1}
+_NETWORK: Final = {"cut": 2, "cut_one_way": 2, "isolate": 3, "split": 1, "reset": 2, "weather": 2, "lengthen": 1}
+_DISKS: Final = {"slow": 2, "full": 1, "fsync": 1, "flip": 1}
+_MACHINES: Final = {"power": 3, "blackout": 1, "clock": 1}
+_OPERATORS: Final = {"drain": 1, "join": 1, "leave": 1, "rebalance": 1}
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "anything": Kind({**_PROCESSES, **_NETWORK, **_DISKS, **_MACHINES, **_OPERATORS, "blank": 1}),
+    "network": Kind({**_NETWORK, "kill": 1, "pause": 1}),
+    "falling masters": Kind({"kill": 5, "pause": 3, "isolate": 2, "reset": 1}, nodes=(3, 3, 5)),
+    "power": Kind({"power": 5, "blackout": 2, "kill": 2, "slow": 1, "cut": 1}),
+    "disks": Kind({**_DISKS, "power": 1, "kill": 2, "blank": 1}),
+    "operators": Kind({**_OPERATORS, "kill": 2, "pause": 1, "blank": 1, "isolate": 1}, nodes=(1, 2, 3, 3, 5)),
+}
+
+
+def draw(seed: int | str, *, kind: str | None = None) -> Plan:
+    """The plan of a seed; of that kind, or of one that the seed draws."""
+    random = Random(f"plan {seed}")
+    drawn = random.choice(list(KINDS))
+    name = kind or drawn
+    chosen = KINDS[name]
+    nodes = random.choice(chosen.nodes)
+    copies = min(nodes, random.choice((2, 3, 3, 3, 5)))
+    choice = _Draw(random, NAMES[:nodes])
+    names = [fault for fault, weight in chosen.faults.items() for _ in range(weight)]
+    drawn_events = [choice.event(random.choice(names), chosen.seconds) for _ in range(chosen.count)]
+    return Plan(
+        seed=str(seed),
+        kind=name,
+        nodes=nodes,
+        copies=copies,
+        min_in_sync=random.choice((0, 0, 0, 0, 1, min(2, copies))),
+        logs=random.choice((("memory",), ("memory",), ("disk",), ("memory", "disk"))),
+        seconds=chosen.seconds,
+        unit_bytes=random.choice((512, 4096)),
+        ordered_names=random.random() < 0.7,
+        forgets=random.random() < 0.3,
+        events=tuple(sorted(drawn_events, key=lambda event: event.at_s)),
+    )
+
+
+class _Draw:
+    """What each fault is given."""
+
+    def __init__(self, random: Random, names: str) -> None:
+        self._random = random
+        self._names = names
+        # So that it is never the last good copy that is damaged by hand.
+        self._victim = random.choice(names)
+
+    def event(self, fault: str, seconds: float) -> Event:
+        args: Callable[[], tuple[Argument, ...]] = getattr(self, f"_{fault}")
+        return Event(round(self._random.random() * seconds, 3), fault, args())
+
+    def _node(self) -> str:
+        if self._random.random() < 0.5:
+            return self._random.choice(self._names)
+        return self._random.choice(("@master", "@master", "@coordinator", "@mirror"))
+
+    def _for_s(self) -> float:
+        """Short ones hit the middle of something, long ones let it end."""
+        return round(self._random.choice((0.01, 0.1, 0.3, 0.7, 1.5)) * (0.5 + self._random.random()), 3)
+
+    def _kill(self) -> tuple[Argument, ...]:
+        return self._node(), self._for_s()
+
+    _pause = _power = _stop = _drain = _kill
+
+    def _blackout(self) -> tuple[Argument, ...]:
+        """How long each machine is without power at most."""
+        return (self._for_s(),)
+
+    def _clock(self) -> tuple[Argument, ...]:
+        return self._node(), self._random.choice((-3600.0, -5.0, 5.0, 86_400.0))
+
+    def _cut(self) -> tuple[Argument, ...]:
+        return self._node(), self._random.choice((*self._names, *CLIENTS)), self._for_s()
+
+    _cut_one_way = _cut
+
+    def _isolate(self) -> tuple[Argument, ...]:
+        return self._node(), self._random.choice(("nodes", "all")), self._for_s()
+
+    def _split(self) -> tuple[Argument, ...]:
+        some = self._random.sample(self._names, self._random.randrange(len(self._names) + 1))
+        return "".join(sorted(some)), self._for_s()
+
+    def _reset(self) -> tuple[Argument, ...]:
+        return self._node(), self._random.choice((*self._names, *CLIENTS))
+
+    def _weather(self) -> tuple[Argument, ...]:
+        delay_s, hiccups = self._random.choice((0.002, 0.02, 0.1)), self._random.choice((0.0, 0.05, 0.3))
+        return delay_s, hiccups, self._for_s()
+
+    def _lengthen(self) -> tuple[Argument, ...]:
+        return self._node(), self._random.choice(self._names), self._random.choice((0.05, 0.2)), self._for_s()
+
+    def _slow(self) -> tuple[Argument, ...]:
+        return self._node(), self._random.choice((0.1, 0.5)), self._for_s()
+
+    def _full(self) -> tuple[Argument, ...]:
+        """The bytes that are left."""
+        return self._node(), self._random.choice((0, 100_000, 600_000)), self._for_s()
+
+    def _fsync(self) -> tuple[Argument, ...]:
+        """The how many-th from now fails."""
+        return self._victim, self._random.randrange(1, 20), self._for_s()
+
+    def _flip(self) -> tuple[Argument, ...]:
+        """Which of the segments, how deep in it, and which bit; the node is down meanwhile."""
+        where = self._random.choice(("sealed", "active"))
+        return self._victim, where, round(self._random.random(), 3), self._random.randrange(8), self._for_s()
+
+    def _blank(self) -> tuple[Argument, ...]:
+        return self._victim, self._for_s()
+
+    def _join(self) -> tuple[Argument, ...]:
+        return ()
+
+    def _rebalance(self) -> tuple[Argument, ...]:
+        return ()
+
+    def _leave(self) -> tuple[Argument, ...]:
+        return (self._random.choice(self._names[1:] or self._names),)

@@ -1,0 +1,233 @@
+"""One schedule: a cluster, clients that use it, a storm of faults by plan, then peace, in which all must come right.
+
+In peace, within bounds: every node is in, every copy in sync, every record that is sent is confirmed, every producer
+comes to its end, every reader reaches the end of its queue. Then everything that was seen is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+from typing import Final
+
+from mirrorlog.client import Client
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.wire.messages import Status
+from sim.cluster_checks import Outside, check_all
+from sim.cluster_clients import AGAIN_S, FinalReader, History, Producing, Readers, Writers
+from sim.cluster_coverage import Observer
+from sim.cluster_faults import Faults, SimulatedCluster
+from sim.cluster_plan import Plan
+from sim.machines import Machine
+from sim.sockets import TcpWeather
+from sim.stand_ins import node_disks
+from sim.trace import Trace
+from sim.world import World
+
+BEGIN_S: Final = 30.0
+STORM_END_S: Final = 40.0
+"""How long the last faults take to undo themselves."""
+OPERATOR_S: Final = 120.0
+HEAL_S: Final = 30.0
+END_S: Final = 60.0
+"""More than the delivery timeout."""
+_FIRST_CONFIRMS: Final = 5
+
+
+def run(plan: Plan, *, trace: Trace | None = None) -> Counter[str]:
+    """What happened, counted: faults (`fault kill`), rare branches, records. Raises RunFailed."""
+    with World(f"cluster {plan.seed}", trace=trace) as world, node_disks(world):
+        return world.run(_Schedule(world, plan).story())
+
+
+class _Schedule:
+    def __init__(self, world: World, plan: Plan) -> None:
+        self._world = world
+        self._plan = plan
+        self._history = History()
+        self._observer = Observer()
+        world.trace.watch(self._observer)
+        self._cluster = SimulatedCluster(world, plan)
+        self._faults = Faults(self._cluster, self._observer)
+        queues = {f"q{number}": mode for number, mode in enumerate((*plan.logs, plan.logs[0])[:2])}
+        producers = list(_producers(plan, list(queues)))
+        self._writers = Writers(self._cluster.servers, queues, producers, self._history)
+        self._readers = Readers(self._cluster.servers, list(queues), self._history, mirrors=plan.copies > 1)
+
+    async def story(self) -> Counter[str]:
+        cluster, history, world = self._cluster, self._history, self._world
+        for name in self._plan.names:
+            cluster.start(name)
+        world.machine("writers").start(self._writers)
+        world.machine("readers").start(self._readers)
+        await self._confirms("nothing is confirmed at first", within_s=BEGIN_S)
+        operators = [asyncio.ensure_future(work) for work in (cluster.watch(), cluster.operate())]
+        storm = asyncio.gather(*(self._faults.do(event) for event in self._plan.events))
+        await asyncio.wait_for(storm, self._plan.seconds + STORM_END_S)
+        self._make_peace()
+        await world.until(
+            lambda: not cluster.busy or any(work.done() for work in operators),
+            within_s=OPERATOR_S,
+            otherwise="the operator is not done",
+        )
+        for work in operators:
+            if work.done():
+                work.result()
+        await self._settle()
+        await self._confirms("nothing is confirmed after the storm", within_s=HEAL_S)
+        self._writers.stopping = True
+        await world.until(lambda: self._writers.done, within_s=END_S, otherwise="a producer does not come to its end")
+        final = FinalReader(cluster.addresses, history)
+        world.machine("final").start(final)
+        await world.until(lambda: final.done, within_s=END_S, otherwise="the queues cannot be read to their ends")
+        await self._until_all_read()
+        check_all(self._outside())
+        return self._counts()
+
+    async def _confirms(self, otherwise: str, *, within_s: float) -> None:
+        """Every producer has some more records confirmed."""
+        counts = self._history.counts
+        producers = {each.name for each in self._writers.producers}
+        before = {name: counts[f"confirmed of {name}"] for name in producers}
+        await self._world.until(
+            lambda: all(counts[f"confirmed of {name}"] >= before[name] + _FIRST_CONFIRMS for name in producers),
+            within_s=within_s,
+            otherwise=otherwise,
+        )
+
+    def _make_peace(self) -> None:
+        world, cluster = self._world, self._cluster
+        world.trace.note(world.now, "", "PEACE")
+        world.network.heal()
+        world.network.weather = TcpWeather()
+        for node in cluster.present:
+            machine = node.machine
+            machine.pace.slow = 0.0
+            machine.files.faults.heal()
+            machine.files.limit(None)
+            machine.resume()
+            cluster.start(node.name)
+
+    async def _settle(self) -> None:
+        """Every node says that it is in and that all copies are in sync."""
+        settling = _Settling(self._cluster)
+        self._world.machine("watcher").start(settling)
+        try:
+            await self._world.until(
+                lambda: settling.settled, within_s=HEAL_S, otherwise="the cluster is not whole again"
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {settling.waits_for}") from None
+
+    async def _until_all_read(self) -> None:
+        ends = {final.queue: final.seen[-1].queue_offset for final in self._history.finals if final.seen}
+        readings = [reading for reading in self._history.readings if reading.queue in ends]
+
+        def behind() -> list[str]:
+            return [
+                f"{reading.name} is at {reading.next} of {ends[reading.queue] + 1}, last it met {reading.error!r}"
+                for reading in readings
+                if reading.next <= ends[reading.queue]
+            ]
+
+        until = self._world.until
+        try:
+            await until(lambda: not behind(), within_s=HEAL_S, otherwise="a reader does not come to its end")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {'; '.join(behind())}") from None
+
+    def _outside(self) -> Outside:
+        cluster = self._cluster
+        damage = {name: frozenset(kinds) for name, kinds in cluster.damage.items()}
+        disks = {name: node.machine.files for name, node in cluster.nodes.items()}
+        return Outside(self._plan, self._history, self._observer, damage, disks, cluster.seen["promoted by hand"] > 0)
+
+    def _counts(self) -> Counter[str]:
+        history, seen = self._history, self._observer.counts
+        losses = [loss for log in history.cluster.logs for loss in log.losses]
+        seen["a loss is declared"] += len(losses)
+        seen["queue offsets leap"] += sum(loss.leapt for loss in losses)
+        seen["a retry is answered as a duplicate"] += sum(
+            sent.receipt is not None and sent.receipt.duplicate for sent in history.sent
+        )
+        seen["a reader is sent over a gap"] += sum(len(reading.gaps) for reading in history.readings)
+        for outcome in ("refused", "unknown"):
+            count = sum(sent.outcome == outcome for sent in history.sent)
+            seen["a record is refused" if outcome == "refused" else "a record of unknown outcome"] += count
+        counts = Counter({f"branch: {branch}": count for branch, count in self._observer.branches().items()})
+        counts.update({f"fault: {fault}": count for fault, count in self._faults.happened.items()})
+        counts.update({f"operator: {what}": count for what, count in self._cluster.seen.items()})
+        counts.update(
+            {
+                "records sent": len(history.sent),
+                "records confirmed": history.confirmed(),
+                "records read": sum(len(reading.seen) for reading in [*history.readings, *history.finals]),
+                "positions committed": history.counts["positions committed"],
+                "confirmed below all and lost": history.counts["confirmed below all and lost"],
+                "losses that begin before their epoch": history.counts["losses that begin before their epoch"],
+                "confirmed and reported as lost": history.counts["confirmed and reported as lost"],
+                f"schedules of {self._plan.kind}": 1,
+                f"schedules with {self._plan.nodes} nodes": 1,
+                "schedules": 1,
+            }
+        )
+        return counts
+
+
+def _producers(plan: Plan, queues: list[str]) -> Iterator[Producing]:
+    """One at level `all` for each queue, and another one at any level."""
+    random = Random(f"{plan.seed} producers")
+    levels = ["all", "all", "majority", "one", "master"] if plan.copies > 1 else ["all", "master"]
+    for number, (queue, level) in enumerate(
+        [*((queue, "all") for queue in queues), (queues[0], random.choice(levels))]
+    ):
+        yield Producing(
+            name=f"p{number}",
+            queue=queue,
+            level=level,
+            pause_s=random.choice((0.02, 0.05, 0.1)),
+            burst=random.choice((1, 1, 3, 10)),
+            padding=random.choice((10, 100, 1000)),
+            durability=random.choice(("memory", "memory", "memory", "disk")),
+            delivery_timeout_ms=random.choice((2_000, 30_000, 30_000)),
+        )
+
+
+class _Settling:
+    """A program: asks all nodes until they agree that all is well."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self.settled = False
+        self.waits_for = "nobody has answered"
+        self._cluster = cluster
+
+    async def __call__(self, machine: Machine) -> None:
+        while not self.settled:
+            try:
+                async with Client(*self._cluster.addresses, role="tool", request_timeout_ms=2_000) as client:
+                    while not self.settled:
+                        statuses = {node.name: await client.admin.status(node.name) for node in self._cluster.present}
+                        self.waits_for = next(self._open_points(statuses), "")
+                        self.settled = not self.waits_for
+                        await asyncio.sleep(AGAIN_S)
+            except MirrorlogError as error:
+                self.waits_for = f"{type(error).__name__}: {error}"
+                await asyncio.sleep(AGAIN_S)
+
+    def _open_points(self, statuses: dict[str, Status]) -> Iterator[str]:
+        present = set(statuses)
+        for name, status in statuses.items():
+            view = status.cluster
+            if view is None or not view.registered:
+                yield f"{name} is not registered"
+                continue
+            if {node.node_id for node in view.nodes} != present:
+                yield f"{name} knows {', '.join(sorted(node.node_id for node in view.nodes))}"
+            for log in view.logs:
+                wanted = min(log.copies, len(present))
+                if not log.master or len(log.replicas) < wanted or set(log.in_sync) != set(log.replicas) or log.marked:
+                    yield f"for {name} log {log.name} is {log}"
+                if any(not loss.leapt for loss in log.losses):
+                    yield f"for {name} log {log.name} has still to leap: {log.losses}"

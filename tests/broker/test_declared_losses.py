@@ -1,0 +1,89 @@
+"""A whole node follows a master that lacks what the node knows to be confirmed, because the cluster has said so."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+from mirrorlog.broker.hosted import HostedLog
+from mirrorlog.client import Client
+from mirrorlog.commitlog.aside import copies_aside
+from mirrorlog.errors import DiskFull
+from mirrorlog.ha.in_sync import InSyncSet
+from tests.broker.derived import derived
+from tests.broker.hosting import KIB, in_sync, next_epoch, node_of, running_all, settings_for, written_by
+from tests.commitlog.faulty import FaultyFiles
+from tests.ha.links import Declared
+from tests.ha.nodes import hosted_by, mirrored_by, until
+from tests.ha.replicas import content
+
+
+def alone(log: HostedLog) -> InSyncSet:
+    """Only this node is in sync: it confirms by itself."""
+    runs = {node_of(log): "s"}
+    return InSyncSet(
+        version=1, replicas=log.assignment.nodes, members=runs, marked=frozenset(), copies_wanted=1, starts=runs
+    )
+
+
+async def lead_alone(log: HostedLog, epoch: int, **options: Any) -> None:
+    await log.lead(written_by(log, node_of(log)), epoch, alone(log), **options)
+
+
+async def test_a_copy_keeps_what_is_declared_lost_before_it_follows(tmp_path: Path) -> None:
+    """Goal: nothing is cut that was not kept, the copy goes on by itself as soon as it can be kept, and it is then like
+    any other. Method: a node confirms a megabyte alone, part of it sealed; another one, without it, is promoted with
+    the loss declared. There are too many former copies, then a full disk: the copy waits, says why, and is whole. Then
+    neither is in the way: it is told once where the loss ends, what was cut is kept, and the copies become equal, in
+    what they derive too."""
+    settings = settings_for(tmp_path, 2)
+    limit = settings[1].log.copies_aside_max
+    async with running_all(settings) as nodes:
+        lacks, holds = map(hosted_by, nodes)
+        await in_sync(lacks, holds)
+        await lacks.step_down()
+        await lead_alone(holds, next_epoch(lacks, holds))
+        async with Client(settings[1].client_bind) as client:
+            await client.admin.declare("lost")
+            async with client.producer("lost", batch_bytes=8 * KIB) as producer:
+                for number in range(256):
+                    await producer.send(b"%d" % number * KIB)
+        await until(lambda: holds.replica.log.next_to_seal() is None and holds.replica.log._chain.segments[0].sealed)
+        await holds.step_down()
+        end, whole, directory = holds.facts().end, content(holds.replica), holds.replica.log.directory
+        assert holds.facts().confirmed == end
+
+        former = [directory.with_name(f"{directory.name}.aside-{number}") for number in range(1, limit + 1)]
+        for each in former:
+            each.mkdir()
+        full = FaultyFiles()
+        full.disk.fail("create", errno.ENOSPC)
+        holds.replica._files = full
+        losses = [Declared(next_epoch(lacks, holds), lacks.facts().end)]
+        found: list[tuple[int, int]] = []
+        await lead_alone(lacks, losses[0].epoch, losses=losses)
+        await holds.follow(
+            written_by(holds, "n0"),
+            epoch=losses[0].epoch,
+            losses=losses,
+            loss_end_found=lambda epoch, end: found.append((epoch, end)),
+        )
+        client_of = mirrored_by(nodes[1]).client
+        await until(lambda: "log.copies_aside_max" in str(client_of.last_error))
+        former[0].rmdir()
+        await until(lambda: client_of.waits_for_space)
+        assert isinstance(client_of.last_error, DiskFull)
+        assert (found, copies_aside(directory), content(holds.replica) == whole) == ([], former[1:], True)
+
+        full.disk.heal()
+        mirrored_by(nodes[1]).space_measured(room=True)
+        await in_sync(lacks, holds)
+        assert found == [(losses[0].epoch, end)]
+        assert nodes[1].failure is None
+        assert content(holds.replica) == content(lacks.replica)
+        (kept,) = set(copies_aside(directory)) - set(former)
+        parts = [each.read_bytes() for each in sorted(kept.iterdir()) if each.name.isdigit()]
+        assert len(parts) > 1
+        assert b"".join(parts) == whole[losses[0].start :]
+        assert derived(holds.replica)["queues"] == derived(lacks.replica)["queues"] == {}

@@ -1,0 +1,154 @@
+"""A node's events: a bounded ring, and watchers that wait for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mirrorlog.broker import events as events_module
+from mirrorlog.broker.events import KEPT_MAX, EventRing
+from mirrorlog.cluster.commands import (
+    Addresses,
+    AnyCommand,
+    Holder,
+    LogMade,
+    NodeJoined,
+    NodeStarted,
+    Promoted,
+    Seen,
+    StartKind,
+    encode_command,
+)
+from mirrorlog.cluster.liveness import Change, Life
+from mirrorlog.cluster.machine import Machine
+from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
+from mirrorlog.cluster.state import ClusterState, encode_state
+from mirrorlog.errors import Overloaded
+
+WAIT_S = 10.0
+
+
+class Watched:
+    """A ring, a clock that stands still, and a cluster's log."""
+
+    def __init__(self, *, known_to: int = 0) -> None:
+        self.now_us = 1_000_000
+        self.ring = EventRing(now_us=lambda: self.now_us, known_to=known_to)
+        self._machine = Machine(Snapshot(0, 0, Members((1,)), encode_state(ClusterState("id", "testing"))))
+
+    def decide(self, *commands: AnyCommand) -> None:
+        for command in commands:
+            entry = Entry(self._machine.index + 1, 1, EntryKind.COMMAND, encode_command(command))
+            for step in self._machine.apply([entry]):
+                self.ring.applied(step)
+
+    def down(self, node: str) -> None:
+        self.ring.life_changed(Change(node, Life.DOWN, "1", "refused"))
+
+    def mastered(self) -> None:
+        for node in "ab":
+            self.decide(NodeJoined(node=node, addresses=Addresses()))
+            self.decide(NodeStarted(node=node, start_id="1", kind=StartKind.CLEAN, addresses=Addresses()))
+        self.decide(LogMade(log_id="log", number=0, name="main", flush="memory", replicas=("a", "b")))
+        self.decide(Promoted(log_id="log", seen=self.seen, holder=Holder("a", "1"), epoch=1))
+
+    @property
+    def seen(self) -> Seen:
+        return self._machine.state.logs["log"].seen
+
+
+def test_events_are_numbered_and_read_from_any_of_them() -> None:
+    """By reading all, those behind one, and a few."""
+    watched = Watched()
+    assert (watched.ring.first, watched.ring.last, watched.ring.behind(0)) == (1, 0, [])
+    for node in "abcd":
+        watched.down(node)
+    assert [event.node for event in watched.ring.behind(0)] == list("abcd")
+    assert [event.number for event in watched.ring.behind(2)] == [3, 4]
+    assert [event.number for event in watched.ring.behind(0, limit=2)] == [1, 2]
+    assert watched.ring.behind(4) == watched.ring.behind(99) == []
+
+
+def test_the_oldest_are_forgotten() -> None:
+    """And who comes late is told where it begins; by more events than are kept."""
+    watched = Watched()
+    for _ in range(KEPT_MAX + 5):
+        watched.down("a")
+    assert (watched.ring.first, watched.ring.last) == (6, KEPT_MAX + 5)
+    assert watched.ring.behind(0)[0].number == 6
+    assert watched.ring.behind(KEPT_MAX + 4)[0].number == KEPT_MAX + 5
+
+
+def test_what_was_decided_before_the_run_has_no_time() -> None:
+    """Nobody knows when that was; by entries that the disk held at the start."""
+    watched = Watched(known_to=1)
+    watched.decide(NodeJoined(node="a", addresses=Addresses()), NodeJoined(node="b", addresses=Addresses()))
+    assert [event.time_us for event in watched.ring.behind(0)] == [0, watched.now_us]
+
+
+def test_a_failover_says_how_long_it_took() -> None:
+    """From the moment at which the master was seen to go; by its death and a promotion 90 ms later."""
+    watched = Watched()
+    watched.mastered()
+    watched.down("a")
+    watched.now_us += 90_000
+    watched.decide(
+        Promoted(log_id="log", seen=watched.seen, holder=Holder("b", "1"), epoch=2, unclean=True, lost_from=0)
+    )
+    promoted = watched.ring.behind(0)[-2]
+    assert promoted.details["duration_ms"] == 90
+    assert promoted.text.endswith("unclean, 90 ms after the one before was gone")
+
+
+def test_a_handover_has_no_death_to_count_from() -> None:
+    """By a master that was down once, and is there again."""
+    watched = Watched()
+    watched.mastered()
+    watched.down("a")
+    watched.ring.life_changed(Change("a", Life.UP, "1", "heard"))
+    watched.decide(
+        Promoted(log_id="log", seen=watched.seen, holder=Holder("b", "1"), epoch=2, unclean=True, lost_from=0)
+    )
+    assert "duration_ms" not in watched.ring.behind(0)[-2].details
+
+
+def test_a_watcher_hears_of_the_next_event_at_once() -> None:
+    """And one that has not seen all does not wait; by events before, during and after a wait."""
+
+    async def run() -> None:
+        watched = Watched()
+        watched.down("a")
+        async with asyncio.timeout(WAIT_S):
+            await watched.ring.wait(0, WAIT_S)
+            waiting = asyncio.ensure_future(watched.ring.wait(1, 2 * WAIT_S))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            watched.down("b")
+            await waiting
+            await watched.ring.wait(2, 0.001)
+        assert watched.ring.last == 2
+
+    asyncio.run(run())
+
+
+def test_watchers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are answered, not absorbed, and a place is free when one is gone; by one more than may wait."""
+    monkeypatch.setattr(events_module, "WATCHERS_MAX", 2)
+
+    async def run() -> None:
+        watched = Watched()
+        waiting = [asyncio.ensure_future(watched.ring.wait(0, WAIT_S)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="2 watchers"):
+            await watched.ring.wait(0, WAIT_S)
+        waiting[0].cancel()
+        await asyncio.gather(*waiting[:1], return_exceptions=True)
+        more = asyncio.ensure_future(watched.ring.wait(0, WAIT_S))
+        await asyncio.sleep(0)
+        watched.down("a")
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(waiting[1], more)
+
+    asyncio.run(run())

@@ -1,0 +1,270 @@
+"""Nodes that do as they are told, over real sockets: what real ones cannot be made to do on demand.
+
+They share one queue's records, as if replication took no time. Each has its own view of the cluster, which may be
+behind or wrong, takes batches only while it holds itself for the master, by the real rules for producers, and may
+refuse, hang or die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from mirrorlog.commitlog.codec import open_body
+from mirrorlog.commitlog.format import log_seed, read_header, stamp
+from mirrorlog.errors import MirrorlogError, NotMaster
+from mirrorlog.queues.producers import ProducerTable
+from mirrorlog.testing.ports import HOST
+from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.frames import (
+    BATCHES,
+    CONFIRM_DUPLICATE,
+    PRODUCE,
+    Confirm,
+    Frame,
+    FrameType,
+    confirm_frame,
+    frame,
+    read_fetch,
+)
+from mirrorlog.wire.messages import (
+    CommitPosition,
+    DeclareQueue,
+    Done,
+    FindOffset,
+    FoundOffset,
+    GetMetadata,
+    Limits,
+    Message,
+    Metadata,
+    NodeInfo,
+    QueueInfo,
+    Welcome,
+    decode,
+    encode,
+    error_frame,
+)
+
+LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
+QUEUE = "q"
+MIB = 1024 * 1024
+
+
+@dataclass(eq=False)
+class Nodes:
+    """All of them, and what the queue holds. `batches`: as stored, with the first queue offset of each."""
+
+    by_id: dict[str, Node] = field(default_factory=dict)
+    table: ProducerTable = field(default_factory=ProducerTable)
+    batches: list[tuple[int, bytes]] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
+
+    def __getitem__(self, node_id: str) -> Node:
+        return self.by_id[node_id]
+
+    @property
+    def servers(self) -> list[str]:
+        return [node.address for node in self.by_id.values()]
+
+    def promote(self, master: str, *, version: int, heard_by: str = "") -> None:
+        """The nodes of `heard_by`, separated by blanks, learn of another master; all of them by default."""
+        for node_id in heard_by.split() or self.by_id:
+            self[node_id].master, self[node_id].version, self[node_id].epoch = master, version, version
+
+    def store(self, content: bytes) -> Confirm | MirrorlogError:
+        header = read_header(content)
+        try:
+            landed = self.table.check(header)
+        except MirrorlogError as error:
+            return error
+        if landed is not None:
+            return Confirm(landed.log_offset, landed.base_queue_offset, 1, 1, 0, CONFIRM_DUPLICATE)
+        base, log_offset = len(self.values), 4096 * len(self.batches)
+        self.table.apply(header._replace(base_queue_offset=base, log_offset=log_offset, epoch=1, append_time_us=1))
+        self.values += [record.value for record in open_body(content, body_bytes_max=MIB).records()]
+        stored = bytearray(content)
+        stamp(
+            stored,
+            log_offset=log_offset,
+            base_queue_offset=base,
+            append_time_us=1,
+            epoch=1,
+            flags=0,
+            seed=log_seed(UUID(LOG_ID)),
+        )
+        self.batches.append((base, bytes(stored)))
+        return Confirm(log_offset, base, 1, 1, 0, 0)
+
+
+@dataclass(eq=False)
+class Node:
+    """`master`, `version`, `epoch`: as this one knows them. `refusal`: what it answers to batches. `hangs`: it takes
+    connections and requests, and answers none. `mute`: it answers all but batches and fetches."""
+
+    nodes: Nodes
+    node_id: str
+    address: str = ""
+    master: str = "n1"
+    version: int = 1
+    epoch: int = 1
+    refusal: MirrorlogError | None = None
+    hangs: bool = False
+    mute: bool = False
+    taken: int = 0
+    asked: int = 0
+    fetches: int = 0
+    links: set[Link] = field(default_factory=set)
+    server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self.server = await asyncio.get_running_loop().create_server(lambda: Endpoint(
+            Link(self), frame_bytes_max=64 * MIB, outgoing_bytes_max=64 * MIB
+        ), HOST, 0)  # fmt: skip
+        self.address = f"{HOST}:{self.server.sockets[0].getsockname()[1]}"
+
+    def kill(self) -> None:
+        """Its connections end, and new ones are refused."""
+        assert self.server is not None
+        self.server.close()
+        for link in list(self.links):
+            link.endpoint.abort()
+
+    def info(self) -> QueueInfo:
+        others = [node_id for node_id in self.nodes.by_id if node_id != self.master]
+        return QueueInfo(
+            name=QUEUE,
+            queue_id=1,
+            log_id=LOG_ID,
+            epoch=self.epoch,
+            master=self.master,
+            mirrors=others,
+            begin=0,
+            next=len(self.nodes.values),
+        )
+
+    def metadata(self, queues: list[str] | None) -> Metadata:
+        named = [QUEUE] if queues is None else queues
+        return Metadata(
+            cluster_id="c",
+            cluster_name="c",
+            node_id=self.node_id,
+            nodes=[
+                NodeInfo(node_id=node.node_id, client=node.address, replication=node.address)
+                for node in self.nodes.by_id.values()
+            ],
+            queues=[self.info()] if QUEUE in named else [],
+            missing=[name for name in named if name != QUEUE],
+            version=self.version,
+        )
+
+    def refused(self) -> MirrorlogError | None:
+        if self.refusal is not None or self.master == self.node_id:
+            return self.refusal
+        known = {"master": self.nodes[self.master].address} if self.master else {}
+        return NotMaster("another node writes the log", **known)
+
+    def answer(self, message: Message) -> Message | MirrorlogError:
+        if isinstance(message, GetMetadata):
+            self.asked += 1
+            return self.metadata(message.queues)
+        if (refusal := self.refused()) is not None:
+            return refusal
+        if isinstance(message, DeclareQueue):
+            return self.metadata([QUEUE])
+        if isinstance(message, FindOffset):
+            return FoundOffset(queue_offset=0)
+        assert isinstance(message, CommitPosition)
+        return Done()
+
+
+class Link:
+    """One connection of a client."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.endpoint: Endpoint = None  # type: ignore[assignment]  # comes first of all
+
+    def connected(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        endpoint.trust()
+        self.node.links.add(self)
+
+    def frame(self, frame: Frame) -> None:
+        if self.node.hangs:
+            return
+        if frame.type == FrameType.HELLO:
+            self._welcome()
+        elif frame.type == FrameType.REQUEST:
+            message = decode(frame.payload)
+            if self.node.mute and not isinstance(message, GetMetadata):
+                return
+            self._respond(self.node.answer(message), frame.correlation_id)
+        elif frame.type == FrameType.PRODUCE:
+            self.node.taken += 1
+            if not self.node.mute:
+                self._produce(bytes(frame.payload[PRODUCE.size :]), frame.correlation_id)
+        elif frame.type == FrameType.FETCH:
+            self.node.fetches += 1
+            if not self.node.mute:
+                self._fetch(frame)
+
+    def handled(self) -> None: ...
+
+    def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> None: ...
+
+    def writable(self) -> None: ...
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        self.node.links.discard(self)
+
+    def _welcome(self) -> None:
+        limits = Limits(max_record_bytes=MIB, max_batch_bytes=2 * MIB)
+        welcome = Welcome(
+            version=1, cluster_id="c", cluster_name="c", node_id=self.node.node_id, start_id="s", limits=limits
+        )
+        self.endpoint.send([frame(FrameType.WELCOME, encode(welcome))])
+
+    def _respond(self, answer: Message | MirrorlogError, correlation_id: int) -> None:
+        if isinstance(answer, MirrorlogError):
+            self.endpoint.send([error_frame(answer, correlation_id)])
+        else:
+            self.endpoint.send([frame(FrameType.RESPONSE, encode(answer), correlation_id)])
+
+    def _produce(self, content: bytes, correlation_id: int) -> None:
+        outcome = self.node.refused() or self.node.nodes.store(content)
+        if isinstance(outcome, MirrorlogError):
+            self.endpoint.send([error_frame(outcome, correlation_id)])
+        else:
+            self.endpoint.send([confirm_frame(correlation_id=correlation_id, **outcome._asdict())])
+
+    def _fetch(self, request: Frame) -> None:
+        fetch = read_fetch(request.payload)
+        found = [content for base, content in self.node.nodes.batches if base >= fetch.queue_offset]
+        head = BATCHES.pack(0, len(self.node.nodes.values), 0, self.node.epoch, len(found))
+        answer = frame(FrameType.BATCHES, head + b"".join(found), request.correlation_id)
+        if found:
+            self.endpoint.send([answer])
+        else:
+            asyncio.get_running_loop().call_later(fetch.wait_ms / 1000, self._fetch_late, request)
+
+    def _fetch_late(self, request: Frame) -> None:
+        head = BATCHES.pack(0, len(self.node.nodes.values), 0, self.node.epoch, 0)
+        if not self.node.hangs and not self.node.mute:
+            self.endpoint.send([frame(FrameType.BATCHES, head, request.correlation_id)])
+
+
+@asynccontextmanager
+async def scripted(count: int = 3) -> AsyncIterator[Nodes]:
+    """`n1`, the master, and as many others, all of one mind."""
+    nodes = Nodes()
+    for number in range(1, count + 1):
+        node = nodes.by_id[f"n{number}"] = Node(nodes, f"n{number}")
+        await node.start()
+    try:
+        yield nodes
+    finally:
+        for node in nodes.by_id.values():
+            node.kill()

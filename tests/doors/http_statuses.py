@@ -1,0 +1,136 @@
+"""Statuses made by hand, and what a scrape of a node that has them gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import Metric
+
+from mirrorlog.doors.http_answers import Answer, Told
+from mirrorlog.doors.http_metrics import metrics_text
+from mirrorlog.wire.messages import (
+    ClusterStatus,
+    DiskStatus,
+    GroupStatus,
+    LogStatus,
+    MirrorStatus,
+    NodeStatus,
+    PlacedLog,
+    Position,
+    QueueStatus,
+    Status,
+)
+from tests.doors.http_door import families
+
+
+def log(name: str = "main", **facts: Any) -> LogStatus:
+    plain: dict[str, Any] = {
+        "log_id": f"id of {name}",
+        "role": "master",
+        "state": "serving",
+        "reason": "",
+        "flush": "memory",
+        "min_in_sync": 2,
+        "epoch": 7,
+        "begin": 64,
+        "end": 4096,
+        "flushed": 1024,
+        "confirmed": 2048,
+        "mirrors": [],
+        "queues": [],
+        "groups": [],
+    }
+    return LogStatus(name=name, **{**plain, **facts})
+
+
+def mirror(node_id: str, **facts: Any) -> MirrorStatus:
+    plain: dict[str, Any] = {
+        "connected": True,
+        "proven": True,
+        "in_sync": True,
+        "requested": 0,
+        "sent": 4096,
+        "acked": 4000,
+        "flushed": 1000,
+        "lag_bytes": 96,
+        "lag_records": 3,
+        "lag_records_estimated": False,
+        "lag_seconds": 0.25,
+        "bytes_per_second": 1.0,
+        "last_read_us": 1_500_000,
+        "last_write_us": 2_500_000,
+    }
+    return MirrorStatus(node_id=node_id, **{**plain, **facts})
+
+
+def queue(
+    number: int, name: str | None = None, *, begin: int = 1, following: int = 5, confirmed: int = 3
+) -> QueueStatus:
+    return QueueStatus(
+        name=f"q{number}" if name is None else name,
+        queue_id=number,
+        begin=begin,
+        next=following,
+        confirmed=confirmed,
+    )
+
+
+def group(queue_name: str, name: str = "g", lag: int = 2) -> GroupStatus:
+    return GroupStatus(group=name, queue=queue_name, position=Position(log_id="id", epoch=7, queue_offset=11), lag=lag)
+
+
+def placed(name: str = "main", **facts: Any) -> PlacedLog:
+    plain: dict[str, Any] = {
+        "log_id": f"id of {name}",
+        "flush": "memory",
+        "replicas": ["n1", "n2", "n3"],
+        "master": "n1",
+        "epoch": 7,
+        "version": 5,
+        "in_sync": ["n1", "n2"],
+        "marked": ["n3"],
+        "copies": 4,
+        "copies_wanted": 2,
+    }
+    return PlacedLog(name=name, **{**plain, **facts})
+
+
+def member(number: int, life: str = "up", **facts: Any) -> NodeStatus:
+    addresses = {"client": "h:1", "replication": "h:2"}
+    return NodeStatus(node_id=f"n{number}", member=number, life=life, **{**addresses, **facts})
+
+
+def in_cluster(nodes: list[NodeStatus], logs: list[PlacedLog], *, coordinator: str = "n1") -> ClusterStatus:
+    return ClusterStatus(
+        version=12,
+        incarnation=2,
+        coordinator=coordinator,
+        term=34,
+        elections=3,
+        registered=True,
+        nodes=nodes,
+        logs=logs,
+    )
+
+
+def scraped(
+    *logs: LogStatus, disk: DiskStatus | None = None, cluster: ClusterStatus | None = None, failures: int = 0
+) -> dict[str, Metric]:
+    """The families of a scrape of a node with these logs."""
+    status = Status(
+        cluster_id="id of c",
+        cluster_name="c",
+        node_id="n1",
+        start_id="s1",
+        now_us=3_000_000,
+        logs=[*logs],
+        disk=disk,
+        cluster=cluster,
+    )
+    answer = Answer(Told("mirrorlog 1.2.3", status), took_s=0.5, failures=failures)
+    return families(metrics_text(answer).decode())
+
+
+EVERYTHING = log(mirrors=[mirror("n2")], queues=[queue(1)], groups=[group("q1")])
+DISK = DiskStatus(state="low", reason="", free_bytes=10, size_bytes=100)
+CLUSTER = in_cluster([member(1)], [placed()])

@@ -1,0 +1,244 @@
+"""The HTTP door of a real node tells what the node says, and that it says nothing, and never hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mirrorlog import __version__
+from mirrorlog.errors import PortTaken
+from mirrorlog.testing import Cluster
+from mirrorlog.testing.ports import free_ports
+from mirrorlog.wire.messages import CommitPosition, Done, Position
+from tests.doors.http_door import HOST, HttpDoor, samples, value
+from tests.process.clusters import declare, eventually, fast_cluster, log_of
+from tests.process.raw import Raw, batch_of
+
+NODE = "n1"
+"""The master of a cluster that has just begun. Never asked for: a node that stands still or is gone masters nothing."""
+MIRROR = "n2"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+
+UNITS = {
+    "bytes": "bytes",
+    "seconds": "seconds",
+    "records": "records",
+    "offset": "queue offset",
+    "copies": "copies",
+    "queues": "queues",
+    "groups": "groups",
+    "ranges": "ranges",
+    "failures": "times",
+    "elections": "times",
+    "epoch": "number",
+    "version": "number",
+    "incarnation": "number",
+    "term": "number",
+    "mirror": "logs",
+    "info": "1",
+}
+"""By the last word of a metric's name; any other is a 0 or 1."""
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two copies with a queue of three records, of which a group has passed one."""
+    with fast_cluster(2) as started:
+        started.wait_in_sync()
+        queue = declare(started.nodes[NODE].client, "flights")
+        with Raw(started.nodes[NODE].client) as raw:
+            raw.produce(batch_of([b"a", b"b", b"c"], queue))
+            position = Position(log_id=queue.log_id, epoch=queue.epoch, queue_offset=1)
+            raw.request(CommitPosition(queue="flights", group="landing", position=position), Done)
+        started.wait_confirmed()
+        yield started
+
+
+@pytest.fixture(scope="module")
+def door(cluster: Cluster) -> Iterator[HttpDoor]:
+    with HttpDoor(cluster.nodes[NODE].client) as serving:
+        yield serving
+
+
+def test_a_scrape_tells_what_the_node_says(cluster: Cluster, door: HttpDoor) -> None:
+    """Goal: the numbers are the node's. Method: a quiet cluster; compare a scrape with the node's own status."""
+    log = log_of(cluster.nodes[NODE])
+    found = door.metrics()
+    for name in ("begin", "end", "flushed", "confirmed"):
+        assert value(found, f"mirrorlog_log_{name}_bytes", log="main") == getattr(log, name), name
+    assert value(found, "mirrorlog_log_in_sync_copies", log="main") == 2
+    assert value(found, "mirrorlog_log_state", log="main", state="serving") == 1
+    assert value(found, "mirrorlog_mirror_lag_bytes", log="main", mirror=MIRROR) == 0
+    assert value(found, "mirrorlog_queue_confirmed_offset", log="main", queue="flights") == 3
+    assert value(found, "mirrorlog_group_lag_records", log="main", queue="flights", group="landing") == 2
+    ((labels, _),) = samples(found, "mirrorlog_node_info")
+    assert (labels["node"], labels["version"]) == (NODE, __version__)
+    assert labels["start_id"] == cluster.nodes[NODE].status().start_id
+    assert 0 < value(found, "mirrorlog_scrape_duration_seconds") < 2
+    assert 0 < value(found, "mirrorlog_disk_free_bytes") < value(found, "mirrorlog_disk_size_bytes")
+
+
+def test_a_mirror_tells_of_its_copy_and_nothing_of_other_copies(cluster: Cluster) -> None:
+    """Goal: sums over nodes are right. Method: scrape the mirror's door."""
+    with HttpDoor(cluster.nodes[MIRROR].client) as door:
+        found = door.metrics()
+        assert value(found, "mirrorlog_log_role", log="main", role="mirror") == 1
+        assert value(found, "mirrorlog_log_end_bytes", log="main") == log_of(cluster.nodes[NODE]).end
+        assert samples(found, "mirrorlog_log_in_sync_copies") == []
+        assert samples(found, "mirrorlog_mirror_lag_bytes") == []
+
+
+def test_health_names_the_node(cluster: Cluster, door: HttpDoor) -> None:
+    """Goal: who asks knows whom he reached. Method: the body of /health."""
+    page = door.get("/health")
+    assert page.status == 200
+    assert json.loads(page.text) == {"node": NODE, "start_id": cluster.nodes[NODE].status().start_id}
+
+
+def test_the_root_says_what_is_here(door: HttpDoor) -> None:
+    """Goal: a person with a browser finds the way. Method: / is one line of text that names the other paths."""
+    page = door.get("/")
+    assert (page.status, page.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert page.text.count("\n") == 1
+    assert all(path in page.text for path in ("/metrics", "/health"))
+
+
+@pytest.mark.parametrize(
+    "path", ["/metrics/", "/metric", "//", "/%0a%22}", "/" + "x" * 5_000, "/health/../metrics", "/?"]
+)
+def test_what_is_not_here_is_a_line_of_json(door: HttpDoor, path: str) -> None:
+    """Goal: one form of error, of bounded size, on one line. Method: paths near and far; a query changes none."""
+    page = door.get(path)
+    if path == "/?":
+        assert page.status == 200
+    else:
+        assert page.status == 404
+        assert "/ says what is here" in page.error
+        assert len(page.text) < 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PURGE"])
+def test_nothing_can_be_written(door: HttpDoor, method: str) -> None:
+    """Goal: the door only tells. Method: other methods on a path that is there."""
+    page = door.get("/metrics", method=method)
+    assert page.status == 405
+    assert "GET" in page.headers["allow"]
+    assert "GET" in page.error
+
+
+def test_a_node_that_stands_still_is_503_within_the_deadline_and_back_when_it_goes_on() -> None:
+    """Goal: nothing hangs on a hung node. Method: SIGSTOP it; twenty ask at once; then SIGCONT."""
+    with fast_cluster(1) as one, HttpDoor(one.nodes[NODE].client) as door:
+        assert door.get("/health").status == 200
+        one.nodes[NODE].pause()
+        eventually(lambda: door.get("/health").status == 503, "health tells")
+        begun = time.monotonic()
+        with ThreadPoolExecutor(20) as pool:
+            pages = [*pool.map(door.get, ["/health", "/metrics"] * 10)]
+        # One deadline of 2 s for all, and the second for which its outcome is shared; the rest is room for the machine.
+        assert time.monotonic() - begun < 8
+        assert {page.status for page in pages} == {503}
+        assert {page.error for page in pages} == {"the node did not answer within 2000 ms"}
+        assert door.get("/").status == 200
+        one.nodes[NODE].resume()
+        eventually(lambda: door.get("/health").status == 200, "health tells")
+        # All who asked at once shared a question: a few were put, not one for each.
+        assert 1 <= value(door.metrics(), "mirrorlog_scrape_failures_total") <= 8
+
+
+def test_a_door_outlives_its_node_and_finds_its_next_start() -> None:
+    """Goal: 503 with the reason while the node is gone, and no old number after. Method: SIGKILL it, start it again."""
+    with fast_cluster(1) as one, HttpDoor(one.nodes[NODE].client) as door:
+        assert door.get("/health").status == 200
+        before = one.nodes[NODE].status().start_id
+        one.nodes[NODE].kill()
+        eventually(lambda: door.get("/health").status == 503, "health tells")
+        page = door.get("/metrics")
+        assert page.status == 503
+        assert one.nodes[NODE].client in page.error
+        one.nodes[NODE].start()
+        eventually(lambda: door.get("/health").status == 200, "health tells")
+        ((labels, _),) = samples(door.metrics(), "mirrorlog_node_info")
+        assert labels["start_id"] == one.nodes[NODE].status().start_id != before
+
+
+def test_a_door_serves_before_its_node_is_there() -> None:
+    """Goal: the order of starting does not matter. Method: a door to a port where nobody listens; SIGTERM ends it."""
+    with HttpDoor(f"{HOST}:{free_ports(1)[0]}") as door:
+        page = door.get("/health")
+        assert page.status == 503
+        assert "no connection to" in page.error
+        door.process.terminate()
+        assert door.end()[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_door_that_is_stopped_answers_who_waits_and_ends(number: signal.Signals) -> None:
+    """Goal: a stop waits for nobody longer than a question takes. Method: stop it with a scrape of a hung node open."""
+    with fast_cluster(1) as one, HttpDoor(one.nodes[NODE].client) as door, ThreadPoolExecutor(1) as pool:
+        assert door.get("/health").status == 200
+        one.nodes[NODE].pause()
+        eventually(lambda: door.get("/health").status == 503, "health tells")
+        waiting = pool.submit(door.get, "/metrics")
+        door.process.send_signal(number)
+        with contextlib.suppress(OSError, http.client.HTTPException):  # it may come too late to be taken
+            assert waiting.result(30).status == 503
+        assert door.process.wait(30) == 0
+        one.nodes[NODE].resume()
+
+
+def test_a_door_ends_with_the_process_that_started_it(cluster: Cluster) -> None:
+    """Goal: no door is left behind. Method: let go of the pipe, as a parent that was killed does."""
+    with HttpDoor(cluster.nodes[NODE].client) as another:
+        assert another.process.stdin is not None
+        another.process.stdin.close()
+        assert another.process.wait(timeout=30) == 0
+
+
+def test_a_port_that_is_taken_is_named(door: HttpDoor, cluster: Cluster) -> None:
+    """Goal: two doors never share a port without a word. Method: a second one on the first one's port."""
+    second = HttpDoor(cluster.nodes[NODE].client, bind=door.address)
+    try:
+        code, errors = second.end()
+    finally:
+        second.close()
+    assert code == PortTaken.exit_code
+    assert door.address in errors.splitlines()[-1]
+
+
+# --- The page that lists them ---
+
+
+def told_by_page() -> dict[str, tuple[str, ...]]:
+    """Labels, unit and meaning of each metric in the table of docs/operations.md."""
+    section = PAGE.read_text().split("\n## Metrics\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    assert all(len(row) == 4 for row in rows)
+    found = {row[0].strip("`"): tuple(row[1:]) for row in rows if row[0].startswith("`mirrorlog_")}
+    assert len(found) == sum("`mirrorlog_" in row[0] for row in rows), "a metric is in the table twice"
+    return found
+
+
+def unit_of(name: str) -> str:
+    """As its name says it: units and things that are counted stand last."""
+    return UNITS.get(name.removesuffix("_total").rpartition("_")[2], "0 or 1")
+
+
+def test_the_table_of_metrics_is_what_a_scrape_gives(door: HttpDoor) -> None:
+    """Goal: the page can be relied on. Method: compare names, labels, units and meanings with a real scrape."""
+    told = {}
+    for name, family in door.metrics().items():
+        assert family.samples, name
+        labels = ", ".join(dict.fromkeys(label for sample in family.samples for label in sample.labels))
+        told[name] = (labels, unit_of(name), family.documentation)
+    assert told_by_page() == told

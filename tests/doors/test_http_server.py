@@ -1,0 +1,204 @@
+"""The limits of the HTTP server: nobody holds a connection for longer than they say, whatever is sent or not taken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mirrorlog.doors.http_answers import StatusSource, Told
+from mirrorlog.doors.http_routes import make_app
+from mirrorlog.doors.http_server import HttpLimits, HttpServer, bind_socket
+from mirrorlog.errors import ConfigError, PortTaken
+from mirrorlog.wire.messages import Status
+
+HOST = "127.0.0.1"
+DEADLINE_S = 20.0
+LONG_S = 600
+
+
+class Served:
+    """A server in this process, and its port."""
+
+    def __init__(self, server: HttpServer, port: int) -> None:
+        self.server = server
+        self.port = port
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(HOST, self.port)
+
+    async def has(self, count: int) -> None:
+        """Until the server has so many connections."""
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.server.server_state.connections) != count:  # noqa: ASYNC110 - the server tells nobody
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def served(app: ASGIApp, limits: HttpLimits) -> AsyncIterator[Served]:
+    started = asyncio.Event()
+    with bind_socket(f"{HOST}:0") as listening:
+        server = HttpServer(app, started.set, limits)
+        running = asyncio.ensure_future(server.serve(sockets=[listening]))
+        port = listening.getsockname()[1]
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await started.wait()
+            yield Served(server, port)
+        finally:
+            server.should_exit = True
+            async with asyncio.timeout(DEADLINE_S):
+                await running
+
+
+def door() -> ASGIApp:
+    """The door's own pages, for a node that answers."""
+
+    async def ask() -> Told:
+        return Told(
+            "mirrorlog", Status(cluster_id="c", cluster_name="c", node_id="n1", start_id="s", now_us=0, logs=[])
+        )
+
+    return make_app(StatusSource(ask))
+
+
+async def large(scope: Scope, receive: Receive, send: Send) -> None:
+    """An answer that fits into no socket's buffers."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": bytes(64 * 1024 * 1024)})
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    """What still comes until the other side closes; a reset is an end too."""
+    async with asyncio.timeout(DEADLINE_S):
+        found = b""
+        with contextlib.suppress(ConnectionError):
+            while part := await reader.read(65536):
+                found += part
+        return found
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: here\r\nX: ", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n"],
+)
+async def test_a_request_that_never_ends_is_cut_off(sent: bytes) -> None:
+    """Goal: silence holds no connection. Method: begin a request, or none, and wait for the end; no other time acts."""
+    async with served(door(), HttpLimits(idle_s_max=LONG_S, exchange_s_max=0.1)) as here:
+        reader, writer = await here.open()
+        writer.write(sent)
+        assert await rest_of(reader) == b""
+        writer.close()
+        await here.has(0)
+
+
+async def test_a_request_that_comes_in_drop_by_drop_is_cut_off() -> None:
+    """Goal: bytes now and then buy no time. Method: send a header's byte for as long as the connection lives."""
+    async with served(door(), HttpLimits(idle_s_max=LONG_S, exchange_s_max=0.3)) as here:
+        reader, writer = await here.open()
+        writer.write(b"GET / HTTP/1.1\r\nX: ")
+        ended = asyncio.ensure_future(rest_of(reader))
+        while not ended.done():
+            writer.write(b"x")
+            await asyncio.wait([ended], timeout=0.02)
+        assert await ended == b""
+        writer.close()
+
+
+async def test_an_answer_that_nobody_takes_is_cut_off() -> None:
+    """Goal: a reader that stands still holds no memory. Method: ask for 64 MiB and read nothing."""
+    async with served(large, HttpLimits(idle_s_max=LONG_S, exchange_s_max=0.2)) as here:
+        reader, writer = await here.open()
+        writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await here.has(0)
+        writer.close()
+
+
+async def test_a_body_without_an_end_is_cut_off() -> None:
+    """Goal: who is answered cannot go on sending. Method: a chunked body that is sent on and on."""
+    async with served(door(), HttpLimits(idle_s_max=LONG_S, exchange_s_max=0.2)) as here:
+        reader, writer = await here.open()
+        writer.write(b"GET / HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n")
+        ended = asyncio.ensure_future(rest_of(reader))
+        while not ended.done():
+            writer.write(b"1000\r\n" + bytes(4096) + b"\r\n")
+            await asyncio.wait([ended], timeout=0.01)
+        await here.has(0)
+        writer.close()
+
+
+async def test_connections_above_the_limit_are_told_so_and_the_others_go_on() -> None:
+    """Goal: a named limit with an answer. Method: three connections where two may be, then close one and come again."""
+    async with served(door(), HttpLimits(connections_max=2, idle_s_max=LONG_S, exchange_s_max=LONG_S)) as here:
+        kept = [await here.open() for _ in range(2)]
+        await here.has(2)
+        refused, third = await here.open()
+        head, _, body = (await rest_of(refused)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(body) == {"error": "2 connections are open; close some"}
+        third.close()
+        await here.has(2)
+        reader, writer = kept[0]
+        writer.write(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        await here.has(1)
+        again, writer = await here.open()
+        writer.write(b"GET /health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+        assert (await rest_of(again)).startswith(b"HTTP/1.1 200")
+        for _, each in (*kept, (again, writer)):
+            each.close()
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET /%s HTTP/1.1\r\n" % (b"x" * 20_000), b"GET / HTTP/1.1\r\nX: %s\r\n" % (b"x" * 20_000)]
+)
+async def test_a_head_above_the_limit_is_refused(head: bytes) -> None:
+    """Goal: a request takes no more memory than its limit. Method: a long path, a long header; neither is finished."""
+    async with served(door(), HttpLimits(idle_s_max=LONG_S, exchange_s_max=LONG_S)) as here:
+        reader, writer = await here.open()
+        writer.write(head)
+        assert (await rest_of(reader)).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+
+
+async def test_what_is_no_http_is_refused() -> None:
+    """Goal: a native client at the wrong port is answered at once. Method: bytes that no request begins with."""
+    async with served(door(), HttpLimits(idle_s_max=LONG_S, exchange_s_max=LONG_S)) as here:
+        reader, writer = await here.open()
+        writer.write(b"\x10\x00\x00\x00\x01\x00\x00\x00\r\n\r\n")
+        assert (await rest_of(reader)).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+
+
+async def test_a_connection_serves_one_request_after_the_other_until_it_is_idle() -> None:
+    """Goal: a scraper may keep its connection. Method: requests on one, for longer than one exchange may take."""
+    async with served(door(), HttpLimits(idle_s_max=1, exchange_s_max=1.0)) as here:
+        reader, writer = await here.open()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while loop.time() - begun < 1.2:
+            writer.write(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n")
+            async with asyncio.timeout(DEADLINE_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200")
+                await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+        assert await rest_of(reader) == b""
+        writer.close()
+
+
+def test_a_port_that_is_taken_and_an_address_that_is_none_are_named() -> None:
+    """Goal: an error that can be acted on. Method: bind one port twice, and what has no port."""
+    with bind_socket(f"{HOST}:0") as first:
+        address = f"{HOST}:{first.getsockname()[1]}"
+        with pytest.raises(PortTaken, match=address):
+            bind_socket(address)
+    with pytest.raises(ConfigError, match="no host:port"):
+        bind_socket("here")

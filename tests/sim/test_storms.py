@@ -1,0 +1,96 @@
+"""Whole clusters in storms: schedules by the number, and what is around them (plans, shrinking, totals)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sim.cluster_main import Batch, Totals, attempt, coverage, report, shrunk
+from sim.cluster_plan import KINDS, Event, Plan, draw
+from sim.cluster_run import run
+from sim.cluster_shrink import shrink
+from sim.trace import Trace
+
+PIECES = 4
+PER_PIECE = 50
+FOUND = {58}
+"""Seeds that show what `test_found` expects to fail."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_nothing_is_lost_in_any_storm(piece: int, tmp_path: Path) -> None:
+    """Schedules of all kinds, on two processes; each with 24 faults, then peace, then all checks."""
+    totals = Totals()
+    batch = Batch(totals, tmp_path / "totals.json", kind=None)
+    first = 1 + piece * PER_PIECE
+    seeds = [seed for seed in range(first, first + PER_PIECE) if seed not in FOUND]
+    batch.run(seeds, until=time.monotonic() + 500, workers=2)
+    print(coverage(totals.counts))
+    reasons = "\n".join(failure.reason for failure in batch.failures)
+    assert not batch.failures, (
+        f"{reasons}\nreplay: python -m sim.cluster_main --n 1 --seed {batch.failures[0].plan.seed}"
+    )
+    assert totals.counts["schedules"] == len(seeds)
+
+
+def test_a_plan_survives_being_saved() -> None:
+    """Of every kind, by writing and reading it; and a seed always gives the same plan."""
+    for kind in KINDS:
+        plan = draw(7, kind=kind)
+        assert Plan.from_json(plan.to_json()) == plan == draw(7, kind=kind)
+        assert len(plan.events) >= 20
+
+
+def test_a_plan_is_replayed_to_the_last_callback() -> None:
+    """Twice in one process, by the digest of everything that happened."""
+    digests = set()
+    for _ in range(2):
+        trace = Trace()
+        run(draw(3), trace=trace)
+        digests.add(trace.digest)
+    assert len(digests) == 1
+
+
+def test_a_plan_that_fails_is_shrunk_to_what_it_takes() -> None:
+    """By a failure that takes two of many events."""
+    plan = draw(1, kind="network")
+    first, second = plan.events[3], plan.events[17]
+
+    def fails(smaller: Plan) -> str:
+        both = first in smaller.events and second in smaller.events
+        return "seed 1: AssertionError: nothing confirmed is lost: p0 7" if both else ""
+
+    found = shrink(plan, "seed 1: AssertionError: nothing confirmed is lost: p1 9", fails, go_on=lambda: True)
+    assert found.plan.events == (first, second)
+
+
+def test_a_failure_is_reported_with_its_plans(tmp_path: Path) -> None:
+    """By a plan whose event nobody knows; the saved plan fails in the same way."""
+    plan = replace(
+        draw(1), nodes=1, copies=1, min_in_sync=0, events=(Event(0.1, "nobody_knows"), Event(0.2, "rebalance"))
+    )
+    failure = attempt(plan)
+    assert not isinstance(failure, Counter)
+    smaller = shrunk(failure, within_s=20)
+    assert smaller.plan.events == plan.events[:1]
+    assert "nobody_knows" in report(failure, smaller, tmp_path)
+    saved = Plan.from_json((tmp_path / "failed-1-shrunk.json").read_text())
+    assert saved == smaller.plan
+
+
+def test_totals_go_on_where_they_stopped(tmp_path: Path) -> None:
+    """By two batches with one file."""
+    path = tmp_path / "totals.json"
+    for _ in range(2):
+        totals = Totals.read(path)
+        totals.counts.update({"schedules": 5})
+        totals.next_seed += 5
+        totals.write(path)
+    assert json.loads(path.read_text())["counts"] == {"schedules": 10}
+    assert Totals.read(path).next_seed == 11

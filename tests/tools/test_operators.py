@@ -1,0 +1,102 @@
+"""What the operators' commands print, from fixed answers."""
+
+import pytest
+from rich.console import RenderableType
+
+from mirrorlog.errors import Refused
+from mirrorlog.tools.events import Fresh, event_line
+from mirrorlog.tools.nodes import nodes_of
+from mirrorlog.tools.output import page
+from mirrorlog.tools.promote import Promotion, promote_view, reports_of
+from mirrorlog.tools.rebalance import rebalance_view
+from mirrorlog.wire.messages import ClusterEvent, CopyPromoted, CopyReport, Events, Move, Rebalanced
+from tests.tools.goldens import golden
+from tests.tools.statuses import LOG_ID, NOW_US, OUTAGE
+
+MOVES = [
+    Move(log_id=LOG_ID, name="main", source="n2", target="n1"),
+    Move(log_id="two", name="other", source="", target="n3", reason="the log has no master"),
+]
+WOULD = CopyPromoted(log_id=LOG_ID, name="main", missing=["n3"], able=["n1", "n2", "n4"])
+COPIES = [
+    CopyReport(node_id="n1", last_epoch=3, end=12_345_678_912, confirmed=12_345_416_768),
+    CopyReport(node_id="n2", error="node n2 did not answer within 2000 ms"),
+]
+DONE = CopyPromoted(
+    log_id=LOG_ID,
+    name="main",
+    missing=["n3"],
+    able=["n1", "n2"],
+    done=True,
+    node="n1",
+    epoch=4,
+    lost_from=12_345_678_912,
+    copies=COPIES,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "view"),
+    [
+        ("rebalance_dry.txt", rebalance_view(Rebalanced(moves=MOVES, done=False), waited=False)),
+        ("rebalance.txt", rebalance_view(Rebalanced(moves=MOVES, done=True), waited=True)),
+        ("promote_dry.txt", promote_view(Promotion(answer=WOULD, copies=reports_of(WOULD, OUTAGE)), to="n2")),
+        ("promote.txt", promote_view(Promotion(answer=DONE, copies=COPIES), to="")),
+    ],
+)
+def test_a_view_is_printed_as_recorded(name: str, view: RenderableType) -> None:
+    """Goal: the layout changes on purpose only. Method: compare with the golden text."""
+    text = page(view)
+    assert text == golden(name, text)
+
+
+def test_nothing_to_move_is_one_line() -> None:
+    """Goal: a script sees at once that all is well. Method: no moves."""
+    assert page(rebalance_view(Rebalanced(moves=[], done=True), waited=False)) == "every log is mastered by its home\n"
+
+
+def test_a_node_in_no_cluster_has_no_view() -> None:
+    """Goal: an empty table never stands for "not known". Method: a status without a cluster."""
+    with pytest.raises(Refused, match="node n1 is in no cluster yet"):
+        nodes_of(OUTAGE.nodes[0], OUTAGE)
+
+
+def test_an_event_is_one_line() -> None:
+    """Goal: it can be cut and searched. Method: one with a time, one from before the node's run."""
+    event = ClusterEvent(number=1, time_us=NOW_US, kind="node_left", text="node n3, member 3, was forgotten")
+    assert event_line(event) == "2026-11-21T11:41:31.850Z  node_left            node n3, member 3, was forgotten"
+    old = ClusterEvent(number=1, time_us=0, kind="promoted", text="log main: n1 is master, epoch 1, clean")
+    assert event_line(old) == f"{'-':<24}  promoted             log main: n1 is master, epoch 1, clean"
+
+
+def answer(run: str, *events: ClusterEvent) -> Events:
+    last = events[-1].number if events else 0
+    return Events(node_id=f"n{run}", start_id=run, now_us=NOW_US, first=1, last=last, events=list(events))
+
+
+def event(number: int, *, index: int = 0, time_us: int = 0) -> ClusterEvent:
+    return ClusterEvent(number=number, time_us=time_us, kind="k", text="", index=index)
+
+
+def test_within_a_run_every_event_is_shown_once() -> None:
+    """Goal: nothing twice, nothing left out, also two events of one entry. Method: answers that overlap."""
+    fresh = Fresh()
+    assert [each.number for each in fresh.take(answer("1", event(1, index=5), event(2, index=5)))] == [1, 2]
+    assert fresh.after == 2
+    assert fresh.take(answer("1", event(2, index=5))) == []
+    assert [each.number for each in fresh.take(answer("1", event(3, index=5), event(4, time_us=1)))] == [3, 4]
+    assert fresh.take(answer("1")) == []
+    assert fresh.after == 4
+
+
+def test_another_run_goes_on_where_the_last_one_was_left() -> None:
+    """Goal: a node that dies ends no watching. Method: another run, asked by a number that is not its own, then from
+    its begin."""
+    fresh = Fresh()
+    fresh.take(answer("1", event(1, index=5, time_us=10), event(2, time_us=20)))
+    assert fresh.take(answer("2", event(7, index=9, time_us=30))) == []
+    assert fresh.after == 0
+    known = [event(1, index=4), event(2, index=5, time_us=9), event(3, time_us=15)]
+    new = [event(4, index=6, time_us=21), event(5, index=6, time_us=21), event(6, time_us=22)]
+    found = fresh.take(answer("2", *known, *new))
+    assert [each.number for each in found] == [4, 5, 6]
