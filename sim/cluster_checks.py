@@ -9,29 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from typing import Final
+from uuid import UUID
 
+from mirrorlog.client.receipts import Receipt
 from mirrorlog.commitlog.epochs import Epoch, decode_epochs
-from mirrorlog.commitlog.format import HEADER_SIZE, MAGIC, read_header
+from mirrorlog.commitlog.format import HEADER_SIZE, MAGIC, check_body, check_stamped, log_seed, read_header
+from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.messages import LossStatus, PlacedLog
 from sim.cluster_clients import History, Reading, Seen, Sent
 from sim.cluster_coverage import Observer
 from sim.cluster_plan import Plan
+from sim.cluster_troubles import Troubles
 from sim.disk import SimulatedFiles
 from sim.machines import ROOT
+
+DECIDED_S: Final = 0.3
+"""Between a decision and the epoch that is opened by it nobody else has become coordinator for so long."""
+DECIDING_S: Final = 2.0
+"""More than the time for which a coordinator waits for answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What the checks look at. `damage`: by node, what happened to its disk: power, or anything worse; `disks`: by
-    node, at the end; `by_hand`: a loss was accepted by the operator, who had no other copy."""
+    """What the checks look at. `troubles`: of all machines; `damage`: by node, what happened to its disk: power, or
+    anything worse; `disks`: by node, at the end."""
 
     plan: Plan
     history: History
     observer: Observer
+    troubles: Troubles
     damage: Mapping[str, frozenset[str]]
     disks: Mapping[str, SimulatedFiles]
-    by_hand: bool = False
 
     @property
     def logs(self) -> Mapping[str, PlacedLog]:
@@ -56,12 +67,14 @@ def check_all(outside: Outside) -> None:
         same_offset_same_byte,
         copies_read_the_same,
         nothing_confirmed_is_lost,
+        receipts_tell_enough_copies,
+        below_all_only_what_is_allowed_is_lost,
         nothing_refused_is_stored,
         nothing_lands_twice,
         queue_order_is_kept,
         queue_offsets_are_never_reused,
         readers_see_what_stays,
-        loss_starts_are_early_enough,
+        loss_starts_are_exact,
         positions_only_go_forward,
     ):
         check(outside)
@@ -76,20 +89,28 @@ def losses_have_a_reason(outside: Outside) -> None:
     for log in outside.logs.values():
         harmless = {"power"} if log.flush == "disk" else set()
         damaged = [node for node, kinds in outside.damage.items() if kinds - harmless]
-        assert not log.losses or outside.by_hand or len(damaged) >= outside.plan.copies_wanted, (
+        assert not log.losses or len(damaged) >= outside.plan.copies_wanted, (
             f"losses have a reason: log {log.name} ({log.flush}) reports {_told(log.losses)}, and only "
             f"{', '.join(damaged) or 'no disk'} was damaged; a confirm needs {outside.plan.copies_wanted} copies"
         )
 
 
-def loss_starts_are_early_enough(outside: Outside) -> None:
-    """A reported loss begins where its epoch does, or before: where nobody can say what the epochs held that are gone.
-    How often it could have begun later is counted."""
+def loss_starts_are_exact(outside: Outside) -> None:
+    """A reported loss begins where its epoch does: everything below is there, which the checks of records see, and
+    nothing of what was above. It begins before that only where the copy that was promoted lacked epochs that had been
+    given out before: what it has above what it knew to be confirmed may be of a history that was given up, and records
+    of the epochs that are gone may have stood there. How often that was so is counted."""
     for log_id, log in outside.logs.items():
         starts = {entry.epoch: entry.start for _, entry in _epochs(outside, log_id)}
         for loss in log.losses:
-            start = starts.get(loss.epoch, loss.start)
-            assert loss.start <= start, f"loss starts are early enough: {loss}, and that epoch begins at {start}"
+            start = starts.get(loss.epoch)
+            if start is None:
+                continue  # it was given up before anything was written in it
+            former = max((epoch for epoch in starts if epoch < loss.epoch), default=0)
+            assert loss.start <= start, f"loss starts are exact: {loss}, and that epoch begins at {start}"
+            assert loss.start == start or former < loss.epoch - 1, (
+                f"loss starts are exact: {loss}; that epoch begins at {start}, and epoch {former} is known"
+            )
             outside.history.counts["losses that begin before their epoch"] += loss.start < start
 
 
@@ -115,7 +136,8 @@ def _epochs(outside: Outside, log_id: str) -> Iterator[tuple[str, Epoch]]:
 
 
 def same_offset_same_byte(outside: Outside) -> None:
-    """On the disks of all copies, below what is confirmed."""
+    """On the disks of all copies, below what is confirmed; but for a batch that a bad sector has spoilt and that nobody
+    has read since: its checksum shows it."""
     for log_id, log in outside.logs.items():
         known: dict[int, tuple[str, bytes]] = {}
         for node in log.replicas:
@@ -123,8 +145,21 @@ def same_offset_same_byte(outside: Outside) -> None:
             held = dict(_batches(outside.disks[node], log_id, until=confirmed))
             assert held, f"same offset, same byte: {node} holds nothing of log {log.name}"
             for offset, batch in held.items():
+                if "flip" in outside.damage.get(node, ()) and not _is_whole(log_id, batch):
+                    continue
                 first, other = known.setdefault(offset, (node, batch))
                 assert batch == other, f"same offset, same byte: log {log.name} at {offset} on {first} and {node}"
+
+
+def _is_whole(log_id: str, batch: bytes) -> bool:
+    """By its checksums."""
+    header = read_header(batch)
+    try:
+        check_stamped(batch, 0, log_offset=header.log_offset, seed=log_seed(UUID(log_id)), max_batch_bytes=len(batch))
+        check_body(memoryview(batch), 0, header)
+    except MirrorlogError:
+        return False
+    return True
 
 
 def _batches(files: SimulatedFiles, log_id: str, *, until: int) -> Iterator[tuple[int, bytes]]:
@@ -160,8 +195,8 @@ def copies_read_the_same(outside: Outside) -> None:
 
 
 def nothing_confirmed_is_lost(outside: Outside) -> None:
-    """What was confirmed at `all` is there, as it was sent and where its receipt says; below `all` it is where its
-    receipt says, if it is there."""
+    """What was confirmed at `all` is there, as it was sent and where its receipt says, or was reported as lost; below
+    `all` it is where its receipt says, if it is there."""
     stored = {queue: _by_source(readings[0]) for queue, readings in _by_queue(outside.history.finals).items()}
     for sent in outside.history.sent:
         if sent.receipt is None:
@@ -177,6 +212,69 @@ def nothing_confirmed_is_lost(outside: Outside) -> None:
             assert seen.queue_offset == receipt.queue_offset, (
                 f"nothing confirmed is changed: {_named(sent)} stands at {seen.queue_offset}"
             )
+
+
+def receipts_tell_enough_copies(outside: Outside) -> None:
+    """As many as the level asks for, or more; at `all` no fewer than a confirm needs."""
+    for sent in outside.history.sent:
+        if sent.receipt is not None:
+            wanted = copies_at(sent.level, outside.plan)
+            assert sent.receipt.copies >= wanted, f"receipts tell enough copies: {_named(sent)}; it takes {wanted}"
+
+
+def copies_at(level: str | int, plan: Plan) -> int:
+    """How many copies hold what is confirmed at that level, at least: a node may have been forgotten."""
+    fewest = max(1, plan.copies - 1)
+    usual = 1 if fewest <= 2 else fewest // 2 + 1
+    named = {"none": 0, "master": 1, "one": 2, "majority": fewest // 2 + 1, "all": plan.min_in_sync or usual}
+    return level if isinstance(level, int) else named[level]
+
+
+def below_all_only_what_is_allowed_is_lost(outside: Outside) -> None:
+    """A record that was confirmed below `all` is gone without a report only when
+
+    - a later epoch begins at or below where it stood: what stands in an epoch that goes on behind it stays; and
+    - between when it was handed over and when that epoch was opened as many nodes were in trouble as held it when it
+      was answered, by its receipt: each of these was down, or could be late with its answer to who looked for the next
+      master, or was damaged. Whoever is in sync and answers holds what it held, and the copy that holds most is
+      promoted: so it takes the master and all others that had it. Or who decided that was late itself: then it may not
+      have taken in answers that were there.
+    """
+    stored = {queue: _by_source(readings[0]) for queue, readings in _by_queue(outside.history.finals).items()}
+    for sent in outside.history.sent:
+        if sent.receipt is None or sent.level == "all" or (sent.producer, sent.number) in stored[sent.queue]:
+            continue
+        receipt = sent.receipt
+        if outside.excused(sent.queue, log_offset=receipt.log_offset, epoch=receipt.epoch):
+            continue
+        cut_at = _cut_at(outside, outside.history.log_ids[sent.queue], receipt)
+        assert cut_at is not None, f"below all: {_named(sent)} is gone, and its epoch goes on behind it"
+        troubled = {each.node for each in outside.troubles.between(sent.at, cut_at)} & outside.disks.keys()
+        assert len(troubled) >= receipt.copies or _decided_late(outside, cut_at), (
+            f"below all: {_named(sent)}, handed over at {sent.at:.3f}, is gone since {cut_at:.3f}, and only "
+            f"{', '.join(sorted(troubled)) or 'nobody'} was in trouble meanwhile"
+        )
+
+
+def _cut_at(outside: Outside, log_id: str, receipt: Receipt) -> float | None:
+    """When an epoch was opened that begins at or below that record's place; None for none."""
+    later = [
+        entry.epoch
+        for _, entry in _epochs(outside, log_id)
+        if entry.epoch > receipt.epoch and entry.start <= receipt.log_offset
+    ]
+    if not later:
+        return None
+    # Its opening may not have been told any more, then the next one's was.
+    name, opened_at = outside.logs[log_id].name, outside.observer.opened_at
+    return min((at for (log, epoch), at in opened_at.items() if log == name and epoch >= min(later)), default=inf)
+
+
+def _decided_late(outside: Outside, opened_at: float) -> bool:
+    """Whether the coordinator that decided on an epoch was late, while it waited for answers."""
+    deciding = outside.observer.coordinated_between(opened_at - DECIDED_S, opened_at)
+    troubles = outside.troubles.between(opened_at - DECIDING_S, opened_at)
+    return any(each.late and each.node in deciding for each in troubles)
 
 
 def nothing_refused_is_stored(outside: Outside) -> None:
@@ -248,9 +346,13 @@ def readers_see_what_stays(outside: Outside) -> None:
 
 
 def positions_only_go_forward(outside: Outside) -> None:
-    """What a group has committed it finds again, or what was committed later."""
-    for (queue, group), (committed, found) in outside.history.found.items():
-        assert found >= committed or outside.losses(queue), (
+    """What a group has committed it finds again, or what was committed later; unless something was reported as lost
+    when a later epoch was opened."""
+    history, opened_at = outside.history, outside.observer.opened_at
+    for (queue, group), (committed, found) in history.found.items():
+        name = outside.logs[history.log_ids[queue]].name
+        lost_later = any(opened_at.get((name, loss.epoch), inf) >= committed.at for loss in outside.losses(queue))
+        assert found >= committed.queue_offset or lost_later, (
             f"positions only go forward: {group} of {queue} committed {committed} and finds {found}"
         )
 

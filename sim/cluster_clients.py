@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from mirrorlog.client import Client
 from mirrorlog.client.consumer import Consumer
@@ -29,12 +29,14 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Sent:
-    """A record that was handed over. `outcome`: confirmed, refused (nothing was stored) or unknown; empty: none yet."""
+    """A record that was handed over. `at`: when, in s of the run; `outcome`: confirmed, refused (nothing was stored) or
+    unknown; empty: none yet."""
 
     producer: str
     queue: str
     number: int
     level: str | int
+    at: float
     outcome: str = ""
     reason: str = ""
     receipt: Receipt | None = None
@@ -42,18 +44,18 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A record as a reader got it."""
+    """A record as a reader got it. `source`: producer and number, of which the value tells."""
 
     queue_offset: int
     log_offset: int
     epoch: int
     value: bytes
+    source: tuple[str, int]
 
-    @property
-    def source(self) -> tuple[str, int]:
-        """Producer and number."""
-        producer, number, _ = self.value.split(b" ", 2)
-        return producer.decode(), int(number)
+    @classmethod
+    def of(cls, queue_offset: int, log_offset: int, epoch: int, value: bytes) -> Self:
+        producer, number, _ = value.split(b" ", 2)
+        return cls(queue_offset, log_offset, epoch, value, (producer.decode(), int(number)))
 
 
 @dataclass(slots=True)
@@ -73,6 +75,14 @@ class Reading:
         return self.seen[-1].queue_offset + 1 if self.seen else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A position. `at`: when its commit was asked for, in s of the run."""
+
+    queue_offset: int = 0
+    at: float = 0.0
+
+
 @dataclass(slots=True)
 class History:
     """`log_ids`: of each queue; `readings`: while the storm went on; `finals`: of every copy, when it was over;
@@ -83,8 +93,8 @@ class History:
     log_ids: dict[str, str] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
     finals: list[Reading] = field(default_factory=list)
-    committed: dict[tuple[str, str], int] = field(default_factory=dict)
-    found: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    committed: dict[tuple[str, str], Committed] = field(default_factory=dict)
+    found: dict[tuple[str, str], tuple[Committed, int]] = field(default_factory=dict)
     status: dict[str, Status] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -155,31 +165,36 @@ class Writers:
         waits: list[asyncio.Future[None]] = []
         number = 0
         while not self.stopping:
-            for _ in range(what.burst):
-                with suppress(Overloaded):
-                    waits.append(self._send(producer, what, number))
+            burst: list[tuple[Sent, Delivery]] = []
+            with suppress(Overloaded):
+                for _ in range(what.burst):
+                    burst.append(self._send(producer, what, number))
                     number += 1
+            if burst:
+                waits.append(asyncio.ensure_future(self._note_ends(burst)))
             await asyncio.sleep(what.pause_s)
         with suppress(MirrorlogError):
             await producer.flush()
         await asyncio.gather(*waits)
 
-    def _send(self, producer: Producer, what: Producing, number: int) -> asyncio.Future[None]:
+    def _send(self, producer: Producer, what: Producing, number: int) -> tuple[Sent, Delivery]:
         """Raises Overloaded: then it was not handed over."""
         delivery = producer.send_nowait(b"%s %d " % (what.name.encode(), number) + b"." * what.padding)
-        sent = Sent(what.name, what.queue, number, what.level)
+        sent = Sent(what.name, what.queue, number, what.level, asyncio.get_running_loop().time())
         self.history.sent.append(sent)
-        return asyncio.ensure_future(self._note_end(sent, delivery))
+        return sent, delivery
 
-    async def _note_end(self, sent: Sent, delivery: Delivery) -> None:
-        try:
-            sent.receipt = await delivery
-            sent.outcome = "confirmed"
-            self.history.counts[f"confirmed of {sent.producer}"] += 1
-        except OutcomeUnknown as error:
-            sent.outcome, sent.reason = "unknown", error.code
-        except MirrorlogError as error:
-            sent.outcome, sent.reason = "refused", error.code
+    async def _note_ends(self, burst: Sequence[tuple[Sent, Delivery]]) -> None:
+        """In their order: most of a burst end together, and a task for each would be a sixth of all that runs."""
+        for sent, delivery in burst:
+            try:
+                sent.receipt = await delivery
+                sent.outcome = "confirmed"
+                self.history.counts[f"confirmed of {sent.producer}"] += 1
+            except OutcomeUnknown as error:
+                sent.outcome, sent.reason = "unknown", error.code
+            except MirrorlogError as error:
+                sent.outcome, sent.reason = "refused", error.code
 
 
 class Readers:
@@ -217,10 +232,11 @@ class Readers:
         history, key = self.history, (consumer.queue, group)
         while True:
             await asyncio.sleep(COMMIT_S)
-            position = consumer.position
+            position = Committed(consumer.position.queue_offset, asyncio.get_running_loop().time())
             try:
                 await consumer.commit()
-                history.committed[key] = max(history.committed.get(key, 0), position.queue_offset)
+                if position.queue_offset > history.committed.get(key, Committed()).queue_offset:
+                    history.committed[key] = position
                 history.counts["positions committed"] += 1
             except MirrorlogError:
                 history.counts["positions not committed"] += 1
@@ -234,7 +250,7 @@ async def follow(reading: Reading, consumer: Consumer) -> None:
                 header = batch.header
                 for offset, value in enumerate(batch.values.tolist(), batch.first):
                     assert value is not None
-                    reading.seen.append(Seen(offset, header.log_offset, header.epoch, value))
+                    reading.seen.append(Seen.of(offset, header.log_offset, header.epoch, value))
             return
         except PositionLost as error:
             go_on_at = int(error.details["go_on_at"])
@@ -255,8 +271,11 @@ class FinalReader:
         client = await insist(lambda: Client(*self._servers).connect())
         first = await insist(client.admin.status)
         assert first.cluster is not None
-        for node in first.cluster.nodes:
-            history.status[node.node_id] = await insist(lambda name=node.node_id: client.admin.status(name))  # type: ignore[misc]
+        nodes = [node.node_id for node in first.cluster.nodes]
+        while not self._level():  # a copy may still be coming to the end, or not know that it is confirmed
+            for name in nodes:
+                history.status[name] = await insist(lambda name=name: client.admin.status(name))  # type: ignore[misc]
+            await asyncio.sleep(AGAIN_S)
         for (queue, group), committed in list(history.committed.items()):
             position = await insist(lambda q=queue, g=group: client.admin.position(q, g))  # type: ignore[misc]
             history.found[queue, group] = committed, position.queue_offset if position is not None else 0
@@ -265,6 +284,18 @@ class FinalReader:
             for node_id in replicas[log_id]:
                 history.finals.append(await insist(lambda q=queue, n=node_id: _read_all(client, q, n)))  # type: ignore[misc]
         self.done = True
+
+    def _level(self) -> bool:
+        """Whether every copy has, and knows to be confirmed, all that its log holds."""
+        if not self.history.status:
+            return False
+        placed = {log.log_id: log.replicas for log in self.history.cluster.logs}
+        facts: dict[str, set[int]] = {}
+        for node, status in self.history.status.items():
+            for log in status.logs:
+                if node in placed[log.log_id]:
+                    facts.setdefault(log.log_id, set()).update((log.end, log.confirmed))
+        return all(len(each) == 1 for each in facts.values())
 
 
 async def _read_all(client: Client, queue: str, node: str) -> Reading:

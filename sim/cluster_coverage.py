@@ -48,12 +48,17 @@ OWN: Final = (
 
 
 class Observer:
-    """Watches a trace. `opened`: by (log, epoch), which runs opened it; `master`: by log, the node that opened the last
-    epoch; `coordinator`: the node that coordinated last; `counts`: log lines by their first word, and rare branches."""
+    """Watches a trace. `opened`: by (log, epoch), which runs opened it; `opened_at`: when the first did, in s of the
+    run; `master`: by log, the node that opened the last epoch; `coordinator`: the node that coordinated last;
+    `coordinators`: all that did, and since when; `registered`: by node, the last run that the cluster knew;
+    `counts`: log lines by their first word, and rare branches."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.opened: dict[tuple[str, int], set[str]] = {}
+        self.opened_at: dict[tuple[str, int], float] = {}
+        self.coordinators: list[tuple[float, str]] = []
+        self.registered: dict[str, int] = {}
         self.master: dict[str, str] = {}
         self.coordinator = ""
         self.without_master: set[str] = set()
@@ -61,40 +66,49 @@ class Observer:
         self._term = 0
 
     def __call__(self, note: Note) -> None:
-        _, who, what, facts = note
+        at, who, what, facts = note
         if what != "%s":
             return
         text = str(facts[0])
         word = text.partition(" ")[0]
         self.counts[word] += 1
         if (look := getattr(self, f"_{word}", None)) is not None:
-            look(who, dict(_FACT.findall(text)))
+            look(at, who, dict(_FACT.findall(text)))
+
+    def coordinated_between(self, since: float, until: float) -> set[str]:
+        """The nodes that did at some moment of that time."""
+        before = [node for at, node in self.coordinators if at < since]
+        return {*before[-1:], *(node for at, node in self.coordinators if since <= at <= until)}
 
     def branches(self) -> Counter[str]:
         """Every rare branch, those that were not come through with 0."""
         found = {branch: self.counts[word] for branch, word in BRANCHES.items()}
         return Counter({**found, **{branch: self.counts[branch] for branch in OWN}})
 
-    def _epoch_opened(self, who: str, facts: Mapping[str, str]) -> None:
+    def _epoch_opened(self, at: float, who: str, facts: Mapping[str, str]) -> None:
         log, epoch = facts["log"], int(facts["epoch"])
         self.opened.setdefault((log, epoch), set()).add(who)
+        self.opened_at.setdefault((log, epoch), at)
         self.without_master.discard(log)
         if epoch > self._epochs.get(log, 0):
             self._epochs[log], self.master[log] = epoch, who.partition("#")[0]
 
-    def _fenced(self, who: str, facts: Mapping[str, str]) -> None:
+    def _fenced(self, at: float, who: str, facts: Mapping[str, str]) -> None:
         self.without_master.add(facts["log"])
 
-    def _coordinating(self, who: str, facts: Mapping[str, str]) -> None:
+    def _coordinating(self, at: float, who: str, facts: Mapping[str, str]) -> None:
+        self.coordinators.append((at, facts["node"]))
         if (term := int(facts["term"])) > self._term:
             self._term, self.coordinator = term, facts["node"]
 
-    def _in_sync_asked(self, who: str, facts: Mapping[str, str]) -> None:
+    def _in_sync_asked(self, at: float, who: str, facts: Mapping[str, str]) -> None:
         if facts["refusal"] != "''":
             self.counts["a set is not changed as wished"] += 1
         else:
             self.counts["a set grows" if facts["wish"].startswith("Grow") else "a set shrinks"] += 1
 
-    def _registered(self, who: str, facts: Mapping[str, str]) -> None:
+    def _registered(self, at: float, who: str, facts: Mapping[str, str]) -> None:
+        node, _, run = who.partition("#")
+        self.registered[node] = int(run)
         if facts["kind"] == "lossy":
             self.counts["a start that lost something"] += 1

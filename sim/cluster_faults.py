@@ -1,37 +1,37 @@
 """What a plan's events do to a simulated cluster. Each undoes itself after its time, and is counted when it happens.
 
-Whoever runs the cluster is here too: a node that has ended is started again, one that refuses a damaged copy is stopped
-and the copy is removed, one that lost its disk is forgotten and joins anew.
+Whoever runs the cluster is here too: a node that has ended is started again, one that is to leave is drained, stopped
+and forgotten. Nobody helps a copy whose bytes went bad, nor a node whose disk is blank or was set back.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import cycle
 from random import Random
 from typing import Final
 
 from mirrorlog.client import Client
-from mirrorlog.errors import BadRequest, MirrorlogError, NotLeader, Refused
+from mirrorlog.cluster.state import ClusterState
+from mirrorlog.errors import BadRequest, DiskFailed, MirrorlogError, NotLeader, Refused
 from mirrorlog.wire.messages import (
-    CopyPromoted,
     Done,
     Drained,
     DrainNode,
     ForgetNode,
     Message,
-    PromoteCopy,
     Rebalance,
     Rebalanced,
 )
 from sim.cluster_clients import AGAIN_S
 from sim.cluster_coverage import Observer
 from sim.cluster_plan import CLIENTS, NAMES, Event, Plan
-from sim.disk import DiskModel
+from sim.cluster_troubles import Troubles
+from sim.disk import DiskModel, SimulatedFiles
 from sim.machines import ROOT, Machine
-from sim.nodes import SimulatedNode, cluster, joining, joining_settings
+from sim.nodes import SimulatedNode, cluster, joining
 from sim.sockets import TcpWeather
 from sim.world import World
 
@@ -40,16 +40,17 @@ HASTY: Final = {
 }  # fmt: skip
 """A third of the defaults, so that a storm goes through more of what comes after them."""
 LOOK_S: Final = 0.05
+DOUBT_S: Final = 0.1
+"""How late a master hears of what the cluster has decided, when that is waited for."""
 RESTART_S: Final = 0.3
 """After it has ended a node is started again."""
-REPAIR_S: Final = 0.5
+REGISTER_S: Final = 30.0
+"""How long all runs are waited for to register, at peace."""
 LOGS: Final = ROOT / "data" / "logs"
 _ASK_MS: Final = 2_000
 _CONNECT_MS: Final = 300
 _STOP_S: Final = 5.0
 _DRAIN_S: Final = 1.0
-_FORGET_ATTEMPTS: Final = 60
-_FORGET_AGAIN_S: Final = 1.0
 
 
 class SimulatedCluster:
@@ -78,8 +79,11 @@ class SimulatedCluster:
         self.seen: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
         """Nodes that are down on purpose, by how many faults."""
-        self.to_do: list[tuple[str, str]] = []
-        """By the operator: `renew` or `leave`, and which node."""
+        self.at_peace = False
+        self.to_leave: list[str] = []
+        """By name; see `operate`."""
+        self.to_restore: list[Callable[[], Awaitable[None]]] = []
+        """At peace: with others down the cluster may forget what it had decided, and nothing tells."""
         self._operators = 0
 
     @property
@@ -106,8 +110,38 @@ class SimulatedCluster:
         self.start(name)
 
     def note_damage(self, name: str, kind: str) -> None:
-        """power, fsync, flip, blank, or copy: the copy of a log was removed."""
+        """power, fsync, flip, blank or restore."""
         self.damage.setdefault(name, set()).add(kind)
+
+    def decided(self, *, but: str = "") -> ClusterState | None:
+        """The newest that is known to any node that runs, but for one."""
+        known = [state for node in self.present if node.name != but and (state := node.decided) is not None]
+        return max(known, key=lambda state: state.version, default=None)
+
+    def may_lose_disk(self, name: str) -> bool:
+        """Whether it can come back without help, with what others have: they are a majority and know it, it knows one
+        of them by its configuration, and no log's last whole copy is there, as far as anybody can tell."""
+        state = self.decided()
+        if state is None or self.plan.nodes < 3 or len(self.present) < 3:
+            return False
+        there = {node for node, facts in state.nodes.items() if facts.start_id} - self.left - set(self.to_leave)
+        founders = there & set(self.plan.names) - {name}
+        up = {node for node in there - {name} if self.nodes[node].machine.up}
+        return len(there) >= 3 and bool(founders) and all(up & set(log.promotable) for log in state.logs.values())
+
+    def lets_in_unknown_to(self, name: str) -> bool:
+        """Whether the cluster has let a copy into a log that this node masters, and it does not know yet."""
+        own, newest = self.nodes[name].decided, self.decided(but=name)
+        if own is None or newest is None:
+            return False
+        return any(
+            log.master is not None
+            and log.master.node == name
+            and log_id in own.logs
+            and log.epoch == own.logs[log_id].epoch
+            and not log.in_sync.keys() <= own.logs[log_id].in_sync.keys()
+            for log_id, log in newest.logs.items()
+        )
 
     def start(self, name: str) -> None:
         """Unless it runs, or was forgotten, or somebody else keeps it down."""
@@ -122,57 +156,25 @@ class SimulatedCluster:
                 if not node.machine.up and not self.held[name] and name not in self.left:
                     await asyncio.sleep(RESTART_S)
                     self.start(name)
-                elif node.machine.up and not node.machine.paused and node.node is not None:
-                    await self._repair(name, node)
-
-    async def _repair(self, name: str, node: SimulatedNode) -> None:
-        """A copy that its node refuses is removed, and copied anew."""
-        assert node.node is not None
-        refused = [str(log.log_id) for log in node.node.logs.refused]
-        if not refused:
-            return
-        await asyncio.sleep(REPAIR_S)
-        machine = node.machine
-        machine.kill()
-        for log_id in refused:
-            machine.files.remove_tree(LOGS / log_id)
-        self.note_damage(name, "copy")
-        self.seen["copy removed"] += len(refused)
-        self.start(name)
+                elif node.machine.up and not node.machine.paused and _disk_failed_at_start(node):
+                    node.machine.kill()  # another start finds it well
 
     async def operate(self) -> None:
-        """Does what is in `to_do`, one after the other, for ever."""
+        """Does what is to be done, one after the other, for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            while self.to_do:
-                what, name = self.to_do[0]
-                if name not in self.left:
-                    await (self._renew(name) if what == "renew" else self._leave(name))
-                self.to_do.pop(0)
+            while self.to_leave:
+                if self.to_leave[0] not in self.left:
+                    await self._leave(self.to_leave[0])
+                self.to_leave.pop(0)
+            while self.to_restore and self.at_peace:
+                await self.to_restore[0]()
+                self.to_restore.pop(0)
 
     @property
     def busy(self) -> bool:
         """Whether the operator has something to do."""
-        return bool(self.to_do)
-
-    async def _forget(self, name: str) -> None:
-        """With its last copies, if nobody else's is whole: then the best of the others is promoted before."""
-        for _ in range(_FORGET_ATTEMPTS):
-            if await self.ask(ForgetNode(node=name, force=True), Done):
-                self.seen["forgotten"] += 1
-                return
-            for log in self.plan.log_names:
-                if await self.ask(PromoteCopy(log=log, accept_loss=True), CopyPromoted):
-                    self.seen["promoted by hand"] += 1
-            await asyncio.sleep(_FORGET_AGAIN_S)
-        raise AssertionError(f"{name} cannot be forgotten")
-
-    async def _renew(self, name: str) -> None:
-        """Its disk is blank: it is forgotten, and joins under its old name."""
-        await self._forget(name)
-        others = [node.name for node in self.present if node.name != name and not self.held[node.name]]
-        self.nodes[name].settings = joining_settings(name, others or self.plan.names, self.settings)
-        self.release(name)
+        return bool(self.to_leave or self.to_restore)
 
     async def _leave(self, name: str) -> None:
         if len(self.present) <= self.plan.copies:
@@ -204,6 +206,11 @@ class SimulatedCluster:
         machine.kill()
         self.world.trace.note(self.world.now, "", "ASKED %s: %s", message, asking.told)
         return asking.answered
+
+
+def _disk_failed_at_start(node: SimulatedNode) -> bool:
+    """Whether it refuses a log for that: it asks for its disk to be checked, and tries no more in this run."""
+    return node.node is not None and any(isinstance(log.error, DiskFailed) for log in node.node.logs.refused)
 
 
 class _Asking:
@@ -243,10 +250,11 @@ class _Asking:
 class Faults:
     """Does events. `happened` counts those that found somebody to hit."""
 
-    def __init__(self, cluster: SimulatedCluster, observer: Observer) -> None:
+    def __init__(self, cluster: SimulatedCluster, observer: Observer, troubles: Troubles) -> None:
         self.happened: Counter[str] = Counter()
         self._cluster = cluster
         self._observer = observer
+        self._troubles = troubles
         self._world = cluster.world
         self._network = cluster.world.network
         self._random = Random(f"{cluster.plan.seed} faults")
@@ -322,66 +330,96 @@ class Faults:
 
     async def _cut(self, one: str, other: str, for_s: float) -> None:
         one = self._node(one).name
-        self._network.cut_off({one}, {other} - {one})
-        await asyncio.sleep(for_s)
-        self._network.mend(one, other)
+        with self._troubles.late(one, other):
+            self._network.cut_off({one}, {other} - {one})
+            await asyncio.sleep(for_s)
+            self._network.mend(one, other)
 
     async def _cut_one_way(self, one: str, other: str, for_s: float) -> None:
         one = self._node(one).name
         pair = (one, other) if self._random.random() < 0.5 else (other, one)
-        self._network.cut(*pair)
-        await asyncio.sleep(for_s)
-        self._network.mend(*pair)
+        with self._troubles.late(*pair):
+            self._network.cut(*pair)
+            await asyncio.sleep(for_s)
+            self._network.mend(*pair)
 
     async def _isolate(self, target: str, whom: str, for_s: float) -> None:
         node = self._node(target)
         self._hit(node)
-        others = {*self._cluster.nodes, *(CLIENTS if whom == "all" else ())} - {node.name}
-        self._network.cut_off({node.name}, others)
-        await asyncio.sleep(for_s)
-        for other in sorted(others):
-            self._network.mend(node.name, other)
+        await self._cut_off(node, CLIENTS if whom == "all" else (), for_s)
+
+    async def _cut_off(self, node: SimulatedNode, clients: Sequence[str], for_s: float) -> None:
+        """From all other nodes, and from those clients."""
+        others = {*self._cluster.nodes, *clients} - {node.name}
+        with self._troubles.late(node.name):
+            self._network.cut_off({node.name}, others)
+            await asyncio.sleep(for_s)
+            for other in sorted(others):
+                self._network.mend(node.name, other)
+
+    async def _doubt(self, wait_s: float, for_s: float) -> bool:
+        """The master of a log is cut off from the other nodes as soon as a copy was let in and it does not know yet:
+        what the coordinator tells it comes late."""
+        master, coordinator = self._node("@master"), self._node("@coordinator")
+        if master is coordinator:
+            return False  # it knows first
+        with self._troubles.late(master.name, coordinator.name):
+            self._network.lengthen(coordinator.name, master.name, DOUBT_S)
+            end = self._world.now + wait_s
+            while not (found := self._cluster.lets_in_unknown_to(master.name)) and self._world.now < end:  # noqa: ASYNC110
+                await asyncio.sleep(DOUBT_S / 10)
+            self._network.lengthen(coordinator.name, master.name, 0.0)
+            if found:
+                await self._cut_off(master, (), for_s)
+        return found
 
     async def _split(self, some: str, for_s: float) -> None:
         others = set(self._cluster.nodes) - set(some)
-        self._network.cut_off(some, others)
-        await asyncio.sleep(for_s)
-        for one in some:
-            for other in sorted(others):
-                self._network.mend(one, other)
+        with self._troubles.late(*sorted(self._cluster.nodes)):
+            self._network.cut_off(some, others)
+            await asyncio.sleep(for_s)
+            for one in some:
+                for other in sorted(others):
+                    self._network.mend(one, other)
 
     async def _reset(self, one: str, other: str) -> bool:
-        return bool(self._network.reset(self._node(one).name, other))
+        one = self._node(one).name
+        with self._troubles.late(one, other):
+            return bool(self._network.reset(one, other))
 
     async def _weather(self, delay_s: float, hiccups: float, for_s: float) -> None:
-        self._network.weather = TcpWeather(delay_s=(0.0001, delay_s), hiccups=hiccups)
-        await asyncio.sleep(for_s)
-        self._network.weather = TcpWeather()
+        with self._troubles.late(*(sorted(self._cluster.nodes) if hiccups else ())):
+            self._network.weather = TcpWeather(delay_s=(0.0001, delay_s), hiccups=hiccups)
+            await asyncio.sleep(for_s)
+            self._network.weather = TcpWeather()
 
     async def _lengthen(self, one: str, other: str, seconds: float, for_s: float) -> None:
         one = self._node(one).name
-        self._network.lengthen(one, other, seconds)
-        await asyncio.sleep(for_s)
-        self._network.lengthen(one, other, 0.0)
+        with self._troubles.late(one, other):
+            self._network.lengthen(one, other, seconds)
+            await asyncio.sleep(for_s)
+            self._network.lengthen(one, other, 0.0)
 
     # --- disks ---
 
     async def _slow(self, target: str, share: float, for_s: float) -> None:
         machine = self._node(target).machine
-        machine.pace.slow = share
-        await asyncio.sleep(for_s)
-        machine.pace.slow = 0.0
+        with self._troubles.late(machine.name):
+            machine.pace.slow = share
+            await asyncio.sleep(for_s)
+            machine.pace.slow = 0.0
 
     async def _full(self, target: str, free_bytes: int, for_s: float) -> None:
         machine = self._node(target).machine
-        machine.files.limit(free_bytes)
-        await asyncio.sleep(for_s)
-        machine.files.limit(None)
+        with self._troubles.late(machine.name):
+            machine.files.limit(free_bytes)
+            await asyncio.sleep(for_s)
+            machine.files.limit(None)
 
     async def _fsync(self, target: str, number: int, for_s: float) -> None:
         machine = self._node(target).machine
         machine.files.faults.fail("fdatasync", first=number, times=1)
-        self._cluster.note_damage(machine.name, "fsync")
+        self._damaged(machine.name, "fsync")
         await asyncio.sleep(for_s)
         machine.files.faults.heal()
 
@@ -406,23 +444,59 @@ class Faults:
         last = written[-1]
         path = last if where == "active" or len(written) == 1 else self._random.choice(written[:-1])
         files.flip_bit(path, int(len(files.content(path).rstrip(b"\0")) * depth * 0.999), bit)
-        self._cluster.note_damage(node.name, "flip")
+        self._damaged(node.name, "flip")
         return True
 
     # --- machines ---
 
     async def _blank(self, target: str, down_s: float) -> bool | None:
-        """Its disk is replaced, and the operator is told."""
+        """Its disk is replaced, and it is started as it is."""
         node, cluster = self._node(target), self._cluster
-        if len(cluster.present) < 3 or cluster.busy or cluster.plan.copies < 2:
-            return False  # of two nodes none could let it in again, and of one copy nothing would be left
+        if not cluster.may_lose_disk(node.name):
+            return False
         cluster.hold(node.name)
         node.machine.kill()
         node.machine.wipe()
         cluster.note_damage(node.name, "blank")
         await asyncio.sleep(down_s)
-        cluster.to_do.append(("renew", node.name))
+        cluster.release(node.name)
         return None
+
+    async def _restore(self, target: str, down_s: float) -> bool:
+        """The machine's disk is what it was now, later, when the storm is over."""
+        node, cluster = self._node(target), self._cluster
+        machine = node.machine
+        if not machine.up or self._observer.registered.get(node.name, 0) < machine.runs:
+            return False
+        image, disk, run = machine.image(), machine.disks, machine.runs
+
+        async def restore() -> None:
+            if machine.disks == disk and node in cluster.present and cluster.may_lose_disk(node.name):
+                await self._set_back(node, image, run, down_s)
+
+        cluster.to_restore.append(restore)
+        return True
+
+    async def _set_back(self, node: SimulatedNode, image: SimulatedFiles, run: int, down_s: float) -> None:
+        """To an image that was made in that run; the cluster has heard of a later one. Of a disk that is set back
+        within one run nothing tells, see docs/guarantees.md."""
+        cluster = self._cluster
+        if node.machine.runs == run:
+            cluster.hold(node.name)
+            node.machine.kill()
+            cluster.release(node.name)
+        await self._world.until(self._all_registered, within_s=REGISTER_S, otherwise="not all nodes have registered")
+        cluster.hold(node.name)
+        self._lose_power(node.machine)
+        node.machine.restore(image)
+        self._damaged(node.name, "restore")
+        cluster.seen["restored"] += 1
+        await asyncio.sleep(down_s)
+        cluster.release(node.name)
+
+    def _all_registered(self) -> bool:
+        registered = self._observer.registered
+        return all(registered.get(node.name, 0) == node.machine.runs for node in self._cluster.present)
 
     # --- operators ---
 
@@ -453,10 +527,14 @@ class Faults:
         seed = cluster.plan.names[0]  # one that the clients were given stays
         if target in {seed, *cluster.left} or len(cluster.present) <= cluster.plan.copies:
             return False
-        cluster.to_do.append(("leave", target))
+        cluster.to_leave.append(target)
         return True
 
     # --- inside ---
+
+    def _damaged(self, name: str, kind: str) -> None:
+        self._cluster.note_damage(name, kind)
+        self._troubles.damaged(name)
 
     def _node(self, target: str) -> SimulatedNode:
         """The one that is meant, or plays that part now."""

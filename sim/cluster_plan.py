@@ -17,8 +17,6 @@ NAMES: Final = "abcdefg"
 """Of the nodes, in the order in which they are founded or join."""
 CLIENTS: Final = ("writers", "readers")
 """Machines that the clients run on."""
-DAMAGING: Final = frozenset({"power", "blackout", "fsync", "flip", "blank"})
-"""After these a disk may hold less than it had acknowledged."""
 
 Argument = str | int | float
 
@@ -100,17 +98,19 @@ class Kind:
 
 
 _PROCESSES: Final = {"kill": 4, "pause": 3, "stop": 1}
-_NETWORK: Final = {"cut": 2, "cut_one_way": 2, "isolate": 3, "split": 1, "reset": 2, "weather": 2, "lengthen": 1}
+_NETWORK: Final = {
+    "cut": 2, "cut_one_way": 2, "isolate": 3, "split": 1, "reset": 2, "weather": 2, "lengthen": 1, "doubt": 1,
+}  # fmt: skip
 _DISKS: Final = {"slow": 2, "full": 1, "fsync": 1, "flip": 1}
 _MACHINES: Final = {"power": 3, "blackout": 1, "clock": 1}
 _OPERATORS: Final = {"drain": 1, "join": 1, "leave": 1, "rebalance": 1}
 
 KINDS: Final[Mapping[str, Kind]] = {
-    "anything": Kind({**_PROCESSES, **_NETWORK, **_DISKS, **_MACHINES, **_OPERATORS, "blank": 1}),
+    "anything": Kind({**_PROCESSES, **_NETWORK, **_DISKS, **_MACHINES, **_OPERATORS, "blank": 1, "restore": 1}),
     "network": Kind({**_NETWORK, "kill": 1, "pause": 1}),
-    "falling masters": Kind({"kill": 5, "pause": 3, "isolate": 2, "reset": 1}, nodes=(3, 3, 5)),
-    "power": Kind({"power": 5, "blackout": 2, "kill": 2, "slow": 1, "cut": 1}),
-    "disks": Kind({**_DISKS, "power": 1, "kill": 2, "blank": 1}),
+    "falling masters": Kind({"kill": 5, "pause": 3, "isolate": 2, "reset": 1, "doubt": 2}, nodes=(3, 3, 5)),
+    "power": Kind({"power": 5, "blackout": 2, "kill": 2, "slow": 1, "cut": 1, "restore": 1}),
+    "disks": Kind({**_DISKS, "power": 1, "kill": 2, "blank": 1, "restore": 1}),
     "operators": Kind({**_OPERATORS, "kill": 2, "pause": 1, "blank": 1, "isolate": 1}, nodes=(1, 2, 3, 3, 5)),
 }
 
@@ -183,6 +183,10 @@ class _Draw:
     def _isolate(self) -> tuple[Argument, ...]:
         return self._node(), self._random.choice(("nodes", "all")), self._for_s()
 
+    def _doubt(self) -> tuple[Argument, ...]:
+        """How long it is waited for."""
+        return self._random.choice((0.5, 2.0)), self._for_s()
+
     def _split(self) -> tuple[Argument, ...]:
         some = self._random.sample(self._names, self._random.randrange(len(self._names) + 1))
         return "".join(sorted(some)), self._for_s()
@@ -214,6 +218,10 @@ class _Draw:
         return self._victim, where, round(self._random.random(), 3), self._random.randrange(8), self._for_s()
 
     def _blank(self) -> tuple[Argument, ...]:
+        return self._victim, self._for_s()
+
+    def _restore(self) -> tuple[Argument, ...]:
+        """How long the machine is down."""
         return self._victim, self._for_s()
 
     def _join(self) -> tuple[Argument, ...]:

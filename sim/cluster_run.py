@@ -20,6 +20,8 @@ from sim.cluster_clients import AGAIN_S, FinalReader, History, Producing, Reader
 from sim.cluster_coverage import Observer
 from sim.cluster_faults import Faults, SimulatedCluster
 from sim.cluster_plan import Plan
+from sim.cluster_troubles import Troubles
+from sim.loop import START_S
 from sim.machines import Machine
 from sim.sockets import TcpWeather
 from sim.stand_ins import node_disks
@@ -27,6 +29,9 @@ from sim.trace import Trace
 from sim.world import World
 
 BEGIN_S: Final = 30.0
+FLUSHED_S: Final = 0.9
+"""The storm does not begin earlier: a log in memory may lose a queue that has just been made, with all that is in it,
+and nobody makes it anew."""
 STORM_END_S: Final = 40.0
 """How long the last faults take to undo themselves."""
 OPERATOR_S: Final = 120.0
@@ -48,9 +53,11 @@ class _Schedule:
         self._plan = plan
         self._history = History()
         self._observer = Observer()
+        self._troubles = Troubles(lambda: world.now)
         world.trace.watch(self._observer)
+        world.trace.watch(self._troubles)
         self._cluster = SimulatedCluster(world, plan)
-        self._faults = Faults(self._cluster, self._observer)
+        self._faults = Faults(self._cluster, self._observer, self._troubles)
         queues = {f"q{number}": mode for number, mode in enumerate((*plan.logs, plan.logs[0])[:2])}
         producers = list(_producers(plan, list(queues)))
         self._writers = Writers(self._cluster.servers, queues, producers, self._history)
@@ -63,6 +70,7 @@ class _Schedule:
         world.machine("writers").start(self._writers)
         world.machine("readers").start(self._readers)
         await self._confirms("nothing is confirmed at first", within_s=BEGIN_S)
+        await asyncio.sleep(max(0.0, START_S + FLUSHED_S - world.now))
         operators = [asyncio.ensure_future(work) for work in (cluster.watch(), cluster.operate())]
         storm = asyncio.gather(*(self._faults.do(event) for event in self._plan.events))
         await asyncio.wait_for(storm, self._plan.seconds + STORM_END_S)
@@ -102,6 +110,7 @@ class _Schedule:
         world.trace.note(world.now, "", "PEACE")
         world.network.heal()
         world.network.weather = TcpWeather()
+        cluster.at_peace = True
         for node in cluster.present:
             machine = node.machine
             machine.pace.slow = 0.0
@@ -142,7 +151,7 @@ class _Schedule:
         cluster = self._cluster
         damage = {name: frozenset(kinds) for name, kinds in cluster.damage.items()}
         disks = {name: node.machine.files for name, node in cluster.nodes.items()}
-        return Outside(self._plan, self._history, self._observer, damage, disks, cluster.seen["promoted by hand"] > 0)
+        return Outside(self._plan, self._history, self._observer, self._troubles, damage, disks)
 
     def _counts(self) -> Counter[str]:
         history, seen = self._history, self._observer.counts
@@ -179,7 +188,11 @@ class _Schedule:
 def _producers(plan: Plan, queues: list[str]) -> Iterator[Producing]:
     """One at level `all` for each queue, and another one at any level."""
     random = Random(f"{plan.seed} producers")
-    levels = ["all", "all", "majority", "one", "master"] if plan.copies > 1 else ["all", "master"]
+    levels: list[str | int] = ["all", "master", "none"]
+    if plan.copies > 1:
+        levels += ["majority", "majority", "one", "one"]
+    if plan.copies > 2:
+        levels.append(2)
     for number, (queue, level) in enumerate(
         [*((queue, "all") for queue in queues), (queues[0], random.choice(levels))]
     ):
@@ -211,6 +224,8 @@ class _Settling:
                         statuses = {node.name: await client.admin.status(node.name) for node in self._cluster.present}
                         self.waits_for = next(self._open_points(statuses), "")
                         self.settled = not self.waits_for
+                        for node in _draining(statuses):  # by a request of unknown outcome, decided after its undoing
+                            await client.admin.drain(node, draining=False)
                         await asyncio.sleep(AGAIN_S)
             except MirrorlogError as error:
                 self.waits_for = f"{type(error).__name__}: {error}"
@@ -231,3 +246,8 @@ class _Settling:
                     yield f"for {name} log {log.name} is {log}"
                 if any(not loss.leapt for loss in log.losses):
                     yield f"for {name} log {log.name} has still to leap: {log.losses}"
+
+
+def _draining(statuses: dict[str, Status]) -> set[str]:
+    views = [status.cluster for status in statuses.values() if status.cluster is not None]
+    return {node.node_id for view in views for node in view.nodes if node.draining and node.node_id in statuses}

@@ -63,6 +63,8 @@ class Machine:
         self.runs = 0
         self.boots = 1
         """Page caches that it has had; each loss of power ends one."""
+        self.disks = 1
+        """That it has had, each blank or restored at first."""
         self.wall_skew_ns = 0
         self._loop = loop
         self._network = network
@@ -141,17 +143,19 @@ class Machine:
         """A blank disk in its place."""
         assert not self.up
         self._note("was given a blank disk")
+        self.disks += 1
         self.files = SimulatedFiles(ROOT, seed=self._random.getrandbits(64), model=self.files.model)
 
     def image(self) -> SimulatedFiles:
-        """The disk as a snapshot of the machine has it, which `restore` takes."""
-        return self.files.after_kill()
+        """The disk as a snapshot of the machine has it, which `restore` takes: what a loss of power would leave."""
+        return self.files.after_power_loss()
 
     def restore(self, image: SimulatedFiles) -> None:
         """The disk is what it was."""
         assert not self.up
         self._note("was restored from a snapshot")
-        self.files = image.after_kill()
+        self.disks += 1
+        self.files = self._left(image.after_kill())
 
     def set_clock(self, skew_ns: int) -> None:
         """Its wall clock is off by so much, from now on."""

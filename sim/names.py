@@ -8,7 +8,8 @@ of the rest is one of two models:
 
 A rename is one change in both: never both names, never none. A file that arrives under its new name has the space that
 was allocated before, if not the bytes. Replacing a file by `open(create=True)` is a change of
-its name to a new, empty file: the old content comes back whole or not at all.
+its name to a new, empty file: the old content comes back whole or not at all. A directory is renamed with what the
+device has of it by then.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from sim.inode import Inode
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One entry of the journal. `inode` None: a directory was made. `new`: the name after it, None: it was removed.
+    """One entry of the journal. `inode` None: a directory was made (`new` is `old`) or renamed. `new`: the name after
+    it, None: it was removed.
 
     `allocated`: the file's space at that time, which arrives with the name.
     """
@@ -70,6 +72,11 @@ class Names:
 
     def rename(self, old: Path, new: Path) -> None:
         self.require_directory(new.parent)
+        if old in self.directories:
+            if self.listed(new) if new in self.directories else new in self.files:
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(new))
+            self._change(Change(old, new, None))
+            return
         inode = self.find(old)
         self._change(Change(old, new, inode, inode.allocated))
 
@@ -169,12 +176,24 @@ class Names:
 
 def _apply(change: Change, directories: set[Path], files: dict[Path, Inode]) -> None:
     if change.inode is None:
-        directories.add(change.old)
+        assert change.new is not None
+        if change.new == change.old:
+            directories.add(change.old)
+        elif change.old in directories:
+            _move_directory(change.old, change.new, directories, files)
         return
     if files.get(change.old) is change.inode:
         del files[change.old]
     if change.new is not None:
         files[change.new] = change.inode
+
+
+def _move_directory(old: Path, new: Path, directories: set[Path], files: dict[Path, Inode]) -> None:
+    for path in [path for path in directories if path.is_relative_to(old)]:
+        directories.remove(path)
+        directories.add(new / path.relative_to(old))
+    for path in [path for path in files if path.is_relative_to(old)]:
+        files[new / path.relative_to(old)] = files.pop(path)
 
 
 def _persist(change: Change, directories: set[Path], files: dict[Path, Inode]) -> None:

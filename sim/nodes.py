@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from mirrorlog.broker.disk_limits import DiskSpace
 from mirrorlog.broker.node import Node
+from mirrorlog.cluster.state import ClusterState
 from mirrorlog.config import Settings, load_settings
 from mirrorlog.errors import MirrorlogError
 from sim.disk import DiskModel
@@ -47,6 +48,12 @@ class SimulatedNode:
     @property
     def client_address(self) -> str:
         return f"{self.name}:{CLIENT_PORT}"
+
+    @property
+    def decided(self) -> ClusterState | None:
+        """What its run knows to be decided; None while there is none, or it knows nothing."""
+        service = self.node._service if self.node is not None and self.machine.up else None
+        return service.state if service is not None and service._driver is not None else None
 
     def start(self) -> None:
         """The next run."""

@@ -64,9 +64,7 @@ def _patch_paths(patches: ExitStack, files: Callable[[], SimulatedFiles]) -> Non
     def renamed(path: Path, target: Path) -> Path:
         if not below(path):
             return rename(path, target)
-        for each in _files_below(files(), path):
-            files().make_directory(target)
-            files().rename(each, target / each.name)
+        files().rename(path, target)
         files().fsync_directory(path.parent)
         return target
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -47,6 +48,10 @@ class NativeDoor:
         self.requests = requests
         self._push = push
         self.sessions: set[ClientSession] = set()
+        self.accepted = 0
+        """Connections since this process began."""
+        self.refused: Counter[str] = Counter()
+        """Publishes of which nothing was stored, by the error's code."""
         self.log_of = logs.of_queue
         self._logs = logs
         self._server: asyncio.Server | None = None
@@ -113,6 +118,7 @@ class ClientSession:
         self._endpoint = endpoint
         self._last_read = time.monotonic()
         door = self._door
+        door.accepted += 1
         limit = door.settings.limits.max_connections
         if len(door.sessions) >= limit:
             endpoint.close(
@@ -131,6 +137,8 @@ class ClientSession:
         except ProtocolError:
             raise
         except MirrorlogError as error:
+            if frame_.type == _PRODUCE:
+                self._door.refused[error.code] += 1
             self.refuse(error, frame_.correlation_id)
 
     def handled(self) -> None:

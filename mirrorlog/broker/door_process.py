@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -47,6 +48,16 @@ class DoorProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
+        self._serves = False
+        self._renew_then = False
+
+    def renew(self) -> None:
+        """It shall read the files of TLS anew; one that does not serve yet, once it does."""
+        if self._serves and self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended; the next one reads them at its start
+                self._process.send_signal(signal.SIGHUP)
+        else:  # the signal would end a process that has not come to expect it
+            self._renew_then = True
 
     async def start(self) -> bool:
         """Start it; True once it serves, False when it does not within 30 s (it is tried on)."""
@@ -98,7 +109,11 @@ class DoorProcess:
         served = False
         while line := await process.stdout.readline():
             if b"serving" in line:
-                served = True
+                served = self._serves = True
                 self._ready.set()
                 logger.info("%s_door_serving pid=%s", self._kind, process.pid)
+                if self._renew_then:
+                    self._renew_then = False
+                    self.renew()
+        self._serves = False
         return served

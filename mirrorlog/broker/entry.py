@@ -4,11 +4,13 @@
     the disk has joined, and has no store     it becomes the member that it was let in as
     the disk has asked to join                it asks that cluster again, and no other
     the disk is blank, with seeds             it looks: joins what it finds, founds, or waits
-    the disk is blank, without                it founds a cluster with the members of its configuration
+    it is blank, with other members           it asks these: founds with them, comes back as another member, or waits
+    it is blank, without                      it founds a cluster of its own
 
 A cluster's id is on the disk (`node.json`) before anything is asked or founded, and what the member begins with
 (`JoinRecord`) before it has a store. So a node may be killed at any point and goes on where it was; in particular one
-that may be known to a cluster founds no other.
+that may be known to a cluster founds no other. Who founds by configuration needs no record: before it has a store it
+has said nothing, and asks again.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
@@ -27,6 +29,8 @@ from uuid import UUID, uuid4
 
 import msgspec
 
+from mirrorlog import versions
+from mirrorlog.broker.founder import Founder
 from mirrorlog.cluster.founding import addresses_of, founding, founding_state
 from mirrorlog.cluster.joining import FILE_NAME as JOIN_NAME
 from mirrorlog.cluster.joining import JoinRecord
@@ -132,15 +136,19 @@ class Entry:
 
     async def _enter(self) -> Entered:
         owner = self._owner()
-        if owner is not None and self._looks and self._nothing_but_a_name():
+        if owner is not None and (self._looks or self._is_founder) and self._nothing_but_a_name():
             with disk_named("remove", self._path / IDENTITY_NAME):
                 self._files.unlink(self._path / IDENTITY_NAME)  # it was neither founded nor asked to be let in
             owner = None
         if owner is None:
             return await self._enter_blank()
+        return await self._within(owner, self._enter_owned)
+
+    async def _within(self, owner: UUID, enter: Callable[[UUID, DataDirectory], Awaitable[Entered]]) -> Entered:
+        """With the directory open, as that cluster's; it stays so for who has entered."""
         directory = self._open(owner)
         try:
-            return await self._enter_owned(owner, directory)
+            return await enter(owner, directory)
         except BaseException:
             directory.close()
             raise
@@ -157,11 +165,11 @@ class Entry:
             return member
         if self._looks:
             return await self._join_again(owner, directory)
-        if self._files.exists(self._path / JOIN_NAME):
+        if self._files.exists(self._path / JOIN_NAME) and not self._is_founder:
             raise _OtherCluster(owner, "a new cluster")  # it may be known to that one, and must not found it again
         if owner != cluster.cluster_id and (cluster.named or not self._bootstrap):
             raise _OtherCluster(owner, f"cluster {cluster.name}, cluster_id {cluster.cluster_id}")
-        return self._configured(owner, directory)
+        return await self._by_configuration(owner, directory)
 
     def _member_of(self, directory: DataDirectory) -> Entered | None:
         """The member that the disk is, or was let in as; None when it is none."""
@@ -198,7 +206,7 @@ class Entry:
         cluster = self._settings.cluster
         if not self._looks:
             cluster_id = uuid4() if self._bootstrap and not cluster.named else cluster.cluster_id
-            return self._configured(cluster_id, self._open(cluster_id))
+            return await self._within(cluster_id, self._by_configuration)
         decision = await self._look()
         cluster_id = decision.cluster_id if isinstance(decision, Join) else self._new_id()
         directory = self._open(cluster_id)
@@ -235,7 +243,22 @@ class Entry:
         logger.info("cluster_founded node=%s cluster_id=%s", self._settings.node.id, cluster_id)
         return entered
 
+    # --- a blank disk, by configuration ---
+
+    async def _by_configuration(self, cluster_id: UUID, directory: DataDirectory) -> Entered:
+        """A founding member, if nothing can have been decided yet without it; else another one."""
+        if self._is_founder and not await Founder(self._settings, self._files, self._credentials).founds():
+            returned = self._member_of(directory)
+            assert returned is not None, "a founder that does not found is a member"
+            return returned
+        return self._configured(cluster_id, directory)
+
     # --- parts ---
+
+    @property
+    def _is_founder(self) -> bool:
+        """Whether it founds together with others."""
+        return not (self._looks or self._bootstrap) and len(self._settings.cluster.members) > 1
 
     @property
     def _looks(self) -> bool:
@@ -256,6 +279,7 @@ class Entry:
             addresses=addresses_of(settings.member),
             witness=settings.node.witness,
             token=record.token,
+            version=versions.OWN,
         )
         self._asked += 1
         seed = join.seeds[self._asked % len(join.seeds)]

@@ -314,6 +314,7 @@ class Fetcher:
             batch_count,
         )
         size = len(facts) + sum(map(len, parts))
+        self._replica.counters.fetched(size)
         endpoint.send([frame_header(FrameType.BATCHES, size, correlation_id) + facts, *parts])
 
 

@@ -14,6 +14,10 @@ for, and only then the next role begins. So no role sees what another has left h
 
 A change that fails leaves a copy of which it is not known what it is: the node ends, as it does when a start fails.
 
+A damaged copy (see `Replica`) has roles too, so that it can be compared, and repaired as a mirror; until then it serves
+nobody. Bad bytes that are met at run time end the node when another copy is whole: only a start can say that a copy may
+lack something (invariant 7), and the start after it reads everything.
+
 Rejected: to close the copy and open it again as another role (seconds without readers, for a log of many segments).
 """
 
@@ -23,13 +27,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from mirrorlog.broker.disk_limits import DiskReport
 from mirrorlog.broker.fetch import Fetcher
@@ -41,8 +47,11 @@ from mirrorlog.broker.replica import Replica
 from mirrorlog.broker.roles import LogRole, MasterRole, MirrorRole, RestingRole
 from mirrorlog.broker.status import unavailable_status
 from mirrorlog.commitlog.epochs import ENTRIES_MAX
+from mirrorlog.commitlog.format import HEADER_SIZE
+from mirrorlog.commitlog.scan import without_advice
 from mirrorlog.config import LogAssignment, Member
-from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError
+from mirrorlog.errors import BadRequest, LogCorrupt, LogUnavailable, MirrorlogError
+from mirrorlog.ha.driving import log_failure
 from mirrorlog.ha.in_sync import InSyncSet
 from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.wire.messages import LogStatus
@@ -81,11 +90,18 @@ _NEXT: Final[dict[HostedState, set[HostedState]]] = {
 }
 
 
+def _soon(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    """From a helper's thread; the loop may have ended meanwhile."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(work)
+
+
 @dataclass(frozen=True, slots=True)
 class CopyFacts:
     """What this node holds of a log: what a promotion compares. Offsets are log offsets.
 
     `last_epoch`: of the last byte; `epoch_known`: the newest one in the list, of which it may hold no byte yet.
+    `confirmed` is above `end` in a damaged copy alone: up to there it held the log, which may have been confirmed.
     """
 
     last_epoch: int
@@ -101,10 +117,11 @@ class HostedLog:
     def __init__(self, assignment: LogAssignment, log_id: UUID, host: Host) -> None:
         self.log_id = log_id
         self.state = HostedState.NEW
-        self.error: MirrorlogError | None = None
-        """Why this node refuses to serve the log."""
+        self._unusable: MirrorlogError | None = None
         self.replica = Replica(assignment, log_id, host.settings, files=host.files)
         self.replica.on_broken = host.failed
+        loop = asyncio.get_running_loop()
+        self.replica.on_bad = lambda error: _soon(loop, partial(self._read_bad, error))
         self.publisher: Publisher | ElsewhereLog = ElsewhereLog(assignment.name, None)
         self.past = PastKeeper(self.replica, helper=host.helpers.index, failed=host.failed)
         self.fetcher = Fetcher(
@@ -123,6 +140,9 @@ class HostedLog:
         self._turn = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._report: DiskReport | None = None
+        self._reading_again = False
+        self._bad_told = -1
+        self._look: asyncio.Task[None] | None = None
 
     # --- what it is ---
 
@@ -136,6 +156,11 @@ class HostedLog:
         return self.replica.assignment
 
     @property
+    def error(self) -> MirrorlogError | None:
+        """Why this node refuses to serve the log; of a damaged copy, until it is repaired."""
+        return self._unusable or self.replica.damage
+
+    @property
     def waiting(self) -> int:
         """How many publishes and changes wait for their confirm here."""
         return self.role.mastership.waiting if isinstance(self.role, MasterRole) else 0
@@ -145,10 +170,13 @@ class HostedLog:
         if self.state not in _CHANGEABLE | {HostedState.CHANGING}:
             raise self.refusal()
         replica = self.replica
+        if not replica.tells_queues:
+            raise self.refusal()
+        damaged = replica.damage is not None
         return CopyFacts(
             last_epoch=replica.epochs.data_epoch(replica.end),
             end=replica.end,
-            confirmed=replica.confirmed,
+            confirmed=replica.claim.end if damaged else replica.confirmed,
             flushed=replica.flushed,
             epoch_known=replica.epochs.current,
         )
@@ -157,7 +185,9 @@ class HostedLog:
         """`now`: the loop's clock in s; `now_us`: µs UTC."""
         if self.error is not None:
             role = "master" if self.replica.is_master else "mirror"
-            return unavailable_status(self.assignment, self.log_id, self.error, role=role)
+            status = unavailable_status(self.assignment, self.log_id, self.error, role=role)
+            waits = self.role.service.client.last_error if isinstance(self.role, MirrorRole) else None
+            return replace(status, reason=f"{status.reason}; not yet: {waits}") if waits is not None else status
         return self.role.status(now, now_us)
 
     def disk_measured(self, report: DiskReport) -> None:
@@ -170,6 +200,11 @@ class HostedLog:
         """Time passes (s, the loop's clock)."""
         if isinstance(self.role, MasterRole):
             self.role.tick(now)
+
+    @property
+    def masters(self) -> bool:
+        """Whether this node writes the log now."""
+        return isinstance(self.role, MasterRole)
 
     @property
     def knows_confirmed(self) -> bool:
@@ -285,7 +320,17 @@ class HostedLog:
         except LogUnavailable as error:
             self._refuse(error)
             return
+        except BaseException:
+            self._flush_helper.shutdown(wait=False)
+            self._enter(HostedState.CLOSED)
+            raise
         self._enter(HostedState.OPEN)
+        if (damage := self.replica.damage) is not None:
+            logger.error(
+                "copy_damaged log=%s first=%s last=%s held=%s confirmed_was=%s reason=%r",
+                self.name, damage.details["first"], damage.details["last"], *self.replica.claim, str(damage),
+            )  # fmt: skip
+            return
         if self.replica.is_master and (full := self._epochs_full()) is not None:
             await loop.run_in_executor(self._flush_helper, self.replica.close)
             self._refuse(full)
@@ -295,7 +340,7 @@ class HostedLog:
     def _refuse(self, error: MirrorlogError) -> None:
         """Other logs of the node go on; this one is refused by its reason until it is repaired."""
         logger.error("log_unavailable log=%s reason=%r", self.name, str(error))
-        self.error = error
+        self._unusable = error
         self._enter(HostedState.UNAVAILABLE)
         self._host.ha.accept.refuse(self.log_id, error)
 
@@ -333,7 +378,7 @@ class HostedLog:
                 await self._leave(None)
         finally:
             try:
-                if self.error is None:
+                if self._unusable is None:
                     await asyncio.get_running_loop().run_in_executor(self._flush_helper, self.replica.close)
             except MirrorlogError as error:
                 self._host.failed(error)
@@ -361,16 +406,56 @@ class HostedLog:
             )
         if (full := self._epochs_full()) is not None:
             raise full
+        loop = asyncio.get_running_loop()
+        if (given_up := self._given_up_from(epoch, losses)) is not None:
+            await loop.run_in_executor(self._flush_helper, self.replica.check_aside)
         with self._ends_node():
             await self._hand_over(self._member(node))
             if (known := self.replica.epochs.current) >= epoch:  # by what came last on the link that was closed
                 self._rest(None)
                 raise BadRequest(f"epoch {epoch} is not above {known}, of which log {self.name} was just told")
             self.replica.assign(assignment, is_master=True)
-            await asyncio.get_running_loop().run_in_executor(self._flush_helper, self._open_epoch, epoch)
+            await self._cut_damage(epoch, losses)
+            if given_up is not None:
+                await self._cut_given_up(given_up)
+            await loop.run_in_executor(self._flush_helper, self._open_epoch, epoch)
             role = MasterRole(self._host, self.replica, in_sync=in_sync, losses=losses)
             role.begin(lost_from=lost_from)
+            self.replica.counters.promotions += 1
             self._begin(role, HostedState.MASTER)
+
+    def _given_up_from(self, epoch: int, losses: Sequence[DeclaredLoss]) -> int | None:
+        """Where the tail begins that this copy must not lead with: it lacks the log's last epochs, and in these other
+        records may have been confirmed, and read, at the tail's queue offsets. None when there is none."""
+        start = next((loss.start for loss in losses if loss.epoch == epoch), self.replica.end)
+        return start if start < self.replica.end and self.replica.damage is None else None
+
+    async def _cut_given_up(self, first: int) -> None:
+        replica, last = self.replica, self.replica.end
+        helped = partial(asyncio.get_running_loop().run_in_executor, self._flush_helper)
+        path = await helped(replica.set_surplus_aside, first)
+        await self._quiesce()
+        epochs = replica.epochs.held(first)
+        replica.begin_anew()
+        await helped(partial(replica.align, first, epochs, lost=True))
+        replica.aligned()
+        logger.error(
+            "given_up_set_aside log=%s first=%s last=%s bytes=%s path=%s; save its records with: mqtool recover %s "
+            "--salvage OUT",
+            self.name, first, last, last - first, path, path,
+        )  # fmt: skip
+
+    async def _cut_damage(self, epoch: int, losses: Sequence[DeclaredLoss]) -> None:
+        """A damaged copy that is the best one there is: what stands behind its bad bytes is declared lost."""
+        replica = self.replica
+        if replica.damage is None:
+            return
+        if not any(loss.epoch == epoch and loss.start <= replica.end for loss in losses):
+            raise replica.damage  # it was taken for whole: the next start says that it is not
+        replica.begin_anew()
+        await asyncio.get_running_loop().run_in_executor(self._flush_helper, replica.cut_damage)
+        replica.repairing = None
+        replica.aligned()
 
     def _open_epoch(self, epoch: int) -> None:
         log = self.replica.log
@@ -497,9 +582,60 @@ class HostedLog:
 
     def refusal(self) -> MirrorlogError:
         """Why this node does not serve the log, or not now."""
-        if self.error is not None:
-            return self.error.with_traceback(None)  # shared: it must not collect its raisers' frames
+        if (error := self.error) is not None:
+            return error.with_traceback(None)  # shared: it must not collect its raisers' frames
         return LogUnavailable(f"log {self.name} is {self.state.value} on this node")
+
+    # --- inside: bad bytes ---
+
+    def _read_bad(self, error: LogCorrupt) -> None:
+        """A read of the past met bad bytes."""
+        if not self._reading_again and self.state in _ROLES and self.replica.usable:
+            self._reading_again = True
+            self._look = asyncio.ensure_future(self._read_again(error))
+            self._look.add_done_callback(log_failure)
+
+    async def _read_again(self, error: LogCorrupt) -> None:
+        """A file that is freed or cut while it is read looks bad, once. What is bad twice ends the node while somebody
+        else is whole: its next start repairs the copy. The only whole copy is kept, and what is good of it served."""
+        first = error.details["first"]
+        try:
+            if not await self._is_bad(first):
+                return
+            ends = self._others_whole()
+            if ends or first != self._bad_told:  # readers come again
+                self._bad_told = first
+                logger.error(
+                    "bad_bytes_read log=%s first=%s last=%s reason=%r then=%s",
+                    self.name, first, error.details["last"], without_advice(error),
+                    "the node ends, and its next start repairs" if ends else "it goes on: nobody else is whole",
+                )  # fmt: skip
+            if ends:
+                try:
+                    await self._helped(self.replica.doubt)
+                finally:
+                    self._host.failed(error)
+        finally:
+            self._reading_again = False
+
+    async def _is_bad(self, log_offset: int) -> bool:
+        try:
+            # One batch, at least.
+            job = self.replica.read_cold(log_offset, HEADER_SIZE, until=self.replica.end)
+            await self._helped(job.run)
+        except LogCorrupt:
+            return True
+        except MirrorlogError:
+            return False  # it was cut, or is freed
+        return False
+
+    def _others_whole(self) -> bool:
+        if isinstance(self.role, MasterRole):
+            return bool(self.role.mastership.in_sync)
+        return isinstance(self.role, MirrorRole) and self.role.service.following
+
+    async def _helped(self, work: Callable[[], object]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._flush_helper, work)
 
     @contextmanager
     def _ends_node(self) -> Iterator[None]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mirrorlog.broker.hosted import HostedLog
+from mirrorlog.broker.hosted import HostedLog, HostedState
 from mirrorlog.errors import NoSuchQueue
 from mirrorlog.queues.registry import log_number_of
 
 
 class HostedLogs:
-    """By id, and by the number that their queues' ids tell. Iterating gives those that are served, as they came."""
+    """By id, and by the number that their queues' ids tell. Iterating gives those that are served, as they came; a
+    damaged copy is none of them until it is repaired."""
 
     def __init__(self) -> None:
         self._served: dict[str, HostedLog] = {}
@@ -18,14 +19,14 @@ class HostedLogs:
         self._refused: dict[str, HostedLog] = {}
 
     def __iter__(self) -> Iterator[HostedLog]:
-        return iter(self._served.values())
+        return (log for log in self._served.values() if log.replica.damage is None)
 
     def __len__(self) -> int:
-        return len(self._served)
+        return sum(1 for _ in self)
 
     def add(self, log: HostedLog) -> None:
         """A log that was opened, or that its node refuses to serve."""
-        if log.error is not None:
+        if log.state is HostedState.UNAVAILABLE:
             self._refused[str(log.log_id)] = log
             return
         self._served[str(log.log_id)] = log
@@ -41,7 +42,11 @@ class HostedLogs:
         """The log, if it is served. Raises why it is not, if it is one of this node's."""
         if (refused := self._refused.get(log_id)) is not None:
             raise refused.refusal()
-        return self._served.get(log_id)
+        return _undamaged(self._served.get(log_id))
+
+    def held(self, log_id: str) -> HostedLog | None:
+        """The log, if this node has opened it, served or not."""
+        return self._served.get(log_id) or self._refused.get(log_id)
 
     def of_queue(self, queue_id: int) -> HostedLog:
         """The log that gave out this id, if it did: whether the queue is there is for the log to say.
@@ -49,7 +54,7 @@ class HostedLogs:
         Raises NoSuchQueue, or LogUnavailable when this node refuses to serve that log.
         """
         number = log_number_of(queue_id)
-        log = self._by_number.get(number)
+        log = _undamaged(self._by_number.get(number))
         if log is not None:
             return log
         for refused in self._refused.values():
@@ -62,8 +67,15 @@ class HostedLogs:
     @property
     def refused(self) -> list[HostedLog]:
         """Those that this node refuses to serve, each with its `error`."""
-        return list(self._refused.values())
+        return [*self._refused.values(), *(log for log in self._served.values() if log.replica.damage is not None)]
 
     def everyone(self) -> list[HostedLog]:
         """Served or not."""
         return [*self._served.values(), *self._refused.values()]
+
+
+def _undamaged(log: HostedLog | None) -> HostedLog | None:
+    """Raises what is wrong with a damaged copy: until it is repaired nobody is served from it."""
+    if log is not None and log.replica.damage is not None:
+        raise log.refusal()
+    return log

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from math import inf
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from mirrorlog.broker.duties import Duty, Follow, Lead, Leave, Rest, duty_of
@@ -62,7 +62,13 @@ class LogKeeper:
         self._told = ""
         self._elect_at = inf
         self._owes_leap = False
+        self._fences: set[asyncio.Task[Report]] = set()
         self.task = asyncio.ensure_future(self._keep())
+
+    @property
+    def tasks(self) -> list[asyncio.Future[Any]]:
+        """What is under way."""
+        return [self.task, *self._fences]
 
     @property
     def settled(self) -> bool:
@@ -78,7 +84,22 @@ class LogKeeper:
 
     async def fence(self, epoch: int, *, gently: bool = False) -> Report:
         """Stop in every epoch before `epoch`, keep it on disk, and say what the copy holds. `gently`: what was taken as
-        the master is confirmed before, if that is a matter of a moment. Raises MirrorlogError."""
+        the master is confirmed before, if that is a matter of a moment. What was begun comes to its end, though
+        who has asked may be gone. Raises MirrorlogError."""
+        fence = asyncio.ensure_future(self._fence(epoch, gently=gently))
+        self._fences.add(fence)
+        fence.add_done_callback(self._fence_ended)
+        return await asyncio.shield(fence)
+
+    # --- inside ---
+
+    def _fence_ended(self, fence: asyncio.Task[Report]) -> None:
+        self._fences.discard(fence)
+        if not fence.cancelled():
+            fence.exception()  # whoever asked for it knows, or is gone
+        self._changed.set()
+
+    async def _fence(self, epoch: int, *, gently: bool) -> Report:
         hosting = self._hosting
         async with self._turn:
             facts = hosting.facts(self.log_id)
@@ -97,12 +118,9 @@ class LogKeeper:
                 "fenced log=%s epoch=%s last_epoch=%s end=%s confirmed=%s",
                 facts.name, promised, copy.last_epoch, copy.end, copy.confirmed,
             )  # fmt: skip
-            self._changed.set()
             # Should the copy know an epoch that the cluster does not, it can open only one above that.
             promised = max(promised, copy.epoch_known + 1)
             return Report(hosting.own.start_id, copy.last_epoch, copy.end, copy.confirmed, promised)
-
-    # --- inside ---
 
     async def _keep(self) -> None:
         """Until the log is none of this node's."""
@@ -139,8 +157,12 @@ class LogKeeper:
         assert facts is not None
         if self.log is None:
             self.log = await hosting.open(assignment_of(facts), UUID(self.log_id))
-        if self.log.error is not None:
+        if self.log.state is HostedState.UNAVAILABLE:
             return False  # its node refuses to serve it, and says why to whoever asks
+        if isinstance(duty, Lead) and self.log.facts().epoch_known >= duty.epoch:
+            # It was opened here. If a fence that came to nothing has ended it: no epoch is opened twice.
+            mastered = self.log.state is HostedState.MASTER
+            self._done, duty = (duty, duty) if mastered else (self._done, Rest(wants_election=True))
         if duty != self._done:
             await self._do(duty, self.log, facts)
             self._done, self._told = duty, ""
@@ -164,7 +186,8 @@ class LogKeeper:
             self._elect_at = now + ELECTION_S
         elif now >= self._elect_at:
             self._elect_at = now + ELECTION_S
-            self._hosting.elect(self.log_id)
+            assert self.log is not None
+            self._hosting.elect(self.log_id, self.log.facts().epoch_known + 1)
 
     async def _do(self, duty: Duty, log: HostedLog, facts: LogFacts) -> None:
         assignment = assignment_of(facts)
@@ -179,9 +202,12 @@ class LogKeeper:
     async def _lead(self, duty: Lead, log: HostedLog, facts: LogFacts) -> None:
         hosting = self._hosting
         lost_from = min((loss.start for loss in facts.losses if not loss.leapt), default=None)
+        held_to = log.replica.claim.end if log.replica.damage is not None else None
         await log.lead(
             assignment_of(facts), duty.epoch, hosting.in_sync(self.log_id), lost_from=lost_from, losses=facts.losses
         )
+        if held_to is not None:
+            self._loss_end_found(duty.epoch, held_to)
         # While the epoch was opened the cluster may have gone on.
         if (now := hosting.facts(self.log_id)) is not None and now.epoch == duty.epoch:
             log.learned(hosting.in_sync(self.log_id))
@@ -222,6 +248,7 @@ class Hosting:
         self._helper = helper
         self._failed = failed
         self._keepers: dict[str, LogKeeper] = {}
+        self._stopped = False
         self.ask_election: Callable[[str, int], None] = _nobody_asks
         self.propose_soon: Callable[[AnyCommand], None] = _nobody_decides
         self.on_registered: Callable[[], None] = _nobody_waits
@@ -264,7 +291,8 @@ class Hosting:
 
     async def stop(self) -> None:
         """No role changes any more. Idempotent."""
-        tasks = [keeper.task for keeper in self._keepers.values()]
+        self._stopped = True
+        tasks = [task for keeper in self._keepers.values() for task in keeper.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -297,17 +325,19 @@ class Hosting:
 
     async def open(self, assignment: LogAssignment, log_id: UUID) -> HostedLog:
         """The copy: opened at the start, or now."""
-        known = self.logs.get(str(log_id))
+        known = self.logs.held(str(log_id))
         return known if known is not None else await self._opener(assignment, log_id)
 
-    def elect(self, log_id: str) -> None:
-        """Somebody shall be promoted above what was promised here."""
-        self.ask_election(log_id, self.promised(log_id))
+    def elect(self, log_id: str, epoch: int) -> None:
+        """Somebody shall be promoted above what was promised here, in `epoch` at least."""
+        self.ask_election(log_id, max(epoch, self.promised(log_id)))
 
     # --- inside ---
 
     def _ended(self, log_id: str, task: asyncio.Task[None]) -> None:
         self._keepers.pop(log_id, None)
+        if self.state is not None and not self._stopped:
+            self.changed(self.state)  # the log may have come back while its copy was closed
         if not task.cancelled() and (error := task.exception()) is not None:
             known = error if isinstance(error, MirrorlogError) else None
             logger.critical("keeper_failed log=%s", log_id, exc_info=None if known else error)

@@ -1,4 +1,4 @@
-"""`mqnode`: runs one node until SIGTERM or SIGINT."""
+"""`mqnode`: runs one node until SIGTERM or SIGINT. At SIGHUP it reads certificates, keys and authorities anew."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ def run_node(settings: Settings, *, debug: bool = False, bootstrap: bool = False
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, node.stop)
+        loop.add_signal_handler(signal.SIGHUP, node.renewal.ask)
         return await node.run()
 
     return uvloop.run(main())

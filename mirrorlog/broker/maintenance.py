@@ -165,6 +165,7 @@ class Maintenance:
         if not self._replica.usable or self._replica.log is not log:
             return  # the copy began anew meanwhile
         if gained:
+            self._replica.counters.flushed(log.flushed - before)
             self._looked_at = -_LOOK_BYTES  # a flush undoes what was warm
             self._flushed()
         if record:

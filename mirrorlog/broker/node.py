@@ -46,7 +46,7 @@ from mirrorlog.cluster.raft.core import Timing
 from mirrorlog.cluster.seeds import JoinerLink
 from mirrorlog.cluster.service import ClusterService, Identity
 from mirrorlog.cluster.starts import Starts, own_boot_id
-from mirrorlog.cluster.state import ClusterState
+from mirrorlog.cluster.state import ClusterState, LogFacts
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.config import Settings
@@ -56,6 +56,7 @@ from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
 from mirrorlog.wire.listening import is_loopback
 from mirrorlog.wire.messages import Hello
+from mirrorlog.wire.renewal import Renewal
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,8 @@ class Node:
         self._work: set[asyncio.Future[None]] = set()
         self._responder: Responder | None = None
         self._doors: list[DoorProcess] = []
+        self.renewal = Renewal(self._credentials.renewable, self._renew_doors)
+        """Of the files of TLS: asked, it reads them anew, here and then in the doors."""
 
     @property
     def logs(self) -> HostedLogs:
@@ -181,7 +184,7 @@ class Node:
         service.chronicle = events = EventRing(now_us=now_us, known_to=service.driver.raft.log.last_index)
         server.operations = Operations(service, events)
         accept = server.ha.accept
-        accept.welcome = replace(accept.welcome, incarnation=service.state.incarnation)
+        accept.welcome = replace(accept.welcome, incarnation=service.state.incarnation, runs=starts.known)
         damaged = await self._open_logs(service.foreseen())
         if damaged:
             await self._on_disk(lambda: starts.damage(damaged))
@@ -223,6 +226,7 @@ class Node:
             node_timeout_s=settings.cluster.node_timeout_ms / 1000,
             helper=server.helpers.cluster,
             credentials=self._credentials,
+            configured={member.id: member.replication for member in cluster.members},
         )
 
     def _warn_if_open(self) -> None:
@@ -248,20 +252,36 @@ class Node:
 
     async def _open_logs(self, state: ClusterState) -> list[str]:
         """The copies that this disk should hold, as far as it knows; the ids of those that have lost something."""
-        assert self._directory is not None
+        assert self._starts is not None
         assert self._server is not None
-        node, damaged = self._settings.node.id, []
-        for log_id, facts in state.logs.items():
-            there = self._files.exists(self._directory.log_directory(UUID(log_id)))
-            if node not in facts.replicas or not (there or node in facts.in_sync):
-                continue
-            if not there:
-                logger.error("copy_gone log=%s", facts.name)
-                damaged.append(log_id)
+        own = {log_id: facts for log_id, facts in state.logs.items() if self._settings.node.id in facts.replicas}
+        gone = [log_id for log_id, facts in own.items() if self._copy_is_gone(log_id, facts)]
+        if gone:
+            # Before the first of them is made anew: a start that dies in between would find it there, and empty.
+            starts = self._starts
+            await self._on_disk(lambda: starts.damage(gone))
+        damaged = list(gone)
+        for log_id, facts in own.items():
+            if log_id not in gone and not self._holds(log_id):
+                continue  # nothing of it has come here yet
             log = await self._server.open_log(assignment_of(facts), UUID(log_id))
-            if log.error is not None or log.replica.log.lossy:
+            if log.error is not None or log.replica.lossy:
                 damaged.append(log_id)
         return damaged
+
+    def _holds(self, log_id: str) -> bool:
+        assert self._directory is not None
+        return self._files.exists(self._directory.log_directory(UUID(log_id)))
+
+    def _copy_is_gone(self, log_id: str, facts: LogFacts) -> bool:
+        """Whether it is not here and may have counted: this disk may not know yet that it was let into the set."""
+        assert self._starts is not None
+        if self._holds(log_id):
+            return False
+        if self._settings.node.id in facts.in_sync:
+            logger.error("copy_gone log=%s", facts.name)
+            return True
+        return bool(self._starts.before)
 
     async def _until_let_in(self) -> None:
         """A moment only: the others may not be there yet."""
@@ -303,6 +323,10 @@ class Node:
                 logger.warning("door_not_serving grpc=%s http=%s", settings.grpc_bind, settings.http_bind)
         for each in (stopping, *serving):
             each.cancel()
+
+    def _renew_doors(self) -> None:
+        for door in self._doors:
+            door.renew()
 
     async def _shut_down(self) -> None:
         server = self._server
@@ -368,9 +392,9 @@ class Node:
         except MirrorlogError as error:
             self.fail(error)
 
-    def _member_link(self, node: str, start_id: str, endpoint: Endpoint) -> AcceptedLink:
+    def _member_link(self, hello: Hello, endpoint: Endpoint) -> AcceptedLink:
         assert self._service is not None
-        return AcceptedLink(node, start_id, endpoint=endpoint, events=self._service)
+        return AcceptedLink(hello, endpoint=endpoint, events=self._service)
 
     def _joiner_link(self, endpoint: Endpoint) -> JoinerLink:
         return JoinerLink(endpoint, self._answer_joiner)
@@ -397,6 +421,8 @@ class Node:
             cluster_id=str(self._settings.cluster.cluster_id),
             node_id=self._settings.node.id,
             start_id=self._starts.start_id,
+            incarnation=self._service.state.incarnation if self._service is not None else 0,
+            runs=self._starts.known,
         )
 
     def _readiness(self) -> str:

@@ -195,12 +195,15 @@ class Operations:
         return self._service.state
 
     def _check_coordinates(self) -> None:
-        """Who is gone for one node may be there for the others: who coordinates has to see it. Raises NotLeader."""
+        """Who is gone for one node may be there for the others: who coordinates has to see it. One that has just begun
+        to may not have heard of all that was decided yet. Raises NotLeader."""
         own, leader = self._service.identity.node, self._service.leader
         if leader != own:
             raise NotLeader(
                 f"node {own} does not coordinate the cluster, {leader or 'nobody known'} does; ask that one"
             )
+        if not self._service.driver.raft.settled:
+            raise NotLeader(f"node {own} has only begun to coordinate the cluster; ask again")
 
     def _facts_of(self, node: str) -> NodeFacts:
         facts = self._state.nodes.get(node)

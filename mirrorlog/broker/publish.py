@@ -38,6 +38,7 @@ from mirrorlog.wire.frames import (
     CONFIRM_DUPLICATE,
     PRODUCE,
     Durability,
+    Level,
     confirm_frame,
     read_produce,
 )
@@ -60,7 +61,11 @@ class Reply(Protocol):
 
 
 class Waiting(NamedTuple):
-    """A publish that waits for its copies: whom to answer, and with what."""
+    """A publish that waits for its copies: whom to answer, and with what.
+
+    `since`: when it came, if it counts among the confirms whose time is told (s, the clock of `now`). Not at level
+    none, which waits for nothing, and not when it was sent again: nobody knows here how long its producer has waited.
+    """
 
     reply: Reply
     correlation_id: int
@@ -69,6 +74,7 @@ class Waiting(NamedTuple):
     epoch: int
     durability: int
     flags: int
+    since: float | None
 
 
 class ChangeWaiting(NamedTuple):
@@ -90,7 +96,9 @@ class Publisher:
         now: Callable[[], float],
         now_us: Callable[[], int],
     ) -> None:
+        """`now`: s of the loop's clock, as fine as the machine has it."""
         self._replica = replica
+        self._counters = replica.counters
         self._mastership = mastership
         self._limits = limits
         self._ha = ha
@@ -106,6 +114,7 @@ class Publisher:
 
     def publish(self, payload: memoryview, reply: Reply, correlation_id: int) -> None:
         """One PRODUCE payload: append its batch and wait for its level. Raises MirrorlogError: nothing was stored."""
+        now = self._now()
         request = read_produce(payload)
         batch = payload[PRODUCE.size :]
         header = check_producer_part(batch, max_batch_bytes=self._limits.max_batch_bytes)
@@ -123,15 +132,17 @@ class Publisher:
             if durability > self._mastership.durability:
                 self._mastership.want_flush(self._replica.end + len(batch))  # told with the batch itself
             landed = _landed(self._replica.append(batch, header, self._now_us()))
+            self._counters.published(header.record_count, len(batch))
         else:
             # Stored already: whatever has happened since, it is wrong to say that nothing was.
             flags = CONFIRM_DUPLICATE
             if not self._mastership.progress.holds(landed.next_log_offset, copies, durability):
                 self._mastership.check_room()
+        since = now if copies != Level.NONE and not flags else None
         token = Waiting(
-            reply, correlation_id, landed.log_offset, landed.base_queue_offset, landed.epoch, durability, flags
+            reply, correlation_id, landed.log_offset, landed.base_queue_offset, landed.epoch, durability, flags, since
         )
-        self._wait(token, landed.next_log_offset, copies, durability, request.deadline_ms)
+        self._wait(token, landed.next_log_offset, copies, durability, now=now, deadline_ms=request.deadline_ms)
 
     def append_change(self, batch: bytearray, done: Callable[[MirrorlogError | None], None]) -> None:
         """Append a control or queue-state batch; `done` is called at its confirm by all, or at the deadline.
@@ -160,7 +171,7 @@ class Publisher:
         self._wait_for_all(self._replica.end, done)
 
     def _wait_for_all(self, end: int, done: Callable[[MirrorlogError | None], None]) -> None:
-        self._wait(ChangeWaiting(done), end, ALL_MEMBERS, self._mastership.durability, 0)
+        self._wait(ChangeWaiting(done), end, ALL_MEMBERS, self._mastership.durability, now=self._now(), deadline_ms=0)
 
     def stop(self, why: Callable[[], MirrorlogError] | None = None) -> None:
         """Take nothing from now on, for the reason that `why` makes anew for each; by default, the node stops."""
@@ -182,6 +193,8 @@ class Publisher:
             token.done(None)
             return
         assert isinstance(token, Waiting)
+        if token.since is not None:
+            self._counters.confirms.note(self._now() - token.since)
         token.reply.answer(
             confirm_frame(
                 log_offset=token.log_offset,
@@ -194,12 +207,12 @@ class Publisher:
             )
         )
 
-    @staticmethod
-    def _tell(token: Hashable, error: MirrorlogError) -> None:
+    def _tell(self, token: Hashable, error: MirrorlogError) -> None:
         if isinstance(token, ChangeWaiting):
             token.done(error)
         else:
             assert isinstance(token, Waiting)
+            self._counters.unknown[error.code] += 1
             token.reply.refuse(error, token.correlation_id)
 
     def _check(self, header: BatchHeader, batch: memoryview) -> None:
@@ -242,12 +255,14 @@ class Publisher:
         if self.stopping:
             raise self._why()
 
-    def _wait(self, token: Waiting | ChangeWaiting, end: int, copies: int, durability: int, deadline_ms: int) -> None:
+    def _wait(
+        self, token: Waiting | ChangeWaiting, end: int, copies: int, durability: int, *, now: float, deadline_ms: int
+    ) -> None:
         timeout_ms = self._ha.sync_flush_timeout_ms
         if deadline_ms:
             timeout_ms = min(timeout_ms, deadline_ms)
         assert self.log is not None
-        deadline = self._now() + timeout_ms / 1000
+        deadline = now + timeout_ms / 1000
         answers = self._mastership.appended(self._replica.end)
         answers += self._mastership.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
         self.log.progressed(answers)

@@ -2,6 +2,10 @@
 
 Index, queues and producers are fed by each batch once, wherever it comes from: recovery, a producer, the master. The
 derived state can be thrown away; the log is the truth (invariant 10).
+
+A copy with bad bytes below its flushed offset is *damaged*: it ends, for now, where they begin. It says what it holds
+to masters and to promotions, and serves nothing. Once there is a master that has what is to be cut, or the cluster has
+declared the loss, what stands from there on is set aside and cut, and fetched again (docs/decisions/0028).
 """
 
 from __future__ import annotations
@@ -12,11 +16,13 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 from uuid import UUID
 
+from mirrorlog.broker.counters import LogCounters
 from mirrorlog.commitlog.aside import copies_aside, next_aside
 from mirrorlog.commitlog.cold import ColdRead
+from mirrorlog.commitlog.damage import Range
 from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.files import OS_FILES, Files, disk_named
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
@@ -25,6 +31,9 @@ from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.past import Past, PastIndex
 from mirrorlog.commitlog.past import delete as delete_index
+from mirrorlog.commitlog.quarantine import set_damage_aside, unfinished_aside
+from mirrorlog.commitlog.recovery import Claim
+from mirrorlog.commitlog.scan import ignore_batch, without_advice
 from mirrorlog.commitlog.surplus import find_surplus, set_surplus_aside
 from mirrorlog.commitlog.tables import Tables
 from mirrorlog.config import LogAssignment, Settings
@@ -59,6 +68,7 @@ class Replica:
     def __init__(self, assignment: LogAssignment, log_id: UUID, settings: Settings, *, files: Files = OS_FILES) -> None:
         self.assignment = assignment
         self.log_id = log_id
+        self.counters = LogCounters()
         self._settings = settings
         self._files = files
         self._log: CommitLog | None = None
@@ -78,6 +88,13 @@ class Replica:
         self.on_anew: list[Callable[[], None]] = []
         """Called when the copy begins anew: nothing that was known of it holds any more."""
         self.on_broken: Callable[[MirrorlogError], None] = _raise
+        self.on_bad: Callable[[LogCorrupt], None] = _leave_to_reader
+        """Told of bad bytes that a read of the past met, on the thread that reads."""
+        self.damage: LogCorrupt | None = None
+        """Where the copy is bad, and why; None for a sound one."""
+        self.repairing: Range | None = None
+        """What was bad, was cut, and is being fetched again."""
+        self._state_left: int | None = None
         self._disk_watched = _DiskWatched(self)
 
     def _forget_derived(self) -> None:
@@ -112,26 +129,20 @@ class Replica:
         return ProducerTable(producers_max=limits.max_producers, expiry_us=limits.producer_expiry_ms * 1000)
 
     def open(self, directory: Path, *, begin: int = 0, epochs: Sequence[Epoch] = ()) -> None:
-        """Recover the copy, or make one that begins at `begin` under `epochs`; blocking.
+        """Recover the copy, or make one that begins at `begin` under `epochs`; blocking. One with bad bytes is open and
+        not usable: `damage` says where.
 
-        Raises LogCorrupt, ForeignDirectory, DiskFull or DiskFailed.
+        Raises LogCorrupt when nothing of it can be used, ForeignDirectory, DiskFull or DiskFailed.
         """
         self._directory = directory
-        self._log = CommitLog.open(
-            directory,
-            log_id=self.log_id,
-            cluster_id=self._settings.cluster.cluster_id,
-            name=self.assignment.name,
-            settings=self._settings.log,
-            max_batch_bytes=self._settings.limits.max_batch_bytes,
-            number=self.assignment.log_number,
-            begin=begin,
-            first_epochs=epochs,
-            on_past=self._open_past,
-            on_batch=self._apply,
-            write_through=self.assignment.flush == "disk",
-            files=self._files,
-        )
+        try:
+            self._log = self._open_log(begin, epochs, None)
+        except LogCorrupt as error:
+            if "first" not in error.details:
+                raise
+            self._open_damaged(error)
+            return
+        self._log.on_bad = self._read_bad
         if not self.is_master:
             self._keep_reserve()
         self._confirm_derived(self._log.confirmed)
@@ -143,6 +154,70 @@ class Replica:
         if self.log.begin > self.log.first_segment:
             # The begin is within a segment (a mirror's files may end elsewhere than its master's).
             self.begin_moved(self.log.begin, self.begins_behind(self.log.begin))
+
+    def _open_log(self, begin: int, epochs: Sequence[Epoch], corrupt: LogCorrupt | None) -> CommitLog:
+        """`corrupt`: see `CommitLog.open`; nothing is derived from the copy then."""
+        return CommitLog.open(
+            self._directory,
+            log_id=self.log_id,
+            cluster_id=self._settings.cluster.cluster_id,
+            name=self.assignment.name,
+            settings=self._settings.log,
+            max_batch_bytes=self._settings.limits.max_batch_bytes,
+            number=self.assignment.log_number,
+            begin=begin,
+            first_epochs=epochs,
+            on_past=self._open_past if corrupt is None else _no_past,
+            on_batch=self._apply if corrupt is None else ignore_batch,
+            write_through=self.assignment.flush == "disk",
+            files=self._files,
+            corrupt=corrupt,
+        )
+
+    def _open_damaged(self, error: LogCorrupt) -> None:
+        self._close_past()
+        self._forget_derived()
+        self._log = self._open_log(0, (), error)
+        try:
+            self._state_left = self._state_below(self._log.end)
+        except LogCorrupt as lower:  # in what a table vouched for
+            self._log.close()
+            self._open_damaged(lower)
+            return
+        except LogUnavailable:
+            self._state_left = None
+        self.damage = LogCorrupt(
+            f"this copy of log {self.assignment.name} is damaged: {without_advice(error)}; it is good up to log offset "
+            f"{self._log.end}, and is repaired from a master that has the rest",
+            **error.details,
+        )
+        self._show_damaged()
+
+    def _show_damaged(self) -> None:
+        assert self.damage is not None
+        self.log = cast(CommitLog, _DamagedLog(self._opened, self.damage))
+
+    def _read_bad(self, error: LogCorrupt) -> None:
+        self.on_bad(error)
+
+    def doubt(self) -> None:
+        """Bad bytes were met: the next start reads all of the copy; blocking. Raises DiskFull, DiskFailed."""
+        self._opened.doubt()
+
+    @property
+    def tells_queues(self) -> bool:
+        """Whether what a damaged copy holds says what its queues are: without that it can only be filled anew."""
+        return self.damage is None or self._state_left is not None
+
+    @property
+    def lossy(self) -> bool:
+        """Whether this start may have lost something of the copy."""
+        return self._opened.lossy
+
+    @property
+    def claim(self) -> Claim:
+        """What the copy held by its own record: more than it holds when it is damaged."""
+        return self.log.claim
 
     def _open_past(self, tables: Tables) -> None:
         """What the tables of the sealed segments say, before the batches behind them come."""
@@ -236,6 +311,7 @@ class Replica:
         """Mirror: append whole batches as the master stamped them. Raises BadBatch, DiskFull or DiskFailed."""
         with self._disk_watched:
             headers = self.log.append_run(run, log_offset=log_offset)
+        self.counters.received_bytes += len(run)
         self._stored(partial(self._follow_run, headers, run))
 
     def place_for(self, length: int) -> memoryview | None:
@@ -245,6 +321,7 @@ class Replica:
     def keep_placed(self, run: memoryview, *, log_offset: int) -> None:
         """Mirror: append the run that was received at the log's end. Raises BadBatch."""
         headers = self.log.keep_placed(run, log_offset=log_offset)
+        self.counters.received_bytes += len(run)
         self._stored(partial(self._follow_run, headers, run))
 
     def drop_placed(self, run: memoryview) -> None:
@@ -263,7 +340,7 @@ class Replica:
 
     def check_aside(self) -> None:
         """Mirror: whether this copy may be set aside; blocking. Raises LogUnavailable, or DiskFailed."""
-        if self._opened.end > self._opened.begin:
+        if self._opened.claim.end > self._opened.begin:
             self._check_aside("begin anew")
 
     def _check_aside(self, what: str) -> None:
@@ -302,21 +379,58 @@ class Replica:
         """Mirror: cut at `log_offset` if the copy reaches beyond, take over `epochs`; blocking, on disk afterwards.
 
         `anew`: set the copy aside instead, and begin an empty one at `log_offset`. `lost`: also what is confirmed is
-        cut, because the cluster says that it is lost.
+        cut, because the cluster says that it is lost. What is bad of a damaged copy is cut before, with all behind it.
         """
+        if self.damage is not None and not anew:
+            self.cut_damage()
         if anew:
             self._open_anew(log_offset, epochs)
-        elif lost:
+        elif lost and log_offset < self._opened.end:
             self._cut_lost(log_offset, epochs)
-        elif log_offset < self.log.end:
+        elif log_offset < self._opened.end:
             left = self._producers_below(log_offset)
-            self.log.truncate(log_offset, epochs)
+            self._opened.truncate(log_offset, epochs)
             self._producers_left = left
         else:
-            self.log.adopt_epochs(epochs)
+            self._opened.adopt_epochs(epochs)
         if not anew:
             # What it lost it will be sent again: all that it acks from here on it has.
             self._opened.settle_loss()
+
+    def cut_damage(self) -> None:
+        """Set aside what stands from the first bad byte on, cut it, and open what is left, as lossy; blocking. Then
+        `aligned`, on the loop. Only when somebody has what is cut, or when it is declared lost.
+
+        Where what is left does not say what the queues were, the whole copy is set aside, and is empty. Raises
+        LogUnavailable, LogCorrupt, DiskFull or DiskFailed.
+        """
+        log = self._opened
+        corrupt, claim = log.recovery.corrupt, log.claim
+        assert corrupt is not None
+        with disk_named("set aside a part of", self._directory):
+            if unfinished_aside(self._files, log) is None:
+                self._check_aside("be cut where it is bad")
+            if self._state_left is None:
+                self._open_anew(0, ())
+                return
+            path = set_damage_aside(self._files, log, queues={})
+        log.cut_damage(state=self._state_left)
+        self._reopen()
+        self.repairing = Range(log.end, claim.end, corrupt.reason)
+        logger.error(
+            "damage_set_aside log=%s bad=%s..%s first=%s last=%s bytes=%s path=%s",
+            self.assignment.name, corrupt.first, corrupt.last, log.end, claim.end, claim.end - log.end, path,
+        )  # fmt: skip
+
+    def note_repaired(self) -> None:
+        """After a flush: whether all that was cut is here again."""
+        repairing = self.repairing
+        if repairing is not None and self.usable and self.log.flushed >= repairing.last:
+            self.repairing = None
+            logger.info(
+                "copy_repaired log=%s first=%s last=%s bytes=%s",
+                self.assignment.name, repairing.first, repairing.last, repairing.last - repairing.first,
+            )  # fmt: skip
 
     def _cut_lost(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
         """What was derived from what is confirmed cannot be cut, so it is derived anew, as a start does."""
@@ -326,7 +440,11 @@ class Replica:
         flush.run()
         log.complete_flush(flush)
         log.truncate(log_offset, epochs, lost=True, state=state)
+        self._reopen()
+
+    def _reopen(self) -> None:
         self.close()
+        self.damage = None
         self._forget_derived()
         self.open(self._directory)
 
@@ -364,7 +482,7 @@ class Replica:
             else:
                 producers.apply(header)
 
-        self.log.scan_state(follow, until=log_offset)
+        self._opened.scan_state(follow, until=log_offset)
         return producers
 
     def _open_anew(self, log_offset: int, epochs: Sequence[Epoch]) -> None:
@@ -375,8 +493,9 @@ class Replica:
             # Renamed first in any case: a directory that is half removed when the process is killed is nobody's log.
             former = next_aside(self._directory)
             self._directory.rename(former)
-            if self._opened.end == self._opened.begin:
+            if self._opened.claim.end == self._opened.begin:
                 shutil.rmtree(former)
+        self.damage = None
         self._forget_derived()
         self.open(self._directory, begin=log_offset, epochs=epochs)
 
@@ -393,6 +512,8 @@ class Replica:
         could not begin anew: a start tries again."""
         if isinstance(error, DiskFailed):
             self.on_broken(error)
+        elif self.damage is not None:
+            self._show_damaged()  # as it was, or more of it is set aside: another attempt goes on
         elif not self.usable:
             self.on_broken(
                 error if isinstance(error, MirrorlogError) else MirrorlogError(f"cannot begin anew: {error}")
@@ -462,6 +583,9 @@ class Replica:
         """Flush and write the checkpoint; blocking."""
         if self._log is not None:
             self._log.close()
+        self._close_past()
+
+    def _close_past(self) -> None:
         if self.past is not None:
             try:
                 self.past.close()
@@ -581,6 +705,29 @@ class _NoLog:
 
     def __getattr__(self, attribute: str) -> NoReturn:
         raise LogUnavailable(f"this copy of log {self._name} begins anew; ask again")
+
+
+class _DamagedLog:
+    """Stands where the log of a damaged copy is: says what it holds, and refuses everything else by what is wrong."""
+
+    _FACTS: Final = frozenset({"begin", "end", "flushed", "confirmed", "epochs", "claim", "recovery"})
+
+    def __init__(self, log: CommitLog, error: LogCorrupt) -> None:
+        self._log = log
+        self._error = error
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute in self._FACTS:
+            return getattr(self._log, attribute)
+        raise self._error.with_traceback(None)  # shared: it must not collect its raisers' frames
+
+
+def _no_past(tables: Tables) -> None:
+    """Nothing is derived from a damaged copy."""
+
+
+def _leave_to_reader(error: LogCorrupt) -> None:
+    """Whoever reads gets the error."""
 
 
 def _no_log(name: str) -> CommitLog:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
 from mirrorlog.broker.hosted import HostedLog
@@ -66,9 +66,12 @@ class ClusterView(Protocol):
     def placed(self, queue: str) -> UUID | None:
         """The log that a queue is in, if it was ever declared."""
 
-    async def place(self, queue: str, flush: object) -> UUID:
-        """Have a log decided for a new queue; the one it is in, if another declaration was faster. `flush`: the mode
-        that it asks for, if any. Raises BadRequest when no log has that mode, or what keeps it from being decided."""
+    async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
+        """Have a log decided for a new queue; the one it is in, if another declaration was faster. Raises BadRequest
+        when there is no log as its arguments want it, or what keeps it from being decided."""
+
+    def links(self) -> tuple[int, int, int]:
+        """To other members: opened in this run, standing now, and questions that failed on them."""
 
     def status(self, now: float) -> ClusterStatus | None:
         """`now`: the loop's clock in s. None for a node that is in no cluster."""
@@ -135,7 +138,7 @@ class Requests:
 
     async def _place_and_declare(self, message: DeclareQueue, respond: Respond) -> None:
         check_declaration(message.name, message.arguments)
-        await self._view.place(message.name, message.arguments.get("flush"))
+        await self._view.place(message.name, message.arguments)
         answer = self._declare_in(self._home(message.name), message, respond)
         if answer is not None:
             respond(answer)
@@ -280,12 +283,19 @@ class Requests:
             next=replica.index.next_confirmed(queue.queue_id),
             producer_epoch=replica.producers.epoch_floor,
             arguments=queue.arguments,
+            current=log.knows_confirmed or not log.masters,
         )
 
     def _as_metadata(self, queues: list[QueueInfo], missing: list[str]) -> Metadata:
         cluster = self._settings.cluster
         nodes = [
-            NodeInfo(node_id=member.id, client=member.client, replication=member.replication, grpc=member.grpc)
+            NodeInfo(
+                node_id=member.id,
+                client=member.client,
+                replication=member.replication,
+                grpc=member.grpc,
+                http=member.http,
+            )
             for member in self._view.members()
         ]
         return Metadata(

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from mirrorlog import __version__
 from mirrorlog.broker.disk_limits import DiskReport, DiskState
@@ -112,7 +115,8 @@ class MasterRole:
             in_sync=in_sync,
             lag_s=settings.cluster.mirror_lag_time_ms / 1000,
         )
-        now = asyncio.get_running_loop().time
+        # The loop's clock; asked for by way of the loop it has whole milliseconds, too few for a confirm.
+        now = time.monotonic
         self.publisher = Publisher(
             replica, self.mastership, limits=settings.limits, ha=settings.ha, now=now, now_us=now_us
         )
@@ -257,6 +261,7 @@ class MirrorRole:
         self.service.tick(asyncio.get_running_loop().time())
 
     def flushed(self) -> None:
+        self._replica.note_repaired()
         self.service.flushed()
 
     def disk_measured(self, report: DiskReport) -> None:
@@ -268,7 +273,12 @@ class MirrorRole:
         self.service.space_measured(room=room)
 
     def status(self, now: float, now_us: int) -> LogStatus:
-        return mirror_status(self._replica, self.service)
+        status = mirror_status(self._replica, self.service)
+        repairing = self._replica.repairing
+        if repairing is None or not self._replica.usable or status.reason:
+            return status
+        reason = f"repairs its copy: was bad from log offset {repairing.first}, has {repairing.last} to come to again"
+        return replace(status, reason=reason)
 
     def fence(self, elsewhere: ElsewhereLog) -> None:
         self._host.ha.remove(self.service)

@@ -23,7 +23,7 @@ from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.in_sync_keeper import Decides
 from mirrorlog.broker.operations import Operations
 from mirrorlog.broker.requests import ClusterView, Requests
-from mirrorlog.broker.status import disk_status, with_disk
+from mirrorlog.broker.status import disk_status, node_counts, with_disk
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.config import LogAssignment, Settings
@@ -33,7 +33,7 @@ from mirrorlog.ha.service import TICK_S, HAService
 from mirrorlog.wire.credentials import OPEN, Credentials
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX
 from mirrorlog.wire.listening import check_free
-from mirrorlog.wire.messages import Limits, Status, Welcome
+from mirrorlog.wire.messages import Limits, NodeCounts, Status, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -140,10 +140,8 @@ class Server:
     async def open_log(self, assignment: LogAssignment, log_id: UUID) -> HostedLog:
         """Open a log, or find out why it cannot be served: that is in its `error`. Raises MirrorlogError."""
         log = HostedLog(assignment, log_id, self._host)
-        try:
-            await log.open(self._directory.log_directory(log_id))
-        finally:
-            self.logs.add(log)
+        await log.open(self._directory.log_directory(log_id))
+        self.logs.add(log)
         if log.error is None and self._disk.report is not None:
             log.disk_measured(self._disk.report)
         if self._stopping:
@@ -200,4 +198,10 @@ class Server:
             logs=with_disk([log.status(now, wall) for log in self.logs.everyone()], self._disk.report),
             disk=disk_status(self._disk.report),
             cluster=self._view.status(now),
+            counts=self._counts(),
         )
+
+    def _counts(self) -> NodeCounts:
+        logs, accept = self.logs.everyone(), self.ha.accept
+        told = [log.replica.counters.told(log.name, sent_bytes=accept.sent_bytes(log.log_id)) for log in logs]
+        return node_counts(accept, self._door, links=self._view.links(), logs=told)

@@ -14,9 +14,20 @@ from mirrorlog.config import LogAssignment
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.mastership import Mastership
-from mirrorlog.wire.messages import DiskStatus, GroupStatus, LogStatus, MirrorStatus, Position, QueueStatus
+from mirrorlog.wire.messages import (
+    DiskStatus,
+    GroupStatus,
+    LogCounts,
+    LogStatus,
+    MirrorStatus,
+    NodeCounts,
+    Position,
+    QueueStatus,
+)
 
 if TYPE_CHECKING:
+    from mirrorlog.broker.door import NativeDoor
+    from mirrorlog.ha.accept import AcceptSocketService
     from mirrorlog.ha.client_service import HAClientService
 
 Clock = Callable[[], float]
@@ -83,6 +94,22 @@ def disk_status(report: DiskReport | None) -> DiskStatus | None:
         reason=report.warning,
         free_bytes=report.space.free_bytes,
         size_bytes=report.space.size_bytes,
+    )
+
+
+def node_counts(
+    accept: AcceptSocketService, door: NativeDoor | None, *, links: tuple[int, int, int], logs: list[LogCounts]
+) -> NodeCounts:
+    """What was counted since the process began. `links`: see `ClusterView.links`."""
+    opened, standing, failed = links
+    return NodeCounts(
+        accepted={"client": door.accepted if door else 0, "replication": accept.accepted},
+        open={"client": len(door.sessions) if door else 0, "replication": len(accept.links | accept.members)},
+        refused=dict(door.refused) if door else {},
+        links_opened=opened,
+        links_open=standing,
+        questions_failed=failed,
+        logs=logs,
     )
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf
-from typing import Final, get_args
+from typing import Any, Final
 from uuid import UUID
 
 from mirrorlog.broker.hosting import assignment_of
+from mirrorlog.broker.placing import place_for
 from mirrorlog.cluster.advice import advice
-from mirrorlog.cluster.commands import AnyCommand, QueuesPlaced
+from mirrorlog.cluster.commands import AnyCommand, LogMade, QueuesPlaced
 from mirrorlog.cluster.founding import member_of
+from mirrorlog.cluster.liveness import Life
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state import ClusterState, LogFacts, NodeFacts, Outcome
-from mirrorlog.config import Flush, LogAssignment, Member
-from mirrorlog.errors import BadRequest, NotLeader
+from mirrorlog.config import LogAssignment, Member
+from mirrorlog.errors import NotLeader
+from mirrorlog.versions import version_of
 from mirrorlog.wire.messages import ClusterStatus, LossStatus, NodeStatus, PlacedLog
 
 PLACE_S: Final = 8.0
@@ -72,16 +74,35 @@ class View:
         log_id = self._known.queues.get(queue) if self._known is not None else None
         return UUID(log_id) if log_id is not None else None
 
-    async def place(self, queue: str, flush: object) -> UUID:
+    async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
         """Have a log decided for a new queue; see `requests.ClusterView`."""
-        if self.service is None:
+        service = self.service
+        if service is None:
             raise NotLeader("this node is in no cluster yet; ask again")
-        log_id = home_for(self.service.state, flush)
+        found = place_for(
+            service.state, arguments, copies=service.wanted.copies, is_up=lambda node: service.life(node) is Life.UP
+        )
+        log_id = await self._made(found, service) if isinstance(found, LogMade) else found
         # Asked for again if a coordinator hangs: it is decided once, whatever comes of the first.
-        outcome = await self.service.decide(QueuesPlaced(log_id=log_id, names=(queue,)), timeout_s=PLACE_S)
+        outcome = await service.decide(QueuesPlaced(log_id=log_id, names=(queue,)), timeout_s=PLACE_S)
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
-        return UUID(self.service.state.queues[queue])
+        return UUID(service.state.queues[queue])
+
+    @staticmethod
+    async def _made(log: LogMade, service: ClusterService) -> str:
+        """Its id, once the log is there: this declaration's, or that of one that came at the same time."""
+        outcome = await service.decide(log, timeout_s=PLACE_S)
+        if outcome.refusal:
+            raise NotLeader(f"{outcome.refusal}; ask again")
+        return log.log_id
+
+    def links(self) -> tuple[int, int, int]:
+        """To other members: opened in this run, standing now, and questions that failed on them."""
+        if self.service is None:
+            return 0, 0, 0
+        mesh = self.service.mesh
+        return mesh.opened, len(mesh.reached()), mesh.failed
 
     def status(self, now: float) -> ClusterStatus | None:
         """`now`: the loop's clock in s."""
@@ -100,21 +121,8 @@ class View:
             nodes=[_node_status(node, facts, service) for node, facts in state.nodes.items()],
             logs=[_placed(log_id, log, waits.get(log_id, ())) for log_id, log in state.logs.items()],
             advice=advice(state),
+            cluster_version=state.cluster_version,
         )
-
-
-def home_for(state: ClusterState, flush: object) -> str:
-    """The log for a new queue: of those with that flush mode, and a master if any has one, the one with the fewest
-    queues; of equals the one with the lowest number. A mode that is none is for the registry to refuse."""
-    held = Counter(state.queues.values())
-    fitting = [log_id for log_id, log in state.logs.items() if flush not in get_args(Flush) or log.flush == flush]
-    if not fitting:
-        raise BadRequest(
-            f"no log of this cluster has flush = {flush!r}; add one that has to [[cluster.logs]] of every node"
-            if state.logs
-            else "this cluster has no log yet; ask again"
-        )
-    return min(fitting, key=lambda each: (state.logs[each].master is None, held[each], state.logs[each].number))
 
 
 def _node_status(node: str, facts: NodeFacts, service: ClusterService) -> NodeStatus:
@@ -133,6 +141,7 @@ def _node_status(node: str, facts: NodeFacts, service: ClusterService) -> NodeSt
         stopped=facts.stopped,
         draining=facts.draining,
         votes=facts.member not in service.driver.raft.members.learners,
+        software_version=version_of(facts.start_id) if facts.start_id else 0,
     )
 
 

@@ -34,6 +34,7 @@ from mirrorlog.errors import (
     LogUnavailable,
     MirrorlogError,
     NoSuchQueue,
+    NotCurrent,
     OffsetOutOfRange,
     PositionLost,
     ProtocolError,
@@ -98,7 +99,8 @@ class Consumer:
     # --- life ---
 
     async def start(self) -> Self:
-        """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost."""
+        """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost; NotCurrent when it shall
+        begin or end with what is confirmed now, and the queue's new master cannot tell in time."""
         info = await self._insist(self._own_info)
         self._begin = None
         self.cursor.epoch = info.epoch
@@ -347,7 +349,10 @@ class Consumer:
             answer = await connection.request(asked, Metadata, timeout_ms=self._client.request_timeout_ms)
         if not answer.queues:
             raise NoSuchQueue(f"no queue {self.queue!r} on node {answer.node_id}", queue=self.queue)
-        return answer.queues[0]
+        info = answer.queues[0]
+        if not info.current and (self._until_asked == "confirmed" or self._start == "latest"):
+            raise NotCurrent(f"node {answer.node_id} has just become master of queue {self.queue!r}; ask again")
+        return info
 
     def _silence(self, connection: Connection, wait_s: float = 0.0) -> Silence:
         """Around a request that may take `wait_s` without anything being wrong."""

@@ -1,14 +1,20 @@
 """What the cluster may be told to change: one struct each, as it stands in the Raft log.
 
 A command that changes a log names the (epoch, version) that its sender saw (`Seen`): it is refused when the log has
-moved on since. Unknown fields are ignored when they are read, so that a newer node may say more.
+moved on since. Unknown fields are ignored when they are read, so that a newer node may say more. A command that some
+node cannot read stops that node: `SINCE` says which cluster version has it (`mirrorlog.versions`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 import msgspec
+
+from mirrorlog import versions
+from mirrorlog.errors import UnsupportedVersion
 
 
 class StartKind(StrEnum):
@@ -105,6 +111,23 @@ class NodeForgotten(Command, frozen=True):
 
     node: str
     member: int = 0
+
+
+# --- Versions -------------------------------------------------------------------------------------------------------
+
+
+class VersionRaised(
+    Command,
+    frozen=True,
+    tag="VersionRaised: the cluster of this disk runs at version 2 or above, start software of that version",
+):
+    """The cluster runs at `version` from now on, one above the one before. Refused unless every node's run can do that.
+
+    The tag is what software of version 1 says when it finds this on its disk: all that it tells of a command which it
+    does not know.
+    """
+
+    version: int
 
 
 # --- Queues ---------------------------------------------------------------------------------------------------------
@@ -220,7 +243,11 @@ AnyCommand = (
     | InSyncGrown
     | LeapConfirmed
     | LossEndFound
+    | VersionRaised
 )
+
+SINCE: Final[Mapping[type[Command], int]] = {VersionRaised: 2}
+"""The cluster version that a command came with; those that are not named were there from the first one on."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
@@ -232,5 +259,11 @@ def encode_command(command: AnyCommand) -> bytes:
 
 
 def decode_command(data: bytes) -> AnyCommand:
-    """The other way. Raises msgspec.DecodeError."""
-    return _decoder.decode(data)
+    """The other way. Raises UnsupportedVersion: whoever made it knew what it says, and so do all of its version."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise UnsupportedVersion(
+            f"a command of the cluster says what software of version {versions.OWN} cannot read: {error}; start newer "
+            "software, on this disk what ran there last"
+        ) from None

@@ -7,7 +7,8 @@ nodes are gone; a new leader begins without, and comes to the same.
 Wanted is: every log has a master that lives, and that is not draining, nor another one than was wished, as long as
 somebody in sync can take over; nobody is in an in-sync set who is gone, as far as `min_in_sync` allows;
 every node that may hold messages is home to a log; every log has as many copies as are asked for, the nodes evenly
-used; Raft's members are the cluster's nodes, and vote once they have learned.
+used; Raft's members are the cluster's nodes, and vote once they have learned; the cluster runs at the highest version
+that every node's software has.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from uuid import UUID, uuid5
 
-from mirrorlog.cluster.commands import AnyCommand, InSyncShrunk, LogMade, ReplicaAdded, ReplicaRemoved
+from mirrorlog import versions
+from mirrorlog.cluster.commands import AnyCommand, InSyncShrunk, LogMade, ReplicaAdded, ReplicaRemoved, VersionRaised
 from mirrorlog.cluster.liveness import Life
 from mirrorlog.cluster.promotion import Promotion, Report
 from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.state import ClusterState, LogFacts
+from mirrorlog.cluster.state import ClusterState, LogFacts, behind, spares
 
 _NUMBERS = 256
 
@@ -70,7 +72,8 @@ Action = Propose | ChangeMembers | Fence
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the leader sees besides the state. `life`: of a node; `caught_up`: whether a member has all entries."""
+    """What the leader sees besides the state. `life`: of the run of a node that the state knows; `caught_up`: whether a
+    member has all entries."""
 
     members: Members
     life: Callable[[str], Life]
@@ -93,7 +96,7 @@ class Coordinator:
         """What is to be done now. Asked again after every change, and from time to time."""
         self._note_gone(state, seen)
         self.waits.clear()
-        actions: list[Action] = list(self._members(state, seen))
+        actions: list[Action] = [*self._members(state, seen), *self._version(state, seen)]
         for log_id, log in state.logs.items():
             actions += self._masters(log_id, log, state, seen) or self._copies(log_id, log, state, seen)
         actions += self._homes(state, seen)
@@ -127,6 +130,18 @@ class Coordinator:
             if facts.member not in members.all:
                 yield ChangeMembers(members.with_learner(facts.member))
                 return
+
+    # --- The cluster's version ---
+
+    @staticmethod
+    def _version(state: ClusterState, seen: Seen) -> Iterator[Action]:
+        """One up, once all nodes can do it. All are there: one that is away may be on its way back to older software,
+        and would be refused."""
+        version = state.cluster_version + 1
+        if version > versions.OWN or behind(state, version):
+            return
+        if all(not facts.stopped and seen.life(node) is Life.UP for node, facts in state.nodes.items()):
+            yield Propose(VersionRaised(version=version))
 
     # --- Masters ---
 
@@ -186,7 +201,10 @@ class Coordinator:
     # --- Copies ---
 
     def _copies(self, log_id: str, log: LogFacts, state: ClusterState, seen: Seen) -> list[Action]:
-        """One change of a log whose master lives."""
+        """One change of a log whose master is seen to live: a set that shrinks beside a dead one may be left with
+        nobody who can be promoted."""
+        if log.master is None or not self._has_master(log, state, seen) or seen.life(log.master.node) is not Life.UP:
+            return []
         gone = [node for node in log.in_sync if node not in state.nodes or seen.life(node) is Life.DOWN]
         if leaving := log.may_leave([*gone, *log.marked]):
             return [Propose(InSyncShrunk(log_id=log_id, seen=log.seen, nodes=leaving))]
@@ -194,7 +212,9 @@ class Coordinator:
         wanted = min(log.copies, len(_holders(state)))
         if len(lasting) < wanted and (node := self._least_used(log, state, seen)) is not None:
             return [Propose(ReplicaAdded(log_id=log_id, seen=log.seen, node=node))]
-        replaced = [node for node in log.replicas if node not in lasting and node not in log.in_sync]
+        replaced = [
+            node for node in log.replicas if node not in lasting and node not in log.in_sync and spares(log, node)
+        ]
         if replaced and len(lasting) >= wanted and len(log.in_sync) >= wanted:
             return [Propose(ReplicaRemoved(log_id=log_id, seen=log.seen, node=replaced[0]))]
         return []

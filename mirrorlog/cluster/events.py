@@ -28,6 +28,7 @@ from mirrorlog.cluster.commands import (
     Promoted,
     ReplicaAdded,
     ReplicaRemoved,
+    VersionRaised,
 )
 from mirrorlog.cluster.machine import Step
 from mirrorlog.cluster.state import ClusterState
@@ -109,6 +110,13 @@ def _forgotten(step: Step, command: NodeForgotten) -> Iterator[Event]:
         text=f"node {command.node}, member {member}, was forgotten",
         node=command.node,
         details={"member": member},
+    )
+
+
+def _raised(step: Step, command: VersionRaised) -> Iterator[Event]:
+    version = step.after.cluster_version
+    yield Event(
+        kind="version_raised", text=f"the cluster runs at version {version}, for good", details={"version": version}
     )
 
 
@@ -228,4 +236,5 @@ _TELLERS: Final[Mapping[type[AnyCommand], Callable[[Step, Any], Iterator[Event]]
     InSyncGrown: _grown,
     LeapConfirmed: _leap_confirmed,
     LossEndFound: _loss_end_found,
+    VersionRaised: _raised,
 }

@@ -6,6 +6,7 @@ anybody. From then on the cluster decides, and nobody looks at the configuration
 
 from __future__ import annotations
 
+from mirrorlog import versions
 from mirrorlog.cluster.commands import Addresses
 from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.raft.messages import Snapshot
@@ -14,7 +15,8 @@ from mirrorlog.config import ClusterSettings, LogAssignment, Member
 
 
 def founding_state(cluster: ClusterSettings, *, witness: str = "") -> ClusterState:
-    """The members are numbered by their place, from 1. `witness`: the one that holds no messages."""
+    """The members are numbered by their place, from 1. `witness`: the one that holds no messages. The cluster runs at
+    the oldest version that this software knows, until all its nodes are there."""
     return ClusterState(
         cluster_id=str(cluster.cluster_id),
         name=cluster.name,
@@ -24,6 +26,7 @@ def founding_state(cluster: ClusterSettings, *, witness: str = "") -> ClusterSta
             for number, member in enumerate(cluster.members, 1)
         },
         logs={str(cluster.log_id(log)): _log_facts(log) for log in cluster.logs},
+        cluster_version=versions.MIN,
     )
 
 

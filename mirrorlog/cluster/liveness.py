@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 
 class Life(Enum):
@@ -47,6 +48,7 @@ class Liveness:
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._watched: dict[str, _Watched] = {}
+        self._ticked_at = -inf
 
     def watch(self, nodes: set[str], now: float) -> None:
         """Exactly these from now on."""
@@ -89,7 +91,12 @@ class Liveness:
         return [self._changed(node, watched, Life.DOWN, "its connection was reset and is refused")]
 
     def tick(self, now: float) -> list[Change]:
-        """Who has been silent for too long."""
+        """Who has been silent for too long. To be called often: after a long pause it was this node that was stopped,
+        and what the others said meanwhile is still to be read."""
+        if now - self._ticked_at > self._timeout_s / 2:
+            for watched in self._watched.values():
+                watched.heard_at = max(watched.heard_at, now)
+        self._ticked_at = now
         return [
             self._changed(node, watched, Life.DOWN, f"silent for {self._timeout_s * 1000:.0f} ms")
             for node, watched in self._watched.items()

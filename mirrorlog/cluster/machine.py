@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from mirrorlog import versions
 from mirrorlog.cluster.commands import AnyCommand, decode_command
 from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
 from mirrorlog.cluster.state import ClusterState, Outcome, applied, decode_state, encode_state
@@ -30,7 +31,8 @@ class Step:
 
 
 class Machine:
-    """`state`: after entry `index`, of term `term`."""
+    """`state`: after entry `index`, of term `term`. What this software cannot follow, because the cluster's version is
+    above it, raises UnsupportedVersion before it changes anything."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.state = decode_state(snapshot.state)
@@ -42,7 +44,7 @@ class Machine:
         self._waiting[index] = term, done
 
     def apply(self, entries: Iterable[Entry]) -> list[Step]:
-        """The next entries, each exactly once."""
+        """The next entries, each exactly once. Raises UnsupportedVersion."""
         return [self._apply(entry) for entry in entries]
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -66,7 +68,9 @@ class Machine:
         before, outcome, command = self.state, Outcome(entry.index), None
         if entry.kind == EntryKind.COMMAND:
             command = decode_command(entry.data)
-            self.state, outcome = applied(before, entry.index, command)
+            after, outcome = applied(before, entry.index, command)
+            versions.check_supported(after.cluster_version)
+            self.state = after
         self.index, self.term = entry.index, entry.term
         if entry.index in self._waiting:
             term, done = self._waiting.pop(entry.index)

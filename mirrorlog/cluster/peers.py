@@ -1,7 +1,9 @@
 """Connections between the members of a cluster: heartbeats, Raft, and questions with answers. Thin.
 
 Every node dials every other one and talks over what it dialled; what it accepted it only answers on. So two that dial
-each other at once need no rule, and each side finds out by itself whom it reaches.
+each other at once need no rule, and each side finds out by itself whom it reaches. A Raft message to a member that is
+not reached goes back over the link on which that one was heard last: a node that was away may not know yet where its
+leader is, or that it exists.
 
 A connection that ends is dialled again at once. If that is refused, the process is gone (`cluster.liveness`); then, and
 after any failure, it is tried again every `RETRY_S`. Messages to whom no connection stands are dropped: Raft sends
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -62,27 +64,51 @@ class MemberEvents(Protocol):
     def refused(self, node: str) -> None:
         """Nobody listens at its address."""
 
-    def raft(self, message: AnyMessage) -> None: ...
+    def raft(self, message: AnyMessage, link: Voice) -> None:
+        """A member's message; `link`: what it came over."""
 
     async def asked(self, node: str, question: bytes) -> bytes:
         """The answer to a node's question. A MirrorlogError is an answer too."""
 
 
+class Voice(Protocol):
+    """A connection that a member speaks over. `incarnation`: of the cluster, as that node knows it, 0 when it did not
+    say; `runs`: see `Hello`, None when it did not say."""
+
+    node: str
+    start_id: str
+    incarnation: int
+    runs: tuple[str, ...] | None
+
+    def send_raft(self, message: AnyMessage) -> None:
+        """Back to that node; dropped when the connection has ended."""
+
+
 class DialledLink:
-    """To one node: dialled, and dialled again, until it is closed. What it sends is greeted first."""
+    """To one node: dialled, and dialled again, until it is closed. What it sends is greeted first.
+
+    An address that fails is followed by the next one. Only what the cluster knows, and where the node stood last, tells
+    that nobody is there.
+    """
 
     def __init__(
         self,
         node: str,
-        address: str,
+        addresses: Sequence[str],
         *,
         hello: Callable[[], Hello],
         events: MemberEvents,
         welcomed: Callable[[Welcome], None],
         credentials: Credentials = OPEN,
     ) -> None:
-        self.address = address
-        self._node = node
+        """`addresses`: the one that the cluster knows first, then where the node may be as well."""
+        self.addresses = tuple(addresses)
+        self.address = self.addresses[0]
+        """Where it is dialled now, or stands."""
+        self.node = node
+        self.start_id = ""
+        self.incarnation = 0
+        self.runs: tuple[str, ...] | None = None
         self._hello = hello
         self._events = events
         self._welcomed = welcomed
@@ -91,11 +117,11 @@ class DialledLink:
         self._loop = asyncio.get_running_loop()
         self._endpoint: Endpoint | None = None
         self._greeted = False
-        self._start_id = ""
         self._ended = asyncio.Event()
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._last_id = 0
         self._told = ""
+        self._stood_at = ""
         self._task = asyncio.ensure_future(self._keep())
 
     @property
@@ -109,6 +135,10 @@ class DialledLink:
         if self._endpoint is not None:
             self._endpoint.abort()
 
+    def send_raft(self, message: AnyMessage) -> None:
+        """Dropped when no connection stands."""
+        self.send(FrameType.RAFT, _encode(message))
+
     def send(self, kind: FrameType, payload: bytes = b"") -> None:
         """Dropped when no connection stands."""
         if self.up:
@@ -118,7 +148,7 @@ class DialledLink:
     async def ask(self, question: bytes, *, timeout_s: float) -> bytes:
         """The answer. Raises ConnectionLost, RequestTimeout, or the error that the other side answered."""
         if not self.up:
-            raise ConnectionLost(f"no connection to node {self._node} at {self.address}")
+            raise ConnectionLost(f"no connection to node {self.node} at {self.address}")
         assert self._endpoint is not None
         self._last_id += 1
         number = self._last_id
@@ -129,7 +159,7 @@ class DialledLink:
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
-            raise RequestTimeout(f"node {self._node} did not answer within {timeout_s * 1000:.0f} ms") from None
+            raise RequestTimeout(f"node {self.node} did not answer within {timeout_s * 1000:.0f} ms") from None
         finally:
             self._waiting.pop(number, None)
 
@@ -151,16 +181,19 @@ class DialledLink:
             if isinstance(welcome, bytes):
                 self._endpoint.send([welcome])
                 return
-            if welcome.node_id != self._node:
-                raise ProtocolError(f"node {welcome.node_id} answers at {self.address}, where {self._node} should be")
-            self._greeted, self._start_id, self._told = True, welcome.start_id, ""
+            if welcome.node_id != self.node:
+                raise ProtocolError(f"node {welcome.node_id} answers at {self.address}, where {self.node} should be")
+            self._greeted, self._told, self._stood_at = True, "", self.address
+            self.start_id, self.incarnation, self.runs = welcome.start_id, welcome.incarnation, welcome.runs
             self._welcomed(welcome)
+        elif frame_.type == FrameType.RAFT:
+            self._events.raft(_decoded(frame_.payload), self)
         elif (answer := self._waiting.get(frame_.correlation_id)) is not None and not answer.done():
             if frame_.type == FrameType.TELL:
                 answer.set_result(bytes(frame_.payload))
             else:
                 answer.set_exception(as_error(expect_message(frame_, FrameType.ERROR, Failure)))
-        self._events.heard(self._node, self._start_id)
+        self._events.heard(self.node, self.start_id)
 
     def handled(self) -> None:
         pass
@@ -175,10 +208,10 @@ class DialledLink:
         was_up, self._greeted, self._endpoint = self._greeted, False, None
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(ConnectionLost(f"the connection to node {self._node} ended: {error or 'closed'}"))
+                answer.set_exception(ConnectionLost(f"the connection to node {self.node} ended: {error or 'closed'}"))
         self._ended.set()
         if was_up:
-            self._events.reset(self._node)
+            self._events.reset(self.node)
         elif error is not None or not self._told:
             self._tell(
                 str(error or "the connection ended before the greeting; see tls.replication and that node's log")
@@ -193,7 +226,8 @@ class DialledLink:
                 async with asyncio.timeout(CONNECT_S):
                     await dial(self.address, self._make_endpoint, self._credentials.dialling)
             except ConnectionRefusedError as error:
-                self._events.refused(self._node)
+                if self.address in (self.addresses[0], self._stood_at):
+                    self._events.refused(self.node)
                 self._tell(str(error))
             except (OSError, TimeoutError, UnicodeError, ConnectionLost) as error:
                 self._tell(str(error) or "no answer")
@@ -201,7 +235,13 @@ class DialledLink:
                 await self._until_ended()
                 if not self._told:
                     continue  # it stood: whether its process is gone shows at once
+            self._turn()
             await asyncio.sleep(RETRY_S)
+
+    def _turn(self) -> None:
+        """To the next address."""
+        places = self.addresses
+        self.address = places[(places.index(self.address) + 1) % len(places)] if self.address in places else places[0]
 
     async def _until_ended(self) -> None:
         """A connection that is not greeted in time is none."""
@@ -219,26 +259,29 @@ class DialledLink:
 
     def _tell(self, reason: str) -> None:
         if reason != self._told:
-            logger.info("member_not_reached node=%s address=%s reason=%r", self._node, self.address, reason)
+            logger.info("member_not_reached node=%s address=%s reason=%r", self.node, self.address, reason)
         self._told = reason
 
 
 class AcceptedLink:
     """From one node, which has greeted already: what it says is taken, what it asks is answered."""
 
-    def __init__(self, node: str, start_id: str, *, endpoint: Endpoint, events: MemberEvents) -> None:
-        self._node = node
-        self._start_id = start_id
+    def __init__(self, hello: Hello, *, endpoint: Endpoint, events: MemberEvents) -> None:
+        """`hello`: with a node id and a start id."""
+        self.node = hello.node_id or ""
+        self.start_id = hello.start_id or ""
+        self.incarnation = hello.incarnation
+        self.runs = hello.runs
         self._endpoint = endpoint
         self._events = events
         self._answering: set[asyncio.Task[None]] = set()
-        events.heard(node, start_id)
+        events.heard(self.node, self.start_id)
 
     def frame(self, frame_: Frame) -> None:
         """Raises ProtocolError, which closes the connection."""
-        self._events.heard(self._node, self._start_id)
+        self._events.heard(self.node, self.start_id)
         if frame_.type == FrameType.RAFT:
-            self._events.raft(_decoded(frame_.payload))
+            self._events.raft(_decoded(frame_.payload), self)
         elif frame_.type == FrameType.ASK:
             self._answer_soon(frame_.correlation_id, bytes(frame_.payload))
         elif frame_.type == FrameType.BEAT:
@@ -246,26 +289,31 @@ class AcceptedLink:
         else:
             raise ProtocolError(f"frame type {frame_.type} from a member")
 
+    def send_raft(self, message: AnyMessage) -> None:
+        """Back to that node; dropped when the connection has ended."""
+        if self._endpoint.open:
+            self._endpoint.send([frame(FrameType.RAFT, _encode(message))])
+
     def disconnected(self) -> None:
         """The connection is gone."""
         for task in self._answering:
             task.cancel()
-        self._events.reset(self._node)
+        self._events.reset(self.node)
 
     def _answer_soon(self, number: int, question: bytes) -> None:
         if len(self._answering) >= ASKED_MAX:
             raise ProtocolError(f"{ASKED_MAX} questions wait for their answers")
-        task = asyncio.ensure_future(self._answer(number, self._events.asked(self._node, question)))
+        task = asyncio.ensure_future(self._answer(number, question))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer(self, number: int, answer: Awaitable[bytes]) -> None:
+    async def _answer(self, number: int, question: bytes) -> None:
         try:
-            told = frame(FrameType.TELL, await answer, number)
+            told = frame(FrameType.TELL, await self._events.asked(self.node, question), number)
         except MirrorlogError as error:
             told = error_frame(error, number)
         except Exception as error:
-            logger.exception("answer_failed node=%s", self._node)
+            logger.exception("answer_failed node=%s", self.node)
             told = error_frame(MirrorlogError(f"internal error: {type(error).__name__}"), number)
         self._endpoint.send([told])
 
@@ -279,6 +327,10 @@ class Mesh:
         self._events = events
         self._credentials = credentials
         self._links: dict[str, DialledLink] = {}
+        self.opened = 0
+        """Links that were greeted, in this run."""
+        self.failed = 0
+        """Questions that were answered by an error or not at all."""
         self._beat: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -290,16 +342,19 @@ class Mesh:
             self._beat.cancel()
         self.reach({})
 
-    def reach(self, addresses: Mapping[str, str]) -> None:
-        """Exactly these nodes from now on; one whose address changed is dialled anew."""
+    def reach(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        """Exactly these nodes from now on, each at one of its addresses, see `DialledLink`; one that stands at an
+        address that is its no more is dialled anew."""
         for node, link in list(self._links.items()):
-            if addresses.get(node) != link.address:
+            if link.address not in addresses.get(node, ()):
                 self._links.pop(node).close()
-        for node, address in addresses.items():
+            else:
+                link.addresses = tuple(addresses[node])
+        for node, places in addresses.items():
             if node not in self._links:
                 self._links[node] = DialledLink(
                     node,
-                    address,
+                    places,
                     hello=self._hello,
                     events=self._events,
                     welcomed=self._say_welcomed,
@@ -310,19 +365,27 @@ class Mesh:
         """To whom a greeted connection stands, so that messages and questions arrive."""
         return frozenset(node for node, link in self._links.items() if link.up)
 
-    def send_raft(self, node: str, message: AnyMessage) -> None:
-        """Dropped when no connection stands."""
-        if (link := self._links.get(node)) is not None:
-            link.send(FrameType.RAFT, _encode(message))
+    def send_raft(self, node: str, message: AnyMessage) -> bool:
+        """Whether a connection stands that it leaves by."""
+        link = self._links.get(node)
+        if link is None or not link.up:
+            return False
+        link.send_raft(message)
+        return True
 
     async def ask(self, node: str, question: bytes, *, timeout_s: float) -> bytes:
         """As `DialledLink.ask`."""
         link = self._links.get(node)
         if link is None:
             raise ConnectionLost(f"node {node} is not in the cluster")
-        return await link.ask(question, timeout_s=timeout_s)
+        try:
+            return await link.ask(question, timeout_s=timeout_s)
+        except MirrorlogError:
+            self.failed += 1
+            raise
 
     def _say_welcomed(self, welcome: Welcome) -> None:
+        self.opened += 1
         self.welcomed(welcome)
 
     def _beat_all(self) -> None:

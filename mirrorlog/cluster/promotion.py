@@ -9,7 +9,9 @@ Then the highest (last epoch, end) is it, and of equals the one that comes first
 
 Twice more is asked for, because nothing less can tell what was confirmed. Before the first promotion all replicas have
 to answer, for they may hold an older cluster's log. When every in-sync member is marked all of those have to, and the
-other copies are asked too: what is left of the log may be longest on one that had fallen behind.
+other copies are asked too: what is left of the log may be longest on one that had fallen behind. Should those who have
+answered hold nothing at all, all replicas are waited for, or an operator. An only copy that is
+damaged is left to an operator: what stands behind its bad bytes is nowhere else, and to promote it is to cut that.
 
 A handover (`to`) asks the master alone first: it takes nothing more, lets its mirrors come to its end, and is fenced
 then. So the one that shall be master holds as much as any other, and is it; should it not, the highest is, which may be
@@ -41,6 +43,11 @@ class Report:
     end: int
     confirmed: int
     promised: int = 0
+
+    @property
+    def damaged(self) -> bool:
+        """Whether its last bytes are bad: it held more, up to `confirmed`."""
+        return self.end < self.confirmed
 
 
 class Promotion:
@@ -117,6 +124,8 @@ class Promotion:
             return None
         node = max(self._reports, key=self._rank)
         best = self._reports[node]
+        if best.damaged and len(self.log.replicas) == 1:
+            return None
         unclean = self.log.recovering
         confirmed = max(report.confirmed for report in self._reports.values())
         return Promoted(
@@ -138,7 +147,10 @@ class Promotion:
         """Without whose answer nothing is decided, however long it takes."""
         if self.log.epoch == 0:
             return self.log.replicas
-        return self.log.marked if self.log.recovering else ()
+        if not self.log.recovering:
+            return ()
+        nothing = all(report.end == 0 for report in self._reports.values())
+        return self.log.replicas if nothing else self.log.marked
 
     def _rank(self, node: str) -> tuple[int, int, bool, int]:
         report = self._reports[node]

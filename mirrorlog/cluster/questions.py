@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar, get_args
 
 import msgspec
 
+from mirrorlog import versions
 from mirrorlog.cluster.commands import Addresses
 from mirrorlog.cluster.raft.messages import Snapshot
-from mirrorlog.errors import ProtocolError
+from mirrorlog.errors import ProtocolError, UnsupportedVersion
 
 _A = TypeVar("_A", bound="Answer")
 
@@ -70,12 +71,13 @@ class Noted(Answer, frozen=True):
 
 class AskJoin(Question, frozen=True):
     """Of a node that is in no cluster: let it in. The one that is asked passes it on to the leader. `token`: made once
-    for its disk, so that who asks again after an answer that was lost finds itself in."""
+    for its disk, so that who asks again after an answer that was lost finds itself in. `version`: of its software."""
 
     node: str
     addresses: Addresses
     witness: bool = False
     token: str = ""
+    version: int = versions.FIRST
 
 
 class Joined(Answer, frozen=True):
@@ -109,16 +111,40 @@ AnyQuestion = AskApply | AskFence | AskElection | AskJoin | AskState | AskLookin
 AnyAnswer = Applied | Fenced | Noted | Joined | Looking
 
 encode = msgspec.msgpack.Encoder().encode
+
+
+class _Any(msgspec.Struct):
+    """Whatever it is."""
+
+    type: str
+
+
+_NAME_SHOWN: Final = 64
+_KNOWN: Final = frozenset(kind.__struct_config__.tag for kind in get_args(AnyQuestion))
+_any = msgspec.msgpack.Decoder(_Any)
 _questions: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
 _answers: msgspec.msgpack.Decoder[AnyAnswer] = msgspec.msgpack.Decoder(AnyAnswer)
 
 
 def decode_question(data: bytes) -> AnyQuestion:
-    """Raises ProtocolError."""
+    """Raises UnsupportedVersion for a question that is none here, ProtocolError for one that does not fit."""
     try:
         return _questions.decode(data)
     except msgspec.MsgspecError as error:
+        if (name := _unknown(data)) is not None:
+            raise UnsupportedVersion(
+                f"software of version {versions.OWN} does not know the question {name!r}; update this node"
+            ) from None
         raise ProtocolError(f"a question does not fit: {error}") from None
+
+
+def _unknown(data: bytes) -> str | None:
+    """The name of a question that is well formed and not known."""
+    try:
+        name = _any.decode(data).type
+    except msgspec.MsgspecError:
+        return None
+    return name[:_NAME_SHOWN] if name not in _KNOWN else None
 
 
 def decode_answer(data: bytes, kind: type[_A]) -> _A:

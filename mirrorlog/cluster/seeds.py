@@ -1,25 +1,31 @@
 """The sockets of a node that looks for a cluster: it asks its seeds, and answers who looks as it does. Thin.
 
 All of it is on replication ports: what listens there is a node of a cluster (`ha.accept`), or one that looks
-(`SeekingPort`). A connection is for one question, and short.
+(`SeekingPort`). A connection is for one question, and short. A node of a configuration, which knows its cluster, asks
+its members as one of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, TypeVar
 from uuid import UUID
 
 from mirrorlog import __version__
+from mirrorlog.cluster.founders import Told, Untouched
 from mirrorlog.cluster.questions import (
     AnyAnswer,
     AnyQuestion,
+    Applied,
     AskJoin,
     AskLooking,
+    AskState,
     Joined,
     Looking,
+    Question,
     decode_answer,
     decode_question,
     encode,
@@ -46,10 +52,13 @@ JOIN_S: Final = 5.0
 LINK_S: Final = 5.0
 """How long a connection to a node that looks may stay open."""
 LINKS_MAX: Final = 4 * SEEDS_MAX
+RUNS_MAX: Final = 1_000
+"""Of those that have asked a node that looks; more are no news to it."""
 FRAME_BYTES_MAX: Final = 64 * 1024
 JOINED_BYTES_MAX: Final = 64 * 1024 * 1024
 """The state of a cluster is in it: some megabytes with 10,000 queues."""
 
+_A = TypeVar("_A", Joined, Applied)
 
 _refusals = Refusals()
 
@@ -81,30 +90,65 @@ async def look_at(seed: str, *, node: str, run: str, credentials: Credentials = 
     return Looks(welcome.start_id, welcome.node_id[:128], looking.address, looking.seeds)
 
 
+async def look_at_founder(
+    address: str, cluster_id: UUID, *, node: str, run: str, credentials: Credentials = OPEN
+) -> Told:
+    """As `look_at`, and of a member of `cluster_id` whether anything may be decided there. Raises nothing but
+    cancellation."""
+    answer = await look_at(address, node=node, run=run, credentials=credentials)
+    if not isinstance(answer, InCluster) or answer.cluster_id != cluster_id:
+        return answer
+    asked = AskState(node=node, index=0)
+    try:
+        told = await ask_member(address, cluster_id, asked, Joined, node=node, run=run, credentials=credentials)
+    except MirrorlogError:
+        return answer  # whatever the reason, it does not say that nothing is
+    return Untouched(answer.node, told.member, told.snapshot.members.voters) if told.snapshot.index == 0 else answer
+
+
 async def ask_to_join(
     seed: str, cluster_id: UUID, asked: AskJoin, *, run: str, credentials: Credentials = OPEN
 ) -> Joined:
     """Raises NotAMember when the cluster does not want it; after any other MirrorlogError it may ask again."""
+    return await _answered(seed, _hello(asked.node, run, cluster_id), asked, Joined, credentials)
+
+
+async def ask_member(
+    address: str,
+    cluster_id: UUID,
+    asked: Question,
+    kind: type[_A],
+    *,
+    node: str,
+    run: str,
+    credentials: Credentials = OPEN,
+) -> _A:
+    """As a node of the same cluster, whose run is `run`. Raises what is answered, and ConnectionLost, RequestTimeout,
+    ProtocolError."""
+    return await _answered(address, _hello(node, run, cluster_id, role="member"), asked, kind, credentials)
+
+
+async def _answered(address: str, hello: Hello, asked: Question, kind: type[_A], credentials: Credentials) -> _A:
     try:
         async with asyncio.timeout(JOIN_S):
-            link = await _dialled(seed, _hello(asked.node, run, cluster_id), JOINED_BYTES_MAX, credentials)
+            link = await _dialled(address, hello, JOINED_BYTES_MAX, credentials)
             try:
                 await link.welcome
-                return decode_answer(await link.ask(encode(asked)), Joined)
+                return decode_answer(await link.ask(encode(asked)), kind)
             finally:
                 link.close()
     except TimeoutError:
-        raise RequestTimeout(f"{seed} did not answer within {JOIN_S * 1000:.0f} ms") from None
+        raise RequestTimeout(f"{address} did not answer within {JOIN_S * 1000:.0f} ms") from None
     except (OSError, UnicodeError) as error:
-        raise ConnectionLost(f"{seed}: {error}") from None
+        raise ConnectionLost(f"{address}: {error}") from None
 
 
-def _hello(node: str, run: str, cluster_id: UUID | None) -> Hello:
+def _hello(node: str, run: str, cluster_id: UUID | None, *, role: str = "joiner") -> Hello:
     """`run`: tells this process from any other."""
     return Hello(
         version_min=PROTOCOL_VERSION_MIN,
         version_max=PROTOCOL_VERSION_MAX,
-        role="joiner",
+        role=role,
         software=f"mirrorlog {__version__}",
         cluster_id=None if cluster_id is None else str(cluster_id),
         node_id=node,
@@ -227,6 +271,11 @@ class SeekingPort:
         self.own = own
         self.credentials = credentials
         self.links: set[_SeekerLink] = set()
+        self.news = asyncio.Event()
+        """Set when somebody asks who has not asked before: whoever waits for it looks again, and clears it."""
+        self.dialled_by: set[tuple[str, str]] = set()
+        """Cluster and node of those who took this node for a member; what they say is not proven."""
+        self._asked_by: set[str] = set()
         self._limits = limits
         self._server: asyncio.Server | None = None
 
@@ -243,6 +292,25 @@ class SeekingPort:
             link.abort()
         if server is not None:
             await server.wait_closed()
+
+    async def until_known_to(self, runs: Collection[str], timeout_s: float) -> None:
+        """Until these have asked and were answered, or for so long: who founds is not there any more for who looks."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._asked_by.issuperset(runs):
+                    self.news.clear()
+                    await self.news.wait()
+
+    def note_answered(self, run: str) -> None:
+        """This run knows now that this node looks."""
+        if run not in self._asked_by and len(self._asked_by) < RUNS_MAX:
+            self._asked_by.add(run)
+            self.news.set()
+
+    def note_member(self, cluster_id: str, node: str) -> None:
+        """A member of that cluster has dialled. It will do so again, for as long as it is not taken."""
+        if len(self.dialled_by) < RUNS_MAX:
+            self.dialled_by.add((cluster_id, node[:128]))
 
     def welcome(self, version: int) -> Welcome:
         """Of no cluster."""
@@ -299,6 +367,8 @@ class _SeekerLink:
             return
         if self._greeting is None:
             hello = expect_message(frame_, FrameType.HELLO, Hello)
+            if hello.role == "member":
+                self._port.note_member(hello.cluster_id or "", hello.node_id or "")
             self._version = check_hello(hello, cluster_id=self._port.cluster_id)
             self._greeting = self._port.credentials.accepted(hello, self._endpoint)
             if self._greeting.challenge is not None:
@@ -309,7 +379,13 @@ class _SeekerLink:
         self._endpoint.trust()
         welcome = self._greeting.sealed(self._port.welcome(self._version))
         self._endpoint.send([frame(FrameType.WELCOME, messages.encode(welcome))])
-        self._link = JoinerLink(self._endpoint, self._port.answer)
+        self._link = JoinerLink(self._endpoint, self._answer)
+
+    async def _answer(self, question: AnyQuestion) -> AnyAnswer:
+        assert self._greeting is not None
+        answer = await self._port.answer(question)
+        self._port.note_answered(self._greeting.hello.start_id or "")
+        return answer
 
     def handled(self) -> None: ...
 

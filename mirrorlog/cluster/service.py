@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol
 
+from mirrorlog import versions
 from mirrorlog.cluster.advice import advice
 from mirrorlog.cluster.commands import (
     Addresses,
@@ -34,7 +35,7 @@ from mirrorlog.cluster.driver import RaftDriver
 from mirrorlog.cluster.joining import anew, check_joining
 from mirrorlog.cluster.liveness import Change, Life, Liveness
 from mirrorlog.cluster.machine import Machine, Step
-from mirrorlog.cluster.peers import Mesh
+from mirrorlog.cluster.peers import Mesh, Voice
 from mirrorlog.cluster.promotion import Report
 from mirrorlog.cluster.questions import (
     Applied,
@@ -53,10 +54,10 @@ from mirrorlog.cluster.questions import (
 from mirrorlog.cluster.raft.core import Raft, Timing
 from mirrorlog.cluster.raft.effects import Stored
 from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import AnyMessage, HardState, Snapshot
+from mirrorlog.cluster.raft.messages import AnyMessage, Appended, AskVote, EntryKind, HardState, Snapshot, Vote
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.registration import Registration
-from mirrorlog.cluster.state import ClusterState, NodeFacts, Outcome, encode_state
+from mirrorlog.cluster.state import ClusterState, NodeFacts, Outcome, check_proposal, encode_state
 from mirrorlog.commitlog.files import Files
 from mirrorlog.errors import (
     ConnectionLost,
@@ -155,19 +156,25 @@ class ClusterService:
         node_timeout_s: float,
         helper: Executor,
         credentials: Credentials = OPEN,
+        configured: Mapping[str, str] | None = None,
     ) -> None:
+        """`configured`: replication addresses of nodes by this node's own configuration."""
         self.identity = identity
         self.mesh = Mesh(hello=hello, events=self, credentials=credentials)
         self.mesh.welcomed = self._welcomed
         self.liveness = Liveness(timeout_s=node_timeout_s)
         self._host = host
-        self._wanted = wanted
+        self.wanted = wanted
         self._timing = timing
         self._helper = helper
         self._loop = asyncio.get_running_loop()
         self._coordinator: Coordinator | None = None
         self._driver: RaftDriver | None = None
         self._nodes: dict[int, str] = {}
+        self._configured = configured or {}
+        # By member, what its last Raft message came over.
+        self._heard_over: dict[int, Voice] = {}
+        self._forgetful: set[str] = set()
         self._work: set[asyncio.Task[None]] = set()
         self._fencing: set[tuple[str, str, int]] = set()
         self._runs: dict[tuple[str, str], float] = {}
@@ -268,6 +275,17 @@ class ClusterService:
         """This node is up, whatever others think."""
         return Life.UP if node == self.identity.node else self.liveness.life(node)
 
+    def life_of_run(self, node: str) -> Life:
+        """Of the run that the cluster knows. One that is not heard while another run of its node is has ended."""
+        known = self.state.nodes[node].start_id if node in self.state.nodes else ""
+        if node == self.identity.node:
+            return Life.UP if known == self.identity.start_id else Life.DOWN
+        life = self.liveness.life(node)
+        if life is not Life.UP or self.liveness.start_id(node) == known:
+            return life
+        silent_s = self._loop.time() - self._runs.get((node, known), -inf)
+        return Life.DOWN if silent_s >= RIVAL_HEARD_S else Life.UNKNOWN
+
     # --- changes ---
 
     async def propose(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
@@ -336,6 +354,7 @@ class ClusterService:
         self._readers = [each for each in self._readers if not each[1].done()]
 
     async def _ask_leader(self, data: bytes) -> Outcome:
+        check_proposal(self.state, decode_command(data))
         if self.driver.raft.leader == self.driver.raft.own:
             return await self._decide(data)
         if not self.leader:
@@ -348,6 +367,7 @@ class ClusterService:
         """A disk that was set back begins anew, and the run that the cluster knows is over then: not while that one is
         heard, for then this is a second process with its name. Raises NotLeader."""
         command = decode_command(data)
+        check_proposal(self.state, command)
         if not isinstance(command, NodeStarted) or not command.seen:
             return
         silent_s = self._loop.time() - self._runs.get((command.node, command.seen), -inf)
@@ -438,6 +458,9 @@ class ClusterService:
         if facts is None:
             raise NotAMember(f"node {node} was forgotten by its cluster; its copies count no more")
         machine = self.driver.machine
+        if machine.index == 0 and self.driver.raft.term > 0:
+            # Who says index 0 is untouched: nothing can have been decided by it (`cluster.founders`).
+            raise RequestTimeout(f"node {self.identity.node} has voted, and does not know yet what is decided")
         members = self.driver.raft.log.members_at(machine.index)
         snapshot = Snapshot(machine.index, machine.term, members, machine.snapshot_state())
         return Joined(member=facts.member, snapshot=snapshot)
@@ -474,10 +497,50 @@ class ClusterService:
     def refused(self, node: str) -> None:
         self._lives(self.liveness.refused(node))
 
-    def raft(self, message: AnyMessage) -> None:
-        """From a member: one that was forgotten, or lost when the cluster was recovered, has nothing to say here."""
-        if message.sender in self._nodes or message.sender in self.driver.raft.members.all:
-            self.driver.receive(message)
+    def raft(self, message: AnyMessage, link: Voice) -> None:
+        """From a member; perhaps one that joined while this one was away. What was lost when the cluster was recovered
+        has nothing to say here: it is of another incarnation."""
+        if self._left_behind(self._nodes.get(message.sender, "")):
+            return
+        known = message.sender in self._nodes or message.sender in self.driver.raft.members.all
+        if link.incarnation != self.state.incarnation and (link.incarnation or not known):
+            return
+        self._heard_over[message.sender] = link
+        if isinstance(message, AskVote | Vote | Appended) and self._is_forgetful(link):
+            return
+        self.driver.receive(message)
+
+    def _is_forgetful(self, link: Voice) -> bool:
+        """Whether the disk of a run does not know the run that the cluster knows of its node. It was set back, or is
+        blank: it may have forgotten a vote, and entries that it answered for, so neither its votes nor its answers
+        count before it has registered, as another member. Of two voters none is elected and nothing is decided without
+        the other, which has not forgotten."""
+        facts = self.state.nodes.get(link.node)
+        if link.runs is None or facts is None or link.start_id == facts.start_id:
+            return False
+        if len(self.driver.raft.members.voters) <= 2:
+            return False
+        newest = self._newest_run(link.node) or facts.start_id
+        if newest in ("", link.start_id, *link.runs):
+            return False
+        if link.start_id not in self._forgetful:
+            self._forgetful.add(link.start_id)
+            logger.warning(
+                "disk_forgot node=%s start_id=%s registered_as=%s; its votes do not count before it has registered",
+                link.node, link.start_id, newest,
+            )  # fmt: skip
+        return True
+
+    def _newest_run(self, node: str) -> str:
+        """By the entries that are not decided yet; empty when none of them tells."""
+        log = self.driver.raft.log
+        newest = ""
+        for entry in log.entries(self.driver.machine.index + 1, log.last_index):
+            if entry.kind is EntryKind.COMMAND:
+                command = decode_command(entry.data)
+                if isinstance(command, NodeStarted) and command.node == node:
+                    newest = command.start_id
+        return newest
 
     def _welcomed(self, welcome: Welcome) -> None:
         """The cluster may have been recovered without this node: then there are two, and this one has to end."""
@@ -542,6 +605,8 @@ class ClusterService:
         """A node asks to be in. Raises NotAMember when the cluster does not want it; after any other MirrorlogError it
         may ask again, by the same token."""
         check_joining(asked)
+        if reason := versions.misfit(asked.version, self.state.cluster_version):
+            raise NotAMember(f"the cluster does not let this node in: {reason}")
         joined = NodeJoined(node=asked.node, addresses=asked.addresses, witness=asked.witness, token=asked.token)
         outcome = await self.decide_once(joined)
         if outcome.refusal:
@@ -557,10 +622,13 @@ class ClusterService:
     def applied(self, step: Step) -> None:
         if self.chronicle is not None:
             self.chronicle.applied(step)
+        if step.after.cluster_version != step.before.cluster_version:
+            logger.info("cluster_version_raised version=%s", step.after.cluster_version)
         if step.after is not step.before:
             self._know(step.after)
         self._tell_readers()
-        self._look.set()
+        if step.command is None or not step.outcome.refusal:  # what was refused would be proposed again at once
+            self._look.set()
 
     def restored(self) -> None:
         if self.chronicle is not None:
@@ -601,11 +669,13 @@ class ClusterService:
 
     def _begin_to_coordinate(self) -> Coordinator:
         logger.info("coordinating node=%s term=%s", self.identity.node, self.driver.raft.term)
-        return Coordinator(self._wanted)
+        return Coordinator(self.wanted)
 
     def _seen(self) -> Seen:
         raft = self.driver.raft
-        return Seen(raft.members, self.life, lambda member: raft.matched(member) >= raft.commit, self._loop.time())
+        return Seen(
+            raft.members, self.life_of_run, lambda member: raft.matched(member) >= raft.commit, self._loop.time()
+        )
 
     def _act(self, action: Action) -> None:
         try:
@@ -645,7 +715,10 @@ class ClusterService:
 
     async def ask_fence(self, fence: Fence) -> Report:
         """What a node of the cluster reports. Raises MirrorlogError when it does not."""
-        start_id = self.state.nodes[fence.node].start_id
+        facts = self.state.nodes.get(fence.node)
+        if facts is None:
+            raise NotAMember(f"node {fence.node} was forgotten meanwhile")
+        start_id = facts.start_id
         asked = AskFence(log_id=fence.log_id, epoch=fence.epoch, start_id=start_id, gently=fence.gently)
         if fence.node == self.identity.node:
             told = await self._fence_here(asked)
@@ -662,9 +735,14 @@ class ClusterService:
         known = self._with_foreseen(state)
         self._nodes = {facts.member: node for node, facts in known.items()}
         others = {node: facts for node, facts in known.items() if node != self.identity.node}
-        self.mesh.reach({node: facts.addresses.replication for node, facts in others.items()})
+        self.mesh.reach({node: self._places(node, facts) for node, facts in others.items()})
         self.liveness.watch(set(others), self._loop.time())
         self._host.changed(state)
+
+    def _places(self, node: str, facts: NodeFacts) -> list[str]:
+        """Where it registered, and where this node's configuration says it is: all may have moved at once."""
+        places = [facts.addresses.replication, self._configured.get(node, "")]
+        return [place for place in dict.fromkeys(places) if place] or [""]
 
     def _with_foreseen(self, state: ClusterState) -> Mapping[str, NodeFacts]:
         """Until all is decided that its disk holds, nodes that are in that only are reached too: it may be their votes
@@ -675,8 +753,19 @@ class ClusterService:
         return {**state.nodes, **self._foreseen[1].nodes}
 
     def _send(self, message: AnyMessage) -> None:
-        if (node := self._nodes.get(message.to)) is not None:
-            self.mesh.send_raft(node, message)
+        node = self._nodes.get(message.to)
+        if node is not None and self._left_behind(node):
+            return
+        if node is not None and self.mesh.send_raft(node, message):
+            return
+        if (link := self._heard_over.get(message.to)) is not None:
+            link.send_raft(message)
+
+    def _left_behind(self, node: str) -> bool:
+        """Whether it runs software from before the cluster's version, which stops at what it cannot read: it is told
+        why when it registers, and has no part in anything."""
+        run = self.liveness.start_id(node)
+        return bool(run) and versions.version_of(run) < self.state.cluster_version
 
     def _lives(self, changes: list[Change]) -> None:
         for change in changes:

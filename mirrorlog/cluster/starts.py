@@ -40,6 +40,7 @@ from mirrorlog.cluster.commands import StartKind
 from mirrorlog.commitlog.checksum import crc32c
 from mirrorlog.commitlog.files import Files, disk_named, read_file, replace_file
 from mirrorlog.errors import LogCorrupt, UnsupportedVersion
+from mirrorlog.versions import run_id
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Starts:
 
     @classmethod
     def open(
-        cls, files: Files, directory: Path, *, boot_id: str, new_id: Callable[[], str] = lambda: str(uuid4())
+        cls, files: Files, directory: Path, *, boot_id: str, new_id: Callable[[], str] = lambda: run_id(str(uuid4()))
     ) -> Self:
         """Read what the runs before left in `directory`; nothing is written yet. No file: a blank disk's first run.
 
@@ -124,6 +125,11 @@ class Starts:
     def since(self) -> tuple[str, ...]:
         """The start ids of the runs between that one and this one, oldest first: any of them may be registered."""
         return tuple(each for each in self._record.since if each != self.start_id)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The start ids of former runs that the cluster may know this node by."""
+        return tuple(run for run in (self.before, *self.since) if run)
 
     @property
     def damaged(self) -> tuple[str, ...]:

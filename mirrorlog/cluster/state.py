@@ -13,7 +13,9 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from mirrorlog import versions
 from mirrorlog.cluster.commands import (
+    SINCE,
     Addresses,
     AnyCommand,
     Holder,
@@ -34,9 +36,10 @@ from mirrorlog.cluster.commands import (
     ReplicaRemoved,
     Seen,
     StartKind,
+    VersionRaised,
 )
 from mirrorlog.config import LOG_NUMBER_MAX
-from mirrorlog.errors import BadRequest
+from mirrorlog.errors import BadRequest, NotAMember, UnsupportedVersion
 
 LOSSES_KEPT: Final = 1000
 """Of each log; the oldest go. All of them were in the logs and the metrics."""
@@ -134,7 +137,9 @@ class LogFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class ClusterState(msgspec.Struct, frozen=True, omit_defaults=True):
     """`version`: index of the last entry that changed it; `incarnation`: raised when a lost majority is replaced;
-    `homes`: every node shall be home to a log; `queues`: the log's id by the queue's name."""
+    `homes`: every node shall be home to a log; `queues`: the log's id by the queue's name; `cluster_version`: what may
+    be written (`mirrorlog.versions`). As long as that is 1 the state is what software of version 1 makes of the same
+    entries, byte for byte: a field that came later is not stored before."""
 
     cluster_id: str
     name: str
@@ -144,6 +149,7 @@ class ClusterState(msgspec.Struct, frozen=True, omit_defaults=True):
     nodes: Mapping[str, NodeFacts] = {}
     logs: Mapping[str, LogFacts] = {}
     queues: Mapping[str, str] = {}
+    cluster_version: int = versions.FIRST
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -166,6 +172,31 @@ def applied(state: ClusterState, index: int, command: AnyCommand) -> tuple[Clust
     if changed == state:
         return state, Outcome(index)
     return replace(changed, version=index), Outcome(index)
+
+
+def check_proposal(state: ClusterState, command: AnyCommand) -> None:
+    """Before a command becomes an entry, which everybody has to read. Raises UnsupportedVersion for one that the
+    cluster's version does not have, NotAMember for the start of a node whose software does not fit it.
+
+    A start of software that is too old is refused when it is applied, too; here it costs no entry, however often it is
+    asked for.
+    """
+    if isinstance(command, NodeStarted):
+        if reason := versions.misfit(versions.version_of(command.start_id), state.cluster_version):
+            raise NotAMember(f"the cluster does not let this node in: {reason}")
+        return
+    since = SINCE.get(type(command), versions.FIRST)
+    # The raise is of the version that it leads to: it is not the cluster that has to have that, but everybody in it.
+    if since > state.cluster_version and not (isinstance(command, VersionRaised) and not behind(state, since)):
+        raise UnsupportedVersion(
+            f"the cluster runs at version {state.cluster_version} until all nodes are updated, and "
+            f"{type(command).__name__} came with version {since}; not updated: {', '.join(behind(state, since))}"
+        )
+
+
+def behind(state: ClusterState, version: int) -> list[str]:
+    """Nodes whose last registered run is of software before `version`; those that never ran are, as far as is known."""
+    return [node for node, facts in state.nodes.items() if versions.version_of(facts.start_id) < version]
 
 
 def recovered(state: ClusterState, survivors: Collection[str]) -> ClusterState:
@@ -211,8 +242,11 @@ def encode_state(state: ClusterState) -> bytes:
 
 
 def decode_state(data: bytes) -> ClusterState:
-    """The other way. Raises msgspec.DecodeError."""
-    return _decoder.decode(data)
+    """The other way. Raises msgspec.DecodeError, UnsupportedVersion for that of a cluster whose version this software
+    does not work in."""
+    state = _decoder.decode(data)
+    versions.check_supported(state.cluster_version)
+    return state
 
 
 # --- Nodes ----------------------------------------------------------------------------------------------------------
@@ -239,6 +273,8 @@ def _started(state: ClusterState, index: int, command: NodeStarted) -> ClusterSt
         raise _Refused(
             f"node {command.node} is member {node.member}; member {command.member} was forgotten, and its disk with it"
         )
+    if (version := versions.version_of(command.start_id)) < state.cluster_version:
+        raise _Refused(versions.misfit(version, state.cluster_version))
     # A disk that does not know its last run was set back to an older one: what it acked since is gone.
     set_back = node.start_id not in ("", command.before, *command.since)
     if set_back and command.seen != node.start_id:
@@ -322,6 +358,22 @@ def _without_node(log: LogFacts, node: str) -> LogFacts:
     )
 
 
+# --- Versions -------------------------------------------------------------------------------------------------------
+
+
+def _raised(state: ClusterState, index: int, command: VersionRaised) -> ClusterState:
+    if command.version <= state.cluster_version:
+        return state
+    if command.version != state.cluster_version + 1:
+        raise _Refused(f"the cluster runs at version {state.cluster_version}; {command.version} is not the next one")
+    if late := behind(state, command.version):
+        raise _Refused(
+            f"the cluster runs at version {state.cluster_version} until all nodes are updated; not updated: "
+            f"{', '.join(late)}"
+        )
+    return replace(state, cluster_version=command.version)
+
+
 # --- Queues ---------------------------------------------------------------------------------------------------------
 
 
@@ -386,13 +438,22 @@ def _replica_removed(state: ClusterState, index: int, command: ReplicaRemoved) -
         return state
     if command.node in log.in_sync:
         raise _Refused(f"node {command.node} is in sync with log {log.name}; it leaves that set first")
-    left = _with_needed(replace(log, replicas=tuple(each for each in log.replicas if each != command.node)))
-    if left.copies_wanted < log.copies_wanted or len(left.replicas) < log.copies_wanted:
+    if not spares(log, command.node):
         raise _Refused(
-            f"log {log.name} needs {log.copies_wanted} in-sync copies, and {len(left.replicas)} copies are too few "
+            f"log {log.name} needs {log.copies_wanted} in-sync copies, and {len(log.replicas) - 1} copies are too few "
             "for that; add another one first"
         )
-    return _with_log(state, command.log_id, left)
+    return _with_log(state, command.log_id, _without(log, command.node))
+
+
+def spares(log: LogFacts, node: str) -> bool:
+    """Whether enough replicas are left without this one."""
+    left = _without(log, node)
+    return left.copies_wanted >= log.copies_wanted and len(left.replicas) >= log.copies_wanted
+
+
+def _without(log: LogFacts, node: str) -> LogFacts:
+    return _with_needed(replace(log, replicas=tuple(each for each in log.replicas if each != node)))
 
 
 def _promoted(state: ClusterState, index: int, command: Promoted) -> ClusterState:
@@ -565,4 +626,5 @@ _HANDLERS: Final[Mapping[type[AnyCommand], Callable[[ClusterState, int, Any], Cl
     InSyncGrown: _grown,
     LeapConfirmed: _leap_confirmed,
     LossEndFound: _loss_end_found,
+    VersionRaised: _raised,
 }

@@ -3,6 +3,8 @@
 It is refused while a clean one is possible: the coordinator makes that by itself, and a loss that need not be is not
 declared. Who is not known to be gone counts as there. What the copies that are left hold is known exactly; what those
 held that are gone is not, so the loss has a start and no end until one of them returns.
+
+An only copy that is damaged is the one that is there, and the coordinator leaves it alone: it is promoted here.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ def unclean_promotion(log: LogFacts, state: ClusterState, life: Callable[[str], 
     if master is not None and not gone(master.node) and state.nodes[master.node].start_id == master.start_id:
         raise Refused(f"log {log.name} is mastered by {master.node}, which is not known to be gone")
     needed = log.promotable or tuple(node for node in log.replicas if node in log.in_sync)
-    if log.epoch == 0:
-        needed = log.replicas
+    if log.epoch == 0 or log.recovering:
+        needed = log.replicas  # `promotion` may wait for any of them
     missing = tuple(node for node in needed if gone(node))
     there = [node for node in needed if node not in missing]
     # One whole copy is enough; of those that may have lost something all are needed.
-    if there and ((log.promotable and log.epoch) or not missing):
+    if there and ((log.promotable and log.epoch) or not missing) and not _waits_for_operator(log):
         raise Refused(
             f"log {log.name} needs no promotion by hand: {', '.join(there)} is not known to be gone, and the cluster "
             "promotes by itself; ask again when it does not"
@@ -55,6 +57,12 @@ def unclean_promotion(log: LogFacts, state: ClusterState, life: Callable[[str], 
         nodes = ", ".join(log.replicas) or "nobody"
         raise Refused(f"no node with a copy of log {log.name} is up; copies are on {nodes}")
     return Unclean(missing, able)
+
+
+def _waits_for_operator(log: LogFacts) -> bool:
+    """An only copy that may have lost something: a damaged one is left to an operator, and any other is promoted before
+    one can ask."""
+    return log.recovering and len(log.replicas) == 1
 
 
 def best_of(log: LogFacts, reports: Mapping[str, Report]) -> str:

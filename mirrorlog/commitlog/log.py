@@ -9,15 +9,17 @@ alone. Rejected: a lock around every method (it would be taken for each batch, t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from mirrorlog.commitlog.checked import CheckedRead
 from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.cold import ColdRead
+from mirrorlog.commitlog.damage import Range
 from mirrorlog.commitlog.epochs import EpochLike, EpochList, load_epochs, store_epochs
 from mirrorlog.commitlog.files import OS_FILES, Files, disk_error
 from mirrorlog.commitlog.flush import FlushJob
@@ -35,10 +37,10 @@ from mirrorlog.commitlog.identity import FORMAT_VERSION, NUMBER
 from mirrorlog.commitlog.ingest import check_run
 from mirrorlog.commitlog.opening import FirstState, OnPast, OpenedLog, open_directory
 from mirrorlog.commitlog.prepare import PrepareJob
-from mirrorlog.commitlog.recovery import RecoveryReport
-from mirrorlog.commitlog.scan import OnBatch, Rules, scan_file
-from mirrorlog.commitlog.segment import Segment
-from mirrorlog.commitlog.table import SegmentTable, table_name
+from mirrorlog.commitlog.recovery import Claim, RecoveryReport
+from mirrorlog.commitlog.scan import OnBatch, Rules, scan_file, without_advice, zero_out
+from mirrorlog.commitlog.segment import Segment, segment_name, segment_start
+from mirrorlog.commitlog.table import SegmentTable, table_name, table_start
 from mirrorlog.commitlog.tables import Tables, table_from_segment
 from mirrorlog.commitlog.warmer import WarmJob
 from mirrorlog.config import LogSettings
@@ -49,6 +51,7 @@ from mirrorlog.errors import (
     DiskFailed,
     DiskFull,
     IndexDoubtful,
+    LogCorrupt,
     LogUnavailable,
     MirrorlogError,
     OffsetOutOfRange,
@@ -61,10 +64,16 @@ def _nothing(tables: Tables) -> None:
     """An OnPast for who keeps no index."""
 
 
+def _told_nobody(error: LogCorrupt) -> None:
+    """Whoever reads gets the error; nobody else wants to know."""
+
+
 class LogState(Enum):
-    """`FAILED`: a write or a sync failed; what is there stays readable, nothing is appended any more."""
+    """`FAILED`: a write or a sync failed; what is there stays readable, nothing is appended any more. `DAMAGED`: opened
+    up to its first bad byte, to be read and compared; it takes nothing before `cut_damage`."""
 
     OPEN = "open"
+    DAMAGED = "damaged"
     FAILED = "failed"
     CLOSED = "closed"
 
@@ -92,6 +101,8 @@ class CommitLog:
         self.recovery: RecoveryReport = opened.report
         self.lossy = opened.report.lossy
         """Whether what a recovery lost is still to be compared with other copies (`settle_loss`)."""
+        self.on_bad: Callable[[LogCorrupt], None] = _told_nobody
+        """Told of bad bytes that a cold read meets, on the thread that reads."""
         self.begin = opened.report.begin
         self.epochs = opened.epochs
         self.last_append_time_us = opened.last_append_time_us
@@ -102,6 +113,7 @@ class CommitLog:
         self._preparer = opened.preparer
         self.tables = opened.tables
         self._loss = opened.loss
+        self._doubt = opened.doubt
         self.end = opened.chain.end
         """Where the next batch will stand. A plain attribute: it is looked up a dozen times per batch."""
         self._confirmed = opened.confirmed
@@ -125,6 +137,7 @@ class CommitLog:
         first_epochs: Iterable[EpochLike] = (),
         write_through: bool = False,
         files: Files = OS_FILES,
+        corrupt: LogCorrupt | None = None,
     ) -> CommitLog:
         """Open the log in `directory`, made when absent; blocking. `on_past` is given the tables of the sealed
         segments, then `on_batch` every batch behind them; together that is what the log holds.
@@ -133,6 +146,7 @@ class CommitLog:
         `begin`, `first_epochs`: of a log that is made now, a mirror's that starts behind the log's first byte.
         `write_through`: its confirms wait for the disk, so batches are stored by pwrite (see `chain`).
         `max_batch_bytes` limits what a mirror takes in; what is stored already may be larger.
+        `corrupt`: what was raised at the first attempt, with its range: the log opens as DAMAGED, and no file changes.
         Raises ForeignDirectory, LogCorrupt (nothing was changed on disk but tables, which are derived), DiskFull or
         DiskFailed.
         """
@@ -152,6 +166,7 @@ class CommitLog:
                 write_through=write_through,
                 on_past=on_past,
                 on_batch=on_batch,
+                corrupt=_range_of(corrupt) if corrupt is not None else None,
             )
         except OSError as error:
             raise disk_error(error, "open the log in", directory) from None
@@ -163,6 +178,8 @@ class CommitLog:
     def state(self) -> LogState:
         if self._closed:
             return LogState.CLOSED
+        if self.recovery.corrupt is not None:
+            return LogState.DAMAGED
         return LogState.OPEN if self._flusher.failure is None else LogState.FAILED
 
     @property
@@ -172,6 +189,13 @@ class CommitLog:
     @property
     def confirmed(self) -> int:
         return self._confirmed
+
+    @property
+    def claim(self) -> Claim:
+        """What the copy held before bytes of it went bad; of a sound one, what it holds."""
+        if self.recovery.corrupt is not None:
+            return self.recovery.claim
+        return Claim(self.end, self._confirmed)
 
     def is_border(self, log_offset: int) -> bool:
         """Whether a batch begins or the log ends there. Not denied below and within sealed segments: that is confirmed,
@@ -373,7 +397,7 @@ class CommitLog:
     def read_cold(self, log_offset: int, max_bytes: int, *, until: int) -> ColdRead:
         """The job that reads the run that `read` has not mapped. Raises as `read`."""
         segment, end = self._find_run(log_offset, max_bytes, until) or (self._chain.active, log_offset)
-        return ColdRead(
+        return CheckedRead(
             self._files,
             segment.path,
             start=segment.start,
@@ -381,6 +405,7 @@ class CommitLog:
             end=end,
             seed=self.seed,
             known_border=not segment.sealed,
+            on_bad=self.on_bad,
         )
 
     def read_batch_at(self, log_offset: int) -> tuple[BatchHeader, bytes]:
@@ -495,6 +520,50 @@ class CommitLog:
             # A flush that the loop asked for meanwhile has the old end as its target.
             self._flusher.void()
             self._cooled()
+
+    def cut_damage(self, *, state: int) -> None:
+        """A damaged log: everything from its first bad byte on goes, set aside before; on disk when this returns.
+        Blocking. Then the log has to be closed and opened again. `state`: as for `truncate`.
+
+        It starts lossy until `settle_loss`. Raises BadRequest for a sound log, DiskFull and DiskFailed; what a crash
+        leaves half done is damaged still, or lossy.
+        """
+        if self.recovery.corrupt is None:
+            raise BadRequest(f"log {self.name} is not damaged: there is nothing to cut")
+        begin, flushed, confirmed, _ = self._flusher.stored
+        with self._flusher.disk("cut the bad bytes of"), self._flusher.lock:
+            # In this order: while bytes are missing below the flushed offset the log is damaged, and found to be.
+            self._loss.note(self.recovery)
+            self._remove_behind(self.end)
+            lowered = Checkpoint(begin, min(flushed, self.end), min(confirmed, self.end), min(state, self.end))
+            self._flusher.lower(lowered)
+            self._zero_from(self.end)
+            self._doubt.settle()
+
+    def _remove_behind(self, log_offset: int) -> None:
+        """Files that begin there or behind it, and tables that speak of anything there. Raises OSError."""
+        holder = self._chain.active.start
+        for name in self._files.listdir(self.directory):
+            start, table = segment_start(name), table_start(name)
+            behind = start is not None and start >= log_offset and start > holder
+            if behind or (table is not None and table >= holder):
+                self._files.unlink(self.directory / name)
+        self._files.fsync_directory(self.directory)
+
+    def _zero_from(self, log_offset: int) -> None:
+        """The bytes of the file that holds it, if it is there. Raises OSError."""
+        start = self._chain.active.start
+        path = self.directory / segment_name(start)
+        if self._files.exists(path):
+            with closing(self._files.open(path)) as file:
+                zero_out(file, log_offset - start, file.size())
+                file.fdatasync()
+
+    def doubt(self) -> None:
+        """Bad bytes were met: the next opening reads everything; on disk when this returns. Blocking. Raises DiskFull,
+        DiskFailed."""
+        with self._flusher.disk("mark"):
+            self._doubt.raise_()
 
     def _check_cut(self, log_offset: int, *, lost: bool) -> None:
         if log_offset < self.begin:
@@ -677,9 +746,10 @@ class CommitLog:
         if self._closed:
             return
         job = self.start_flush()
+        damaged = self.state is LogState.DAMAGED
         self._closed = True
         try:
-            if self._flusher.failure is None:
+            if self._flusher.failure is None and not damaged:
                 job.run()
                 self._flusher.complete(job)
         finally:
@@ -695,3 +765,9 @@ class CommitLog:
             raise self._flusher.failure
         if self._closed:
             raise LogUnavailable(f"log {self.name} is closed")
+        if self.recovery.corrupt is not None:
+            raise LogCorrupt(f"log {self.name} is damaged at {self.recovery.corrupt}; it takes nothing")
+
+
+def _range_of(error: LogCorrupt) -> Range:
+    return Range(error.details["first"], error.details["last"], without_advice(error))

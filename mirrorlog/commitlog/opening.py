@@ -6,8 +6,12 @@ checkpoint      see `checkpoint`
 <20 digits>     segments, see `chain`
 <digits>.table  where the batches of a sealed segment stand, see `table`
 lossy           what a recovery lost that nobody has acted on yet, see `loss`
+doubtful        bad bytes were met while the log was in use, see `doubt`
 index/          which segment holds which records, see `past`
 spare-<n>       a file prepared for the next segment, see `prepare`
+
+Bad bytes below the flushed offset are LogCorrupt. Whoever can do without them opens the log once more with that error:
+then it ends where they begin, can be read and compared, and takes nothing; its files stay as they are.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from uuid import UUID
 from mirrorlog.commitlog.chain import SegmentChain
 from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
 from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
+from mirrorlog.commitlog.damage import Range
+from mirrorlog.commitlog.doubt import Doubt
 from mirrorlog.commitlog.epochs import FILE_NAME as EPOCHS_NAME
 from mirrorlog.commitlog.epochs import EpochList, load_epochs, store_epochs
 from mirrorlog.commitlog.files import Files
@@ -30,7 +36,7 @@ from mirrorlog.commitlog.loss import Loss
 from mirrorlog.commitlog.prepare import Preparer
 from mirrorlog.commitlog.recovery import Recovery, RecoveryReport
 from mirrorlog.commitlog.scan import OnBatch, Rules
-from mirrorlog.commitlog.segment import segment_start
+from mirrorlog.commitlog.segment import Segment, segment_name, segment_start
 from mirrorlog.commitlog.tables import Tables
 from mirrorlog.commitlog.warmer import Warmer
 from mirrorlog.config import LogSettings
@@ -56,6 +62,7 @@ class OpenedLog:
     preparer: Preparer
     tables: Tables
     loss: Loss
+    doubt: Doubt
     epochs: EpochList
     report: RecoveryReport
     confirmed: int
@@ -82,8 +89,9 @@ def open_directory(
     write_through: bool,
     on_past: OnPast,
     on_batch: OnBatch,
+    corrupt: Range | None = None,
 ) -> OpenedLog:
-    """Make or recover the log in `directory`.
+    """Make or recover the log in `directory`. `corrupt`: the bad bytes before which it shall end.
 
     Raises ForeignDirectory, LogCorrupt (then nothing was changed but tables, which are derived), DiskFull and OSError.
     """
@@ -94,8 +102,16 @@ def open_directory(
     warnings = (NO_CHECKPOINT,) if recorded is None and _segment_starts(files, directory) else ()
 
     tables = Tables(files, directory, seed=seed)
+    doubt = Doubt(files, directory)
     recovery = Recovery(
-        files, directory, Rules(seed, epochs), recorded or Checkpoint(_first_start(files, directory), 0, 0), tables
+        files,
+        directory,
+        Rules(seed, epochs),
+        recorded or Checkpoint(_first_start(files, directory), 0, 0),
+        tables,
+        stop_at=corrupt.first if corrupt is not None else None,
+        # The pass that met the bad bytes has read all that stands before them.
+        check_past=corrupt is None and doubt.there,
     )
     recovery.take_sealed()
     try:
@@ -105,30 +121,33 @@ def open_directory(
         on_past(tables)
     recovery.scan(on_batch)
     loss = Loss(files, directory)
-    # What is believed must be on disk before anything is done because of it: a killed process may have written it only,
-    # the names of the epoch list and of files included.
-    files.fsync_directory(directory)
-    if checkpoints is not None and recorded is not None:
-        checkpoints.write_both(recorded)
-    if recovery.report(()).lossy:
-        loss.note(recovery.report(()))
-    recovery.repair()
     begin, flushed, confirmed, state = recovery.recorded
     checkpoint = Checkpoint(begin, min(flushed, recovery.end), min(confirmed, recovery.end), min(state, recovery.end))
+    if corrupt is None:
+        # What is believed must be on disk before anything is done because of it: a killed process may have written it
+        # only, the names of the epoch list and of files included.
+        files.fsync_directory(directory)
+        if checkpoints is not None and recorded is not None:
+            checkpoints.write_both(recorded)
+        if recovery.report(()).lossy:
+            loss.note(recovery.report(()))
+        recovery.repair()
+        doubt.settle()
     if checkpoints is None:
         CheckpointFile.create(files, directory, log_id, Checkpoint(0, 0, 0))
         checkpoints = CheckpointFile.open(files, directory, log_id)
-    if checkpoint != recorded:
+    if checkpoint != recorded and corrupt is None:
         checkpoints.write_both(checkpoint)
 
     preparer = Preparer(files, directory, segment_bytes=settings.segment_bytes, prepare_bytes=settings.prepare_bytes)
     chain = SegmentChain(
-        files, directory, recovery.segments, preparer,
+        files, directory, recovery.segments or _no_segment(directory, begin, corrupt), preparer,
         kept_mapped_bytes=settings.kept_mapped_bytes, write_through=write_through,
     )  # fmt: skip
-    if not chain.segments:
-        chain.begin_first(begin)
-    chain.open_files(checkpoint.flushed)
+    if corrupt is None:
+        if not chain.segments:
+            chain.begin_first(begin)
+        chain.open_files(checkpoint.flushed)
     flusher = Flusher(files, checkpoints, checkpoint.flushed)
     preparer.on_sync_failed = flusher.sync_failed
     return OpenedLog(
@@ -138,8 +157,9 @@ def open_directory(
         preparer=preparer,
         tables=tables,
         epochs=epochs,
-        report=loss.told(recovery.report(warnings)),
+        report=loss.told(recovery.report(warnings, corrupt)),
         loss=loss,
+        doubt=doubt,
         confirmed=checkpoint.confirmed,
         state_from=checkpoint.state,
         last_append_time_us=recovery.last_append_time_us,
@@ -174,6 +194,11 @@ def _open_checkpoints(files: Files, directory: Path, log_id: UUID) -> Checkpoint
     if not files.exists(directory / CHECKPOINT_NAME):
         return None
     return CheckpointFile.open(files, directory, log_id)
+
+
+def _no_segment(directory: Path, begin: int, corrupt: Range | None) -> list[Segment]:
+    """Of a log that is bad from its begin on; it has no file."""
+    return [Segment(begin, directory / segment_name(begin), 0, begin)] if corrupt is not None else []
 
 
 def _segment_starts(files: Files, directory: Path) -> list[int]:

@@ -3,7 +3,8 @@
 Where no batch stands at the place at which the next one must begin:
 
 - zeros in place of a header, and nothing valid behind them: the log ends here;
-- below the flushed offset: corruption. LogCorrupt, and nothing on disk is changed, but for tables that were missing;
+- below the flushed offset: corruption. LogCorrupt, and nothing on disk is changed, but for tables that were missing.
+  What stands before it can be had by a second pass that stops there (`stop_at`), and changes nothing either;
 - above it, and nothing valid follows: a torn tail, cut;
 - above it, and valid batches follow: cut too, but this start is `lossy`, since those batches were whole once.
 
@@ -18,7 +19,7 @@ from collections.abc import Container
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.damage import Damage, Range, Stretch, assess, next_valid
@@ -43,6 +44,13 @@ from mirrorlog.errors import DiskFull, IndexDoubtful
 _REPLACEMENT_SUFFIX: Final = ".new"
 
 
+class Claim(NamedTuple):
+    """Up to where a copy held the log, and up to where it knew it to be confirmed, in log offsets."""
+
+    end: int
+    confirmed: int
+
+
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
     """What opening a log found and did.
@@ -60,11 +68,22 @@ class RecoveryReport:
     cut_valid: Range | None = None
     warnings: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
+    corrupt: Range | None = None
+    """Bad bytes below the flushed offset: for now the log ends where they begin."""
+    held: int = 0
+    """Of such a log, where the last valid batch behind the flushed offset ends."""
+
+    @property
+    def claim(self) -> Claim:
+        """What the copy held by its own record, and by what stands behind that: it may be more than what it holds."""
+        recorded = self.recorded
+        end = max(self.end, recorded.flushed, recorded.confirmed, self.held)
+        return Claim(end, max(recorded.confirmed, self.begin))
 
     @property
     def lossy(self) -> bool:
         """Bytes are gone that were whole, or confirmed, here once: this copy must not count as complete."""
-        return self.cut_valid is not None or self.end < self.recorded.confirmed
+        return self.cut_valid is not None or self.corrupt is not None or self.end < self.recorded.confirmed
 
     @property
     def clean(self) -> bool:
@@ -76,7 +95,8 @@ class RecoveryReport:
 class Recovery:
     """One pass over a log's directory: `scan` only reads, `repair` writes. Both raise OSError.
 
-    `segments` are the log's afterwards, none of them mapped; `end` is the log's end.
+    `segments` are the log's afterwards, none of them mapped; `end` is the log's end. `stop_at`: where the bad bytes
+    begin that a pass before this one met; `check_past`: read what the tables vouch for, too.
     """
 
     files: Files
@@ -84,11 +104,14 @@ class Recovery:
     rules: Rules
     recorded: Checkpoint
     tables: Tables
+    stop_at: int | None = None
+    check_past: bool = False
     segments: list[Segment] = field(default_factory=list)
     end: int = 0
     batches: int = 0
     last_append_time_us: int = 0
     damage: Damage | None = None
+    held: int = 0
     _waiting: list[Stretch] = field(default_factory=list)
     _leftover: list[Path] = field(default_factory=list)
     _unnamed: set[Path] = field(default_factory=set)
@@ -103,6 +126,8 @@ class Recovery:
         self.end = self.recorded.begin
         self._waiting = self._list_files()
         past = min(self.recorded.flushed, self.recorded.confirmed, self.recorded.state)
+        if self.stop_at is not None:
+            past = min(past, self.stop_at)
         while len(self._waiting) > 1 and self._waiting[0].start <= self.end < self._waiting[1].start <= past:
             if self._waiting[1].path in self._unnamed:
                 return  # where it belongs is not certain
@@ -134,12 +159,27 @@ class Recovery:
 
     def scan(self, on_batch: OnBatch) -> None:
         """Give every batch behind the sealed segments to `on_batch`. Raises LogCorrupt naming range and file."""
-        while self._waiting and self.damage is None:
+        while self._waiting and self.damage is None and not self._stopped:
             self._next_file(on_batch)
             self._drop_elsewhere()
-        if self.end < self.recorded.flushed and self.damage is None:
+        if self.end < self.recorded.flushed and self.damage is None and not self._stopped:
             raise bad_bytes(self.end, self.recorded.flushed, self.directory, "the log ends too early")
+        if self._stopped:
+            self.held = self._held_behind(self.recorded.flushed)
         self._drop_empty()
+
+    def _held_behind(self, flushed: int) -> int:
+        """Where the last valid batch behind the flushed offset ends; that, when there is none."""
+        files = [Stretch(segment.start, segment.path, 0) for segment in self.segments]
+        files += [stretch for stretch in self._waiting if stretch.start > (self.segments[-1].start if files else -1)]
+        holder = max((each.start for each in files if each.start <= flushed), default=0)
+        rest = [Stretch(each.start, each.path, max(0, flushed - each.start)) for each in files if each.start >= holder]
+        valid = assess(self.files, self.rules, place=flushed, reason="", stretches=rest).valid
+        return flushed if valid is None else valid.last
+
+    @property
+    def _stopped(self) -> bool:
+        return self.stop_at is not None and self.end >= self.stop_at
 
     def repair(self) -> bool:
         """Cut what `scan` found bad and remove leftovers; on disk when this returns. True when anything changed.
@@ -188,14 +228,18 @@ class Recovery:
         if stop.reason:
             raise OSError(errno.EIO, f"log offset {start + stop.at} reads differently each time")
 
-    def report(self, warnings: tuple[str, ...]) -> RecoveryReport:
+    def report(self, warnings: tuple[str, ...], corrupt: Range | None = None) -> RecoveryReport:
+        """`corrupt`: the bad bytes at `stop_at`."""
         bad, valid = self.damage or (None, None)
         return RecoveryReport(
-            self.recorded.begin, self.end, self.batches, self.recorded, bad, valid, warnings, tuple(self._doubtful)
-        )
+            self.recorded.begin, self.end, self.batches, self.recorded, bad, valid, warnings, tuple(self._doubtful),
+            corrupt, self.held,
+        )  # fmt: skip
 
     def _table(self, stretch: Stretch, end: int) -> TableHead | None:
         """The table of a segment, made if need be; None when there is no space for it."""
+        if self.check_past:
+            self._made_anew(stretch.path, stretch.start, end)
         try:
             return self.tables.load(stretch.start, end)
         except FileNotFoundError:
@@ -283,6 +327,8 @@ class Recovery:
             self.segments.append(segment)
             reason = self._walk(reader, segment, on_batch)
             self.end = segment.end
+            if self._stopped:
+                return
             at = segment.end - segment.start
             follows = nonzero_end(reader, at) > at
             ended = not any(reader.view(at, HEADER_SIZE))
@@ -302,7 +348,8 @@ class Recovery:
             on_batch(header, batch)
 
         at = segment.end - segment.start
-        return walk(reader, start=segment.start, at=at, until=reader.size, rules=self.rules, on_batch=keep).reason
+        until = reader.size if self.stop_at is None else min(reader.size, self.stop_at - segment.start)
+        return walk(reader, start=segment.start, at=at, until=until, rules=self.rules, on_batch=keep).reason
 
     def _valid_behind(self, segment: Segment) -> bool:
         """Whether the zeros at the end of `segment` are a hole in the log.

@@ -25,6 +25,7 @@ OnBatch = Callable[[BatchHeader, memoryview], None]
 
 BLOCK_BYTES: Final = 2 * 1024 * 1024
 _STARTS_MAX: Final = 4
+_RESTORE: Final = "; restore the log from another copy"
 
 _ZEROS: Final = bytes(BLOCK_BYTES)
 _MAGIC: Final = re.compile(b"MLB1")
@@ -123,11 +124,16 @@ def scan_file(files: Files, path: Path, *, start: int, first: int, last: int, ru
 def bad_bytes(first: int, last: int, path: Path, reason: str) -> LogCorrupt:
     """The error for log offsets [first, last) that must hold batches and do not."""
     return LogCorrupt(
-        f"bad bytes from log offset {first} to {last} in {path}: {reason}; restore the log from another copy",
+        f"bad bytes from log offset {first} to {last} in {path}: {reason}{_RESTORE}",
         first=first,
         last=last,
         file=str(path),
     )
+
+
+def without_advice(error: LogCorrupt) -> str:
+    """What is wrong, for whoever does something about it."""
+    return error.message.removesuffix(_RESTORE)
 
 
 def nonzero_end(reader: BlockReader, at: int) -> int:

@@ -37,6 +37,7 @@ def queue_message(queue: QueueInfo) -> pb.QueueInfo:
         arguments={name: argument_message(value) for name, value in queue.arguments.items()},
         incarnation=queue.incarnation,
         producer_epoch=queue.producer_epoch,
+        current=queue.current,
     )
 
 
@@ -46,6 +47,7 @@ def node_message(node: NodeInfo) -> pb.NodeInfo:
         client_address=node.client,
         replication_address=node.replication,
         grpc_address=node.grpc or "",
+        http_address=node.http or "",
     )
 
 

@@ -1,14 +1,16 @@
-"""How a door does TLS: what its command line says, for its own port and for its connections to nodes."""
+"""How a door does TLS: what its command line says, for its own port and for its connections to nodes. The files are
+those of the node that the door belongs to; at SIGHUP they are read anew."""
 
 from __future__ import annotations
 
 import argparse
-import ssl
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mirrorlog.errors import ConfigError
-from mirrorlog.wire.tls import client_context
+from mirrorlog.wire.renewal import RenewableContext
+from mirrorlog.wire.tls import client_context, server_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,20 @@ class DoorTls:
             raise ConfigError("--tls and --node-tls need --tls-certificate, --tls-key and --tls-ca")
         return found
 
-    def to_nodes(self) -> ssl.SSLContext | None:
+    def to_nodes(self) -> RenewableContext | None:
         """Nodes are trusted by their authority, not by names of hosts, as by each other. Raises ConfigError."""
         if not self.node:
             return None
-        return client_context(ca=self.ca, certificate=self.certificate, key=self.key, check_hostname=False)
+        certificate, key, ca = self.files
+        return RenewableContext(partial(client_context, ca=ca, certificate=certificate, key=key, check_hostname=False))
+
+    def port(self) -> RenewableContext | None:
+        """Of the door's own port. Raises ConfigError."""
+        if self.mode == "off":
+            return None
+        certificate, key, ca = self.files
+        trusted = ca if self.mode == "mutual" else None
+        return RenewableContext(partial(server_context, certificate=certificate, key=key, ca=trusted))
 
     @property
     def files(self) -> tuple[Path, Path, Path]:

@@ -2,7 +2,7 @@
 
 A process of its own: one busy Python thread inside the node would cost its loop 10 ms. It is a client of the native
 door; when the node goes it says so (UNAVAILABLE, health NOT_SERVING) and goes on when the node is back. It ends at
-SIGTERM, SIGINT, or when the process that started it is gone.
+SIGTERM, SIGINT, or when the process that started it is gone. At SIGHUP it reads the files of TLS anew.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from mirrorlog.doors.producer_service import ProducerService, StreamLimits
 from mirrorlog.errors import MirrorlogError, PortTaken
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2
 from mirrorlog.wire.messages import Limits
+from mirrorlog.wire.renewal import Renewal
 from mirrorlog.wire.tls import server_context
 
 logger = logging.getLogger(__name__)
@@ -84,8 +85,9 @@ class GrpcDoor:
     def __init__(self, *, node: str, bind: str, tls: DoorTls = NO_TLS) -> None:
         """Raises ConfigError for files of TLS that are none."""
         self._bind = bind
-        self._tls = tls
-        self._client = Client(node, role="door", tls=tls.to_nodes())
+        to_nodes, self._certificate = tls.to_nodes(), PortCertificate.of(tls)
+        self.renewal = Renewal([each for each in (to_nodes, self._certificate) if each is not None])
+        self._client = Client(node, role="door", tls=to_nodes)
         self._health = health.aio.HealthServicer()
         self._watch = NodeWatch(self._client, node, self._node_changed)
         self._admin = AdminService(self._client, node)
@@ -98,7 +100,7 @@ class GrpcDoor:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Wait for the node, serve until stopped. Raises PortTaken or ConfigError."""
+        """Wait for the node, serve until stopped. Raises PortTaken, or ConfigError for what is no address."""
         split_address(self._bind)
         try:
             limits = await self._unless_stopping(self._watch.limits())
@@ -115,7 +117,7 @@ class GrpcDoor:
         consumer_pb2_grpc.add_ConsumerServicer_to_server(self._consumer, server)
         reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         try:
-            bound = _listen(server, self._bind, self._tls)
+            bound = _listen(server, self._bind, self._certificate)
             await self._node_changed(True)
             await server.start()
             print(f"grpc door serving {bound}", flush=True)
@@ -146,11 +148,13 @@ class GrpcDoor:
                     await each
 
 
-def _listen(server: grpc.aio.Server, bind: str, tls: DoorTls) -> str:
+def _listen(server: grpc.aio.Server, bind: str, certificate: PortCertificate | None) -> str:
     """Bind and give the address, with the port that the kernel chose for 0. Raises PortTaken."""
-    credentials = _credentials(tls)
     try:
-        port = server.add_insecure_port(bind) if credentials is None else server.add_secure_port(bind, credentials)
+        if certificate is None:
+            port = server.add_insecure_port(bind)
+        else:
+            port = server.add_secure_port(bind, certificate.credentials())
     except RuntimeError:
         port = 0
     if port == 0:
@@ -158,18 +162,42 @@ def _listen(server: grpc.aio.Server, bind: str, tls: DoorTls) -> str:
     return f"{bind.rpartition(':')[0]}:{port}"
 
 
-def _credentials(tls: DoorTls) -> grpc.ServerCredentials | None:
-    """Raises ConfigError."""
-    if tls.mode == "off":
-        return None
-    certificate, key, ca = tls.files
-    server_context(certificate=certificate, key=key, ca=ca)  # says what is wrong with the files; gRPC does not
-    mutual = tls.mode == "mutual"
-    return grpc.ssl_server_credentials(
-        [(key.read_bytes(), certificate.read_bytes())],
-        root_certificates=ca.read_bytes() if mutual else None,
-        require_client_auth=mutual,
-    )
+class PortCertificate:
+    """What the port shows, and whose certificates it asks for, if it does; `Renewable`. Raises ConfigError."""
+
+    def __init__(self, tls: DoorTls) -> None:
+        self._tls = tls
+        self._mutual = tls.mode == "mutual"
+        self.current = self._given = self.make()
+
+    @classmethod
+    def of(cls, tls: DoorTls) -> PortCertificate | None:
+        """None without TLS on the port."""
+        return None if tls.mode == "off" else cls(tls)
+
+    def make(self) -> grpc.ServerCertificateConfiguration:
+        """Of the files as they are now. Raises ConfigError."""
+        certificate, key, ca = self._tls.files
+        server_context(certificate=certificate, key=key, ca=ca)  # says what is wrong with the files; gRPC does not
+        return grpc.ssl_server_certificate_configuration(
+            [(key.read_bytes(), certificate.read_bytes())], root_certificates=ca.read_bytes() if self._mutual else None
+        )
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """gRPC asks for each connection whether there is something newer."""
+        return grpc.dynamic_ssl_server_credentials(
+            self.current,
+            self._newer,  # type: ignore[arg-type]  # None is nothing newer: the stubs do not know
+            require_client_authentication=self._mutual,
+        )
+
+    def _newer(self) -> grpc.ServerCertificateConfiguration | None:
+        """On a thread of gRPC's."""
+        newest = self.current
+        if newest is self._given:
+            return None
+        self._given = newest
+        return newest
 
 
 async def _main(node: str, bind: str, tls: DoorTls) -> None:
@@ -177,6 +205,7 @@ async def _main(node: str, bind: str, tls: DoorTls) -> None:
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, door.stop)
+    loop.add_signal_handler(signal.SIGHUP, door.renewal.ask)
     await watch_parent(door.stop)
     await door.run()
 

@@ -31,6 +31,8 @@ def _view(known: Sequence[ClusterStatus]) -> Iterator[Metric]:
         return gauge(f"mirrorlog_cluster_{name}", meaning, (), [((), value(cluster)) for cluster in known])
 
     yield single("version", "Version of the view that the node knows", lambda cluster: cluster.version)
+    meaning = "Cluster version that the cluster runs at: what its nodes may write"
+    yield single("active_version", meaning, lambda cluster: cluster.cluster_version)
     meaning = "Number of the cluster's incarnation, raised when a lost majority is replaced"
     yield single("incarnation", meaning, lambda cluster: cluster.incarnation)
     yield single("term", "Term of the coordinator that the node knows", lambda cluster: cluster.term)
@@ -46,6 +48,9 @@ def _nodes(nodes: Sequence[NodeStatus]) -> Iterator[Metric]:
     facts = [((node.node_id, node.start_id, node.kind, str(node.witness).lower()), 1.0) for node in nodes]
     meaning = "A member and the start of it that the cluster knows; always 1"
     yield gauge("mirrorlog_cluster_node_info", meaning, ("node", "start_id", "kind", "witness"), facts)
+    known = [((node.node_id,), node.software_version) for node in nodes if node.software_version]
+    meaning = "Highest cluster version that the member's software can do"
+    yield gauge("mirrorlog_cluster_software_version", meaning, ("node",), known)
     life = [sample for node in nodes for sample in states((node.node_id,), _LIVES, node.life)]
     yield gauge("mirrorlog_cluster_node_life", "1 for how this node sees the member", ("node", "life"), life)
     draining = [((node.node_id,), node.draining) for node in nodes]

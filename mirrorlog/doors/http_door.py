@@ -2,7 +2,7 @@
 
 A process of its own and a client of the native door, as the gRPC door is and for the same reason. It serves at once,
 whether the node answers or not: that is what it is there to tell. It ends at SIGTERM, SIGINT, or when the process that
-started it is gone.
+started it is gone. At SIGHUP it reads the files of TLS anew.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mirrorlog.doors.http_routes import make_app
 from mirrorlog.doors.http_server import HttpServer, address_of, bind_socket
 from mirrorlog.doors.parent import watch_parent
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.wire.renewal import Renewal
 
 
 class HttpDoor:
@@ -32,17 +33,19 @@ class HttpDoor:
 
     def __init__(self, *, node: str, bind: str, tls: DoorTls = NO_TLS) -> None:
         self._bind = bind
-        self._client = Client(node, role="door", connect_timeout_ms=DEADLINE_MS, tls=tls.to_nodes())
+        to_nodes, port = tls.to_nodes(), tls.port()
+        self.renewal = Renewal([each for each in (to_nodes, port) if each is not None])
+        self._client = Client(node, role="door", connect_timeout_ms=DEADLINE_MS, tls=to_nodes)
         self._bound = bind
         source = StatusSource(partial(ask_node, self._client, node))
-        self._server = HttpServer(make_app(source), self._tell_started, tls=tls)
+        self._server = HttpServer(make_app(source), self._tell_started, tls=port)
 
     def stop(self) -> None:
         """Ask for a clean end; `run` returns soon after. Idempotent."""
         self._server.should_exit = True
 
     async def run(self) -> None:
-        """Serve until stopped. Raises PortTaken or ConfigError."""
+        """Serve until stopped. Raises PortTaken."""
         with bind_socket(self._bind) as listening:
             self._bound = address_of(listening, self._bind)
             try:
@@ -59,6 +62,7 @@ async def _main(node: str, bind: str, tls: DoorTls) -> None:
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, door.stop)
+    loop.add_signal_handler(signal.SIGHUP, door.renewal.ask)
     await watch_parent(door.stop)
     await door.run()
 

@@ -7,8 +7,11 @@ bytes and seconds and stand last, what only grows ends in `_total`, a state is a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from mirrorlog.wire.messages import DurationCounts
 
 Sample = tuple[Sequence[str], float]
 """The values of the labels, in the order of their names, and the value."""
@@ -27,6 +30,19 @@ def counter(name: str, meaning: str, labels: Sequence[str], samples: Iterable[Sa
     family = CounterMetricFamily(name, meaning, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)
+    return family
+
+
+def histogram(
+    name: str, meaning: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], DurationCounts]]
+) -> Metric:
+    """How long something took, how often: each bucket counts what is in those before it too. `name` ends in
+    `_seconds`."""
+    family = HistogramMetricFamily(name, meaning, labels=labels)
+    for values, told in samples:
+        bounds = [*map(str, told.bounds_s), "+Inf"]
+        buckets = list(zip(bounds, accumulate(map(float, told.counts)), strict=True))
+        family.add_metric(values, buckets, told.sum_s)
     return family
 
 

@@ -21,9 +21,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mirrorlog.config import split_address
-from mirrorlog.doors.door_tls import NO_TLS, DoorTls
 from mirrorlog.errors import PortTaken
-from mirrorlog.wire.tls import server_context
 
 STOP_GRACE_S: Final = 3
 _BACKLOG: Final = 128
@@ -43,7 +41,7 @@ class HttpLimits:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves `app` until `should_exit` is set; `started` is called when it does. Raises ConfigError."""
+    """Serves `app` until `should_exit` is set; `started` is called when it does. `tls`: of its port."""
 
     def __init__(
         self,
@@ -51,7 +49,7 @@ class HttpServer(uvicorn.Server):
         started: Callable[[], None],
         limits: HttpLimits = HttpLimits(),
         *,
-        tls: DoorTls = NO_TLS,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -66,7 +64,7 @@ class HttpServer(uvicorn.Server):
             timeout_keep_alive=limits.idle_s_max,
             timeout_graceful_shutdown=STOP_GRACE_S,
             h11_max_incomplete_event_size=limits.head_bytes_max,
-            **_tls_options(tls),
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls,
         )
         # It takes whatever makes a protocol, and says that it wants a class.
         config.http = partial(_Connection, limits=limits)  # type: ignore[assignment]
@@ -81,21 +79,6 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """None: they are the door's."""
         yield
-
-
-def _tls_options(tls: DoorTls) -> dict[str, Any]:
-    """uvicorn's. Raises ConfigError."""
-    if tls.mode == "off":
-        return {}
-    certificate, key, ca = tls.files
-    mutual = tls.mode == "mutual"
-    server_context(certificate=certificate, key=key, ca=ca)  # says which file is wrong
-    return {
-        "ssl_certfile": str(certificate),
-        "ssl_keyfile": str(key),
-        "ssl_ca_certs": str(ca) if mutual else None,
-        "ssl_cert_reqs": ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE,
-    }
 
 
 class _Connection(H11Protocol):

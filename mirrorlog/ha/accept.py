@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Final, Protocol
 from uuid import UUID
 
 import msgspec
 
+from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import LIST_BYTES_MAX
 from mirrorlog.config import HaSettings, LimitSettings
 from mirrorlog.errors import (
+    BadBatch,
     BadRequest,
     ConnectionLost,
     MirrorAhead,
@@ -90,6 +94,11 @@ class MasterLink:
         return self._log is log
 
     @property
+    def log_id(self) -> UUID | None:
+        """Of what it mirrors; None before it has said."""
+        return self._log.log_id if self._log is not None else None
+
+    @property
     def endpoint(self) -> Endpoint:
         assert self._endpoint is not None
         return self._endpoint
@@ -99,6 +108,7 @@ class MasterLink:
     def connected(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self.opened_at = self._service.now()
+        self._service.accepted += 1
         if len(self._service.links) >= self._service.links_max:
             endpoint.close(Overloaded(f"{self._service.links_max} links are open on this port", limit="links_max"))
         else:
@@ -114,6 +124,8 @@ class MasterLink:
             return
         if frame_.type == FrameType.ERROR and self._greeting is not None:
             reason = as_error(expect_message(frame_, FrameType.ERROR, Failure))
+            if isinstance(reason, BadBatch):
+                self._read_own_bytes()
             raise ConnectionLost(f"mirror {self._greeting.hello.node_id} gave up: {reason}")
         if self._greeted is None:
             self._greet(frame_)
@@ -139,6 +151,7 @@ class MasterLink:
             self._service.members.discard(self)
             self._member.disconnected()
         if self.connection is not None and self._log is not None:
+            self._service.sent[self._log.log_id, self.connection.node_id] += self.connection.sent_bytes
             self._log.mastership.leave(self.connection)
             logger.info(
                 "mirror_left node=%s log=%s acked=%s reason=%r",
@@ -194,7 +207,7 @@ class MasterLink:
             # It has no log and no acks; silence is for the cluster to judge.
             self._service.links.discard(self)
             self._service.members.add(self)
-            self._member = self._service.member_link(hello.node_id, hello.start_id, self.endpoint)
+            self._member = self._service.member_link(hello, self.endpoint)
         elif hello.role == "joiner":
             # One of the few links that may be open, and for no longer than a greeting may take.
             self._member = self._service.joiner_link(self.endpoint)
@@ -251,6 +264,20 @@ class MasterLink:
         )  # fmt: skip
         self._log.progressed(self._log.mastership.proven(connection))
         self._log.tell_in_sync(f"follows from {connection.read_half.requested}")
+
+    def _read_own_bytes(self) -> None:
+        """The mirror got bytes that fail their checks: either they are bad here, or they went bad on the way. Who reads
+        them tells of the first by himself; after the second the mirror comes again."""
+        if self.connection is None or self._log is None or not self.connection.proven:
+            return
+        log, name, node = self._log.log, self._log.name, self.connection.node_id
+        first, sent = self.connection.read_half.acked, self.connection.write_half.next_transfer
+        logger.warning("bad_bytes_refused node=%s log=%s first=%s sent=%s", node, name, first, sent)
+        self._service.spawn(self._check_own(log.read_cold(first, sent - first, until=sent)))
+
+    async def _check_own(self, job: ColdRead) -> None:
+        with suppress(MirrorlogError):  # whoever has to know of it was told by the read
+            await asyncio.get_running_loop().run_in_executor(self._service.helper, job.run)
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -342,8 +369,12 @@ class AcceptSocketService:
         self.links: set[MasterLink] = set()
         self.members: set[MasterLink] = set()
         """Links of other members of the cluster."""
-        self.member_link: Callable[[str, str, Endpoint], MemberLink] = _no_member
-        """Makes what takes a member's frames: of its node id, its start id and the endpoint."""
+        self.accepted = 0
+        """Connections since this process began."""
+        self.sent: Counter[tuple[UUID, str]] = Counter()
+        """Bytes of a log to a mirror, on links that have ended."""
+        self.member_link: Callable[[Hello, Endpoint], MemberLink] = _no_member
+        """Makes what takes a member's frames: of its greeting and the endpoint."""
         self.joiner_link: Callable[[Endpoint], MemberLink] = _no_joiner
         """Makes what takes the frames of a node that is in no cluster."""
         self.helper = helper
@@ -370,6 +401,14 @@ class AcceptSocketService:
     def links_max(self) -> int:
         """Each mirror has one link per log; the rest is room for those that are being replaced or refused."""
         return 2 * sum(len(log.mastership.mirrors) for log in self._logs.values()) + _SPARE_LINKS
+
+    def sent_bytes(self, log_id: UUID) -> dict[str, int]:
+        """Of a log, to each mirror, since this process began."""
+        found = Counter({node: size for (log, node), size in self.sent.items() if log == log_id})
+        for link in self.links:
+            if link.connection is not None and link.log_id == log_id:
+                found[link.connection.node_id] += link.connection.sent_bytes
+        return dict(found)
 
     def register(self, log: MasteredLog) -> None:
         """This node masters the log from now on."""
@@ -484,5 +523,5 @@ def _no_joiner(endpoint: Endpoint) -> MemberLink:
     raise ProtocolError("this node lets nobody in")
 
 
-def _no_member(node: str, start_id: str, endpoint: Endpoint) -> MemberLink:
+def _no_member(hello: Hello, endpoint: Endpoint) -> MemberLink:
     raise ProtocolError("this node takes no members")

@@ -7,7 +7,8 @@
 The mirror greets, says what it holds, and learns the master's history. It cuts its log at the common point, takes over
 the epoch list, both on disk, and only then asks for bytes: so every ack of X means everything below X, of this history
 (invariant 1). Below its own confirmed offset it cuts only what the cluster has declared to be lost, and what may have
-been confirmed of that is set aside before.
+been confirmed of that is set aside before. A damaged copy is compared as it was before bytes of it went bad, and is cut
+where they begin: then its master has all that goes.
 
 Differences from the seed's HAClient, each a known flaw there (seed 002):
 - What it asks for is checked against the master's history first (lines 435-441: it reports its largest offset).
@@ -26,6 +27,7 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from mirrorlog.commitlog.epochs import EpochList, common_point
+from mirrorlog.commitlog.recovery import Claim
 from mirrorlog.config import HaSettings
 from mirrorlog.errors import DiskFull, LogRecovering, MirrorlogError, ProtocolError, StalledFrame, WrongCluster
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
@@ -74,6 +76,11 @@ class ReplicaLog(Protocol):
     def confirmed(self) -> int: ...
     @property
     def epochs(self) -> EpochList: ...
+    @property
+    def claim(self) -> Claim:
+        """What a damaged copy held before bytes of it went bad; its `end` is where they begin. Of a sound one, what it
+        holds."""
+
     def append_run(self, run: memoryview, *, log_offset: int) -> object: ...
     def place_for(self, length: int) -> memoryview | None:
         """Memory at the end to receive a run in; None: append it from elsewhere."""
@@ -293,10 +300,11 @@ class HAClient:
     def _align(self, history: History, theirs: EpochList) -> Align:
         """What this copy has to become. Raises LogRecovering when it would lose what is confirmed without a word of the
         cluster's."""
-        end, confirmed = self._log.end, self._log.confirmed
-        found = common_point(self._log.epochs, end, theirs, history.end)
+        # Of a damaged copy: as if it were whole. What it cannot show any more its master has to have, or it was lost.
+        own, (end, confirmed) = self._log.epochs, self._log.claim
+        found = common_point(own, end, theirs, history.end)
         point = 0 if found is None else found
-        losses = losses_since(self._losses, self._log.epochs.data_epoch(end))
+        losses = losses_since(self._losses, own.data_epoch(end))
         lost = lost_from(losses)
         declared = lost is not None and lost <= point < end
         if point < confirmed and not declared:
@@ -310,7 +318,7 @@ class HAClient:
         # The confirmed offset that is known here is a little late: all of it may have been confirmed.
         loss = losses[0].epoch if declared else 0
         if history.start_at is None:
-            return Align(point, theirs.entries, loss=loss)
+            return Align(min(point, self._log.end), theirs.entries, loss=loss)
         return Align(history.start_at, theirs.entries, anew=True, loss=loss)
 
     def _transfer(self, frame_: Frame, now: float) -> Sequence[Action]:

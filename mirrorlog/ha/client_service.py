@@ -37,7 +37,7 @@ class MirrorLog(ReplicaLog, Protocol):
     """What a mirror's side needs of its copy beyond appending."""
 
     def align(self, log_offset: int, epochs: Sequence[Epoch], *, anew: bool, lost: bool) -> None:
-        """Blocking: run on a helper. `lost`: also below what is confirmed."""
+        """Blocking: run on a helper. `lost`: also below what is confirmed. What is bad of a damaged copy goes, too."""
 
     def check_aside(self) -> None:
         """Blocking: raises MirrorlogError when this copy may not be set aside."""
@@ -46,7 +46,7 @@ class MirrorLog(ReplicaLog, Protocol):
         """Blocking: keep what stands from there on, also when it is cut; where. Raises MirrorlogError."""
 
     def begin_anew(self) -> None:
-        """The copy will be made anew by `align`: nobody may use it from here on until `aligned`."""
+        """The copy will be made, or opened, anew by `align`: nobody may use it from here on until `aligned`."""
 
     def aligned(self) -> None: ...
 
@@ -216,14 +216,15 @@ class HAClientService:
         self._do(self.client.aligned(self._now()))
 
     async def _do_align(self, action: Align) -> None:
-        lost = action.loss > 0
+        held_to, end = self._log.claim.end, self._log.end
+        lost = action.loss > 0 and action.log_offset < end
         if action.anew:
             await self._helped(self._log.check_aside)
         elif lost:
             await self._keep_surplus(action)
-        if lost:
-            self._loss_end_found(action.loss, self._log.end)
-        if lost or action.anew:
+        if action.loss:
+            self._loss_end_found(action.loss, held_to)
+        if lost or action.anew or end < held_to:
             # What works on the copy must have ended: its results belong to the former one.
             await self._quiesce()
             self._log.begin_anew()

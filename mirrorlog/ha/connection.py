@@ -180,6 +180,11 @@ class HAConnection:
         return half.next_transfer < self._log.end or half.flush_told < half.flush_wanted
 
     @property
+    def sent_bytes(self) -> int:
+        """Of the log, on this link."""
+        return self.write_half.next_transfer - self.read_half.requested
+
+    @property
     def all_acked(self) -> bool:
         """Whether nothing that was sent is still to be acked."""
         return self.write_half.next_transfer == self.read_half.acked

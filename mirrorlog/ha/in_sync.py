@@ -133,8 +133,7 @@ class Wishes:
         self, now: float, in_sync: InSyncSet, *, behind: Collection[str], ready: Sequence[tuple[str, str]]
     ) -> Wish | None:
         """What to ask for. `behind`: members that should leave; `ready`: (node, run) of copies that may be let in."""
-        version, rests_until = self._resting
-        if self._under_way is not None or (in_sync.version == version and now < rests_until):
+        if not self._may_ask(now, in_sync.version):
             return None
         wish = self._chosen(in_sync, behind, ready)
         if wish is None:
@@ -143,6 +142,14 @@ class Wishes:
         if isinstance(wish, Grow):
             self.proposed = wish
         return wish
+
+    def free(self, now: float, version: int) -> bool:
+        """Whether nobody is proposed, and one could be at once. `version`: of the set, as it is known."""
+        return self.proposed is None and self._may_ask(now, version)
+
+    def _may_ask(self, now: float, version: int) -> bool:
+        rested_version, rests_until = self._resting
+        return self._under_way is None and (version != rested_version or now >= rests_until)
 
     def _chosen(self, in_sync: InSyncSet, behind: Collection[str], ready: Sequence[tuple[str, str]]) -> Wish | None:
         if self.proposed is not None:

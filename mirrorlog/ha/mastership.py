@@ -3,7 +3,8 @@
 It knows the links, the in-sync set, the copies' progress and the waiting confirms. How many members are up is checked
 before the append, on live proven links (too few is a refusal, nothing is stored); after the append a publish waits for
 its level until its deadline. A mirror that holds what this master lost closes the log: `recovering`, nothing is
-truncated. The set is the cluster's: `learned` tells what it has decided, `wish` what the master asks of it.
+truncated. The set is the cluster's: `learned` tells what it has decided, `wish` what the master asks of it, and `court`
+makes up for the way to a copy that is to come in.
 
 Pure: events and `now` in, answers out.
 """
@@ -17,6 +18,7 @@ from enum import Enum
 
 from mirrorlog.errors import InSyncReplicasNotEnough, LogRecovering, MirrorAhead, NotAMember
 from mirrorlog.ha.connection import HAConnection
+from mirrorlog.ha.court import Candidate, Court
 from mirrorlog.ha.group_transfer import Answer, GroupTransferService, PutStatus
 from mirrorlog.ha.in_sync import Grow, InSyncSet, LagClocks, Wish, Wishes
 from mirrorlog.ha.progress import Progress
@@ -65,6 +67,7 @@ class Mastership:
         self._up: frozenset[str] = frozenset()
         self._incomplete: set[str] = set()
         self._wishes = Wishes(own)
+        self._court = Court()
         self._clocks = LagClocks(lag_s)
         # A master whose own copy lost bytes takes nothing until every mirror has shown that it does not hold more.
         self._unheard = set(self.mirrors) if lossy else set()
@@ -237,9 +240,34 @@ class Mastership:
         behind = self._clocks.behind(now, end=self.progress.held(self._own).written, reached=self._reached())
         wish = self._wishes.next(now, self._in_sync, behind=behind, ready=self._ready())
         if isinstance(wish, Grow):
+            self._court.won(now)
             self.progress.propose(wish.node)
             self._recount()
         return wish
+
+    def court(self, now: float) -> list[Answer]:
+        """Wait, for a while, for a copy that follows closely, so that it can be let in (`court.py`); to be asked for
+        after `wish`, but also while one is under way. What one held up that did not come is answered."""
+        before = self.courted
+        self._court.look(
+            now,
+            confirmed=self.progress.confirmed,
+            reached=self._candidates() if self.state is LogState.SERVING else {},
+            free=self._wishes.free(now, self._in_sync.version),
+        )
+        if self.courted == before:
+            return []
+        if self.courted is not None:
+            self.progress.propose(self.courted.node)
+        else:
+            self.progress.settle(self._in_sync)
+        self._recount()
+        return self._transfers.progressed(self.progress)
+
+    @property
+    def courted(self) -> Candidate | None:
+        """Whom confirms wait for, beside the members, without the cluster having been asked to let it in."""
+        return self._court.courted
 
     def wish_ended(self, wish: Wish, *, refused: bool) -> list[Answer]:
         """The outcome of a wish was read in the cluster's state, and what the state was then has been `learned`."""
@@ -261,19 +289,21 @@ class Mastership:
             if node != self._own
         }
 
-    def _ready(self) -> list[tuple[str, str]]:
-        """Copies that may be let in, each with its run."""
-        start_end = self.epoch_start_end
-        if start_end is None:
-            return []
-        enough = max(self.progress.confirmed, start_end)
-        return [
-            (node, link.start_id)
+    def _ready(self) -> list[Candidate]:
+        """Copies that may be let in; while one is courted, that one alone."""
+        courted, confirmed = self.courted, self.progress.confirmed
+        return [copy for copy, offset in self._candidates().items() if offset >= confirmed and courted in (None, copy)]
+
+    def _candidates(self) -> dict[Candidate, int]:
+        """How far each copy is, at the log's durability, that lacks nothing but the newest records, if anything."""
+        if self.epoch_start_end is None:
+            return {}
+        copies = {
+            Candidate(node, link.start_id): self.progress.held(node).at(self.durability)
             for node, link in self.links.items()
-            if self._wanted_in(node)
-            and _is_of(link, self._in_sync.starts.get(node))
-            and self.progress.held(node).at(self.durability) >= enough
-        ]
+            if self._wanted_in(node) and _is_of(link, self._in_sync.starts.get(node))
+        }
+        return {copy: offset for copy, offset in copies.items() if offset >= self.epoch_start_end}
 
     def _wanted_in(self, node: str) -> bool:
         """Whether it is a replica that runs, and no whole member in that run."""
@@ -283,8 +313,8 @@ class Mastership:
         return bool(start_id) and node in facts.replicas and not in_already
 
     def _counting(self) -> tuple[frozenset[str], bool]:
-        """Whose acks count as a member's, and whether those of the proposed one count as such."""
-        facts, proposed = self._in_sync, self._wishes.proposed
+        """Whose acks count as a member's, and whether those of the proposed or courted one count as such."""
+        facts, proposed = self._in_sync, self._wishes.proposed or self.courted
         up = [
             node
             for node, link in self.links.items()

@@ -6,7 +6,7 @@ for all is RocketMQ's flaw that this avoids (seed 002, lines 185 and 229-253).
 
 A member whose acks do not count, because it is away, marked, or linked in another run than the set says, keeps what it
 proved as a member, and holds the confirmed offset still. So does a copy that is proposed to the cluster as a member
-(`in_sync.py`).
+(`in_sync.py`), or is about to be (`court.py`).
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Progress:
         self._proposed = (node, self._held[node])
 
     def settle(self, in_sync: InSyncSet) -> None:
-        """By this set, what was proposed is settled: if the copy is a member now, it holds what it proved meanwhile.
-        `count` is due."""
+        """By this set, what was proposed is settled: if the copy is a member now, it holds what it proved meanwhile;
+        if not, nobody waits for it any more. `count` is due."""
         assert self._proposed is not None
         (node, held), self._proposed = self._proposed, None
         if node in in_sync.whole or node not in self._proved:

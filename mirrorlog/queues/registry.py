@@ -45,7 +45,8 @@ _FLUSHES: Final = ("memory", "disk")
 _LIMITS: Final = ("retention_ms", "retention_bytes")
 _LIMIT_MAX: Final = 2**63 - 1
 _NO_LIMIT: Final = -1
-_KNOWN: Final = ("flush", *_LIMITS)
+_COPIES_MAX: Final = 255
+_KNOWN: Final = ("flush", "copies", *_LIMITS)
 # What an error repeats of a name or a value that somebody else chose.
 _SHOWN_CHARS: Final = 80
 
@@ -356,6 +357,9 @@ def _check_values(arguments: Mapping[str, Any]) -> None:
     flush = arguments.get("flush", _FLUSHES[0])
     if flush not in _FLUSHES:
         raise BadRequest(f"argument 'flush' is {_shown(flush)}, it must be 'memory' or 'disk'")
+    copies = arguments.get("copies", 1)
+    if type(copies) is not int or not 1 <= copies <= _COPIES_MAX:
+        raise BadRequest(f"argument 'copies' is {_shown(copies)}, it must be a whole number from 1 to {_COPIES_MAX}")
     for key in _LIMITS:
         limit = arguments.get(key, _NO_LIMIT)
         # A flag is an int to Python, and to nobody else.

@@ -44,6 +44,7 @@ from mirrorlog.spark.nodes import ask_nodes
 from mirrorlog.spark.options import offsets_json, parse_servers
 from mirrorlog.spark.plan import QueueFacts
 from mirrorlog.spark.source import FORMAT, register
+from mirrorlog.spark.tls import NO_TLS, TlsFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,24 +76,26 @@ def land(
     table: str | PathLike[str],
     *,
     read_from: str = "master",
+    tls: TlsFiles = NO_TLS,
     on_step: OnStep = lambda step: None,
 ) -> LandResult:
     """Append what the table at path `table` does not have of `queue`. Blocks; not for use on an event loop.
 
-    Raises what the nodes answer, RecordsMissing when records were freed before they were landed, BeginUnknown when the
-    master is away and nobody else can say whether they were, TableOutOfStep, LandingConflict, SparkFailed. After any of
-    them the table has all of the range or none, and running again is safe.
+    Raises what the nodes answer, ConfigError for files of `tls` that are none, RecordsMissing when records were freed
+    before they were landed, BeginUnknown when the master is away and nobody else can say whether they were,
+    TableOutOfStep, LandingConflict, SparkFailed. After any of them the table has all of the range or none, and running
+    again is safe.
     """
     table = fspath(table)
     addresses = parse_servers(servers) if isinstance(servers, str) else tuple(servers)
     on_step(f"asking {', '.join(addresses)} about queue {queue!r}")
-    facts = ask_nodes(addresses, [queue])[0]
+    facts = ask_nodes(addresses, [queue], tls)[0]
     name = application_id(facts)
     state = table_state(spark, table, name)
     first = starting_offset(facts, state, table)
     if first == facts.next:
         return LandResult(first, first, 0, state.version)
-    records = read(spark, addresses, facts, first=first, read_from=read_from)
+    records = read(spark, addresses, facts, first=first, read_from=read_from, tls=tls)
     on_step(f"landing {facts.next - first:,} records of queue {queue!r} into {table}")
     if table_state(spark, table, name).landed != state.landed:
         raise _conflict(queue, table)
@@ -134,7 +137,13 @@ def starting_offset(facts: QueueFacts, state: TableState, table: str) -> int:
 
 
 def read(
-    spark: SparkSession, servers: Sequence[str], facts: QueueFacts, *, first: int, read_from: str = "master"
+    spark: SparkSession,
+    servers: Sequence[str],
+    facts: QueueFacts,
+    *,
+    first: int,
+    read_from: str = "master",
+    tls: TlsFiles = NO_TLS,
 ) -> DataFrame:
     """The records `first` up to `facts.next`, with headers: a fixed range, whatever is published meanwhile."""
     register(spark)
@@ -147,6 +156,7 @@ def read(
         "minPartitions": str(tasks),
         "includeHeaders": "true",
         "read_from": read_from,
+        **tls.options(),
     }
     try:
         return spark.read.format(FORMAT).options(**options).load()
@@ -180,7 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code is that of the error, 0 when the table has everything that was confirmed."""
     options = _parser().parse_args(arguments)
     try:
-        print(_run(options.servers, options.queue, options.to, options.read_from), flush=True)
+        tls = TlsFiles(options.tls_ca, options.tls_cert, options.tls_key)
+        print(_run(options.servers, options.queue, options.to, options.read_from, tls), flush=True)
     except MirrorlogError as error:
         if options.debug:
             traceback.print_exc()
@@ -200,21 +211,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--queue", required=True, metavar="NAME")
     parser.add_argument("--to", required=True, metavar="PATH", help="the Delta table; made when it is not there")
     parser.add_argument("--read-from", default="master", help="master (default), mirror, or a node's id")
+    parser.add_argument("--tls-ca", metavar="FILE", help="for nodes that speak TLS: the authorities that are trusted")
+    parser.add_argument("--tls-cert", metavar="FILE", help="a certificate to show, with --tls-key")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key, not encrypted")
     parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
     return parser
 
 
-def _run(servers: str, queue: str, table: str, read_from: str) -> str:
+def _run(servers: str, queue: str, table: str, read_from: str, tls: TlsFiles) -> str:
     from rich.console import Console
 
     from mirrorlog.spark.session import any_session
 
     # Before the session, which takes seconds: an unknown queue or a wrong address is told at once.
-    ask_nodes(parse_servers(servers), [queue])
+    ask_nodes(parse_servers(servers), [queue], tls)
     with Console(stderr=True).status("starting Spark") as status:
         spark = any_session(f"land {queue}")
         try:
-            result = land(spark, servers, queue, table, read_from=read_from, on_step=status.update)
+            result = land(spark, servers, queue, table, read_from=read_from, tls=tls, on_step=status.update)
         finally:
             spark.stop()
     return _line(result, queue, table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 
 from mirrorlog.client import Client
@@ -10,19 +11,21 @@ from mirrorlog.client.begins import begin_of, newest_of, views_of
 from mirrorlog.client.copies import ask_all
 from mirrorlog.errors import NoSuchQueue
 from mirrorlog.spark.plan import QueueFacts
+from mirrorlog.spark.tls import NO_TLS, TlsFiles
 from mirrorlog.wire.messages import GetMetadata, Metadata
 
 
-def ask_nodes(servers: Sequence[str], queues: Sequence[str]) -> list[QueueFacts]:
+def ask_nodes(servers: Sequence[str], queues: Sequence[str], tls: TlsFiles = NO_TLS) -> list[QueueFacts]:
     """The queues in the order asked for. Blocks; not for use on an event loop.
 
-    Raises ConnectionLost when no node answers, NoSuchQueue naming those that no node knows.
+    Raises ConnectionLost when no node answers, NoSuchQueue naming those that no node knows, ConfigError naming a file
+    of `tls` that is none.
     """
-    return asyncio.run(_ask(servers, list(queues)))
+    return asyncio.run(_ask(servers, list(queues), tls.context()))
 
 
-async def _ask(servers: Sequence[str], queues: list[str]) -> list[QueueFacts]:
-    async with Client(*servers) as client:
+async def _ask(servers: Sequence[str], queues: list[str], tls: ssl.SSLContext | None) -> list[QueueFacts]:
+    async with Client(*servers, tls=tls) as client:
         first = await client.admin.metadata(queues)
         if first.missing:
             raise NoSuchQueue(f"no queue {', '.join(map(repr, first.missing))}; see: mqtool queues")

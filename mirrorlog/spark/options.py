@@ -8,6 +8,8 @@
     includeHeaders           true adds the column `headers`
     failOnDataLoss           true (default): offsets that are not there any more are an error; false: skipped
     read_from                master (default), mirror, or a node's id
+    tls_ca                   for nodes that speak TLS: a file, PEM, with the authorities that are trusted
+    tls_cert, tls_key        files, PEM, with the certificate to show and its key, where nodes ask for one
 
 `read_from` is the master by default: it always has every confirmed record, and a mirror learns of a confirm a moment
 later, so a read of the very end would wait there. Mirrors are the choice for large reads beside live producers.
@@ -25,6 +27,7 @@ from typing import Any, Final, Literal
 from mirrorlog.config import split_address
 from mirrorlog.errors import ConfigError
 from mirrorlog.spark.errors import BadOption
+from mirrorlog.spark.tls import NO_TLS, TlsFiles
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -42,6 +45,9 @@ _NAMES: Final = (
     "includeHeaders",
     "failOnDataLoss",
     "read_from",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
 )
 _KNOWN: Final = {name.lower(): name for name in (*_NAMES, _BOOTSTRAP)}
 _PARTITION: Final = "0"
@@ -60,6 +66,7 @@ class SourceOptions:
     include_headers: bool = False
     fail_on_data_loss: bool = True
     read_from: str = "master"
+    tls: TlsFiles = NO_TLS
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -78,6 +85,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         include_headers=_boolean(given, "includeHeaders", False),
         fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
         read_from=given.get("read_from") or "master",
+        tls=_tls(given),
     )
 
 
@@ -105,6 +113,13 @@ def _servers(given: Mapping[str, str]) -> tuple[str, ...]:
     if _BOOTSTRAP in given:
         return parse_servers(given[_BOOTSTRAP], _BOOTSTRAP)
     return parse_servers(given.get("servers", ""))
+
+
+def _tls(given: Mapping[str, str]) -> TlsFiles:
+    found = TlsFiles(*(given.get(name) or None for name in ("tls_ca", "tls_cert", "tls_key")))
+    if (found.certificate is None) != (found.key is None):
+        raise BadOption("options 'tls_cert' and 'tls_key' are needed together")
+    return found
 
 
 def _list(given: Mapping[str, str], option: str) -> tuple[str, ...]:

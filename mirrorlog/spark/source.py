@@ -106,8 +106,8 @@ class QueueReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Asks the nodes. Raises ConnectionLost, NoSuchQueue, RecordsMissing, BeginUnknown or BadOption."""
-        queues = ask_nodes(self.options.servers, self.options.queues)
+        """Asks the nodes. Raises ConnectionLost, NoSuchQueue, RecordsMissing, BeginUnknown, BadOption, ConfigError."""
+        queues = ask_nodes(self.options.servers, self.options.queues, self.options.tls)
         return [QueuePartition(wanted) for wanted in plan(self.options, queues)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -132,7 +132,7 @@ class QueueReader(DataSourceReader):
 
 async def _consume(options: SourceOptions, wanted: QueueRange) -> AsyncGenerator[ConsumedBatch]:
     async with (
-        Client(*options.servers, cluster_id=wanted.cluster_id) as client,
+        Client(*options.servers, cluster_id=wanted.cluster_id, tls=options.tls.context()) as client,
         client.consumer(
             wanted.queue,
             start=wanted.first,

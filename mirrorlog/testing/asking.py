@@ -4,6 +4,7 @@ that a test may be testing."""
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -26,23 +27,24 @@ _POLL_SECONDS: Final = 0.02
 _T = TypeVar("_T")
 
 
-def status_of(address: str, *, timeout: float = 5.0) -> Status:
-    """The status of the node whose client address is `host:port`; `timeout` in seconds for all of it.
+def status_of(address: str, *, timeout: float = 5.0, tls: ssl.SSLContext | None = None) -> Status:
+    """The status of the node whose client address is `host:port`; `timeout` in seconds for all of it. `tls`: for a port
+    that speaks it.
 
     Raises ConnectionLost, RequestTimeout, ProtocolError, or what the node answered.
     """
-    answer = ask(address, GetStatus(), timeout=timeout)
+    answer = ask(address, GetStatus(), timeout=timeout, tls=tls)
     if not isinstance(answer, Status):
         raise ProtocolError(f"{address} answered {type(answer).__name__} where Status was expected")
     return answer
 
 
-def ask(address: str, question: Message, *, timeout: float = 5.0) -> AnyMessage:
+def ask(address: str, question: Message, *, timeout: float = 5.0, tls: ssl.SSLContext | None = None) -> AnyMessage:
     """Greet, ask, and give the answer; the connection is closed again. Raises as `status_of`."""
     deadline = time.monotonic() + timeout
     hello = Hello(version_min=PROTOCOL_VERSION_MIN, version_max=PROTOCOL_VERSION_MAX, role="tool", software="testing")
     try:
-        with socket.create_connection(split_address(address), timeout=timeout) as connection:
+        with _connection(address, timeout, tls) as connection:
             reader = FrameReader(frame_bytes_max=ANSWER_BYTES_MAX)
             connection.sendall(frame(FrameType.HELLO, encode(hello), 1))
             _answer(connection, reader, address, deadline)
@@ -65,6 +67,19 @@ def wait_for(condition: Callable[[], _T | None], *, timeout: float, what: Callab
             raise RequestTimeout(f"not within {timeout:g} s: {what()}")
         time.sleep(_POLL_SECONDS)
     return result
+
+
+def _connection(address: str, timeout: float, tls: ssl.SSLContext | None) -> socket.socket:
+    """Raises OSError."""
+    place = split_address(address)
+    connection = socket.create_connection(place, timeout=timeout)
+    if tls is None:
+        return connection
+    try:
+        return tls.wrap_socket(connection, server_hostname=place[0])
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _answer(connection: socket.socket, reader: FrameReader, address: str, deadline: float) -> AnyMessage:

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import json
 import shutil
+import ssl
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Final, Self
 
 from mirrorlog.errors import BadInput, ConnectionLost, NodeStopping, PortTaken, RequestTimeout
 from mirrorlog.testing.asking import wait_for
+from mirrorlog.testing.certificates import MODES, Certificates
 from mirrorlog.testing.guard import Guard
 from mirrorlog.testing.node import START_SECONDS, Node
 from mirrorlog.testing.ports import HOST, free_ports
@@ -48,6 +50,8 @@ class Cluster:
       at the end; one that is given stays, and a later cluster on it goes on with its data.
     - `settings`: of all nodes, `{"section.key": value}`, above everything else given here.
     - `grpc`: start the gRPC doors too.
+    - `tls`: "server" or "mutual": client ports and gRPC doors speak TLS, by certificates made with trustme. Then the
+      property `tls` is what a `Client` is given, and `certificates` has the files.
     - `segment_bytes`: of a segment file.
 
     The nodes never outlive the process that started them, unless `close(keep_running=True)` lets them go.
@@ -63,11 +67,14 @@ class Cluster:
         data_dir: Path | str | None = None,
         settings: Mapping[str, Any] | None = None,
         grpc: bool = False,
+        tls: str | None = None,
         segment_bytes: int = 64 * _MIB,
         name: str = "testing",
     ) -> None:
         if not 1 <= copies <= COPIES_MAX:
             raise BadInput(f"a test cluster has 1 to {COPIES_MAX} copies, not {copies}")
+        if tls is not None and tls not in MODES:
+            raise BadInput(f"tls is one of {', '.join(MODES)}, not {tls!r}")
         self.name = name
         self.nodes: dict[str, Node] = {}
         self._node_ids = [f"n{number}" for number in range(1, copies + 1)]
@@ -83,6 +90,7 @@ class Cluster:
             **(settings or {}),
         }
         self._grpc = grpc
+        self._tls = tls
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._temporary: Path | None = None
         self._guard = Guard()
@@ -139,6 +147,16 @@ class Cluster:
     def servers(self) -> list[str]:
         """The client addresses of all nodes, `host:port`, n1's first."""
         return [node.client for node in self.nodes.values()]
+
+    @property
+    def certificates(self) -> Certificates:
+        """The files, of a cluster with TLS. Raises BadInput before the start."""
+        return Certificates(self.directory / "tls")
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What clients need to connect: `Client(*cluster.servers, tls=cluster.tls)`; None without TLS."""
+        return None if self._tls is None else self.certificates.context()
 
     @property
     def master(self) -> Node:
@@ -247,6 +265,9 @@ class Cluster:
     def _place_nodes(self) -> dict[str, dict[str, str]]:
         """Everybody's addresses, and everybody's configuration, since each names those of the others."""
         addresses = self._addresses()
+        if self._tls is not None:
+            self.certificates.make()
+        tls = self.tls
         self.nodes = {
             node_id: Node(
                 node_id,
@@ -255,6 +276,7 @@ class Cluster:
                 grpc=addresses[node_id]["grpc"] if self._grpc else None,
                 directory=self.directory,
                 on_start=self._guard.watch,
+                tls=tls,
             )
             for node_id in self._node_ids
         }
@@ -288,7 +310,8 @@ class Cluster:
             "cluster": {"name": self.name, "members": members, "logs": self._logs},
             "node": {"id": node.id, "data_dir": node.data_dir.absolute()},
         }
-        for key, value in self._settings.items():
+        secured = {} if self._tls is None else self.certificates.settings(self._tls)
+        for key, value in {**secured, **self._settings}.items():
             section, _, name = key.partition(".")
             tables.setdefault(section, {})[name] = value
         return tables

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -52,8 +53,10 @@ class Node:
         directory: Path,
         on_start: Callable[[int], None] = lambda pid: None,
         command_prefix: Sequence[str] = (),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`command_prefix`: what the node's command is started by, and what must become it (`ip netns exec …`)."""
+        """`command_prefix`: what the node's command is started by, and what must become it (`ip netns exec …`). `tls`:
+        to ask it on a client port that speaks TLS."""
         self.id = node_id
         self.client = client
         self.replication = replication
@@ -62,6 +65,7 @@ class Node:
         self.config_file = directory / f"{node_id}.toml"
         self.log_file = directory / f"{node_id}.log"
         self.command_prefix = tuple(command_prefix)
+        self._tls = tls
         self._on_start = on_start
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begin = 0
@@ -155,7 +159,7 @@ class Node:
 
     def status(self, timeout: float = 5.0) -> Status:
         """What the node says of itself. Raises ConnectionLost, RequestTimeout or the error that it answers."""
-        return status_of(self.client, timeout=timeout)
+        return status_of(self.client, timeout=timeout, tls=self._tls)
 
     def log_tail(self, lines: int = _LOG_LINES) -> str:
         """The last lines of its log, of any start."""

@@ -15,6 +15,7 @@ from mirrorlog.tools.cluster_status import ClusterStatus, gather
 from mirrorlog.tools.cluster_view import copies, masters, role_of, warnings, with_waits
 from mirrorlog.tools.output import NOTHING, bytes_text, print_json, show, table
 from mirrorlog.tools.session import AsJson, session_of
+from mirrorlog.versions import version_of
 from mirrorlog.wire.messages import DiskStatus, NodeStatus, Status
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ _START_ID_SHOWN = 8
 class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
     """A member as the node that was asked knows it; `answers`, `error` and `disk` are as mqtool itself found it, None
     for one that it did not ask: a witness has nothing to tell a client. `roles`: log name → master or mirror; `role`:
-    coordinator, voter, learner or witness; `start_id`, `kind`: of the run that the cluster knows."""
+    coordinator, voter, learner or witness; `start_id`, `kind`: of the run that the cluster knows; `software_version`:
+    the highest cluster version that this run can do, 0 before the first one."""
 
     node_id: str
     member: int
@@ -46,10 +48,12 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
     answers: bool | None = None
     error: str | None = None
     disk: DiskStatus | None = None
+    software_version: int = 0
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True):
-    """What `mqtool nodes --json` prints; fields may be added, none changes its meaning. `asked`: whose view it is."""
+    """What `mqtool nodes --json` prints; fields may be added, none changes its meaning. `asked`: whose view it is;
+    `version`: of that view; `cluster_version`: what all nodes together may write, see docs/operations.md."""
 
     cluster_name: str
     asked: str
@@ -59,6 +63,7 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True):
     term: int
     nodes: list[NodeLine]
     warnings: list[str]
+    cluster_version: int = 1
 
 
 def nodes(
@@ -67,7 +72,7 @@ def nodes(
     node: Annotated[str | None, typer.Option(help="Ask this node, not whichever answers first.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the cluster's nodes: role, life, run, logs, addresses; and what should be looked at.
+    """List the cluster's nodes: role, life, run, software, logs, addresses; and what should be looked at.
 
     Life and roles are as the node that was asked sees them; it is named in the title, with the version of its view.
 
@@ -116,8 +121,10 @@ def nodes_of(asked: Status, everybody: ClusterStatus) -> Nodes:
             answers=answer is not None if answer is not None or node.node_id in errors else None,
             error=errors.get(node.node_id),
             disk=answer.disk if answer is not None else None,
+            software_version=_software(node),
         )
 
+    lines = [line(node) for node in sorted(view.nodes, key=lambda each: each.member)]
     return Nodes(
         cluster_name=asked.cluster_name,
         asked=asked.node_id,
@@ -125,21 +132,43 @@ def nodes_of(asked: Status, everybody: ClusterStatus) -> Nodes:
         incarnation=view.incarnation,
         coordinator=view.coordinator,
         term=view.term,
-        nodes=[line(node) for node in sorted(view.nodes, key=lambda each: each.member)],
-        warnings=warnings(view),
+        nodes=lines,
+        warnings=[*warnings(view), *_updating(view.cluster_version, lines)],
+        cluster_version=view.cluster_version,
     )
+
+
+def _software(node: NodeStatus) -> int:
+    """What its run can do: its start id says so, also to an older node that does not tell."""
+    return version_of(node.start_id) if node.start_id else 0
+
+
+def _updating(cluster_version: int, nodes: Sequence[NodeLine]) -> Iterator[str]:
+    """Whom the cluster's next version waits for; nothing when nobody has it."""
+    behind = [node.node_id for node in nodes if node.software_version <= cluster_version]
+    away = [node.node_id for node in nodes if node.life != "up" or node.stopped]
+    if behind and len(behind) < len(nodes):
+        yield f"the cluster runs at version {cluster_version} until all nodes are updated; not yet: {', '.join(behind)}"
+    elif away and not behind:
+        yield (
+            f"the cluster runs at version {cluster_version} until all nodes, which are updated, are up; not there: "
+            f"{', '.join(away)}"
+        )
 
 
 def nodes_view(found: Nodes) -> RenderableType:
     """One row per node in two tables, and the warnings. Pure."""
     incarnation = f", incarnation {found.incarnation}" if found.incarnation > 1 else ""
-    title = f"NODES of {found.cluster_name}, as {found.asked} knows them: view {found.version}{incarnation}"
+    title = (
+        f"NODES of {found.cluster_name}, as {found.asked} knows them: view {found.version}{incarnation}, cluster "
+        f"version {found.cluster_version}"
+    )
     return Group(
         table(
             title,
-            ("node", "no", "role", "life", "start", "masters", "copies", "disk"),
+            ("node", "no", "role", "life", "start", "version", "masters", "copies", "disk"),
             [_parts(node) for node in found.nodes],
-            numbers=("no", "copies"),
+            numbers=("no", "version", "copies"),
         ),
         Text(),
         table(
@@ -157,6 +186,7 @@ def _parts(node: NodeLine) -> tuple[str, ...]:
         node.role,
         ", ".join([node.life, *told]),
         f"{node.start_id[:_START_ID_SHOWN]} {node.kind}" if node.start_id else NOTHING,
+        str(node.software_version or NOTHING),
         ", ".join(node.masters) or NOTHING,
         str(len(node.copies)),
         f"{node.disk.state}, {bytes_text(node.disk.free_bytes)} free" if node.disk is not None else NOTHING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import ssl
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ from mirrorlog.wire.proof import (
     DialledGreeting,
     check_certificate,
 )
+from mirrorlog.wire.renewal import RenewableContext
 from mirrorlog.wire.tls import client_context, server_context
 
 
@@ -37,6 +39,12 @@ class Credentials:
     def trusts_everybody(self) -> bool:
         """Whether whoever reaches the replication port may say that it is a node of the cluster."""
         return self.secret is None and self.accepting is None
+
+    @property
+    def renewable(self) -> list[RenewableContext]:
+        """Those whose files can be read anew."""
+        contexts = (self.accepting, self.dialling, self.client)
+        return [context for context in contexts if isinstance(context, RenewableContext)]
 
     def dialled(self, hello: Hello, endpoint: Endpoint) -> DialledGreeting:
         """For one connection that this node has made. Its `hello` is sent first."""
@@ -68,19 +76,20 @@ def credentials_of(settings: Settings) -> Credentials:
     )
 
 
-def port_context(tls: TlsSettings, mode: str) -> ssl.SSLContext | None:
+def port_context(tls: TlsSettings, mode: str) -> RenewableContext | None:
     """Of a port of this node; None when it has no TLS. Raises ConfigError."""
     if mode == "off":
         return None
     certificate, key, ca = tls.files
-    return server_context(certificate=certificate, key=key, ca=ca if mode == "mutual" else None)
+    trusted = ca if mode == "mutual" else None
+    return RenewableContext(partial(server_context, certificate=certificate, key=key, ca=trusted))
 
 
-def own_context(tls: TlsSettings) -> ssl.SSLContext:
+def own_context(tls: TlsSettings) -> RenewableContext:
     """Of connections to nodes of the cluster, which are trusted by their authority, not by names of hosts. Raises
     ConfigError."""
     certificate, key, ca = tls.files
-    return client_context(ca=ca, certificate=certificate, key=key, check_hostname=False)
+    return RenewableContext(partial(client_context, ca=ca, certificate=certificate, key=key, check_hostname=False))
 
 
 def _secret_of(settings: Settings) -> bytes | None:

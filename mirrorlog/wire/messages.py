@@ -32,7 +32,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True):
-    """First frame of every connection. `role`: see `greeting`. `credential`: how it will prove the cluster's secret."""
+    """First frame of every connection. `role`: see `greeting`. `credential`: how it will prove the cluster's secret.
+    `incarnation`: of the cluster as a member knows it, 0: not said; `runs`: former start ids that the node's disk knows
+    and the cluster may know it by, None: not said."""
 
     version_min: int
     version_max: int
@@ -43,6 +45,8 @@ class Hello(Message, frozen=True):
     start_id: str | None = None
     stale_reads: bool = False
     credential: bytes | None = None
+    incarnation: int = 0
+    runs: tuple[str, ...] | None = None
 
 
 class Challenge(Message, frozen=True):
@@ -58,7 +62,7 @@ class Proof(Message, frozen=True):
 
 class Welcome(Message, frozen=True):
     """`incarnation`: of the cluster, as a member knows it; raised when a lost majority is replaced. 0: not said.
-    `credential`: the proof that this node knows the cluster's secret too."""
+    `credential`: the proof that this node knows the cluster's secret too. `runs`: see `Hello`."""
 
     version: int
     cluster_id: str
@@ -69,6 +73,7 @@ class Welcome(Message, frozen=True):
     software: str = ""
     incarnation: int = 0
     credential: bytes | None = None
+    runs: tuple[str, ...] | None = None
 
 
 class Failure(Message, frozen=True):
@@ -129,19 +134,21 @@ class Pull(Message, frozen=True):
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Advertised addresses, `host:port`."""
+    """Advertised addresses, `host:port`; None for a door that the node does not have."""
 
     node_id: str
     client: str
     replication: str
     grpc: str | None = None
+    http: str | None = None
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as this node knows it. Queue offsets are those of confirmed records: `begin` up to `next`.
 
     `incarnation` tells it from another queue that has or had the same name and ids. `producer_epoch`: a new producer
-    begins there, as the queue's master knows it.
+    begins there, as the queue's master knows it. `current`: False of a master whose epoch has not begun: there may be
+    records behind `next` that its predecessor confirmed.
     """
 
     name: str
@@ -155,6 +162,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     next: int
     producer_epoch: int = 0
     arguments: dict[str, Any] = {}
+    current: bool = True
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,7 +316,7 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A node as another one sees it. `member`: its number in Raft; `votes`: not while it learns; `life`: up, down or
     unknown; `kind`: of its start, clean, died or lossy; `start_id`: of the run that the cluster knows, empty before the
-    first."""
+    first; `software_version`: the highest cluster version that this run can do, 0 before the first."""
 
     node_id: str
     member: int
@@ -323,6 +331,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     stopped: bool = False
     draining: bool = False
     votes: bool = True
+    software_version: int = 0
 
 
 class LossStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,7 +367,8 @@ class PlacedLog(msgspec.Struct, frozen=True, kw_only=True):
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The view of one node. `version`: of the view; `coordinator`: empty while none is known; `elections`: how often
-    this node has seen another coordinator in its run; `advice`: what would make it safer, a line each."""
+    this node has seen another coordinator in its run; `advice`: what would make it safer, a line each;
+    `cluster_version`: what the nodes may write, see `mirrorlog.versions`."""
 
     version: int
     incarnation: int
@@ -369,10 +379,54 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeStatus]
     logs: list[PlacedLog]
     advice: list[str] = []
+    cluster_version: int = 1
+
+
+class DurationCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How long something took, how often. `counts`: of each bucket alone: above the bound before it, up to and with its
+    own of `bounds_s`; the last one has no bound. `sum_s`: of all."""
+
+    bounds_s: list[float]
+    counts: list[int]
+    sum_s: float
+
+
+class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one log on one node since it took a copy of it in, whatever roles it has had: see `broker.counters`. `log`:
+    its name; `unknown`: by an error's code; `sent_bytes`: by the mirror's node id."""
+
+    log: str
+    published_batches: int
+    published_records: int
+    published_bytes: int
+    confirms: DurationCounts
+    unknown: dict[str, int]
+    sent_bytes: dict[str, int]
+    received_bytes: int
+    fetches: int
+    fetched_bytes: int
+    flushes: int
+    flushed_bytes: int
+    promotions: int
+
+
+class NodeCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one node since its process began. `accepted`: connections by port, client or replication; `open`: those that
+    are there now. `refused`: publishes of which nothing was stored, by the error's code. `links_opened`: to other
+    members of the cluster, of which `links_open` stand; `questions_failed`: to these, without an answer that serves."""
+
+    accepted: dict[str, int]
+    open: dict[str, int]
+    refused: dict[str, int]
+    links_opened: int
+    links_open: int
+    questions_failed: int
+    logs: list[LogCounts]
 
 
 class Status(Message, frozen=True):
-    """`disk`: None when it could not be measured; `cluster`: None for a node that is in none."""
+    """`disk`: None when it could not be measured; `cluster`: None for a node that is in none; `counts`: None from a
+    node that is older than they are."""
 
     cluster_id: str
     cluster_name: str
@@ -382,6 +436,7 @@ class Status(Message, frozen=True):
     logs: list[LogStatus]
     disk: DiskStatus | None = None
     cluster: ClusterStatus | None = None
+    counts: NodeCounts | None = None
 
 
 # --- Operators ------------------------------------------------------------------------------------------------------

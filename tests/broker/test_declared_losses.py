@@ -87,3 +87,44 @@ async def test_a_copy_keeps_what_is_declared_lost_before_it_follows(tmp_path: Pa
         assert len(parts) > 1
         assert b"".join(parts) == whole[losses[0].start :]
         assert derived(holds.replica)["queues"] == derived(lacks.replica)["queues"] == {}
+
+
+async def test_a_tail_that_was_given_up_is_not_led_with(tmp_path: Path) -> None:
+    """Goal: queue offsets that may have been given out in an epoch that is lost name nothing else. Method: a copy has
+    records behind what is confirmed, and the log went on without it; then it is the best that is left, and is promoted
+    with a loss from where it knows to be confirmed: it leads without them, and keeps them aside."""
+    settings = settings_for(tmp_path, 2)
+    async with running_all(settings) as nodes:
+        other, log = map(hosted_by, nodes)
+        await in_sync(other, log)
+        await other.step_down()
+        await log.lead(written_by(log, "n1"), next_epoch(other, log), with_both(log))
+        confirmed, last_epoch = log.facts().confirmed, log.facts().end
+        batch = log.replica.queues.declare("given up", {})
+        assert batch is not None
+        log.publisher.append_change(batch, lambda error: None)
+        await log.step_down()
+        end = log.facts().end
+        assert confirmed < last_epoch < end
+        whole = content(log.replica)
+
+        epoch = log.facts().epoch_known + 2
+        await lead_alone(log, epoch, lost_from=confirmed, losses=[Declared(epoch, confirmed)])
+        assert log.replica.queues.get("given up") is None
+        assert content(log.replica)[:confirmed] == whole[:confirmed]
+        assert log.replica.epochs.entries[-1].start == confirmed
+        (kept,) = copies_aside(log.replica.log.directory)
+        assert (
+            b"".join(each.read_bytes() for each in sorted(kept.iterdir()) if each.name.isdigit()) == whole[confirmed:]
+        )
+        await other.follow(written_by(other, "n1"), epoch=epoch, losses=[Declared(epoch, confirmed)])
+        await until(lambda: other.facts().end == log.facts().end)
+        assert content(other.replica) == content(log.replica)
+
+
+def with_both(log: HostedLog) -> InSyncSet:
+    """Nothing is confirmed without the other one."""
+    runs = dict.fromkeys(log.assignment.nodes, "s")
+    return InSyncSet(
+        version=1, replicas=log.assignment.nodes, members=runs, marked=frozenset(), copies_wanted=1, starts=runs
+    )

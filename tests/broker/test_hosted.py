@@ -583,3 +583,37 @@ async def test_a_log_that_rests_is_shown_flushed_and_read(tmp_path: Path) -> Non
         await until(lambda: log.facts().flushed == log.facts().end)
         async with client.consumer("q", start="earliest", until="confirmed") as consumer:
             assert [record.value async for record in consumer] == [b"v"]
+
+
+async def test_a_reader_up_to_what_is_confirmed_waits_for_a_new_master_to_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: what a predecessor confirmed is not left out. Promote a mirror while nobody follows it, so that it cannot
+    confirm the beginning of its epoch, and read from it: nothing is answered before the other copy is there."""
+    settings = settings_for(tmp_path, 2)
+    async with running_all(settings) as nodes, Client(*(each.client_bind for each in settings)) as client:
+        first, second = map(hosted_by, nodes)
+        await client.admin.declare("q")
+        async with client.producer("q") as producer:
+            await producer.send(b"v")
+        await in_sync(first, second)
+        by_second = written_by(first, "n1")
+        await first.step_down(by_second)
+        await second.lead(by_second, 2)
+        async with Client(settings[1].client_bind) as asks_it:
+            (info,) = (await asks_it.admin.metadata(["q"])).queues
+            assert not info.current
+
+        async def read() -> list[bytes]:
+            async with client.consumer("q", start="earliest", until="confirmed") as consumer:
+                return [record.value async for record in consumer]
+
+        asked: list[HostedLog] = []
+        knows = HostedLog.knows_confirmed.fget
+        assert knows is not None
+        monkeypatch.setattr(HostedLog, "knows_confirmed", property(lambda log: asked.append(log) or knows(log)))
+        reading = asyncio.ensure_future(read())
+        await until(lambda: len(asked) >= 3 or reading.done())
+        assert not reading.done()
+        await first.follow(by_second, epoch=2)
+        assert await reading == [b"v"]

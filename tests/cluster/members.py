@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -34,6 +35,8 @@ class ServiceNode:
         self.name = name
         self.end = 0
         self.runs = 0
+        self.known: tuple[str, ...] | None = None
+        """The former runs that its disk tells of; None: it says nothing of them."""
         self.endpoints: list[Endpoint] = []
         self.failures: list[MirrorlogError] = []
         self.fences: list[tuple[str, int]] = []
@@ -53,7 +56,7 @@ class ServiceNode:
         """The next run."""
         if self._server is None:
             await self.listen()
-        before, self.runs = self.start_id if self.runs else "", self.runs + 1
+        before, self.runs = self.start_id if self.runs and self.known is None else "", self.runs + 1
         self.service = ClusterService(
             Identity(self.name, self.start_id, self.addresses, kind, before=before),
             host=self,
@@ -85,6 +88,11 @@ class ServiceNode:
             self.endpoints.clear()
             await service.stop()
 
+    def lose_disk(self) -> None:
+        """While it is dead."""
+        shutil.rmtree(self._directory)
+        self.known = ()
+
     def close(self) -> None:
         self._helper.shutdown()
 
@@ -114,7 +122,13 @@ class ServiceNode:
     def welcome(self) -> Welcome:
         limits = Limits(max_record_bytes=1, max_batch_bytes=1)
         return Welcome(
-            version=1, cluster_id=CLUSTER_ID, cluster_name="c", node_id=self.name, start_id=self.start_id, limits=limits
+            version=1,
+            cluster_id=CLUSTER_ID,
+            cluster_name="c",
+            node_id=self.name,
+            start_id=self.start_id,
+            limits=limits,
+            runs=self.known,
         )
 
     # --- Host ---
@@ -166,6 +180,7 @@ class ServiceNode:
             cluster_id=CLUSTER_ID,
             node_id=self.name,
             start_id=self.start_id,
+            runs=self.known,
         )
 
     def _endpoint(self) -> Endpoint:

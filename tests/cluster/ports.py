@@ -57,7 +57,7 @@ class Port:
         assert hello.node_id is not None
         assert hello.start_id is not None
         events = self._node.member_events
-        self._link = AcceptedLink(hello.node_id, hello.start_id, endpoint=self._endpoint, events=events)
+        self._link = AcceptedLink(hello, endpoint=self._endpoint, events=events)
 
     def handled(self) -> None: ...
 

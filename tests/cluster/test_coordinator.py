@@ -18,8 +18,11 @@ from mirrorlog.cluster.commands import (
     NodeForgotten,
     NodeJoined,
     NodeStarted,
+    NodeStopped,
     Promoted,
+    ReplicaRemoved,
     StartKind,
+    VersionRaised,
 )
 from mirrorlog.cluster.coordinator import (
     HANDOVER_AGAIN_S,
@@ -37,6 +40,7 @@ from mirrorlog.cluster.liveness import Life
 from mirrorlog.cluster.promotion import Report
 from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.state import ClusterState, LogFacts, applied
+from mirrorlog.versions import OWN, run_id
 
 CLUSTER_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
 STEPS_MAX = 200
@@ -67,11 +71,11 @@ class World:
         assert not self.apply(NodeJoined(node=node, addresses=Addresses(), witness=witness))
         self.start(node)
 
-    def start(self, node: str, run: int = 1) -> None:
-        before = self.state.nodes[node].start_id
+    def start(self, node: str, run: int = 1, *, version: int = 1) -> None:
+        before, start_id = self.state.nodes[node].start_id, run_id(f"{node} {run}", version)
         self.down.discard(node)
         assert not self.apply(
-            NodeStarted(node=node, start_id=f"{node} {run}", kind=StartKind.DIED, addresses=Addresses(), before=before)
+            NodeStarted(node=node, start_id=start_id, kind=StartKind.DIED, addresses=Addresses(), before=before)
         )
 
     def life(self, node: str) -> Life:
@@ -164,6 +168,34 @@ def test_it_grows_to_three_and_every_node_masters_its_own() -> None:
     assert {log.epoch for log in world.state.logs.values()} == {1}
 
 
+def test_the_clusters_version_rises_when_all_nodes_are_updated_and_there() -> None:
+    """Not while one is down, or has stopped: it may be on its way back to the software before. By updating three one
+    after the other, and asking while one of them is away."""
+    world = cluster("a", "b", "c")
+    for node in "ab":
+        world.start(node, 2, version=2)
+        world.settle()
+    world.start("c", 2, version=2)
+    assert not world.apply(NodeStopped(node="c", start_id=world.state.nodes["c"].start_id))
+    world.settle()
+    world.start("c", 3, version=2)
+    world.down = {"a"}
+    world.settle()
+    assert (world.state.cluster_version, world.proposed(VersionRaised)) == (1, 0)
+    world.down = set()
+    world.settle()
+    assert world.state.cluster_version == 2
+
+
+def test_the_version_rises_step_by_step_and_never_above_this_software() -> None:
+    """Who leads may be older than the others; by nodes of much newer software."""
+    world = cluster("a")
+    world.start("a", 2, version=OWN + 3)
+    world.settle()
+    assert world.state.cluster_version == OWN
+    assert world.proposed(VersionRaised) == OWN - 1
+
+
 def test_copies_are_spread_evenly() -> None:
     """No node holds more than one copy above another; by six nodes that come together."""
     world = World()
@@ -196,6 +228,19 @@ def test_a_dead_mirror_leaves_the_sets_as_far_as_it_may() -> None:
     world.settle()
     assert set(world.log("a").in_sync) == {"a", "b"}
     assert world.proposed(InSyncShrunk) == 3
+
+
+def test_a_set_does_not_shrink_beside_a_dead_master() -> None:
+    """Else nobody is left who could be promoted; by two nodes that die, and a witness."""
+    world = cluster("a", "b")
+    world.join("w", witness=True)
+    world.settle()
+    world.down = {"a", "b"}
+    world.settle()
+    assert {name: set(world.log(name).in_sync) for name in "ab"} == {"a": {"a", "b"}, "b": {"a", "b"}}
+    world.down = {"a"}
+    world.settle()
+    assert (world.master("a"), world.master("b")) == ("b", "b")
 
 
 def test_a_silent_copy_is_waited_for_and_then_not() -> None:
@@ -231,6 +276,20 @@ def test_a_node_that_is_gone_for_long_is_replaced() -> None:
     world.settle()
     assert all("d" not in log.replicas and len(log.in_sync) == 3 for log in world.state.logs.values())
     assert len(world.members.voters) == 4
+
+
+def test_a_copy_that_cannot_be_spared_yet_is_not_taken_away() -> None:
+    """Nothing is proposed that is refused; by a node that is gone for long while another one, which holds the only
+    other copy beside the master's, is drained."""
+    world = cluster("a", "b", "c", wanted=Wanted(replace_after_s=600))
+    world.down = {"c"}
+    world.settle()
+    world.drain("a")
+    world.settle()
+    world.now += 600
+    world.settle()
+    assert set(world.log("b").replicas) == {"a", "b", "c"}
+    assert not world.proposed(ReplicaRemoved)
 
 
 def test_a_forgotten_node_leaves_raft_and_every_log() -> None:

@@ -25,6 +25,7 @@ from mirrorlog.cluster.commands import (
     ReplicaRemoved,
     Seen,
     StartKind,
+    VersionRaised,
     encode_command,
 )
 from mirrorlog.cluster.events import Event, events_of
@@ -32,6 +33,7 @@ from mirrorlog.cluster.machine import Machine
 from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
 from mirrorlog.cluster.state import ClusterState, encode_state
+from mirrorlog.versions import run_id
 
 
 class History:
@@ -110,6 +112,16 @@ def test_a_logs_life_is_told() -> None:
     assert kinds(history.tell(ReplicaRemoved(log_id="log", seen=history.seen, node="a"))) == [
         ("replica_removed", "a", "main")
     ]
+
+
+def test_a_raise_of_the_clusters_version_is_told() -> None:
+    """Once, whatever often it is asked for; by one node that can do it."""
+    history = History()
+    start = NodeStarted(node="a", start_id=run_id("1", 2), kind=StartKind.CLEAN, addresses=Addresses())
+    history.tell(NodeJoined(node="a", addresses=Addresses()), start)
+    (raised,) = history.tell(VersionRaised(version=2), VersionRaised(version=2))
+    assert (raised.kind, raised.index, raised.details) == ("version_raised", 3, {"version": 2})
+    assert raised.text == "the cluster runs at version 2, for good"
 
 
 def test_a_loss_is_told_from_its_declaration_to_its_end() -> None:

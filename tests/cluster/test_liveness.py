@@ -49,11 +49,26 @@ def test_a_reset_alone_is_no_death() -> None:
 def test_silence_takes_its_time() -> None:
     """From the last word on; of one that was never heard, from when it was watched."""
     liveness = watching("b", "c")
+    assert silent(liveness, 0.0, 0.4) == []
     liveness.heard("b", "run 1", 0.5)
-    assert [change.node for change in liveness.tick(0.99)] == []
-    assert [change.node for change in liveness.tick(1.0)] == ["c"]
-    assert [change.node for change in liveness.tick(1.6)] == ["b"]
-    assert liveness.tick(2.0) == []
+    assert silent(liveness, 0.5, 0.99) == []
+    assert silent(liveness, 1.0) == ["c"]
+    assert silent(liveness, 1.4, 1.6) == ["b"]
+    assert silent(liveness, 2.0) == []
+
+
+def test_who_was_stopped_itself_takes_nobody_for_silent() -> None:
+    """What the others said meanwhile is still to be read; by a tick after a long pause, and then by real silence."""
+    liveness = watching("b")
+    assert silent(liveness, 0.0, 0.4) == []
+    liveness.heard("b", "run 1", 0.4)
+    assert silent(liveness, 60.0, 60.5, 60.9) == []
+    assert silent(liveness, 61.1) == ["b"]
+
+
+def silent(liveness: Liveness, *times: float) -> list[str]:
+    """Who is said to be down, looked at these times."""
+    return [change.node for now in times for change in liveness.tick(now)]
 
 
 def test_another_run_says_that_the_one_before_has_died() -> None:
@@ -71,6 +86,6 @@ def test_who_left_is_not_watched_any_more() -> None:
     liveness.heard("b", "run 1", 0.1)
     liveness.watch({"c"}, 0.2)
     assert liveness.heard("b", "run 1", 0.3) == []
-    assert liveness.tick(0.9) == []
+    assert silent(liveness, 0.3, 0.7, 1.1) == []
     assert liveness.life("b") is Life.UNKNOWN
     assert liveness.start_id("b") == ""

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from mirrorlog.cluster.commands import Addresses, AnyCommand, NodeJoined, encode_command
+import msgspec
+import pytest
+
+from mirrorlog import versions
+from mirrorlog.cluster.commands import (
+    Addresses,
+    AnyCommand,
+    NodeJoined,
+    NodeStarted,
+    StartKind,
+    VersionRaised,
+    encode_command,
+)
 from mirrorlog.cluster.machine import Machine
 from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
 from mirrorlog.cluster.state import ClusterState, Outcome, encode_state
+from mirrorlog.errors import UnsupportedVersion
 
 
 def snapshot(state: ClusterState, index: int = 0, term: int = 0) -> Snapshot:
@@ -64,3 +77,26 @@ def test_a_snapshot_replaces_the_state_and_ends_all_waiting() -> None:
     assert found.state == other.state
     found.apply([entry(3, joins("c"))])
     assert list(found.state.nodes) == ["a", "b", "c"]
+
+
+def test_it_stops_before_an_entry_that_it_cannot_read() -> None:
+    """What a newer cluster has decided is not skipped; by a command that nobody knows."""
+    found = machine()
+    unknown = Entry(2, 1, EntryKind.COMMAND, msgspec.msgpack.encode({"type": "DecidedTomorrow"}))
+    with pytest.raises(UnsupportedVersion, match="start newer software"):
+        found.apply([entry(1, joins("a")), unknown])
+    assert (found.index, list(found.state.nodes)) == (1, ["a"])
+
+
+def test_it_stops_before_the_cluster_leaves_its_software_behind() -> None:
+    """Not when that is refused; by raising the version above its own, with nodes that can and cannot."""
+    above = versions.OWN + 1
+    state = ClusterState("id", "name", cluster_version=versions.OWN)
+    start = NodeStarted(node="a", start_id=versions.run_id("1"), kind=StartKind.CLEAN, addresses=Addresses())
+    newer = msgspec.structs.replace(start, start_id=versions.run_id("2", above), before=start.start_id)
+    found = Machine(snapshot(state))
+    refused = found.apply([entry(1, joins("a")), entry(2, start), entry(3, VersionRaised(version=above))])[-1]
+    assert "until all nodes are updated" in refused.outcome.refusal
+    with pytest.raises(UnsupportedVersion, match=f"the cluster runs at version {above}"):
+        found.apply([entry(4, newer), entry(5, VersionRaised(version=above))])
+    assert (found.index, found.state.cluster_version) == (4, versions.OWN)

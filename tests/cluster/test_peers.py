@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.cluster.peers import MemberEvents, Mesh
+from mirrorlog.cluster.peers import MemberEvents, Mesh, Voice
 from mirrorlog.cluster.raft.messages import AnyMessage, Append, Entry, EntryKind, TakeOver
 from mirrorlog.errors import BadRequest, ConnectionLost, RequestTimeout
 from mirrorlog.wire.endpoint import Endpoint
@@ -23,6 +23,7 @@ class Events:
     def __init__(self) -> None:
         self.notes: list[tuple[Any, ...]] = []
         self.messages: list[AnyMessage] = []
+        self.over: list[Voice] = []
         self.let_go = asyncio.Event()
 
     def heard(self, node: str, start_id: str) -> None:
@@ -34,8 +35,9 @@ class Events:
     def refused(self, node: str) -> None:
         self._note("refused", node)
 
-    def raft(self, message: AnyMessage) -> None:
+    def raft(self, message: AnyMessage, link: Voice) -> None:
         self.messages.append(message)
+        self.over.append(link)
 
     async def asked(self, node: str, question: bytes) -> bytes:
         if question == b"no":
@@ -107,8 +109,8 @@ async def two() -> AsyncIterator[tuple[Node, Node]]:
         for node in (a, b):
             await node.listen()
             node.mesh.start()
-        a.mesh.reach({"b": b.address})
-        b.mesh.reach({"a": a.address})
+        a.mesh.reach({"b": [b.address]})
+        b.mesh.reach({"a": [a.address]})
         await until(lambda: a.mesh.reached() and b.mesh.reached())  # heard of is not enough: that is the other's link
         yield a, b
     finally:
@@ -198,7 +200,7 @@ def test_another_node_at_an_address_is_not_taken_for_the_one() -> None:
 
     async def run() -> None:
         async with two() as (a, b):
-            a.mesh.reach({"b": b.address, "c": b.address})
+            a.mesh.reach({"b": [b.address], "c": [b.address]})
             before = len(b.endpoints)
             await until(lambda: len(b.endpoints) >= before + 2)  # it is tried again
             assert not [note for note in a.events.notes if note[1] == "c"]
@@ -233,5 +235,44 @@ def test_who_is_not_in_any_more_is_left_alone() -> None:
             await until(b.knows("reset", "a"))
             with pytest.raises(ConnectionLost, match="not in the cluster"):
                 await a.mesh.ask("b", b"what", timeout_s=WAIT_S)
+
+    asyncio.run(run())
+
+
+def test_an_answer_reaches_a_node_that_is_not_dialled() -> None:
+    """Over the connection that the question came by; by b, which was away when a joined and knows no address of it."""
+
+    async def run() -> None:
+        async with two() as (a, b):
+            b.mesh.reach({})
+            a.mesh.send_raft("b", TakeOver(1, 2, 7))
+            await until(lambda: b.events.messages == [TakeOver(1, 2, 7)])
+            assert not b.mesh.send_raft("a", TakeOver(2, 1, 7))
+            (link,) = b.events.over
+            assert (link.node, link.start_id) == ("a", "a 1")
+            link.send_raft(TakeOver(2, 1, 8))
+            await until(lambda: a.events.messages == [TakeOver(2, 1, 8)])
+            assert [(link.node, link.start_id) for link in a.events.over] == [("b", "b 1")]
+
+    asyncio.run(run())
+
+
+def test_a_node_that_moved_is_found_where_it_may_be_as_well() -> None:
+    """And that nobody is there does not tell that it is gone, where it never stood; by b behind two addresses that
+    nobody listens at, of which the cluster knows the first."""
+
+    async def run() -> None:
+        async with two() as (a, b):
+            gone, never = "127.0.0.1:1", "127.0.0.1:2"
+            a.events.notes.clear()
+            a.mesh.reach({"b": [gone, never, b.address]})  # it stands at one of these: it stays
+            assert a.mesh.reached() == {"b"}
+            a.mesh.reach({})
+            a.mesh.reach({"b": [gone, never, b.address]})
+            await until(a.mesh.reached)
+            assert a.events.notes.count(("refused", "b")) == 1
+            a.events.notes.clear()
+            b.die()
+            await until(a.knows("refused", "b"))
 
     asyncio.run(run())

@@ -223,6 +223,46 @@ def test_the_first_promotion_waits_for_every_replica() -> None:
     assert (found.holder, found.epoch, found.unclean, found.lost_from) == (Holder("c", "c8"), 4, False, None)
 
 
+def test_a_damaged_copy_counts_by_what_is_good_of_it() -> None:
+    """Goal: invariant 7. All are marked: two end at once, one holds most and is bad below that. Who can show most is
+    it, and the loss begins there."""
+    facts = log(marked=frozenset({"a", "b", "c"}))
+    attempt = promotion(facts)
+    attempt.reported("a", report("a", 40, confirmed=100))
+    attempt.reported("b", report("b", 60))
+    attempt.reported("c", report("c", 50))
+    assert (decided(attempt).holder.node, decided(attempt).lost_from) == ("b", 60)
+    attempt.reported("a", report("a", 80, confirmed=100))
+    assert (decided(attempt).holder.node, decided(attempt).lost_from) == ("a", 80)
+
+
+def test_a_log_is_not_taken_for_empty_while_another_copy_may_have_some_of_it() -> None:
+    """The one that had everything comes back with a blank disk; by a replica outside the set that is away, and back."""
+    attempt = promotion(log(in_sync={"a": "a1"}, marked=frozenset({"a"})))
+    attempt.reported("a", report("a", 0, last_epoch=0))
+    attempt.reported("b", report("b", 0, last_epoch=0))
+    attempt.gone("c")
+    assert attempt.waits_for == ("c",)
+    assert attempt.decided(1000.0) is None
+    attempt.reported("c", report("c", 70, confirmed=60))
+    assert (decided(attempt).holder.node, decided(attempt).lost_from) == ("c", 70)
+
+
+def test_an_only_copy_that_is_damaged_waits_for_an_operator() -> None:
+    """Goal: what stands behind its bad bytes is nowhere else. It is not promoted, however long it takes; one that lost
+    its end without knowing of more is, as is a damaged one when there is another copy."""
+    only = {"replicas": ("a",), "in_sync": {"a": "a1"}, "marked": frozenset({"a"})}
+    attempt = promotion(log(**only))
+    attempt.reported("a", report("a", 80, confirmed=100))
+    assert attempt.decided(1e9) is None
+    attempt.reported("a", report("a", 80, confirmed=80))
+    assert decided(attempt).lost_from == 80
+    attempt = promotion(log(**only | {"replicas": ("a", "b")}))
+    attempt.reported("a", report("a", 80, confirmed=100))
+    attempt.reported("b", report("b", 10))
+    assert decided(attempt).lost_from == 80
+
+
 def test_a_recovering_log_waits_for_all_that_are_marked_and_asks_the_others_too() -> None:
     """What is left may be longest on one that had fallen behind; by two marked and one out of sync."""
     facts = log(in_sync={"a": "a1", "b": "b1"}, marked=frozenset({"a", "b"}))

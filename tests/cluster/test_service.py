@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from mirrorlog.cluster.commands import NodeDraining, StartKind
 from mirrorlog.cluster.liveness import Life
-from tests.cluster.members import ServiceNode, founded
+from mirrorlog.cluster.raft.messages import AnyMessage, Vote
+from tests.cluster.members import ServiceNode, founded, settled
 from tests.cluster.ports import WAIT_S, until
 
 
@@ -100,6 +104,58 @@ def test_a_node_that_comes_back_is_taken_in_again(tmp_path: Path) -> None:
             )
             assert victim.state.nodes[victim.name].kind is StartKind.DIED
             assert {len(log.in_sync) for log in victim.state.logs.values()} == {3}
+
+    asyncio.run(run())
+
+
+def test_a_run_that_is_over_does_not_live_in_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is promoted, and who leaves a set, hangs on the run that the cluster knows, and its node may have another one
+    that has still to register; by hearing of another run, while the known one is heard too, and while it is not."""
+
+    async def run() -> None:
+        async with founded(tmp_path, "a", "b", "c") as (_, b, _):
+            assert b.service is not None
+            service = b.service
+            await until(lambda: service.life_of_run("a") is Life.UP)
+            service.heard("a", "another run")
+            assert service.life("a") is Life.UP
+            assert service.life_of_run("a") is Life.UNKNOWN
+            monkeypatch.setattr("mirrorlog.cluster.service.RIVAL_HEARD_S", 0.0)
+            assert service.life_of_run("a") is Life.DOWN
+            await until(lambda: service.life_of_run("a") is Life.UP)
+            service.identity = replace(service.identity, start_id="another run")
+            assert service.life_of_run("b") is Life.DOWN
+            service.identity = replace(service.identity, start_id=b.start_id)
+
+    asyncio.run(run())
+
+
+def test_a_node_whose_disk_forgot_does_not_vote_before_it_is_another_member(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have voted, and answered for entries, that only others know of; by a blank disk and one other node, which
+    elect nobody, and the third, with which they do."""
+
+    async def run() -> None:
+        async with founded(tmp_path, "a", "b", "c") as nodes:
+            a, b, c = nodes
+            for node in nodes:
+                await node.die()
+            b.lose_disk()
+            await b.start(nodes)
+            await c.start(nodes)
+            assert b.service is not None
+            assert c.service is not None
+            answered: list[AnyMessage] = []
+            take = c.service.raft
+            monkeypatch.setattr(c.service, "raft", lambda *told: answered.append(told[0]) or take(*told))
+            await until(lambda: sum(isinstance(each, Vote) and each.granted for each in answered) >= 3)
+            assert "disk_forgot node=b start_id=b 2 registered_as=b 1" in caplog.text
+            assert (b.service.elections, c.service.elections) == (0, 0)
+            await a.start(nodes)
+            await until(lambda: all(settled(node, nodes) for node in nodes))
+            assert a.state.nodes["b"].member not in (1, 2, 3)
+            assert not b.failures
 
     asyncio.run(run())
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
+from mirrorlog import versions
 from mirrorlog.cluster.commands import (
     Addresses,
     AnyCommand,
@@ -28,6 +30,7 @@ from mirrorlog.cluster.commands import (
     ReplicaRemoved,
     Seen,
     StartKind,
+    VersionRaised,
     decode_command,
     encode_command,
 )
@@ -40,11 +43,15 @@ from mirrorlog.cluster.state import (
     Loss,
     NodeFacts,
     applied,
+    check_proposal,
     decode_state,
     encode_state,
     recovered,
 )
-from mirrorlog.errors import BadRequest
+from mirrorlog.errors import BadRequest, NotAMember, UnsupportedVersion
+from mirrorlog.versions import run_id
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 class Decided:
@@ -85,7 +92,7 @@ class Decided:
 
     def start_of(self, node: str, kind: StartKind = StartKind.DIED, **fields: Any) -> NodeStarted:
         before = self.state.nodes[node].start_id
-        start_id = f"{node}{int(before.removeprefix(node) or 0) + 1}"
+        start_id = f"{node}{int(before.removeprefix(node).partition('.')[0] or 0) + 1}"
         values = {"node": node, "start_id": start_id, "kind": kind, "addresses": Addresses(), "before": before} | fields
         return NodeStarted(**values)
 
@@ -704,6 +711,96 @@ def test_only_known_nodes_survive(survivors: Sequence[str]) -> None:
         recovered(in_sync("a", "b").state, survivors)
 
 
+# --- Versions -------------------------------------------------------------------------------------------------------
+
+
+def of_versions(**nodes: int) -> Decided:
+    """Nodes, each with software of that version."""
+    decided = Decided()
+    for node, version in nodes.items():
+        decided.do(NodeJoined(node=node, addresses=Addresses()))
+        decided.do(decided.start_of(node, start_id=run_id(f"{node}1", version)))
+    return decided
+
+
+def test_the_version_rises_when_every_node_can_do_it() -> None:
+    """By one step for good, and not before the last one is updated; one that never ran is not, as far as is known."""
+    decided = of_versions(a=2, b=1)
+    assert "until all nodes are updated; not updated: b" in decided.ask(VersionRaised(version=2))
+    decided.do(decided.start_of("b", start_id=run_id("b2", 2), before="b1"))
+    decided.do(NodeJoined(node="c", addresses=Addresses()))
+    assert "not updated: c" in decided.ask(VersionRaised(version=2))
+    decided.do(decided.start_of("c", start_id=run_id("c1", 2)))
+    assert decided.state.cluster_version == 1
+    decided.do(VersionRaised(version=2))
+    assert decided.state.cluster_version == 2
+    before = decided.state
+    decided.do(VersionRaised(version=1), VersionRaised(version=2))
+    assert decided.state == before
+
+
+def test_the_version_rises_by_one() -> None:
+    """Each step is what some software does in between; by nodes that could do more at once."""
+    decided = of_versions(a=3)
+    assert "3 is not the next one" in decided.ask(VersionRaised(version=3))
+    decided.do(VersionRaised(version=2))
+    decided.do(VersionRaised(version=3))
+    assert decided.state.cluster_version == 3
+
+
+def test_software_that_is_too_old_is_not_let_in() -> None:
+    """It is told which to start; before the version rose it was. By the node that goes back, and one that is new."""
+    decided = of_versions(a=2, b=2)
+    decided.do(decided.start_of("b", start_id="b2", before=run_id("b1", 2)))
+    decided.do(decided.start_of("b", start_id=run_id("b3", 2), before="b2"))
+    decided.do(VersionRaised(version=2), NodeJoined(node="c", addresses=Addresses()))
+    back = decided.start_of("b", start_id="b4", before=run_id("b3", 2))
+    new = decided.start_of("c", start_id="c1")
+    for command in (back, new, replace(back, before="", seen=run_id("b3", 2))):
+        assert "start the node with software of version 2 or 3" in decided.ask(command)
+        with pytest.raises(NotAMember, match="start the node with software of version 2 or 3"):
+            check_proposal(decided.state, command)
+    check_proposal(decided.state, replace(back, start_id=run_id("b4", 2)))
+    decided.do(replace(back, start_id=run_id("b4", 2)))
+
+
+def test_a_command_that_not_everybody_can_read_is_not_proposed() -> None:
+    """Whoever wants it is told what the cluster waits for; by the raise itself, before and after the last update."""
+    decided = of_versions(a=2, b=1)
+    check_proposal(decided.state, NodeDraining(node="a", draining=True))
+    with pytest.raises(UnsupportedVersion, match=r"runs at version 1 until all nodes are updated, .*not updated: b"):
+        check_proposal(decided.state, VersionRaised(version=2))
+    decided.do(decided.start_of("b", start_id=run_id("b2", 2), before="b1"))
+    check_proposal(decided.state, VersionRaised(version=2))
+
+
+def test_what_version_1_wrote_is_what_this_software_makes_of_it() -> None:
+    """Goal: at version 1 both are the same machine: nobody's state parts from another's. Method: bytes that version 1
+    wrote are read, applied and written; each is the same again."""
+    decided, state = Decided(), b""
+    for line in (GOLDEN / "version-1.txt").read_text().splitlines():
+        kind, _, data = line.partition(" ")
+        if kind == "command":
+            raw = bytes.fromhex(data)
+            command = decode_command(raw)
+            assert encode_command(command) == raw
+            decided.ask(command)
+        elif kind == "state":
+            state = bytes.fromhex(data)
+    assert len({type(command) for command in decided.commands}) == 15
+    assert encode_state(decided.state) == state
+    assert decode_state(state) == decided.state
+    assert decided.state.cluster_version == 1
+
+
+def test_a_state_of_a_newer_cluster_is_not_taken() -> None:
+    """What it says cannot all be known; by the version behind this software's."""
+    state = of_versions(a=versions.OWN + 1).state
+    assert decode_state(encode_state(replace(state, cluster_version=versions.OWN))).cluster_version == versions.OWN
+    with pytest.raises(UnsupportedVersion, match="start the node with software of version"):
+        decode_state(encode_state(replace(state, cluster_version=versions.OWN + 1)))
+
+
 # --- As bytes -------------------------------------------------------------------------------------------------------
 
 
@@ -762,5 +859,5 @@ def test_more_fields_of_a_newer_version_are_ignored() -> None:
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xc1", msgspec.msgpack.encode({"type": "Unknown"})])
 def test_what_is_no_command_is_named(data: bytes) -> None:
     """By bytes that are none."""
-    with pytest.raises(msgspec.DecodeError):
+    with pytest.raises(UnsupportedVersion, match="cannot read"):
         decode_command(data)

@@ -55,7 +55,7 @@ def test_of_marked_members_one_is_missing() -> None:
         (LOG, (), "is mastered by a"),
         (LOG, ("b", "c"), "is mastered by a"),
         (msgspec.structs.replace(LOG, in_sync={"a": "a 1", "b": "b 1"}), ("a",), "b is not known to be gone"),
-        (MARKED, (), "a, b is not known to be gone"),
+        (MARKED, (), "a, b, c is not known to be gone"),
         (MARKED, ("a", "b", "c"), "no node with a copy of log main is up"),
     ],
 )

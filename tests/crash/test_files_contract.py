@@ -3,6 +3,7 @@ other, or the simulator proves nothing."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,20 @@ def test_a_rename_replaces_and_open_files_follow_their_bytes(files: Files, tmp_p
     assert read(old, 9) == b"old"
     new.pwrite(b"!", 3)
     assert read(files.open(tmp_path / "a"), 9) == b"new!"
+
+
+def test_a_directory_is_renamed_with_what_is_in_it(files: Files, tmp_path: Path) -> None:
+    """Goal: what was made under a name that is nobody's becomes something at once. Rename a directory that has files
+    and another one in it, then try to rename it over one that is not empty."""
+    files.make_directory(tmp_path / "old" / "inner")
+    with closing(files.open(tmp_path / "old" / "inner" / "file", create=True)) as file:
+        file.pwrite(b"kept", 0)
+    files.rename(tmp_path / "old", tmp_path / "new")
+    assert files.listdir(tmp_path) == ["new"]
+    assert read(files.open(tmp_path / "new" / "inner" / "file"), 9) == b"kept"
+    files.make_directory(tmp_path / "other")
+    with pytest.raises(OSError, match="not empty"):
+        files.rename(tmp_path / "other", tmp_path / "new")
 
 
 def test_directories_are_made_with_their_parents_and_listed(files: Files, tmp_path: Path) -> None:

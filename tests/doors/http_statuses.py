@@ -11,9 +11,12 @@ from mirrorlog.doors.http_metrics import metrics_text
 from mirrorlog.wire.messages import (
     ClusterStatus,
     DiskStatus,
+    DurationCounts,
     GroupStatus,
+    LogCounts,
     LogStatus,
     MirrorStatus,
+    NodeCounts,
     NodeStatus,
     PlacedLog,
     Position,
@@ -96,8 +99,8 @@ def placed(name: str = "main", **facts: Any) -> PlacedLog:
 
 
 def member(number: int, life: str = "up", **facts: Any) -> NodeStatus:
-    addresses = {"client": "h:1", "replication": "h:2"}
-    return NodeStatus(node_id=f"n{number}", member=number, life=life, **{**addresses, **facts})
+    plain = {"client": "h:1", "replication": "h:2", "software_version": 6}
+    return NodeStatus(node_id=f"n{number}", member=number, life=life, **{**plain, **facts})
 
 
 def in_cluster(nodes: list[NodeStatus], logs: list[PlacedLog], *, coordinator: str = "n1") -> ClusterStatus:
@@ -110,11 +113,47 @@ def in_cluster(nodes: list[NodeStatus], logs: list[PlacedLog], *, coordinator: s
         registered=True,
         nodes=nodes,
         logs=logs,
+        cluster_version=5,
+    )
+
+
+def counts(*logs: LogCounts) -> NodeCounts:
+    return NodeCounts(
+        accepted={"client": 71, "replication": 72},
+        open={"client": 73, "replication": 74},
+        refused={"NO_SUCH_QUEUE": 75},
+        links_opened=9,
+        links_open=2,
+        questions_failed=76,
+        logs=[*logs],
+    )
+
+
+def log_counts(log_name: str = "main", *, durations: tuple[int, ...] = (1, 2, 4), sum_s: float = 1.5) -> LogCounts:
+    """`durations`: how many took up to 0.5 s, up to 1 s, and longer."""
+    return LogCounts(
+        log=log_name,
+        published_batches=81,
+        published_records=82,
+        published_bytes=83,
+        confirms=DurationCounts(bounds_s=[0.5, 1.0], counts=[*durations], sum_s=sum_s),
+        unknown={"MASTER_CHANGED": 84},
+        sent_bytes={"n2": 85},
+        received_bytes=86,
+        fetches=87,
+        fetched_bytes=88,
+        flushes=89,
+        flushed_bytes=90,
+        promotions=91,
     )
 
 
 def scraped(
-    *logs: LogStatus, disk: DiskStatus | None = None, cluster: ClusterStatus | None = None, failures: int = 0
+    *logs: LogStatus,
+    disk: DiskStatus | None = None,
+    cluster: ClusterStatus | None = None,
+    counted: NodeCounts | None = None,
+    failures: int = 0,
 ) -> dict[str, Metric]:
     """The families of a scrape of a node with these logs."""
     status = Status(
@@ -126,6 +165,7 @@ def scraped(
         logs=[*logs],
         disk=disk,
         cluster=cluster,
+        counts=counted,
     )
     answer = Answer(Told("mirrorlog 1.2.3", status), took_s=0.5, failures=failures)
     return families(metrics_text(answer).decode())
@@ -134,3 +174,4 @@ def scraped(
 EVERYTHING = log(mirrors=[mirror("n2")], queues=[queue(1)], groups=[group("q1")])
 DISK = DiskStatus(state="low", reason="", free_bytes=10, size_bytes=100)
 CLUSTER = in_cluster([member(1)], [placed()])
+COUNTS = counts(log_counts())

@@ -98,15 +98,17 @@ def test_a_queue_and_a_node_keep_their_facts() -> None:
     queue = queue_message(
         QueueInfo(
             name="q", queue_id=1, log_id="l", epoch=2, master="m", mirrors=["a", "b"], begin=3, next=4,
-            arguments={"x": 5}, incarnation="i", producer_epoch=6,
+            arguments={"x": 5}, incarnation="i", producer_epoch=6, current=False,
         )
     )  # fmt: skip
     assert (queue.name, queue.queue_id, queue.log_id, queue.epoch, queue.master) == ("q", 1, "l", 2, "m")
     assert (list(queue.mirrors), queue.begin, queue.next, queue.arguments["x"].integer) == (["a", "b"], 3, 4, 5)
-    assert (queue.incarnation, queue.producer_epoch) == ("i", 6)
+    assert (queue.incarnation, queue.producer_epoch, queue.current) == ("i", 6, False)
     assert {field.name for field in queue.DESCRIPTOR.fields} == set(QueueInfo.__struct_fields__)
-    node = node_message(NodeInfo(node_id="n", client="c:1", replication="r:2"))
-    assert (node.node_id, node.client_address, node.replication_address, node.grpc_address) == ("n", "c:1", "r:2", "")
+    node = node_message(NodeInfo(node_id="n", client="c:1", replication="r:2", http="h:4"))
+    assert (node.node_id, node.client_address, node.replication_address, node.grpc_address, node.http_address) == (
+        "n", "c:1", "r:2", "", "h:4",
+    )  # fmt: skip
 
 
 def test_a_position_is_never_guessed() -> None:

@@ -7,17 +7,18 @@ import http.client
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mirrorlog import __version__
-from mirrorlog.errors import PortTaken
+from mirrorlog.errors import NoSuchQueue, OutcomeUnknown, PortTaken
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.ports import free_ports
-from mirrorlog.wire.messages import CommitPosition, Done, Position
+from mirrorlog.wire.frames import Level
+from mirrorlog.wire.messages import CommitPosition, Done, LogCounts, NodeCounts, Position
 from tests.doors.http_door import HOST, HttpDoor, samples, value
 from tests.process.clusters import declare, eventually, fast_cluster, log_of
 from tests.process.raw import Raw, batch_of
@@ -43,6 +44,17 @@ UNITS = {
     "incarnation": "number",
     "term": "number",
     "mirror": "logs",
+    "connections": "connections",
+    "accepted": "connections",
+    "opened": "links",
+    "closed": "links",
+    "failed": "questions",
+    "batches": "batches",
+    "refused": "publishes",
+    "unknown": "publishes",
+    "promotions": "times",
+    "fetches": "answers",
+    "flushes": "times",
     "info": "1",
 }
 """By the last word of a metric's name; any other is a 0 or 1."""
@@ -52,7 +64,8 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two copies with a queue of three records, of which a group has passed one."""
+    """Two copies with a queue of three records, of which a group has passed one. A publish was refused, and one was not
+    confirmed in time."""
     with fast_cluster(2) as started:
         started.wait_in_sync()
         queue = declare(started.nodes[NODE].client, "flights")
@@ -60,6 +73,13 @@ def cluster() -> Iterator[Cluster]:
             raw.produce(batch_of([b"a", b"b", b"c"], queue))
             position = Position(log_id=queue.log_id, epoch=queue.epoch, queue_offset=1)
             raw.request(CommitPosition(queue="flights", group="landing", position=position), Done)
+            with pytest.raises(NoSuchQueue):
+                raw.produce(batch_of([b"x"], queue.queue_id + 1_000))
+            late = declare(started.nodes[NODE].client, "late")
+            started.nodes[MIRROR].pause()
+            with pytest.raises(OutcomeUnknown):
+                raw.produce(batch_of([b"d"], late), deadline_ms=50)
+            started.nodes[MIRROR].resume()
         started.wait_confirmed()
         yield started
 
@@ -86,6 +106,88 @@ def test_a_scrape_tells_what_the_node_says(cluster: Cluster, door: HttpDoor) -> 
     assert labels["start_id"] == cluster.nodes[NODE].status().start_id
     assert 0 < value(found, "mirrorlog_scrape_duration_seconds") < 2
     assert 0 < value(found, "mirrorlog_disk_free_bytes") < value(found, "mirrorlog_disk_size_bytes")
+
+
+def counts_of(cluster: Cluster, node: str) -> NodeCounts:
+    counts = cluster.nodes[node].status().counts
+    assert counts is not None
+    return counts
+
+
+def difference(now: LogCounts, before: LogCounts) -> dict[str, int]:
+    """What has grown."""
+    names = [name for name in now.__struct_fields__ if isinstance(getattr(now, name), int)]
+    grown = {name: getattr(now, name) - getattr(before, name) for name in names}
+    grown["confirms"] = sum(now.confirms.counts) - sum(before.confirms.counts)
+    return {name: number for name, number in grown.items() if number and not name.startswith("flush")}
+
+
+def test_a_publish_is_counted_once_and_by_how_it_ends(cluster: Cluster) -> None:
+    """Goal: the counts are what they say. Method: one publish of each kind, and what has grown after each: a confirm is
+    timed where one was waited for; a batch that is sent again, and one that is refused, are not published."""
+    queue = declare(cluster.nodes[NODE].client, "counted")
+    cluster.wait_confirmed()
+    batch = batch_of([b"a", b"b"], queue, producer_id=77)
+    bare = batch_of([b"c"], queue)
+    with Raw(cluster.nodes[NODE].client) as raw:
+
+        def grown(act: Callable[[], object]) -> dict[str, int]:
+            before = counts_of(cluster, NODE).logs[0]
+            act()
+            return difference(counts_of(cluster, NODE).logs[0], before)
+
+        stored = {"published_batches": 1, "published_records": 2, "published_bytes": len(batch)}
+        assert grown(lambda: raw.produce(batch)) == {**stored, "confirms": 1}
+        assert grown(lambda: raw.produce(batch)) == {}
+        stored = {"published_batches": 1, "published_records": 1, "published_bytes": len(bare)}
+        assert grown(lambda: raw.produce(bare, level=Level.NONE)) == stored
+        assert grown(lambda: raw.produce(bare, level=Level.MASTER)) == {**stored, "confirms": 1}
+        refused = counts_of(cluster, NODE).refused["NO_SUCH_QUEUE"]
+        with pytest.raises(NoSuchQueue):
+            raw.produce(batch_of([b"x"], queue.queue_id + 1_000))
+        assert counts_of(cluster, NODE).refused["NO_SUCH_QUEUE"] == refused + 1
+        read = grown(lambda: raw.fetch(queue.queue_id, 0))
+        assert read.keys() == {"fetches", "fetched_bytes"}
+        assert read["fetches"] == 1
+        assert read["fetched_bytes"] > len(batch) + 2 * len(bare)
+
+
+def test_the_time_of_a_confirm_is_that_of_its_copies(cluster: Cluster) -> None:
+    """Goal: what is slow shows as slow. Method: a publish that waits 0.2 s and more for a mirror that stands still."""
+    queue = declare(cluster.nodes[NODE].client, "slow")
+    cluster.wait_confirmed()
+    before = counts_of(cluster, NODE).logs[0].confirms
+    with Raw(cluster.nodes[NODE].client) as raw:
+        begun = time.monotonic()
+        cluster.nodes[MIRROR].pause()
+        number = raw.start_produce(batch_of([b"a"], queue))
+        time.sleep(0.2)  # what is measured is time
+        cluster.nodes[MIRROR].resume()
+        raw.confirm(number)
+        elapsed = time.monotonic() - begun
+    now = counts_of(cluster, NODE).logs[0].confirms
+    assert 0.2 <= now.sum_s - before.sum_s <= elapsed
+    (bucket,) = [number for number, (new, old) in enumerate(zip(now.counts, before.counts, strict=True)) if new > old]
+    assert now.bounds_s[bucket - 1] < now.sum_s - before.sum_s <= now.bounds_s[bucket]
+
+
+def test_what_one_node_sends_the_other_receives(cluster: Cluster) -> None:
+    """Goal: bytes are counted at both ends. Method: compare master and mirror, and both with the log itself, which was
+    never cut; look at who was promoted, and at links and connections."""
+    end = cluster.wait_confirmed().end
+    master, mirror = counts_of(cluster, NODE), counts_of(cluster, MIRROR)
+    assert master.logs[0].sent_bytes == {MIRROR: end}
+    assert mirror.logs[0].received_bytes == end
+    assert (master.logs[0].received_bytes, mirror.logs[0].sent_bytes) == (0, {})
+    assert (master.logs[0].promotions, mirror.logs[0].promotions) == (1, 0)
+    assert 0 < mirror.logs[0].flushed_bytes <= end
+    for each in (master, mirror):
+        assert each.links_opened >= each.links_open == 1
+        assert each.accepted["replication"] >= each.open["replication"] > 0
+    with Raw(cluster.nodes[NODE].client):
+        after = counts_of(cluster, NODE)
+        assert after.accepted["client"] == master.accepted["client"] + 2  # and the one that asks
+        assert after.open["client"] >= 2
 
 
 def test_a_mirror_tells_of_its_copy_and_nothing_of_other_copies(cluster: Cluster) -> None:

@@ -11,11 +11,14 @@ from mirrorlog.wire.messages import LossStatus, QueueStatus
 from tests.doors.http_door import samples, value
 from tests.doors.http_statuses import (
     CLUSTER,
+    COUNTS,
     DISK,
     EVERYTHING,
+    counts,
     group,
     in_cluster,
     log,
+    log_counts,
     member,
     mirror,
     placed,
@@ -80,7 +83,7 @@ def test_who_the_node_is_stands_in_labels() -> None:
 
 def test_names_and_units_follow_the_conventions() -> None:
     """Goal: what a dashboard can rely on. Method: look at every family of a full status."""
-    found = scraped(EVERYTHING, disk=DISK, cluster=CLUSTER)
+    found = scraped(EVERYTHING, disk=DISK, cluster=CLUSTER, counted=COUNTS)
     for name, family in found.items():
         assert re.fullmatch(r"mirrorlog_[a-z]+(_[a-z]+)*", name), name
         assert (family.type == "counter") == name.endswith("_total"), name
@@ -150,8 +153,8 @@ def test_a_disk_that_could_not_be_measured_has_no_numbers() -> None:
 def test_the_view_is_told_under_its_names() -> None:
     """Goal: no number of the cluster stands under another's name. Method: numbers that all differ, read back."""
     found = scraped(log(), cluster=CLUSTER)
-    names = ("version", "incarnation", "term", "registered", "elections_total")
-    assert [value(found, f"mirrorlog_cluster_{name}") for name in names] == [12, 2, 34, 1, 3]
+    names = ("version", "incarnation", "term", "registered", "elections_total", "active_version")
+    assert [value(found, f"mirrorlog_cluster_{name}") for name in names] == [12, 2, 34, 1, 3, 5]
     names = ("has_master", "copies", "wanted_copies", "in_sync_copies", "marked_copies")
     assert [value(found, f"mirrorlog_cluster_log_{name}", log="main") for name in names] == [1, 3, 4, 2, 1]
 
@@ -159,9 +162,9 @@ def test_the_view_is_told_under_its_names() -> None:
 def test_members_are_told_with_who_coordinates_and_how_they_are_seen() -> None:
     """Goal: a death shows. Method: three members of different lives, one with a start, one a witness that drains."""
     nodes = [
-        member(1, start_id="s1", kind="died"),
+        member(1, start_id="s1", kind="died", software_version=5),
         member(2, "down", stopped=True),
-        member(3, "unknown", witness=True, draining=True),
+        member(3, "unknown", witness=True, draining=True, software_version=0),
     ]
     found = scraped(log(), cluster=in_cluster(nodes, [], coordinator="n2"))
     assert samples(found, "mirrorlog_cluster_coordinator") == [({"node": f"n{n}"}, n == 2) for n in (1, 2, 3)]
@@ -172,6 +175,7 @@ def test_members_are_told_with_who_coordinates_and_how_they_are_seen() -> None:
     names = ("node", "start_id", "kind", "witness")
     infos = [tuple(labels[name] for name in names) for labels, _ in samples(found, "mirrorlog_cluster_node_info")]
     assert infos == [("n1", "s1", "died", "false"), ("n2", "", "", "false"), ("n3", "", "", "true")]
+    assert samples(found, "mirrorlog_cluster_software_version") == [({"node": "n1"}, 5), ({"node": "n2"}, 6)]
     nobody = scraped(log(), cluster=in_cluster(nodes, [], coordinator=""))
     assert not any(number for _, number in samples(nobody, "mirrorlog_cluster_coordinator"))
 
@@ -189,6 +193,48 @@ def test_lost_ranges_are_counted_and_measured_as_far_as_their_end_is_known() -> 
         for name in ("lost_ranges", "open_lost_ranges", "lost_bytes", "has_master")
     }
     assert told == {"lost_ranges": [3, 0], "open_lost_ranges": [1, 0], "lost_bytes": [72, 0], "has_master": [0, 1]}
+
+
+def test_every_count_is_told_under_its_name() -> None:
+    """Goal: no count stands under another's name. Method: counts that all differ, read back."""
+    found = scraped(log(), counted=COUNTS)
+    names = ("published_batches", "published_records", "published_bytes", "received_bytes", "fetches", "fetched_bytes")
+    told = [value(found, f"mirrorlog_log_{name}_total", log="main") for name in names]
+    assert told == [81, 82, 83, 86, 87, 88]
+    names = ("flushes", "synced_bytes", "promotions")
+    assert [value(found, f"mirrorlog_log_{name}_total", log="main") for name in names] == [89, 90, 91]
+    assert value(found, "mirrorlog_log_publishes_unknown_total", log="main", code="MASTER_CHANGED") == 84
+    assert value(found, "mirrorlog_mirror_sent_bytes_total", log="main", mirror="n2") == 85
+    assert value(found, "mirrorlog_publishes_refused_total", code="NO_SUCH_QUEUE") == 75
+    ports = ("client", "replication")
+    assert [value(found, "mirrorlog_connections_accepted_total", port=port) for port in ports] == [71, 72]
+    assert [value(found, "mirrorlog_connections", port=port) for port in ports] == [73, 74]
+    names = ("links_opened", "links_closed", "questions_failed")
+    assert [value(found, f"mirrorlog_member_{name}_total") for name in names] == [9, 7, 76]
+
+
+def test_how_long_confirms_take_is_a_histogram_that_prometheus_can_sum() -> None:
+    """Goal: quantiles over logs and nodes. Method: two logs; each bucket has what is in those below, the last one all,
+    and so says the count."""
+    found = scraped(log(), counted=counts(log_counts(), log_counts("other", durations=(0, 0, 3), sum_s=9.0)))
+    family = found["mirrorlog_log_confirm_duration_seconds"]
+    assert family.type == "histogram"
+    told = {
+        name: [(each.name.rpartition("_")[2], each.labels.get("le"), each.value) for each in family.samples
+               if each.labels["log"] == name]
+        for name in ("main", "other")
+    }  # fmt: skip
+    assert told["main"] == [
+        ("bucket", "0.5", 1), ("bucket", "1.0", 3), ("bucket", "+Inf", 7), ("count", None, 7), ("sum", None, 1.5),
+    ]  # fmt: skip
+    assert told["other"][2:] == [("bucket", "+Inf", 3), ("count", None, 3), ("sum", None, 9)]
+
+
+def test_a_node_that_is_older_than_counts_tells_none() -> None:
+    """Goal: not known is not 0. Method: a status without counts."""
+    found = scraped(log())
+    for name in ("mirrorlog_connections", "mirrorlog_log_fetches_total", "mirrorlog_log_confirm_duration_seconds"):
+        assert samples(found, name) == [], name
 
 
 def test_a_node_in_no_cluster_tells_nothing_of_one() -> None:

@@ -105,3 +105,29 @@ async def test_a_process_that_cannot_be_started_is_tried_again(
     finally:
         await process.stop()
     assert "http_door_not_started" in caplog.text
+
+
+async def test_a_door_that_does_not_serve_yet_reads_new_files_when_it_does(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: a signal to a process that does not know it yet ends none. Method: ask for a renewal at the moment of its
+    start; it comes up in one attempt, and has read."""
+    bind = f"{HOST}:{free_ports(1)[0]}"
+    process = HttpDoorProcess(node=cluster.nodes["n1"].client, bind=bind)
+    told: list[str] = []
+
+    def has_read(times: int) -> bool:
+        told.append(capfd.readouterr().err)
+        return "".join(told).count("tls_reloaded contexts=0") == times
+
+    try:
+        starting = asyncio.ensure_future(process.start())
+        await asyncio.sleep(0)  # so that there is somebody to ask
+        process.renew()
+        assert await starting
+        await until(lambda: has_read(1))
+        process.renew()
+        await until(lambda: has_read(2))
+    finally:
+        await process.stop()
+    assert "http_door_ended" not in caplog.text

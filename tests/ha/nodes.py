@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 from mirrorlog.broker.hosted import HostedLog
@@ -94,8 +95,11 @@ class Assigned:
     def placed(self, queue: str) -> UUID | None:
         return next(iter(self.logs()))
 
-    async def place(self, queue: str, flush: object) -> UUID:
+    async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
         raise NotLeader("there is no cluster here")
+
+    def links(self) -> tuple[int, int, int]:
+        return 0, 0, 0
 
     def status(self, now: float) -> ClusterStatus | None:
         return None

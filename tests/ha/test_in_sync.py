@@ -10,141 +10,17 @@ import pytest
 from mirrorlog.cluster.commands import Holder
 from mirrorlog.cluster.state import LogFacts
 from mirrorlog.errors import InSyncReplicasNotEnough, MirrorAhead, NotAMember, ProtocolError
-from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.group_transfer import Answer, PutStatus
-from mirrorlog.ha.in_sync import RETRY_S, Grow, InSyncSet, LagClocks, Shrink, Wish
-from mirrorlog.ha.mastership import Mastership
+from mirrorlog.ha.in_sync import RETRY_S, Grow, InSyncSet, LagClocks, Shrink
 from mirrorlog.ha.progress import ALL_MEMBERS
-from mirrorlog.queues.changes import BeginMoved, encode_change
 from mirrorlog.wire.frames import Durability
-from mirrorlog.wire.messages import EpochEntry, Follow, Pull
-from tests.ha.links import ack_of, connection_of
-from tests.ha.replicas import append, flush, open_master, settings_of
-
-LAG_S = 10.0
-REPLICAS = ("n0", "n1", "n2")
-
-
-def decided(version: int, *members: str, marked: tuple[str, ...] = (), wanted: int = 1, starts: str = "") -> InSyncSet:
-    """A set of runs: "n1b" is run "n1b" of node n1. `starts`: the runs that are known beside, with spaces between."""
-    known = {run[:2]: run for run in ("n1a", "n2a", *members, *starts.split())}
-    return InSyncSet(
-        version=version,
-        replicas=REPLICAS,
-        members={run[:2]: run for run in members},
-        marked=frozenset(marked),
-        copies_wanted=wanted,
-        starts=known,
-    )
-
-
-ALONE = decided(5, "n0a")
-WITH_N1 = decided(6, "n0a", "n1a")
-
-
-class Stage:
-    """A master n0 with a real log, and links over which a test says what it likes."""
-
-    def __init__(
-        self,
-        directory: Path,
-        in_sync: InSyncSet,
-        *,
-        durability: Durability = Durability.MEMORY,
-        lossy: bool = False,
-    ) -> None:
-        self.log = open_master(directory, settings_of("n0", REPLICAS))
-        self.now = 0.0
-        self.durability = durability
-        self.mastership = Mastership(
-            name="main",
-            own="n0",
-            in_sync=in_sync,
-            lag_s=LAG_S,
-            durability=durability,
-            confirmed=0,
-            waiting_max=100,
-            lossy=lossy,
-        )
-        self.mastership.epoch_start_end = self.log.end
-        self.grown()
-
-    @property
-    def confirmed(self) -> int:
-        return self.mastership.progress.confirmed
-
-    def grown(self) -> list[Answer]:
-        flush(self.log)
-        self.mastership.progress.flushed(self.log.flushed)
-        answers = self.mastership.appended(self.log.end)
-        self.log.set_confirmed(self.confirmed)
-        return answers
-
-    def publish(self, size: int = 100) -> int:
-        """One batch more; the log's end."""
-        append(self.log, size)
-        self.grown()
-        return self.log.end
-
-    def move_begin(self, log_offset: int) -> None:
-        """Append the decision that the log begins there."""
-        self.log.append_change(encode_change(BeginMoved(log_offset=log_offset)), 1)
-        self.grown()
-
-    def link(self, run: str, *, holds: int = 0, begin: int = 0) -> HAConnection:
-        """A proven link of this run, whose copy reaches from `begin` so far."""
-        link = connection_of(self.log, node=run[:2], start_id=run)
-        epochs = [EpochEntry(*each) for each in self.log.epochs.entries] if holds else []
-        said = Follow(log_id=str(self.log.log_id), epochs=epochs, begin=begin, end=holds, confirmed=0)
-        link.follow(said, self.now)
-        link.pull(Pull(log_offset=holds), self.now)
-        self.mastership.join(link)
-        self.mastership.proven(link)
-        return link
-
-    def ack(self, link: HAConnection, log_offset: int | None = None, *, flushed: int = 0) -> list[Answer]:
-        """Everything, or so far."""
-        written = self.log.end if log_offset is None else log_offset
-        answers = []
-        link.pump(self.now)
-        while (sent := link.write_half.next_transfer) < written:
-            answers += self.mastership.acked(link, ack_of(sent, epoch=self.log.epochs.current), self.now)
-            link.pump(self.now)
-        last = ack_of(written, epoch=self.log.epochs.current, flushed=flushed)
-        return answers + self.mastership.acked(link, last, self.now)
-
-    def wish(self, after: float = 0.0) -> Wish | None:
-        """What is wished for up to then, as a timer asks."""
-        until = self.now + after
-        while self.now < until - 0.1:
-            self.now += 0.1
-            if (wish := self.mastership.wish(self.now)) is not None:
-                return wish
-        self.now = until
-        return self.mastership.wish(self.now)
-
-    def proposed(self, run: str = "n1a") -> tuple[HAConnection, Grow]:
-        """A link of this run that holds everything, and the wish to let it in."""
-        link = self.link(run)
-        self.ack(link)
-        wish = self.wish()
-        assert isinstance(wish, Grow)
-        return link, wish
+from tests.ha.stage import ALONE, LAG_S, REPLICAS, WITH_N1, Stage, both, decided
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     """The master is in sync alone."""
     return Stage(tmp_path, ALONE)
-
-
-def both(directory: Path, wanted: int = 1) -> tuple[Stage, HAConnection]:
-    """n1 is in sync too, and has everything."""
-    stage = Stage(directory, decided(5, "n0a", "n1a", wanted=wanted))
-    link = stage.link("n1a")
-    stage.ack(link)
-    assert stage.confirmed == stage.log.end
-    return stage, link
 
 
 # --- Who may be let in ----------------------------------------------------------------------------------------------

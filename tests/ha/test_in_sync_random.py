@@ -32,6 +32,7 @@ from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.errors import InSyncReplicasNotEnough
 from mirrorlog.ha.connection import HAConnection
+from mirrorlog.ha.court import Candidate
 from mirrorlog.ha.group_transfer import Answer, PutStatus
 from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
 from mirrorlog.ha.mastership import Mastership
@@ -109,7 +110,7 @@ class Histories:
         self.asked: Asked | None = None
         self.log = Numbers()
         self.waits: dict[int, int] = {}
-        self.confirmed = self.publishes = self.answered = self.grown = self.late = 0
+        self.confirmed = self.publishes = self.answered = self.grown = self.late = self.courted = self.in_vain = 0
         self._found_cluster()
         self.known = len(self.history) - 1
         self.mastership = make(
@@ -254,6 +255,14 @@ class Histories:
         self.asked = Asked(wish, command)
         self.wire.append(command)
 
+    def court(self) -> None:
+        """Its time comes with that of the wishes; at times it is looked at late."""
+        before = self.mastership.courted
+        self.told(self.mastership.court(self.now))
+        if self.mastership.courted != before:
+            self.courted += before is None
+            self.in_vain += before is not None
+
     def arrive(self) -> None:
         """Any command of all that are on their way; it may come once more."""
         if not self.wire:
@@ -327,6 +336,7 @@ class Histories:
             self.copy_bytes: 25,
             self.deliver_acks: 25,
             self.wish: 20,
+            self.court: 20,
             self.arrive: 12,
             self.learn: 8,
             self.read_outcome: 10,
@@ -353,8 +363,9 @@ class Histories:
                 self.known = len(self.history) - 1
                 self.told(self.mastership.learned(self.view()))
                 self.link(copy)
+        look = (self.wish, self.court)
         for _ in range(200):
-            for step in (self.copy_bytes, self.deliver_acks, self.wish, self.arrive, self.learn, self.read_outcome):
+            for step in (self.copy_bytes, self.deliver_acks, *look, self.arrive, self.learn, self.read_outcome):
                 step()
                 self.check()
             if self.asked is not None and self.asked.command not in self.wire and self.asked.outcome is None:
@@ -378,6 +389,8 @@ def test_whoever_may_be_promoted_holds_what_was_confirmed() -> None:
     assert sum(run.late for run in runs) > 20, "hardly any growth was applied late"
     assert sum(run.grown for run in runs) > 200
     assert sum(run.answered for run in runs) > 1000
+    assert sum(run.courted for run in runs) > 100
+    assert sum(run.in_vain for run in runs) > 20, "hardly any copy was dropped again"
 
 
 # --- Bugs that it must find -----------------------------------------------------------------------------------------
@@ -402,14 +415,26 @@ class DropsTheUnknown(Mastership):
         self.wish_ended(wish, refused=True)
 
 
+class DropsWhoIsProposed(Mastership):
+    """Takes a copy whose link has ended for one that is only courted, though a command names it already."""
+
+    def court(self, now: float) -> list[Answer]:
+        proposed = self._wishes.proposed
+        if proposed is not None and proposed.node not in self.links:
+            self._wishes.proposed = None
+            self.progress.settle(self._in_sync)
+            self._recount()
+        return super().court(now)
+
+
 class LowersTheBar(Mastership):
     """Lets a copy in that has not all that is confirmed."""
 
-    def _ready(self) -> list[tuple[str, str]]:
-        return [(node, link.start_id) for node, link in self.links.items() if self._wanted_in(node)]
+    def _ready(self) -> list[Candidate]:
+        return [Candidate(node, link.start_id) for node, link in self.links.items() if self._wanted_in(node)]
 
 
-@pytest.mark.parametrize("bug", [GrowsAlone, DropsTheUnknown, LowersTheBar])
+@pytest.mark.parametrize("bug", [GrowsAlone, DropsTheUnknown, DropsWhoIsProposed, LowersTheBar])
 def test_a_master_that_breaks_the_rule_is_found(bug: type[Mastership]) -> None:
     """Put each bug in: some history of those above fails by it."""
     with pytest.raises(AssertionError, match="may be promoted and holds"):

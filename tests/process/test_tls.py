@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import socket
 import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,15 +22,18 @@ from typing import Any
 import grpc
 import pytest
 import trustme
+from cryptography import x509
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mirrorlog.client import Client
 from mirrorlog.client.sync import Client as SyncClient
+from mirrorlog.config import split_address
 from mirrorlog.errors import ConfigError, ConnectionLost
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.testing.guard import Guard
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.testing.toml import dump_toml
+from mirrorlog.wire.messages import GetStatus, Hello, Status
 from mirrorlog.wire.tls import client_context
 from tests.process.clusters import declare, eventually, fast_cluster, log_lines, log_of, wait_next_master
 from tests.process.growing import Growing, join
@@ -380,6 +386,65 @@ def test_a_port_that_trusts_everybody_is_told_of_once(guarded_by: dict[str, Any]
     bound = {"replication.bind": f"0.0.0.0:{port}", "replication.advertise": f"{HOST}:{port}"}
     for doors in run_node(tmp_path, {**bound, **guarded_by, "grpc.enabled": False, "http.enabled": False}):
         assert len(log_lines(doors.node, "replication_port_open")) == (0 if guarded_by else 1)
+
+
+# --- Files that change ------------------------------------------------------------------------------------------------
+
+
+def shown_by(address: str, authority: Authority) -> int:
+    """The serial number of the certificate that a new connection is shown."""
+    context = ssl.create_default_context(cafile=authority.ca)
+    context.set_alpn_protocols(["h2", "http/1.1"])  # gRPC speaks to nobody else
+    host, port = split_address(address)
+    with (
+        socket.create_connection((host, port), timeout=10) as plain_,
+        context.wrap_socket(plain_, server_hostname=host) as connection,
+    ):
+        certificate = connection.getpeercert()
+    assert certificate is not None
+    return int(str(certificate["serialNumber"]), 16)
+
+
+def serial_in(files: Files) -> int:
+    return x509.load_pem_x509_certificate(files.certificate.read_bytes()).serial_number
+
+
+def test_new_files_count_for_new_connections_while_the_node_runs(authority: Authority, tmp_path: Path) -> None:
+    """Goal: a certificate is replaced without a restart. Method: new files and SIGHUP: new connections to all ports are
+    shown the new one, doors reach their node, and a connection from before goes on. Then a file that is wrong: a line
+    names it, and everything stays."""
+    files = authority.issue("renewed")
+    modes = {"tls.client": "server", "tls.grpc": "server", "tls.http": "server"}
+    with contextmanager(run_node)(tmp_path, {**files.settings, **modes}) as doors:
+        node, ports = doors.node, (doors.node.client, doors.grpc, doors.http)
+        first = serial_in(files)
+        assert [shown_by(port, authority) for port in ports] == [first] * 3
+        with Raw(node.client, hello=None) as before:
+            before.socket = context_of(files).wrap_socket(before.socket, server_hostname=HOST)
+            before.greet(Hello(version_min=1, version_max=1, role="client"))
+            files.certificate.unlink()
+            authority.issue("renewed")
+            second = serial_in(files)
+            assert second != first
+            os.kill(node.pid, signal.SIGHUP)
+            eventually(lambda: [shown_by(port, authority) for port in ports] == [second] * 3, "all show the new one")
+            assert isinstance(before.request(GetStatus(), Status), Status)
+        context = ssl.create_default_context(cafile=authority.ca)
+        with urllib.request.urlopen(f"https://{doors.http}/health", timeout=10, context=context) as response:
+            assert response.status == 200
+        files.key.write_text("no key")
+        os.kill(node.pid, signal.SIGHUP)
+        eventually(lambda: log_lines(node, "tls_not_reloaded"), "the log names the file")
+        (line,) = log_lines(node, "tls_not_reloaded")
+        assert str(files.key) in line
+        assert [shown_by(port, authority) for port in ports] == [second] * 3
+
+
+def test_a_node_without_tls_is_not_ended_by_the_signal(plain: Doors) -> None:
+    """Goal: who sends it to all nodes ends none. Method: it says that it has read nothing, and answers."""
+    os.kill(plain.node.pid, signal.SIGHUP)
+    eventually(lambda: log_lines(plain.node, "tls_reloaded"), "the log tells")
+    assert plain.node.status().node_id == "n1"
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------

@@ -18,29 +18,30 @@ from sim.cluster_plan import Event, Plan
 from sim.disk import SimulatedFile
 from sim.nodes import SMALL
 
-SEEDS = 4
+SEEDS = 12
 
 MASTER_CUT_OFF = (Event(0.5, "isolate", ("@master", "nodes", 2.0)),)
-BLACKOUT = (Event(1.3, "blackout", (0.2,)),)
+BLACKOUT = (Event(1.0, "blackout", (0.2,)), Event(1.9, "blackout", (0.2,)))
+GROWING = (Event(0.3, "kill", ("b", 0.5)), Event(0.6, "doubt", (4.0, 3.0)))
 STALE_MIRROR = (Event(0.2, "isolate", ("@mirror", "all", 2.5)), Event(2.71, "power", ("@master", 1.0)))
 
 
-def caught(*events: Event, nodes: int = 3, flush: str = "memory", by: tuple[str, ...]) -> bool:
+def caught(*events: Event, nodes: int = 3, copies: int = 3, flush: str = "memory", by: tuple[str, ...]) -> bool:
     """Whether one of those checks finds something in the first schedules."""
     for seed in range(SEEDS):
-        found = attempt(_plan(seed, events, nodes, flush))
+        found = attempt(_plan(seed, events, nodes, min(copies, nodes), flush))
         if isinstance(found, Failure):
             assert any(check in found.reason for check in by), found.reason
             return True
     return False
 
 
-def _plan(seed: int, events: tuple[Event, ...], nodes: int, flush: str) -> Plan:
+def _plan(seed: int, events: tuple[Event, ...], nodes: int, copies: int, flush: str) -> Plan:
     return Plan(
         seed=f"seeded {seed}",
         kind="by hand",
         nodes=nodes,
-        copies=nodes,
+        copies=copies,
         min_in_sync=0,
         logs=(flush,),
         seconds=3.0,
@@ -53,13 +54,14 @@ def _plan(seed: int, events: tuple[Event, ...], nodes: int, flush: str) -> Plan:
 
 def test_nothing_is_found_without_a_bug() -> None:
     """By the same plans, with nothing put in."""
-    for events, nodes, flush in (
-        (MASTER_CUT_OFF, 3, "memory"),
-        (STALE_MIRROR, 3, "memory"),
-        (BLACKOUT, 1, "disk"),
-        (BLACKOUT, 1, "memory"),
+    for events, nodes, copies, flush in (
+        (MASTER_CUT_OFF, 3, 3, "memory"),
+        (STALE_MIRROR, 3, 3, "memory"),
+        (GROWING, 5, 2, "memory"),
+        (BLACKOUT, 1, 1, "disk"),
+        (BLACKOUT, 1, 1, "memory"),
     ):
-        found = attempt(_plan(0, events, nodes, flush))
+        found = attempt(_plan(0, events, nodes, copies, flush))
         assert not isinstance(found, Failure), found.reason
 
 
@@ -92,6 +94,20 @@ def _promoted_as_if_in_sync(before: ClusterState, index: int, command: Promoted)
     return state._promoted(taken_in, index, command)
 
 
+def test_a_set_that_grows_without_the_union_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By not waiting for a copy that is proposed; the master is cut off when the cluster has let it in, and confirms
+    without it."""
+    gather = Progress._gather
+
+    def without_the_proposed(self: Progress) -> None:
+        gather(self)
+        self._waited = list(self._proved.values())
+
+    monkeypatch.setattr(Progress, "_gather", without_the_proposed)
+    by = ("nothing confirmed is", "readers see what stays", "the cluster is not whole")
+    assert caught(*GROWING, nodes=5, copies=2, by=by)
+
+
 def test_an_epoch_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By taking the shorter of two copies for what both have in common, whoever wrote it."""
     monkeypatch.setattr(ha_client, "common_point", lambda own, own_end, other, other_end: min(own_end, other_end))
@@ -107,9 +123,8 @@ def test_an_fsync_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) ->
             sync(self)
 
     monkeypatch.setattr(SimulatedFile, "fdatasync", fdatasync)
-    assert caught(
-        *BLACKOUT, nodes=1, flush="disk", by=("nothing confirmed is", "losses have a reason", "nothing is confirmed")
-    )
+    by = ("nothing confirmed is", "losses have a reason", "nothing is confirmed", "the cluster is not whole")
+    assert caught(*BLACKOUT, nodes=1, flush="disk", by=by)
 
 
 def test_queue_offsets_that_do_not_leap_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

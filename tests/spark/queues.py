@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 
 from mirrorlog.client import Client
 from mirrorlog.commitlog.body import Record
 
 
-def publish(servers: Sequence[str], queue: str, records: Sequence[Record], *, batch_records: int = 100) -> None:
+def publish(
+    servers: Sequence[str],
+    queue: str,
+    records: Sequence[Record],
+    *,
+    batch_records: int = 100,
+    tls: ssl.SSLContext | None = None,
+) -> None:
     """Declare the queue and publish `records` in batches of `batch_records`, all confirmed when this returns."""
-    asyncio.run(_publish(servers, queue, records, batch_records))
+    asyncio.run(_publish(servers, queue, records, batch_records, tls))
 
 
-async def _publish(servers: Sequence[str], queue: str, records: Sequence[Record], batch_records: int) -> None:
-    async with Client(*servers) as client:
+async def _publish(
+    servers: Sequence[str], queue: str, records: Sequence[Record], batch_records: int, tls: ssl.SSLContext | None
+) -> None:
+    async with Client(*servers, tls=tls) as client:
         await client.admin.declare(queue)
         async with client.producer(queue, confirm="all") as producer:
             for start in range(0, len(records), batch_records):

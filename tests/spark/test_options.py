@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mirrorlog.errors import ConfigError
 from mirrorlog.spark.errors import BadOption
 from mirrorlog.spark.options import EARLIEST, LATEST, SourceOptions, offsets_json, parse_options
+from mirrorlog.spark.tls import NO_TLS, TlsFiles
 
 LEAST = {"servers": "127.0.0.1:7401", "subscribe": "q"}
 
@@ -21,6 +23,7 @@ def test_servers_and_queue_are_enough() -> None:
         include_headers=False,
         fail_on_data_loss=True,
         read_from="master",
+        tls=NO_TLS,
     )
 
 
@@ -35,6 +38,9 @@ def test_all_options_together_and_names_in_any_case() -> None:
         "includeheaders": "TRUE",
         "failOnDataLoss": "false",
         "read_from": "mirror",
+        "TLS_CA": "ca.pem",
+        "tls_cert": "c.pem",
+        "tls_key": "c.key",
     }
     assert parse_options(given) == SourceOptions(
         servers=("a:1", "b:2"),
@@ -45,6 +51,7 @@ def test_all_options_together_and_names_in_any_case() -> None:
         include_headers=True,
         fail_on_data_loss=False,
         read_from="mirror",
+        tls=TlsFiles("ca.pem", "c.pem", "c.key"),
     )
 
 
@@ -58,6 +65,7 @@ def test_offsets_json_is_what_the_offset_options_take() -> None:
     ("given", "message"),
     [
         pytest.param({"startingOfsets": "earliest"}, "'startingofsets' is not known", id="misspelt"),
+        pytest.param({"tls_cert": "c.pem"}, "'tls_cert' and 'tls_key' are needed together", id="half of a pair"),
         pytest.param({"path": "/tmp"}, "'path' is not known", id="load with a path"),
         pytest.param({"servers": ""}, "'servers' is missing", id="no servers"),
         pytest.param({"servers": "localhost"}, "'servers'.*localhost", id="no port"),
@@ -91,3 +99,13 @@ def test_a_wrong_option_is_refused_by_its_name(given: dict[str, str], message: s
     with pytest.raises(BadOption, match=message) as refused:
         parse_options({**LEAST, **given})
     assert "\n" not in refused.value.message
+
+
+def test_files_of_tls_become_options_again_and_a_context_when_there_are_any() -> None:
+    """Goal: what a landing is given reaches its tasks. Method: there and back; without files there is no context, and
+    one that is missing is named."""
+    files = TlsFiles(ca="/nowhere/ca.pem")
+    assert parse_options({**LEAST, **files.options()}).tls == files
+    assert NO_TLS.context() is None
+    with pytest.raises(ConfigError, match=r"/nowhere/ca\.pem: No such file"):
+        files.context()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.errors import BadInput, ConfigError, DirectoryInUse, MirrorlogError, RequestTimeout
+from mirrorlog.client.sync import Client
+from mirrorlog.errors import BadInput, ConfigError, ConnectionLost, DirectoryInUse, MirrorlogError, RequestTimeout
 from mirrorlog.testing import Cluster, Node, cluster
 from mirrorlog.testing.ports import HOST, free_ports
 
@@ -220,3 +221,35 @@ def test_a_number_of_copies_has_limits(copies: int) -> None:
     """Goal: a slip of the hand starts no hundred processes. Method: just outside both limits."""
     with pytest.raises(BadInput, match=f"not {copies}"):
         Cluster(copies)
+
+
+@pytest.mark.parametrize("mode", ["server", "mutual"])
+def test_a_cluster_with_tls_is_reached_with_its_own_certificates(mode: str) -> None:
+    """Goal: a job's TLS can be tried without an authority. Method: wait, publish and read over it; without it nobody
+    gets in."""
+    with Cluster(2, tls=mode, **SMALL) as started:
+        started.wait_in_sync()
+        with Client(*started.servers, tls=started.tls) as client:
+            client.admin.declare("q")
+            with client.producer("q") as producer:
+                producer.send(b"a")
+        assert started.wait_confirmed().end > 0
+        with pytest.raises(ConnectionLost), Client(*started.servers):
+            pass
+
+
+def test_a_cluster_that_goes_on_has_the_certificates_it_had(tmp_path: Path) -> None:
+    """Goal: who trusted it trusts it still. Method: two clusters, one after the other, in one directory."""
+    with Cluster(1, tls="server", data_dir=tmp_path, **SMALL) as first:
+        known = first.certificates.ca.read_bytes()
+        context = first.tls
+    with Cluster(1, tls="server", data_dir=tmp_path, **SMALL) as second:
+        assert second.certificates.ca.read_bytes() == known
+        with Client(*second.servers, tls=context) as client:
+            assert client.admin.queues() == []
+
+
+def test_another_word_for_tls_is_refused() -> None:
+    """Before anything is started."""
+    with pytest.raises(BadInput, match="server, mutual"):
+        Cluster(1, tls="yes")

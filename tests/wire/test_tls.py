@@ -14,10 +14,13 @@ import trustme
 import uvloop
 from cryptography.hazmat.primitives import serialization
 
+from mirrorlog.config import Settings, TlsSettings
 from mirrorlog.errors import ConfigError, ConnectionLost, MirrorlogError
+from mirrorlog.wire.credentials import OPEN, credentials_of
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame
 from mirrorlog.wire.listening import dial, is_loopback, listen
+from mirrorlog.wire.renewal import RenewableContext, Renewal, renew
 from mirrorlog.wire.tls import TOLD_AGAIN_S, Refusals, client_context, server_context
 
 HOST = "127.0.0.1"
@@ -198,6 +201,112 @@ async def test_a_peer_that_begins_no_handshake_is_cut_off(own: Files, monkeypatc
         writer.close()
 
     await with_port(own.port(), body)
+
+
+# --- Files that change ------------------------------------------------------------------------------------------------
+
+
+async def dialled(address: str, tls: ssl.SSLContext) -> Handler:
+    """A connection that stands: a frame went there and back."""
+    handler = Handler()
+    await dial(address, lambda: endpoint_of(handler), tls)
+    await echoed(handler)
+    return handler
+
+
+async def echoed(handler: Handler) -> None:
+    handler.endpoint.send([frame(FrameType.PING, b"x")])
+    assert await handler.frames.get() == b"x"
+
+
+def serial(handler: Handler) -> str:
+    """Of the certificate that the port has shown."""
+    shown = handler.endpoint.certificate
+    assert shown is not None
+    return str(shown["serialNumber"])
+
+
+@pytest.mark.parametrize("run", LOOPS, ids=["asyncio", "uvloop"])
+def test_files_that_are_read_anew_count_for_new_connections_only(run: Callable[..., None], tmp_path: Path) -> None:
+    """Goal: a certificate is replaced without an outage. Method: two dials around a renewal on both sides; the first
+    connection goes on, the second is shown another certificate."""
+    authority = trustme.CA()
+    files = Files(tmp_path / "files", authority)
+    port, dialling = RenewableContext(files.port), RenewableContext(files.dialling)
+
+    async def body(address: str) -> None:
+        first = await dialled(address, dialling)
+        Files(tmp_path / "files", authority)
+        renew([port, dialling])
+        second = await dialled(address, dialling)
+        assert serial(second) != serial(first)
+        await echoed(first)
+
+    run(with_port(port, body))
+
+
+@pytest.mark.parametrize("run", LOOPS, ids=["asyncio", "uvloop"])
+def test_an_authority_is_replaced_too(run: Callable[..., None], tmp_path: Path) -> None:
+    """Goal: who has left is let in no more. Method: a port goes to another authority; certificates of the former one
+    are refused from then on, those of the new one count."""
+    files = Files(tmp_path / "files", trustme.CA())
+    port, former = RenewableContext(files.port), files.dialling()
+
+    async def body(address: str) -> None:
+        await dialled(address, former)
+        newer = Files(tmp_path / "files", trustme.CA())
+        renew([port])
+        await dialled(address, newer.dialling())
+        former.check_hostname, former.verify_mode = False, ssl.CERT_NONE  # it is the port that shall refuse
+        assert "unknown ca" in await ending(address, former)
+
+    run(with_port(port, body))
+
+
+def test_a_file_that_is_none_leaves_all_as_it_was(own: Files, tmp_path: Path) -> None:
+    """Goal: no half of a renewal. Method: of two contexts the second one's key does not fit: both stay."""
+    files = Files(tmp_path / "files", trustme.CA())
+    contexts = [RenewableContext(own.port), RenewableContext(files.port)]
+    before = [each.current for each in contexts]
+    files.key.write_bytes(own.key.read_bytes())
+    with pytest.raises(ConfigError, match="plain key"):
+        renew(contexts)
+    assert [each.current for each in contexts] == before
+
+
+def test_every_context_of_a_node_is_read_anew(own: Files) -> None:
+    """Goal: none is forgotten. Method: a node that speaks TLS wherever it can, and one that does nowhere."""
+    files = {"certificate": own.certificate, "key": own.key, "ca": own.ca}
+    settings = Settings(tls=TlsSettings(**files, replication="mutual", client="server"))
+    credentials = credentials_of(settings)
+    contexts = credentials.renewable
+    assert contexts == [credentials.accepting, credentials.dialling, credentials.client]
+    before = [each.current for each in contexts]
+    renew(contexts)
+    assert not set(before) & {each.current for each in contexts}
+    assert credentials_of(Settings()).renewable == OPEN.renewable == []
+
+
+async def test_a_renewal_tells_in_a_line_how_it_went(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ask with a file that is missing, then with all of them, then three times at once."""
+    files = Files(tmp_path / "files", trustme.CA())
+    context = RenewableContext(files.port)
+    used: list[ssl.SSLContext] = []
+    renewal = Renewal([context], lambda: used.append(context.current))
+    before, content = context.current, files.key.read_bytes()
+    with caplog.at_level(logging.INFO, "mirrorlog.wire.renewal"):
+        files.key.unlink()
+        await renewal.ask()
+        assert context.current is before
+        assert used == []
+        files.key.write_bytes(content)
+        await renewal.ask()
+        assert used == [context.current]
+        assert context.current is not before
+        await asyncio.gather(*(renewal.ask() for _ in range(3)))
+    assert "No such file" in caplog.messages[0]
+    assert caplog.messages[0].endswith("what was read before stays in use")
+    assert caplog.messages[1:] == ["tls_reloaded contexts=1"] * 2
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------

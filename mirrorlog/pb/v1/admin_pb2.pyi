@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class QueueInfo(_message.Message):
-    __slots__ = ("name", "queue_id", "log_id", "epoch", "master", "mirrors", "begin", "next", "arguments", "incarnation", "producer_epoch")
+    __slots__ = ("name", "queue_id", "log_id", "epoch", "master", "mirrors", "begin", "next", "arguments", "incarnation", "producer_epoch", "current")
     class ArgumentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class QueueInfo(_message.Message):
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     queue_id: int
     log_id: str
@@ -39,7 +40,8 @@ class QueueInfo(_message.Message):
     arguments: _containers.MessageMap[str, Argument]
     incarnation: str
     producer_epoch: int
-    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., log_id: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., incarnation: _Optional[str] = ..., producer_epoch: _Optional[int] = ...) -> None: ...
+    current: bool
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., log_id: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., incarnation: _Optional[str] = ..., producer_epoch: _Optional[int] = ..., current: _Optional[bool] = ...) -> None: ...
 
 class Argument(_message.Message):
     __slots__ = ("boolean", "integer", "number", "text", "binary", "list", "table")
@@ -79,16 +81,18 @@ class ArgumentTable(_message.Message):
     def __init__(self, entries: _Optional[_Mapping[str, Argument]] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node_id", "client_address", "replication_address", "grpc_address")
+    __slots__ = ("node_id", "client_address", "replication_address", "grpc_address", "http_address")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REPLICATION_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     client_address: str
     replication_address: str
     grpc_address: str
-    def __init__(self, node_id: _Optional[str] = ..., client_address: _Optional[str] = ..., replication_address: _Optional[str] = ..., grpc_address: _Optional[str] = ...) -> None: ...
+    http_address: str
+    def __init__(self, node_id: _Optional[str] = ..., client_address: _Optional[str] = ..., replication_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., http_address: _Optional[str] = ...) -> None: ...
 
 class DeclareQueueRequest(_message.Message):
     __slots__ = ("name", "arguments")

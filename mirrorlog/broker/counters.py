@@ -1,0 +1,98 @@
+"""What a node has counted since its process began. Pure.
+
+Plain numbers, added to by whoever does the work: a few steps per batch, none per record. Nobody looks at them until the
+node is asked for its status. They begin at 0 with the process; those of a log, when the node takes a copy of it in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from typing import Final
+
+from mirrorlog.wire.messages import DurationCounts, LogCounts
+
+BOUNDS_S: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+"""Up to and with which time each bucket counts; one more has what took longer. They stay as they are: who compares
+today with last month needs the same ones."""
+
+
+class Durations:
+    """How long something took, how often. Fixed buckets: they can be added up over nodes and over time."""
+
+    __slots__ = ("_counts", "_sum_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def note(self, duration_s: float) -> None:
+        self._counts[bisect_left(BOUNDS_S, duration_s)] += 1
+        self._sum_s += duration_s
+
+    def told(self) -> DurationCounts:
+        return DurationCounts(bounds_s=list(BOUNDS_S), counts=list(self._counts), sum_s=self._sum_s)
+
+
+class LogCounters:
+    """Of one log on one node, whatever roles it has had in it.
+
+    `published_…`: what producers sent and this node appended as the master; a batch that was sent again is not appended
+    again. `confirms`: from a publish's arrival to its confirm. `unknown`: publishes by the code of the error that told
+    their producer that nobody knows what became of them. `received_bytes`: of the log, as a mirror. `fetches`: answers
+    to readers, empty ones included. `flushes`: those that brought more of the log to the disk.
+    """
+
+    __slots__ = (
+        "confirms", "fetched_bytes", "fetches", "flushed_bytes", "flushes", "promotions", "published_batches",
+        "published_bytes", "published_records", "received_bytes", "unknown",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.published_batches = 0
+        self.published_records = 0
+        self.published_bytes = 0
+        self.confirms = Durations()
+        self.unknown: Counter[str] = Counter()
+        self.received_bytes = 0
+        self.fetches = 0
+        self.fetched_bytes = 0
+        self.flushes = 0
+        self.flushed_bytes = 0
+        self.promotions = 0
+
+    def published(self, records: int, size: int) -> None:
+        """A batch was appended; `size`: bytes."""
+        self.published_batches += 1
+        self.published_records += records
+        self.published_bytes += size
+
+    def fetched(self, size: int) -> None:
+        """A reader was answered; `size`: of the answer, bytes."""
+        self.fetches += 1
+        self.fetched_bytes += size
+
+    def flushed(self, size: int) -> None:
+        """`size` more bytes of the log are on the disk."""
+        self.flushes += 1
+        self.flushed_bytes += size
+
+    def told(self, log: str, *, sent_bytes: dict[str, int]) -> LogCounts:
+        """`log`: its name. `sent_bytes`: of the log, to each mirror that ever had a link."""
+        return LogCounts(
+            log=log,
+            published_batches=self.published_batches,
+            published_records=self.published_records,
+            published_bytes=self.published_bytes,
+            confirms=self.confirms.told(),
+            unknown=dict(self.unknown),
+            sent_bytes=sent_bytes,
+            received_bytes=self.received_bytes,
+            fetches=self.fetches,
+            fetched_bytes=self.fetched_bytes,
+            flushes=self.flushes,
+            flushed_bytes=self.flushed_bytes,
+            promotions=self.promotions,
+        )

@@ -1,0 +1,70 @@
+"""What a cluster of nodes with different software may write: one number, the cluster version. Pure.
+
+Software of version N works in clusters of version N - 1 and N. A cluster runs at one version, which its state says, and
+writes nothing newer: no command, no message to another member, nothing on a disk that may be read by the software
+before. Once every node runs software that can do more, the coordinator raises the version by one, for good.
+
+Which version a run has is part of its start id. Software of version 1 keeps no field that it does not know, so a field
+of a node's registration would be gone from some nodes' states and not from others', depending on who wrote a snapshot;
+but each keeps every start id as it was given, in its state, in epoch lists and in greetings.
+
+These are not the versions of the frames (`wire.frames`), which a client of any age has to agree on, nor those in the
+headers of files, which say how one file is to be read. Something new in either asks here first whether it may be
+written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from mirrorlog.errors import UnsupportedVersion
+
+BROUGHT: Final[Mapping[int, str]] = {
+    1: "the cluster: membership, masters, in-sync sets, declared losses",
+    2: "the cluster version itself: start ids that name one, the command that raises it",
+}
+"""What each version has that the one before cannot read."""
+
+FIRST: Final = min(BROUGHT)
+OWN: Final = max(BROUGHT)
+"""Of this software."""
+MIN: Final = max(FIRST, OWN - 1)
+"""The oldest cluster that this software works in."""
+
+_MARK: Final = re.compile(r"\.v([1-9][0-9]{0,5})")
+
+
+def run_id(unique: str, version: int = OWN) -> str:
+    """The start id of a run of that version; the first version's have no mark."""
+    return unique if version == FIRST else f"{unique}.v{version}"
+
+
+def version_of(start_id: str) -> int:
+    """Which version runs under a start id: the first one when it has no mark."""
+    _, dot, mark = start_id.rpartition(".")
+    found = _MARK.fullmatch(dot + mark)
+    return int(found[1]) if found else FIRST
+
+
+def fits(version: int, active: int) -> bool:
+    """Whether software of `version` works in a cluster that runs at `active`."""
+    return version - 1 <= active <= version
+
+
+def misfit(version: int, active: int) -> str:
+    """Why it does not, and what to do; empty when it does."""
+    if fits(version, active):
+        return ""
+    works = f"{version - 1} and {version}" if version > FIRST else str(version)
+    return (
+        f"the cluster runs at version {active}, and software of version {version} works in clusters of version {works} "
+        f"only: start the node with software of version {active} or {active + 1}"
+    )
+
+
+def check_supported(active: int) -> None:
+    """Raises UnsupportedVersion when this software does not work in a cluster that runs at `active`."""
+    if reason := misfit(OWN, active):
+        raise UnsupportedVersion(reason, cluster_version=active, software_version=OWN)

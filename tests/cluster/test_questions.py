@@ -1,0 +1,35 @@
+"""Questions of newer members are told apart from what is none."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mirrorlog.cluster.questions import AskState, decode_question, encode
+from mirrorlog.errors import ProtocolError, UnsupportedVersion
+
+
+def test_a_question_comes_back_as_it_was() -> None:
+    """Also with a field more, from a newer member."""
+    asked = AskState(node="a", index=7)
+    assert decode_question(encode(asked)) == asked
+    assert decode_question(msgspec.msgpack.encode({"type": "AskState", "node": "a", "index": 7, "new": 1})) == asked
+
+
+def test_a_question_of_a_newer_member_is_not_supported() -> None:
+    """So it is answered, and the asker can do without; by one that nobody knows, its name kept short."""
+    with pytest.raises(UnsupportedVersion, match="does not know the question 'AskTomorrow'"):
+        decode_question(msgspec.msgpack.encode({"type": "AskTomorrow", "day": 1}))
+    with pytest.raises(UnsupportedVersion) as told:
+        decode_question(msgspec.msgpack.encode({"type": "x" * 10_000}))
+    assert len(str(told.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"type": "AskState"}), msgspec.msgpack.encode({"type": 7})]
+)
+def test_what_is_no_question_is_an_error_of_the_protocol(data: bytes) -> None:
+    """By bytes that are none, and by a known one that lacks what it asks about."""
+    with pytest.raises(ProtocolError) as told:
+        decode_question(data)
+    assert not isinstance(told.value, UnsupportedVersion)
