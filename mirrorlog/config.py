@@ -51,12 +51,22 @@ _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 _GIB: Final = 1024 * _MIB
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-_PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
-Address = Annotated[str, StringConstraints(pattern=rf"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):{_PORT}$")]
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+_PORT: Final = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_ADDRESS: Final = rf"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):{_PORT}$"
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+Address = Annotated[str, StringConstraints(pattern=_ADDRESS)]
 Flush = Literal["memory", "disk"]
 _PORTS: Final = ("client", "replication", "grpc", "http")
-_ANYWHERE: Final = ("0.0.0.0", "::")
+_DEFAULT_PORTS: Final = {"client": CLIENT_PORT, "replication": REPLICATION_PORT, "grpc": GRPC_PORT, "http": HTTP_PORT}
+
+PATTERN_WORDS: Final = {
+    _NAME: "is no name: 1 to 128 letters, digits, dots, dashes and underscores, the first a letter or a digit",
+    _ADDRESS: "is not host:port, e.g. a.example:7402 or [2001:db8::1]:7402, the port at most 65535",
+}
+"""What is said of a value that does not match a pattern: nobody wants to read one."""
+
+_SHOWN_CHARS: Final = 80
 
 
 class _Section(BaseModel):
@@ -254,7 +264,7 @@ class NodeSettings(_Section):
 
 class ListenSettings(_Section):
     """Where a port is bound, and where others reach it: each stands for the other. Absent both: as in
-    [[cluster.members]], and without that table on 127.0.0.1."""
+    [[cluster.members]]; without that table on the host of the replication port, and without that on 127.0.0.1."""
 
     bind: Address | None = None
     advertise: Address | None = Field(None, description="where others reach it; needed when `bind` is any address")
@@ -491,7 +501,8 @@ def load_settings(
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`origins`: by section and field, where a value was given last; a value that was given nowhere is not in it."""
+    """`origins`: by section and field, where a value was given last, or what it was derived from; a value that was
+    given nowhere is not in it."""
 
     settings: Settings
     origins: Mapping[tuple[str, str], str]
@@ -522,7 +533,52 @@ def load(
         settings = Settings.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
-    return Loaded(_with_defaults(settings), origins)
+    settings, derived = _with_hosts(settings)
+    return Loaded(_with_defaults(settings), origins | derived)
+
+
+def _with_hosts(settings: Settings) -> tuple[Settings, dict[tuple[str, str], str]]:
+    """Ports of which nothing is said are where the port is by which other nodes reach this one; with their origins.
+
+    Who reaches the one shall reach the others: what is bound on loopback alone is in every view, and of no use there.
+    """
+    source = None if settings.cluster.members else _host_source(settings)
+    if source is None:
+        return settings, {}
+    model: ListenSettings = getattr(settings, source)
+    sections: dict[str, ListenSettings] = {}
+    origins: dict[tuple[str, str], str] = {}
+    for name in _PORTS:
+        section: ListenSettings = getattr(settings, name)
+        if _is_set(section) or not getattr(section, "enabled", True):
+            continue
+        told = {
+            key: f"{given.rpartition(':')[0]}:{_DEFAULT_PORTS[name]}"
+            for key in ("bind", "advertise")
+            if (given := getattr(model, key)) is not None
+        }
+        sections[name] = section.model_copy(update=told)
+        origins.update({(name, key): f"derived from {source}" for key in told})
+    return settings.model_copy(update=sections), origins
+
+
+def _host_source(settings: Settings) -> str | None:
+    """The section whose host stands for those that are absent. None: loopback does.
+
+    Only replication, for it is to be reached by other machines: a node that shows them its metrics does not open its
+    other ports by that. One that looks for a cluster has to be reached, so there it is the first one that is set.
+    """
+    candidates = ("replication", *_PORTS) if settings.cluster.looks else ("replication",)
+    for name in candidates:
+        section: ListenSettings = getattr(settings, name)
+        if _is_set(section) and getattr(section, "enabled", True):
+            # What nobody can dial is refused under its own name.
+            return None if _is_anywhere(section.advertise or section.bind or "") else name
+    return None
+
+
+def _is_set(section: ListenSettings) -> bool:
+    return section.bind is not None or section.advertise is not None
 
 
 def _with_defaults(settings: Settings) -> Settings:
@@ -531,10 +587,7 @@ def _with_defaults(settings: Settings) -> Settings:
     if not cluster.members:
         own = Member(
             id=settings.node.id,
-            client=settings.client.bind or _local(CLIENT_PORT),
-            replication=settings.replication.bind or _local(REPLICATION_PORT),
-            grpc=settings.grpc.bind or _local(GRPC_PORT),
-            http=settings.http.bind or _local(HTTP_PORT),
+            **{name: getattr(settings, name).bind or _local(port) for name, port in _DEFAULT_PORTS.items()},
         )
         cluster = cluster.model_copy(update={"members": (_advertised(own, settings),)})
     if settings.node.witness and len(cluster.members) == 1:
@@ -565,7 +618,7 @@ def _check_reachable(settings: Settings) -> None:
     """Raises ConfigError for an address that nobody can dial, or a node that is no member."""
     for name in _PORTS:
         address = getattr(settings.member, name)
-        if address is not None and split_address(address)[0] in _ANYWHERE:
+        if address is not None and _is_anywhere(address):
             raise ConfigError(
                 f"{name}.bind: nobody can reach a node at {address}; set {name}.advertise to the address that "
                 "others use"
@@ -574,12 +627,21 @@ def _check_reachable(settings: Settings) -> None:
 
 def _check_seeds(settings: Settings) -> None:
     """Raises ConfigError for a node that tells others, on other machines, to reach it on theirs."""
-    own = settings.member.replication
-    if _is_loopback(own) and any(not _is_loopback(seed) for seed in settings.cluster.join):
-        raise ConfigError(
-            f"nodes on other machines cannot reach this one at {own}; set replication.advertise, or replication.bind, "
-            "to an address that they can use"
-        )
+    if all(map(_is_loopback, settings.cluster.join)):
+        return
+    for name in ("replication", *_PORTS):  # that one first: the others may follow from it
+        own = getattr(settings.member, name)
+        if own is not None and _is_loopback(own):
+            off = f", or {name}.enabled=false" if name in ("grpc", "http") else ""
+            raise ConfigError(
+                f"{name}: those on other machines cannot reach this node at {own}; set {name}.advertise, or "
+                f"{name}.bind, to an address that they can use{off}"
+            )
+
+
+def _is_anywhere(address: str) -> bool:
+    """Whether its host means every address of the machine, in any spelling: `0.0.0.0`, `0`, `[::]`, `[::0]`."""
+    return not split_address(address)[0].strip("0.:")
 
 
 def _is_loopback(address: str) -> bool:
@@ -656,6 +718,9 @@ def _one_line(error: ValidationError) -> str:
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
         return f"{key}: no such key{_meant(first['loc'])}{more}"
+    if first["type"] == "string_pattern_mismatch":
+        shown = repr(first["input"][:_SHOWN_CHARS])
+        return f"{key}: {shown} {PATTERN_WORDS[first['ctx']['pattern']]}{more}"
     return f"{key}: {first['msg'].removeprefix('Value error, ')}{more}"
 
 

@@ -23,7 +23,9 @@ from unittest.mock import patch
 from mirrorlog.broker.door import ClientSession
 from mirrorlog.client.consumer import Consumer
 from mirrorlog.client.producer import Producer
+from mirrorlog.cluster import seeds
 from mirrorlog.ha.accept import MasterLink
+from mirrorlog.wire.tls import Refusals
 from sim.loop import START_S, VirtualLoop
 from sim.processes import Process, current_process
 
@@ -80,6 +82,7 @@ def patched(loop: VirtualLoop, seed: str) -> Iterator[None]:
             (threading.Thread, "start", _blocks("a thread")),
             (ThreadPoolExecutor, "submit", _blocks("ThreadPoolExecutor.submit")),
             (ThreadPoolExecutor, "shutdown", shut_down),
+            (seeds, "_refusals", Refusals()),  # what was told in one run is told in the next one, too
         ):
             patches.enter_context(patch.object(owner, name, new))
         number_of = _numbering()

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from mirrorlog.broker.settings_report import as_json, as_toml
-from mirrorlog.config import Settings, load, load_settings, split_address
+from mirrorlog.config import PATTERN_WORDS, Settings, load, load_settings, split_address
 from mirrorlog.errors import ConfigError
 
 THREE_NODES = """
@@ -111,6 +111,101 @@ def test_a_node_that_joins_tells_where_it_is_reached() -> None:
     assert settings.replication_bind == "0.0.0.0:7402"
     assert settings.member.client == settings.client_bind == "10.0.0.4:9000"
     assert settings.cluster.looks
+
+
+JOINING = ["cluster.join=['a.example:7402','b.example:7402']"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "bound", "advertised"),
+    [
+        (["replication.bind=10.0.0.4:9"], "10.0.0.4", "10.0.0.4"),
+        (["replication.bind=[2001:db8::4]:9"], "[2001:db8::4]", "[2001:db8::4]"),
+        (["replication.advertise=n4.example:9"], "n4.example", "n4.example"),
+        (["replication.bind=0.0.0.0:9", "replication.advertise=n4.example:9"], "0.0.0.0", "n4.example"),
+        (["http.bind=10.0.0.9:1", "replication.bind=10.0.0.4:9"], "10.0.0.4", "10.0.0.4"),
+        ([*JOINING, "client.bind=10.0.0.4:7401"], "10.0.0.4", "10.0.0.4"),
+        ([*JOINING, "grpc.bind=0.0.0.0:7403", "grpc.advertise=n4.example:7403"], "0.0.0.0", "n4.example"),
+        (["client.bind=10.0.0.4:7401"], "127.0.0.1", "127.0.0.1"),
+        (["http.bind=10.0.0.4:7404"], "127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_ports_that_are_not_set_are_on_the_host_by_which_nodes_reach_each_other(
+    flags: list[str], bound: str, advertised: str
+) -> None:
+    """Goal: no door stays on loopback where others are told of it, and none opens because of metrics that are shown.
+    Method: one port or two set in each way; every other one has its default number, and that host."""
+    settings = load_settings(None, flags, {})
+    set_ones = {flag.partition(".")[0] for flag in flags}
+    numbers = {"client": 7401, "replication": 7402, "grpc": 7403, "http": 7404}
+    for name, number in numbers.items():
+        if name not in set_ones:
+            found = getattr(settings, f"{name}_bind"), getattr(settings.member, name)
+            assert found == (f"{bound}:{number}", f"{advertised}:{number}"), name
+
+
+def test_a_derived_address_says_so() -> None:
+    """Goal: --print-config tells why a door is where it is. Method: one port set, one door off, then read again."""
+    loaded = load(None, ["replication.bind=10.0.0.4:9", "grpc.enabled=false"], {})
+    printed = json.loads(as_json(loaded))
+    assert printed["http"]["bind"] == {"value": "10.0.0.4:7404", "origin": "derived from replication"}
+    assert printed["client"]["bind"] == {"value": "10.0.0.4:7401", "origin": "derived from replication"}
+    assert printed["replication"]["bind"]["origin"] == "command line"
+    assert printed["grpc"]["bind"] == {"value": None, "origin": "default"}
+    assert loaded.settings.member.grpc is None
+    alone = json.loads(as_json(load(None, [], {})))
+    assert alone["client"]["bind"] == {"value": None, "origin": "default"}
+
+
+def test_the_members_table_says_where_ports_are(tmp_path: Path) -> None:
+    """Goal: what is the same on every node is not second-guessed. Method: a table without doors, one port bound."""
+    settings = load_settings(write(tmp_path, THREE_NODES), ["replication.bind=10.0.0.2:7402"], {})
+    assert (settings.client_bind, settings.grpc_bind, settings.http_bind) == ("127.0.0.1:7401", None, None)
+
+
+@pytest.mark.parametrize("name", ["client", "replication", "grpc", "http"])
+def test_a_node_that_joins_others_advertises_no_loopback(name: str) -> None:
+    """Goal: nobody is told an address that leads to himself. Method: one port on loopback, seeds elsewhere and here; a
+    door that is off is told to nobody."""
+    hosts = dict.fromkeys(("client", "replication", "grpc", "http"), "10.0.0.4") | {name: "127.0.0.1"}
+    flags = [f"{each}.bind={host}:{number}" for number, (each, host) in enumerate(hosts.items(), 1)]
+    with pytest.raises(ConfigError, match=rf"set {name}\.advertise, or {name}\.bind"):
+        load_settings(None, [*JOINING, *flags], {})
+    assert load_settings(None, ["cluster.join=['localhost:7402']", *flags], {}).cluster.looks
+    if name in ("grpc", "http"):
+        assert getattr(load_settings(None, [*JOINING, *flags, f"{name}.enabled=false"], {}).member, name) is None
+
+
+def patterns(schema: object) -> set[str]:
+    """All that stand in a JSON schema."""
+    if isinstance(schema, list):
+        return {found for each in schema for found in patterns(each)}
+    if not isinstance(schema, dict):
+        return set()
+    own = {schema["pattern"]} if isinstance(schema.get("pattern"), str) else set()
+    return own | {found for each in schema.values() for found in patterns(each)}
+
+
+def test_every_pattern_has_words() -> None:
+    """Goal: nobody has to read a pattern. Method: all of the settings' schema have theirs, and there are no others."""
+    assert patterns(Settings.model_json_schema()) == set(PATTERN_WORDS)
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("cluster.join=['nohost']", "cluster.join.0: 'nohost' is not host:port, e.g. a.example:7402"),
+        ("client.bind='h:65536'", "client.bind: 'h:65536' is not host:port"),
+        ("node.id=''", "node.id: '' is no name: 1 to 128 letters"),
+        (f"node.id='{'x' * 1000}'", f"node.id: '{'x' * 80}' is no name"),
+    ],
+)
+def test_what_matches_no_pattern_is_told_in_words(flag: str, said: str) -> None:
+    """Goal: the operator sees what to write. Method: what was written, at most 80 characters of it, and the words."""
+    with pytest.raises(ConfigError) as caught:
+        load_settings(None, [flag], {})
+    assert str(caught.value).startswith(said)
+    assert "pattern" not in str(caught.value)
 
 
 def test_what_a_section_advertises_leaves_the_members_table_alone(tmp_path: Path) -> None:
@@ -228,6 +323,9 @@ def test_each_value_says_where_it_comes_from(tmp_path: Path) -> None:
         ("[replication]\nbind = '[::]:7402'", "set replication.advertise"),
         ("[grpc]\nbind = '0.0.0.0:7403'", "set grpc.advertise"),
         ("[http]\nadvertise = '0.0.0.0:7404'", "set http.advertise"),
+        ("[replication]\nbind = '0:7402'", "set replication.advertise"),
+        ("[client]\nbind = '[::0]:7401'\n[replication]\nbind = '10.0.0.1:7402'", "set client.advertise"),
+        ("[cluster]\njoin = ['a:1']\n[client]\nbind = '0.0.0.0:7401'", "set client.advertise"),
         ("[cluster]\njoin = ['10.0.0.1:7402']", "replication.advertise"),
     ],
 )

@@ -37,7 +37,7 @@ class EventRing:
         self._events: deque[ClusterEvent] = deque(maxlen=KEPT_MAX)
         self._last = 0
         self._left_at: dict[str, int] = {}
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}
 
     # --- Chronicle ---
 
@@ -91,11 +91,11 @@ class EventRing:
         if len(self._waiting) >= WATCHERS_MAX:
             raise Overloaded(f"{WATCHERS_MAX} watchers wait for events already", limit="watchers_max")
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(told)
+        self._waiting[told] = None
         try:
             await asyncio.wait([told], timeout=timeout_s)
         finally:
-            self._waiting.discard(told)
+            self._waiting.pop(told, None)
 
     # --- inside ---
 

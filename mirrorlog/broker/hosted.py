@@ -256,14 +256,14 @@ class HostedLog:
         self,
         assignment: LogAssignment,
         epoch: int,
-        in_sync: InSyncSet | None = None,
+        in_sync: InSyncSet,
         *,
         lost_from: int | None = None,
         losses: Sequence[DeclaredLoss] = (),
     ) -> None:
         """Master the log as `assignment` says, in `epoch`, after what was done for it before has ended. `in_sync`: the
-        set that the cluster has decided; None: everybody in the assignment. `lost_from`: see `MasterRole.begin`;
-        `losses`: all that the cluster has declared of the log.
+        set that the cluster has decided. `lost_from`: see `MasterRole.begin`; `losses`: all that the cluster has
+        declared of the log.
 
         Raises BadRequest and LogUnavailable when nothing was changed; DiskFull or DiskFailed, then the node ends.
         """
@@ -392,7 +392,7 @@ class HostedLog:
         self,
         assignment: LogAssignment,
         epoch: int,
-        in_sync: InSyncSet | None,
+        in_sync: InSyncSet,
         lost_from: int | None,
         losses: Sequence[DeclaredLoss],
     ) -> None:

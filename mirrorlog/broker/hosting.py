@@ -62,7 +62,7 @@ class LogKeeper:
         self._told = ""
         self._elect_at = inf
         self._owes_leap = False
-        self._fences: set[asyncio.Task[Report]] = set()
+        self._fences: dict[asyncio.Task[Report], None] = {}
         self.task = asyncio.ensure_future(self._keep())
 
     @property
@@ -87,14 +87,14 @@ class LogKeeper:
         the master is confirmed before, if that is a matter of a moment. What was begun comes to its end, though
         who has asked may be gone. Raises MirrorlogError."""
         fence = asyncio.ensure_future(self._fence(epoch, gently=gently))
-        self._fences.add(fence)
+        self._fences[fence] = None
         fence.add_done_callback(self._fence_ended)
         return await asyncio.shield(fence)
 
     # --- inside ---
 
     def _fence_ended(self, fence: asyncio.Task[Report]) -> None:
-        self._fences.discard(fence)
+        self._fences.pop(fence, None)
         if not fence.cancelled():
             fence.exception()  # whoever asked for it knows, or is gone
         self._changed.set()

@@ -35,7 +35,8 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
     node_id: Annotated[str | None, typer.Option(help="Short for --set node.id=…")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Short for --set node.data_dir=…")] = None,
     bootstrap: Annotated[
-        bool, typer.Option("--bootstrap", help="With a blank disk: found a cluster of this node alone.")
+        bool,
+        typer.Option("--bootstrap", help="With a blank disk: found a cluster of this node alone; not with --join."),
     ] = False,
     join: Annotated[
         list[str] | None,
@@ -63,12 +64,14 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
         print(f"mqnode {__version__}")
         return
     flags = [*(overrides or ())]
-    flags += [f"node.id={node_id!r}"] if node_id else []
+    flags += [f"node.id={node_id!r}"] if node_id is not None else []
     flags += [f"node.data_dir={str(data_dir)!r}"] if data_dir else []
     flags += [f"cluster.join={[seed.strip() for each in join for seed in each.split(',')]!r}"] if join else []
     flags += ["node.witness=true"] if witness else []
     try:
         loaded = load(config, flags)
+        if bootstrap:
+            _check_founder(loaded.settings)
         if print_config:
             print(as_json(loaded) if json else as_toml(loaded))
             return
@@ -79,6 +82,20 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
         print(f"mqnode: {error}", file=sys.stderr)
         code = error.exit_code
     raise typer.Exit(code)
+
+
+def _check_founder(settings: Settings) -> None:
+    """Raises ConfigError for a node that was not meant to found a cluster, or cannot be the first one of it."""
+    if settings.cluster.join:
+        raise ConfigError(
+            "--bootstrap founds a cluster of this node alone, --join (cluster.join) looks for one: give --bootstrap to "
+            "the first node alone, and --join to the others; nodes that all look found one by themselves"
+        )
+    if settings.node.witness:
+        raise ConfigError(
+            "--bootstrap with --witness (node.witness) founds a cluster that can hold no messages; give --bootstrap to "
+            "a node that holds some, and start the witness with --join HOST:PORT of that one"
+        )
 
 
 def run_node(settings: Settings, *, debug: bool = False, bootstrap: bool = False, discard: bool = False) -> int:

@@ -37,8 +37,8 @@ def place_for(
         raise BadRequest("this cluster has no log yet; ask again")
     if asked is None:
         raise BadRequest(
-            f"no log of this cluster has flush = {flush!r}; add one that has to [[cluster.logs]] of every node, or say "
-            "how many copies the queue shall have"
+            f"no log of this cluster has flush = {flush!r}; say with copies how many the queue shall have, and one "
+            "is made"
         )
     return _made(state, asked, flush or _FLUSH, is_up)
 

@@ -98,7 +98,7 @@ class MasterRole:
     """Writes the log, in the epoch that was opened last: publishes, links of mirrors, retention, checkpoints."""
 
     def __init__(
-        self, host: Host, replica: Replica, *, in_sync: InSyncSet | None, losses: Sequence[DeclaredLoss] = ()
+        self, host: Host, replica: Replica, *, in_sync: InSyncSet, losses: Sequence[DeclaredLoss] = ()
     ) -> None:
         """`losses`: see `MasteredLog`."""
         settings, assignment = host.settings, replica.assignment
@@ -107,9 +107,7 @@ class MasterRole:
         self.mastership = Mastership(
             name=assignment.name,
             own=settings.node.id,
-            mirrors=assignment.mirrors,
             durability=_DURABILITY[assignment.flush],
-            min_in_sync=assignment.copies_wanted,
             confirmed=replica.confirmed,
             waiting_max=settings.limits.max_waiting_confirms,
             in_sync=in_sync,

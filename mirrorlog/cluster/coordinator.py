@@ -72,11 +72,14 @@ Action = Propose | ChangeMembers | Fence
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the leader sees besides the state. `life`: of the run of a node that the state knows; `caught_up`: whether a
-    member has all entries."""
+    """What the leader sees besides the state. `life`: of a node, in whatever run; `life_of_run`: of the run of it that
+    the state knows; `caught_up`: whether a member has all entries.
+
+    A node that is there in a run that has still to register masters nothing, and its copy is waited for."""
 
     members: Members
     life: Callable[[str], Life]
+    life_of_run: Callable[[str], Life]
     caught_up: Callable[[int], bool]
     now: float
 
@@ -196,14 +199,16 @@ class Coordinator:
             return False
         facts = state.nodes[master.node]
         stopped = facts.start_id != master.start_id or facts.stopped
-        return not stopped and seen.life(master.node) is not Life.DOWN
+        return not stopped and seen.life_of_run(master.node) is not Life.DOWN
 
     # --- Copies ---
 
     def _copies(self, log_id: str, log: LogFacts, state: ClusterState, seen: Seen) -> list[Action]:
         """One change of a log whose master is seen to live: a set that shrinks beside a dead one may be left with
         nobody who can be promoted."""
-        if log.master is None or not self._has_master(log, state, seen) or seen.life(log.master.node) is not Life.UP:
+        if log.master is None or not self._has_master(log, state, seen):
+            return []
+        if seen.life_of_run(log.master.node) is not Life.UP:
             return []
         gone = [node for node in log.in_sync if node not in state.nodes or seen.life(node) is Life.DOWN]
         if leaving := log.may_leave([*gone, *log.marked]):

@@ -274,7 +274,7 @@ class AcceptedLink:
         self.runs = hello.runs
         self._endpoint = endpoint
         self._events = events
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: dict[asyncio.Task[None], None] = {}
         events.heard(self.node, self.start_id)
 
     def frame(self, frame_: Frame) -> None:
@@ -296,7 +296,7 @@ class AcceptedLink:
 
     def disconnected(self) -> None:
         """The connection is gone."""
-        for task in self._answering:
+        for task in list(self._answering):
             task.cancel()
         self._events.reset(self.node)
 
@@ -304,8 +304,8 @@ class AcceptedLink:
         if len(self._answering) >= ASKED_MAX:
             raise ProtocolError(f"{ASKED_MAX} questions wait for their answers")
         task = asyncio.ensure_future(self._answer(number, question))
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+        self._answering[task] = None
+        task.add_done_callback(self._answering.pop)
 
     async def _answer(self, number: int, question: bytes) -> None:
         try:

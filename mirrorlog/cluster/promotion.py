@@ -140,7 +140,7 @@ class Promotion:
     def _lost_from(self, best: Report) -> int:
         """Behind its end; but the last bytes of a copy that lacks the log's last epoch may be of a history that was
         given up, and only what it knows to be confirmed is surely of this one."""
-        return best.end if best.last_epoch >= self.log.epoch else min(best.end, best.confirmed)
+        return best.end if best.last_epoch >= self.log.last_led else min(best.end, best.confirmed)
 
     @property
     def _needed(self) -> Collection[str]:

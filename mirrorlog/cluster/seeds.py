@@ -270,7 +270,7 @@ class SeekingPort:
     def __init__(self, own: Looks, limits: LimitSettings, credentials: Credentials = OPEN) -> None:
         self.own = own
         self.credentials = credentials
-        self.links: set[_SeekerLink] = set()
+        self.links: dict[_SeekerLink, None] = {}
         self.news = asyncio.Event()
         """Set when somebody asks who has not asked before: whoever waits for it looks again, and clears it."""
         self.dialled_by: set[tuple[str, str]] = set()
@@ -357,7 +357,7 @@ class _SeekerLink:
         if len(self._port.links) >= LINKS_MAX:
             endpoint.abort()
             return
-        self._port.links.add(self)
+        self._port.links[self] = None
         self._end = asyncio.get_running_loop().call_later(LINK_S, self.abort)
 
     def frame(self, frame_: Frame) -> None:
@@ -395,7 +395,7 @@ class _SeekerLink:
     def writable(self) -> None: ...
 
     def disconnected(self, error: MirrorlogError | None) -> None:
-        self._port.links.discard(self)
+        self._port.links.pop(self, None)
         if self._end is not None:
             self._end.cancel()
         if self._link is not None:

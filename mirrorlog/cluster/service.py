@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol
@@ -27,10 +26,10 @@ from mirrorlog.cluster.commands import (
     NodeJoined,
     NodeStarted,
     StartKind,
-    decode_command,
     encode_command,
 )
 from mirrorlog.cluster.coordinator import Action, ChangeMembers, Coordinator, Fence, Propose, Seen, Wanted
+from mirrorlog.cluster.decisions import ASK_S, RETRY_S, Decisions
 from mirrorlog.cluster.driver import RaftDriver
 from mirrorlog.cluster.joining import anew, check_joining
 from mirrorlog.cluster.liveness import Change, Life, Liveness
@@ -54,13 +53,13 @@ from mirrorlog.cluster.questions import (
 from mirrorlog.cluster.raft.core import Raft, Timing
 from mirrorlog.cluster.raft.effects import Stored
 from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import AnyMessage, Appended, AskVote, EntryKind, HardState, Snapshot, Vote
+from mirrorlog.cluster.raft.messages import AnyMessage, Appended, HardState, Snapshot, Vote
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.registration import Registration
-from mirrorlog.cluster.state import ClusterState, NodeFacts, Outcome, check_proposal, encode_state
+from mirrorlog.cluster.runs import Runs, unknown_to
+from mirrorlog.cluster.state import ClusterState, NodeFacts, Outcome, encode_state
 from mirrorlog.commitlog.files import Files
 from mirrorlog.errors import (
-    ConnectionLost,
     DiskFailed,
     MirrorlogError,
     NotAMember,
@@ -75,13 +74,6 @@ logger = logging.getLogger(__name__)
 
 COORDINATE_S: Final = 0.05
 """How often the coordinator looks when nothing changes."""
-ASK_S: Final = 2.0
-"""How long an answer of another member may take."""
-RETRY_S: Final = 0.1
-RIVAL_HEARD_S: Final = 1.0
-"""A run that lives is heard ten times as often."""
-RUNS_MAX: Final = 1_000
-"""Of those that were heard; then the silent ones are forgotten."""
 PROPOSE_S: Final = 30.0
 """How long the cluster may take to decide what nobody waits for."""
 
@@ -163,6 +155,7 @@ class ClusterService:
         self.mesh = Mesh(hello=hello, events=self, credentials=credentials)
         self.mesh.welcomed = self._welcomed
         self.liveness = Liveness(timeout_s=node_timeout_s)
+        self.decisions = Decisions(self)
         self._host = host
         self.wanted = wanted
         self._timing = timing
@@ -177,8 +170,7 @@ class ClusterService:
         self._forgetful: set[str] = set()
         self._work: set[asyncio.Task[None]] = set()
         self._fencing: set[tuple[str, str, int]] = set()
-        self._runs: dict[tuple[str, str], float] = {}
-        """When each run of a node was heard last."""
+        self._runs = Runs()
         self._fence_failures: dict[tuple[str, str], str] = {}
         self._last_leader = 0
         self.elections = 0
@@ -189,7 +181,6 @@ class ClusterService:
         self.registration = Registration(self._started, self, failed=host.failed)
         self._foreseen: tuple[int, ClusterState] | None = None
         self._advice: list[str] = []
-        self._readers: list[tuple[int, asyncio.Future[None]]] = []
 
     # --- life ---
 
@@ -276,45 +267,25 @@ class ClusterService:
         return Life.UP if node == self.identity.node else self.liveness.life(node)
 
     def life_of_run(self, node: str) -> Life:
-        """Of the run that the cluster knows. One that is not heard while another run of its node is has ended."""
+        """Of the run that the cluster knows."""
         known = self.state.nodes[node].start_id if node in self.state.nodes else ""
         if node == self.identity.node:
             return Life.UP if known == self.identity.start_id else Life.DOWN
-        life = self.liveness.life(node)
-        if life is not Life.UP or self.liveness.start_id(node) == known:
-            return life
-        silent_s = self._loop.time() - self._runs.get((node, known), -inf)
-        return Life.DOWN if silent_s >= RIVAL_HEARD_S else Life.UNKNOWN
+        return self._runs.life_of(node, known, self.liveness, self._loop.time())
 
     # --- changes ---
 
     async def propose(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
-        """Have it decided, wherever the leader is. Raises RequestTimeout: then it may be decided yet."""
-        give_up_at = self._loop.time() + timeout_s
-        data = encode_command(command)
-        while True:
-            try:
-                async with asyncio.timeout_at(give_up_at):
-                    return await self._ask_leader(data)
-            except TimeoutError:
-                raise RequestTimeout(
-                    f"the cluster has not decided within {timeout_s * 1000:.0f} ms; is a majority of its nodes up?"
-                ) from None
-            except (NotLeader, ConnectionLost, RequestTimeout):
-                if self._loop.time() >= give_up_at:
-                    raise
-                await asyncio.sleep(RETRY_S)
+        """As `Decisions.propose`."""
+        return await self.decisions.propose(command, timeout_s=timeout_s)
 
     async def decide(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
-        """As `propose`; and `state` is as of the outcome or later."""
-        give_up_at = self._loop.time() + timeout_s
-        outcome = await self.propose(command, timeout_s=timeout_s)
-        try:
-            async with asyncio.timeout_at(give_up_at):
-                await self._applied_here(outcome.index)
-        except TimeoutError:
-            raise RequestTimeout(f"decided, and not known here within {timeout_s * 1000:.0f} ms") from None
-        return outcome
+        """As `Decisions.decide`."""
+        return await self.decisions.decide(command, timeout_s=timeout_s)
+
+    async def decide_once(self, command: AnyCommand) -> Outcome:
+        """As `Decisions.decide_once`."""
+        return await self.decisions.decide_once(command)
 
     def propose_soon(self, command: AnyCommand) -> None:
         """Have it decided, and do not wait; who needs it looks again later."""
@@ -327,74 +298,10 @@ class ClusterService:
 
         self._spawn(propose())
 
-    async def decide_once(self, command: AnyCommand) -> Outcome:
-        """Have it decided, and know here what came of it: `state` is as of the outcome or later.
-
-        Asked for once: after any error nobody can say whether it will be decided. Raises MirrorlogError.
-        """
-        try:
-            async with asyncio.timeout(ASK_S):
-                outcome = await self._ask_leader(encode_command(command))
-                await self._applied_here(outcome.index)
-        except TimeoutError:
-            raise RequestTimeout(f"the cluster has not decided within {ASK_S * 1000:.0f} ms") from None
-        return outcome
-
-    async def _applied_here(self, index: int) -> None:
-        if self.driver.machine.index < index:
-            reached: asyncio.Future[None] = self._loop.create_future()
-            self._readers.append((index, reached))
-            await reached
-
-    def _tell_readers(self) -> None:
-        applied = self.driver.machine.index
-        for index, reached in self._readers:
-            if index <= applied and not reached.done():
-                reached.set_result(None)
-        self._readers = [each for each in self._readers if not each[1].done()]
-
-    async def _ask_leader(self, data: bytes) -> Outcome:
-        check_proposal(self.state, decode_command(data))
-        if self.driver.raft.leader == self.driver.raft.own:
-            return await self._decide(data)
-        if not self.leader:
-            raise NotLeader("no coordinator is known; a majority of the nodes must reach each other")
-        told = await self.mesh.ask(self.leader, encode(AskApply(command=data)), timeout_s=ASK_S)
-        answer = decode_answer(told, Applied)
-        return Outcome(answer.index, answer.refusal)
-
-    def _check_run(self, data: bytes) -> None:
-        """A disk that was set back begins anew, and the run that the cluster knows is over then: not while that one is
-        heard, for then this is a second process with its name. Raises NotLeader."""
-        command = decode_command(data)
-        check_proposal(self.state, command)
-        if not isinstance(command, NodeStarted) or not command.seen:
-            return
-        silent_s = self._loop.time() - self._runs.get((command.node, command.seen), -inf)
-        own = (self.identity.node, self.identity.start_id)
-        if silent_s < RIVAL_HEARD_S or (command.node, command.seen) == own:
-            raise NotLeader(
-                f"run {command.seen} of node {command.node} is there, so run {command.start_id} has its name and no "
-                "disk of its own; stop it, or give it another id",
-                rival=command.seen,
-            )
-
-    async def _decide(self, data: bytes) -> Outcome:
-        """As the leader. Raises NotLeader when it is none, or no more."""
-        self._check_run(data)
-        answer: asyncio.Future[Outcome | None] = self._loop.create_future()
-
-        def done(outcome: Outcome | None) -> None:
-            if not answer.done():
-                answer.set_result(outcome)
-
-        raft, machine = self.driver.raft, self.driver.machine
-        machine.wait(raft.propose(data), raft.term, done)
-        self.driver.wake()
-        outcome = await answer
-        if outcome is None:
-            raise NotLeader("this node lost its leadership before the change was decided; ask again")
-        return outcome
+    def check_run(self, command: AnyCommand) -> None:
+        """See `Runs.check_rival`."""
+        if isinstance(command, NodeStarted):
+            self._runs.check_rival(command, (self.identity.node, self.identity.start_id), self._loop.time())
 
     async def _register(self) -> None:
         try:
@@ -445,13 +352,13 @@ class ClusterService:
 
     async def ask_leader(self, data: bytes) -> Outcome:
         """Have a command decided. Raises MirrorlogError."""
-        return await self._ask_leader(data)
+        return await self.decisions.ask_leader(data)
 
     async def told(self, node: str, index: int) -> Joined:
         """Of a node, once everything up to `index` is applied here. Raises NotAMember, RequestTimeout."""
         try:
             async with asyncio.timeout(ASK_S):
-                await self._applied_here(index)
+                await self.decisions.applied_here(index)
         except TimeoutError:
             raise RequestTimeout(f"node {self.identity.node} does not know yet what is decided up to {index}") from None
         facts = self.state.nodes.get(node)
@@ -486,10 +393,8 @@ class ClusterService:
 
     def heard(self, node: str, start_id: str) -> None:
         now = self._loop.time()
-        if len(self._runs) >= RUNS_MAX and (node, start_id) not in self._runs:
-            self._runs = {run: at for run, at in self._runs.items() if now - at < RIVAL_HEARD_S}
-        self._runs[node, start_id] = now
-        self._lives(self.liveness.heard(node, start_id, self._loop.time()))
+        self._runs.heard(node, start_id, now)
+        self._lives(self.liveness.heard(node, start_id, now))
 
     def reset(self, node: str) -> None:
         self.liveness.reset(node)
@@ -506,41 +411,27 @@ class ClusterService:
         if link.incarnation != self.state.incarnation and (link.incarnation or not known):
             return
         self._heard_over[message.sender] = link
-        if isinstance(message, AskVote | Vote | Appended) and self._is_forgetful(link):
+        # Whoever asks for a vote may know of more runs than this member does.
+        if isinstance(message, Vote | Appended) and self._is_forgetful(link):
             return
         self.driver.receive(message)
 
     def _is_forgetful(self, link: Voice) -> bool:
-        """Whether the disk of a run does not know the run that the cluster knows of its node. It was set back, or is
-        blank: it may have forgotten a vote, and entries that it answered for, so neither its votes nor its answers
-        count before it has registered, as another member. Of two voters none is elected and nothing is decided without
-        the other, which has not forgotten."""
-        facts = self.state.nodes.get(link.node)
-        if link.runs is None or facts is None or link.start_id == facts.start_id:
+        """Whether the disk of a run has forgotten what it may have promised (`runs.unknown_to`): neither its votes nor
+        its answers count before it has registered, as another member. Of two voters none is elected and nothing is
+        decided without the other, which has not forgotten."""
+        facts, raft = self.state.nodes.get(link.node), self.driver.raft
+        if facts is None or link.start_id == facts.start_id or len(raft.members.voters) <= 2:
             return False
-        if len(self.driver.raft.members.voters) <= 2:
-            return False
-        newest = self._newest_run(link.node) or facts.start_id
-        if newest in ("", link.start_id, *link.runs):
-            return False
-        if link.start_id not in self._forgetful:
+        undecided = raft.log.entries(self.driver.machine.index + 1, raft.log.last_index)
+        unknown = unknown_to(link.node, link.start_id, runs=link.runs, registered=facts.start_id, undecided=undecided)
+        if unknown and link.start_id not in self._forgetful:
             self._forgetful.add(link.start_id)
             logger.warning(
                 "disk_forgot node=%s start_id=%s registered_as=%s; its votes do not count before it has registered",
-                link.node, link.start_id, newest,
+                link.node, link.start_id, unknown,
             )  # fmt: skip
-        return True
-
-    def _newest_run(self, node: str) -> str:
-        """By the entries that are not decided yet; empty when none of them tells."""
-        log = self.driver.raft.log
-        newest = ""
-        for entry in log.entries(self.driver.machine.index + 1, log.last_index):
-            if entry.kind is EntryKind.COMMAND:
-                command = decode_command(entry.data)
-                if isinstance(command, NodeStarted) and command.node == node:
-                    newest = command.start_id
-        return newest
+        return bool(unknown)
 
     def _welcomed(self, welcome: Welcome) -> None:
         """The cluster may have been recovered without this node: then there are two, and this one has to end."""
@@ -556,7 +447,7 @@ class ClusterService:
     async def asked(self, node: str, question: bytes) -> bytes:
         asked = decode_question(question)
         if isinstance(asked, AskApply):
-            outcome = await (self._ask_leader if asked.pass_on else self._decide)(asked.command)
+            outcome = await (self.decisions.ask_leader if asked.pass_on else self.decisions.lead)(asked.command)
             return encode(Applied(index=outcome.index, refusal=outcome.refusal))
         if isinstance(asked, AskFence):
             return encode(await self._fence_here(asked))
@@ -626,7 +517,7 @@ class ClusterService:
             logger.info("cluster_version_raised version=%s", step.after.cluster_version)
         if step.after is not step.before:
             self._know(step.after)
-        self._tell_readers()
+        self.decisions.tell_readers()
         if step.command is None or not step.outcome.refusal:  # what was refused would be proposed again at once
             self._look.set()
 
@@ -634,7 +525,7 @@ class ClusterService:
         if self.chronicle is not None:
             self.chronicle.restored(self.state, self.driver.machine.index)
         self._know(self.state)
-        self._tell_readers()
+        self.decisions.tell_readers()
 
     def read_ready(self, token: Hashable, index: int | None) -> None:
         """Nobody reads by index yet: whoever asks gets what is known here."""
@@ -674,7 +565,11 @@ class ClusterService:
     def _seen(self) -> Seen:
         raft = self.driver.raft
         return Seen(
-            raft.members, self.life_of_run, lambda member: raft.matched(member) >= raft.commit, self._loop.time()
+            members=raft.members,
+            life=self.life,
+            life_of_run=self.life_of_run,
+            caught_up=lambda member: raft.matched(member) >= raft.commit,
+            now=self._loop.time(),
         )
 
     def _act(self, action: Action) -> None:

@@ -77,6 +77,7 @@ class LogFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """`replicas`: nodes, the home first; `master`: None before the first promotion and when its run has ended.
 
     `wished`: who shall take over from the master, empty for nobody; see MasterWished.
+    `raised_from`: what the epoch was when the cluster was recovered, until the next promotion; see `last_led`.
 
     `in_sync`: by node, the run in which it holds everything; `marked`: of these, who may have lost something of it.
     `copies_wanted`: with fewer nothing is confirmed, and the set does not shrink below it. It is `min_in_sync`, or by
@@ -98,6 +99,12 @@ class LogFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     marked: frozenset[str] = frozenset()
     losses: tuple[Loss, ...] = ()
     wished: str = ""
+    raised_from: int = 0
+
+    @property
+    def last_led(self) -> int:
+        """The last epoch that is known to have had a master: nobody writes in one that a recovery has raised."""
+        return self.raised_from or self.epoch
 
     @property
     def seen(self) -> Seen:
@@ -224,6 +231,7 @@ def _recovered_log(log: LogFacts, nodes: Mapping[str, NodeFacts]) -> LogFacts:
             replicas=replicas,
             master=None,
             epoch=log.epoch + EPOCHS_RAISED,
+            raised_from=log.last_led,
             in_sync={node: nodes[node].start_id for node in replicas},
             marked=frozenset(replicas),
             version=log.version + 1,
@@ -474,6 +482,7 @@ def _promoted(state: ClusterState, index: int, command: Promoted) -> ClusterStat
         log,
         master=holder,
         epoch=command.epoch,
+        raised_from=0,
         in_sync=log.in_sync if whole else {holder.node: holder.start_id},
         marked=log.marked if whole else frozenset(),
         losses=losses,

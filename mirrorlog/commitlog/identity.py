@@ -53,8 +53,8 @@ def _check_number(path: Path, found: Mapping[str, object], expected: int) -> Non
     number = found.get(NUMBER, 0)
     if number != expected:
         raise ForeignDirectory(
-            f"log {found.get('name')!r} has number {number!r} in {path} and {expected} in [[cluster.logs]], "
-            f"which was put in another order; write number = {number} for it there, on every node",
+            f"log {found.get('name')!r} has number {number!r} in {path}, and {expected} by the cluster: this directory "
+            "is another log's, or another cluster's; put back the one that belongs here",
             found=str(number),
             expected=str(expected),
         )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import replace
 from enum import Enum
 
 from mirrorlog.errors import InSyncReplicasNotEnough, LogRecovering, MirrorAhead, NotAMember
@@ -42,16 +41,11 @@ class Mastership:
         confirmed: int,
         waiting_max: int,
         lossy: bool = False,
-        in_sync: InSyncSet | None = None,
+        in_sync: InSyncSet,
         lag_s: float = math.inf,
-        mirrors: tuple[str, ...] = (),
-        min_in_sync: int = 1,
     ) -> None:
         """`in_sync`: as the cluster decided it, with or after the promotion of this mastership. `lag_s`: how long a
         member may be behind before it is to leave."""
-        self._static = in_sync is None  # until roles.py passes in_sync; so are `mirrors` and `min_in_sync`
-        if in_sync is None:
-            in_sync = _assigned((own, *mirrors), min_in_sync)
         self.state = LogState.SERVING
         self.reason = ""
         self.links: dict[str, HAConnection] = {}
@@ -92,11 +86,6 @@ class Mastership:
     def in_sync(self) -> frozenset[str]:
         """The mirrors that `copies_up` counts."""
         return self._up
-
-    @property
-    def heard_all(self) -> bool:
-        """Whether no mirror can hold more than this master: none does, or nothing was lost here."""
-        return not self._unheard and self.state is LogState.SERVING
 
     @property
     def waiting(self) -> int:
@@ -201,8 +190,6 @@ class Mastership:
         """The link's mirror asked for an offset that its history and this one share: it holds all below."""
         self._unheard.discard(link.node_id)
         self.progress.linked(link.node_id, written=link.read_half.acked)
-        if self._static:
-            self._judge(link)
         self._recount()
         return self._transfers.progressed(self.progress)
 
@@ -210,8 +197,8 @@ class Mastership:
         """Raises AckBeyondEnd or ProtocolError when the ack cannot be true; it counts for nothing then."""
         link.ack(ack, now)
         self.progress.acked(link.node_id, written=ack.written, flushed=ack.flushed)
-        if link.node_id not in self._up:
-            self._acked_outside(link)
+        if link.node_id in self._incomplete and link.complete:
+            self._recount()  # it became so without a word, by the log's begin, which has moved
         return self._transfers.progressed(self.progress)
 
     # --- the in-sync set ---
@@ -235,7 +222,7 @@ class Mastership:
 
         Whoever is to be let in is waited for from here on.
         """
-        if self._static or self.state is LogState.RECOVERING:
+        if self.state is LogState.RECOVERING:
             return None
         behind = self._clocks.behind(now, end=self.progress.held(self._own).written, reached=self._reached())
         wish = self._wishes.next(now, self._in_sync, behind=behind, ready=self._ready())
@@ -327,25 +314,6 @@ class Mastership:
         self._incomplete = {node for node, link in self.links.items() if link.proven and not link.complete}
         self.progress.count(self._in_sync, up=self._up, proposed_up=proposed_up)
 
-    def _acked_outside(self, link: HAConnection) -> None:
-        """An incomplete copy becomes complete without a word when the log's begin moves."""
-        if self._static:
-            self._judge(link)
-            self._recount()
-        elif link.node_id in self._incomplete and link.complete:
-            self._recount()
-
-    # until roles.py passes in_sync
-    def _judge(self, link: HAConnection) -> None:
-        """Without a cluster: a copy that lacks older records leaves the set; it enters when it lacks nothing that is
-        confirmed."""
-        members = dict(self._in_sync.members)
-        if not link.complete:
-            members.pop(link.node_id, None)
-        elif link.node_id in members or self.progress.held(link.node_id).at(self.durability) >= self.progress.confirmed:
-            members[link.node_id] = link.start_id
-        self._in_sync = replace(self._in_sync, members=members)
-
     def ahead(self, error: MirrorAhead) -> None:
         """A mirror holds what this master lost: stay closed until an operator has settled it."""
         self.state = LogState.RECOVERING
@@ -358,9 +326,3 @@ class Mastership:
 def _is_of(link: HAConnection | None, start_id: str | None) -> bool:
     """Whether the acks of a link are those of a complete copy in this run."""
     return link is not None and link.proven and link.complete and link.start_id == start_id
-
-
-# until roles.py passes in_sync
-def _assigned(replicas: tuple[str, ...], copies_wanted: int) -> InSyncSet:
-    """Everybody, in whatever run."""
-    return InSyncSet(0, replicas, dict.fromkeys(replicas, ""), frozenset(), copies_wanted, {})

@@ -55,7 +55,7 @@ def loss_text(loss: LossStatus) -> str:
 
 
 def warnings(view: ClusterStatus) -> list[str]:
-    """One line each, of the cluster and then of each log; none when all is well."""
+    """One line each, of the cluster, with what its node advises, and then of each log; none when all is well."""
     found = list(_of_members(view))
     for log in view.logs:
         found += log_warnings(log)
@@ -67,12 +67,7 @@ def _of_members(view: ClusterStatus) -> Iterator[str]:
         yield "the node that was asked is not let in yet: what it knows may be old"
     if not view.coordinator:
         yield "no coordinator is known: without a majority of the nodes nothing is decided"
-    voters = [node.node_id for node in view.nodes if node.votes]
-    if len(voters) == 2:
-        yield (
-            f"{' and '.join(voters)} cannot fail over by themselves: neither is a majority without the other; add a "
-            "third node, or a witness (mqnode --witness)"
-        )
+    yield from view.advice
     for node in view.nodes:
         if node.draining and (left := masters(view, node.node_id)):
             yield f"node {node.node_id} is draining and still masters {', '.join(left)}"

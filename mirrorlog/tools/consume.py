@@ -11,7 +11,7 @@ import typer
 from mirrorlog.tools.arguments import parse_time
 from mirrorlog.tools.output import print_json_line
 from mirrorlog.tools.records import record_fields, record_line
-from mirrorlog.tools.session import session_of
+from mirrorlog.tools.session import StaleReads, session_of
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client, ConsumedRecord
@@ -31,6 +31,7 @@ def consume(
     read_from: Annotated[
         str, typer.Option("--read-from", metavar="NODE", help="master, mirror, or a node's id.")
     ] = "master",
+    allow_stale_reads: StaleReads = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per record.")] = False,
 ) -> None:
     """Print a queue's confirmed records in order: offset, time, key and value, with tabs between.
@@ -38,7 +39,12 @@ def consume(
     Without --max or --until-end it goes on until Ctrl-C. With --json each record is one line; bytes that are not UTF-8
     are given as base64 under the name with `_base64` added.
 
+    A node that is cut off from the others refuses (NOT_CURRENT), unless --allow-stale-reads is given; name that node
+    in --servers and --read-from.
+
     Example: mqtool consume flights --from earliest --max 10 --json
+
+    Example: mqtool --servers 10.0.0.2:7401 consume flights --read-from n2 --allow-stale-reads --until-end
     """
     write = _write_json if as_json else _write_text
 
@@ -46,7 +52,7 @@ def consume(
         await _consume(client, queue, start, count=count, until_end=until_end, read_from=read_from, write=write)
 
     with contextlib.suppress(KeyboardInterrupt):
-        session_of(context).run(read)
+        session_of(context).run(read, allow_stale_reads=allow_stale_reads)
 
 
 async def _consume(

@@ -94,7 +94,7 @@ def _placement(status: ClusterStatus) -> list[RenderableType]:
     ]
     numbers = ("epoch", "needed")
     columns = ("log", "master", "epoch", "in sync", "needed", "copies, the home first")
-    lines = [line for log in logs for line in log_warnings(log)]
+    lines = [*view.advice, *(line for log in logs for line in log_warnings(log))] if view is not None else []
     return [
         table("MASTERS and in-sync sets, as the cluster has decided", columns, rows, numbers=numbers),
         *(Text(line, style="yellow") for line in lines),

@@ -27,6 +27,13 @@ DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
 CONNECT_TIMEOUT_MS: Final = 3_000
 """A node that is reachable greets within milliseconds; a hanging one shall not hold up a refreshed display."""
 
+StaleReads = Annotated[
+    bool,
+    typer.Option(
+        "--allow-stale-reads",
+        help="Read from a node that is cut off from the others, too: what it knows to be confirmed; more may be.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _T = TypeVar("_T")
@@ -41,19 +48,26 @@ class Session:
     tls: ssl.SSLContext | None = None
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        """A connected client, closed at the end. Raises ConnectionLost when no server answers."""
+    async def client(self, *, allow_stale_reads: bool = False) -> AsyncIterator[Client]:
+        """A connected client, closed at the end; `allow_stale_reads` as there. Raises ConnectionLost when no server
+        answers."""
         # Late: commands that read files alone, and --help, need no client.
         from mirrorlog.client import Client
 
-        async with Client(*self.servers, role="tool", connect_timeout_ms=CONNECT_TIMEOUT_MS, tls=self.tls) as client:
+        async with Client(
+            *self.servers,
+            role="tool",
+            connect_timeout_ms=CONNECT_TIMEOUT_MS,
+            allow_stale_reads=allow_stale_reads,
+            tls=self.tls,
+        ) as client:
             yield client
 
-    def run(self, command: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
+    def run(self, command: Callable[[Client], Coroutine[Any, Any, _T]], *, allow_stale_reads: bool = False) -> _T:
         """Connect, run `command`, disconnect."""
 
         async def connected() -> _T:
-            async with self.client() as client:
+            async with self.client(allow_stale_reads=allow_stale_reads) as client:
                 return await command(client)
 
         return asyncio.run(connected())

@@ -22,7 +22,7 @@ from mirrorlog.tools.dump import end_fields, end_lines
 from mirrorlog.tools.log_directory import LogDirectory, SegmentFile, find_log, read_log_directory
 from mirrorlog.tools.output import print_json_line
 from mirrorlog.tools.records import record_fields, record_line
-from mirrorlog.tools.session import session_of
+from mirrorlog.tools.session import StaleReads, session_of
 from mirrorlog.tools.survey import Survey, survey
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def tail(
     read_from: Annotated[
         str, typer.Option("--read-from", metavar="NODE", help="master, mirror, or a node's id.")
     ] = "master",
+    allow_stale_reads: StaleReads = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per record or batch.")] = False,
 ) -> None:
     """Print the last confirmed records of a queue, then new ones as they are confirmed, until Ctrl-C.
@@ -77,7 +78,7 @@ def tail(
         await _while_stdout_is_read(_tail_queue(client, name, lines, follow=on, read_from=read_from, write=write))
 
     with contextlib.suppress(KeyboardInterrupt):
-        session_of(context).run(read)
+        session_of(context).run(read, allow_stale_reads=allow_stale_reads)
 
 
 # --- A queue ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.roles import MasterRole, MirrorRole
 from mirrorlog.client import Client
 from mirrorlog.config import HaSettings, LimitSettings, LogAssignment, LogSettings, Settings
-from tests.ha.nodes import WAIT_S, Node, cluster_settings, running, until
+from tests.ha.nodes import WAIT_S, Node, cluster_settings, decider_of, lead, running, until
 
 KIB = 1024
 SEGMENT_BYTES = 256 * KIB
@@ -60,12 +60,18 @@ def next_epoch(*logs: HostedLog) -> int:
     return max(log.facts().epoch_known for log in logs) + 1
 
 
+async def promotable(log: HostedLog) -> None:
+    """Until this node is in sync: the master has let it in."""
+    await until(lambda: node_of(log) in decider_of(log).facts(log).promotable)
+
+
 async def hand_over(old: HostedLog, new: HostedLog) -> None:
     """As a cluster does it when both are well: fence the old master, promote the other, let the old one follow."""
     assignment = written_by(old, node_of(new))
+    await promotable(new)
     await old.step_down(assignment)
     epoch = next_epoch(old, new)
-    await new.lead(assignment, epoch)
+    await lead(new, assignment, epoch)
     await old.follow(assignment, epoch=epoch)
 
 
@@ -73,8 +79,9 @@ async def take_over(old: HostedLog, new: HostedLog) -> int:
     """As a cluster does it when the old master does not hear it: promote, and tell the old one when something that will
     never be confirmed stands in its log. Gives where its log ended then."""
     assignment = written_by(old, node_of(new))
+    await promotable(new)
     epoch = next_epoch(old, new)
-    await new.lead(assignment, epoch)
+    await lead(new, assignment, epoch)
     old.publisher.append_change(_declaration(old), lambda error: None)
     end = old.facts().end
     await old.follow(assignment, epoch=epoch)
@@ -88,10 +95,12 @@ def _declaration(log: HostedLog) -> bytearray:
 
 
 async def in_sync(master: HostedLog, *mirrors: HostedLog) -> None:
-    """Until the mirrors have all that the master has, and know it as confirmed."""
+    """Until the mirrors are in the in-sync set, have all that the master has, and know it as confirmed."""
+    role = master.role
+    assert isinstance(role, MasterRole)
 
     def equal() -> bool:
-        return all(
+        return role.mastership.in_sync.issuperset(map(node_of, mirrors)) and all(
             isinstance(log.role, MirrorRole)
             and log.role.service.following
             and log.facts().end == log.facts().confirmed == master.facts().end == master.facts().confirmed
@@ -99,7 +108,6 @@ async def in_sync(master: HostedLog, *mirrors: HostedLog) -> None:
             for log in mirrors
         )
 
-    assert isinstance(master.role, MasterRole)
     await until(equal)
 
 

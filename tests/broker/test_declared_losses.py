@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.client import Client
 from mirrorlog.commitlog.aside import copies_aside
 from mirrorlog.errors import DiskFull
-from mirrorlog.ha.in_sync import InSyncSet
 from tests.broker.derived import derived
 from tests.broker.hosting import KIB, in_sync, next_epoch, node_of, running_all, settings_for, written_by
 from tests.commitlog.faulty import FaultyFiles
 from tests.ha.links import Declared
-from tests.ha.nodes import hosted_by, mirrored_by, until
+from tests.ha.nodes import decider_of, hosted_by, lead, mirrored_by, until
 from tests.ha.replicas import content
 
 
-def alone(log: HostedLog) -> InSyncSet:
+async def lead_alone(
+    log: HostedLog, epoch: int, *, lost_from: int | None = None, losses: Sequence[Declared] = ()
+) -> None:
     """Only this node is in sync: it confirms by itself."""
-    runs = {node_of(log): "s"}
-    return InSyncSet(
-        version=1, replicas=log.assignment.nodes, members=runs, marked=frozenset(), copies_wanted=1, starts=runs
-    )
-
-
-async def lead_alone(log: HostedLog, epoch: int, **options: Any) -> None:
-    await log.lead(written_by(log, node_of(log)), epoch, alone(log), **options)
+    declared = losses[-1].start if losses else None
+    in_sync = decider_of(log).promoted(log, epoch, lost_from=declared, alone=True)
+    await log.lead(written_by(log, node_of(log)), epoch, in_sync, lost_from=lost_from, losses=losses)
 
 
 async def test_a_copy_keeps_what_is_declared_lost_before_it_follows(tmp_path: Path) -> None:
@@ -98,7 +94,7 @@ async def test_a_tail_that_was_given_up_is_not_led_with(tmp_path: Path) -> None:
         other, log = map(hosted_by, nodes)
         await in_sync(other, log)
         await other.step_down()
-        await log.lead(written_by(log, "n1"), next_epoch(other, log), with_both(log))
+        await lead(log, written_by(log, "n1"), next_epoch(other, log))  # nothing is confirmed without the other one
         confirmed, last_epoch = log.facts().confirmed, log.facts().end
         batch = log.replica.queues.declare("given up", {})
         assert batch is not None
@@ -120,11 +116,3 @@ async def test_a_tail_that_was_given_up_is_not_led_with(tmp_path: Path) -> None:
         await other.follow(written_by(other, "n1"), epoch=epoch, losses=[Declared(epoch, confirmed)])
         await until(lambda: other.facts().end == log.facts().end)
         assert content(other.replica) == content(log.replica)
-
-
-def with_both(log: HostedLog) -> InSyncSet:
-    """Nothing is confirmed without the other one."""
-    runs = dict.fromkeys(log.assignment.nodes, "s")
-    return InSyncSet(
-        version=1, replicas=log.assignment.nodes, members=runs, marked=frozenset(), copies_wanted=1, starts=runs
-    )

@@ -47,7 +47,7 @@ from tests.broker.hosting import (
     written_by,
 )
 from tests.commitlog.faulty import FaultyFiles, opens_on
-from tests.ha.nodes import Node, hosted_by, running, until
+from tests.ha.nodes import Node, decider_of, hosted_by, lead, running, until
 from tests.ha.replicas import content
 
 
@@ -187,7 +187,7 @@ async def test_the_end_that_was_never_confirmed_is_cut(tmp_path: Path) -> None:
         common = first.facts().end
         answers: list[MirrorlogError | None] = []
         assignment = written_by(first, "n1")
-        await second.lead(assignment, 2)
+        await lead(second, assignment, 2)
         batch = first.replica.queues.declare("gone", {})
         assert batch is not None
         first.publisher.append_change(batch, answers.append)
@@ -214,7 +214,7 @@ async def test_what_a_former_master_cut_when_it_followed_is_cut_of_others_too(tm
         await in_sync(zero, one, two)
         by_zero, by_one = written_by(zero, "n0"), written_by(zero, "n1")
         await zero.step_down(by_one)
-        await one.lead(by_one, 2)
+        await lead(one, by_one, 2)
         await zero.follow(by_one)
         await two.follow(by_one)
         await in_sync(one, zero, two)
@@ -225,11 +225,11 @@ async def test_what_a_former_master_cut_when_it_followed_is_cut_of_others_too(tm
         one.publisher.append_change(batch, lambda error: None)
         await until(lambda: two.facts().end == one.facts().end > common)
         await two.step_down(by_one)
-        await zero.lead(by_zero, 3)
+        await lead(zero, by_zero, 3)
         await one.follow(by_zero, epoch=3)
         await until(lambda: one.facts().end == zero.facts().end and one.facts().last_epoch == 3)
         await zero.step_down(by_one)
-        await one.lead(by_one, 4)
+        await lead(one, by_one, 4)
         await zero.follow(by_one, epoch=4)
         await two.follow(by_one, epoch=4)
         await in_sync(one, zero, two)
@@ -268,7 +268,7 @@ async def test_a_publish_that_waits_is_answered_when_its_master_steps_down(tmp_p
                 with pytest.raises(NotMaster) as refused:
                     log.publisher.when_confirmed(answers.append)
                 assert ("master" in refused.value.details) is (successor is not None)
-                await log.lead(written_by(log, "n0"), next_epoch(log))
+                await lead(log, written_by(log, "n0"), next_epoch(log))
                 await hosted_by(mirror).follow(log.assignment)
                 await in_sync(log, hosted_by(mirror))
 
@@ -348,7 +348,12 @@ async def test_changes_that_are_asked_for_at_once_are_made_one_after_the_other(t
         with held_up(first._flush_helper) as event:
             asked = [
                 asyncio.ensure_future(change)
-                for change in (first.lead(own, 2), first.follow(other), first.step_down(), first.lead(own, 5))
+                for change in (
+                    first.lead(own, 2, decider_of(first).promoted(first, 2)),
+                    first.follow(other),
+                    first.step_down(),
+                    first.lead(own, 5, decider_of(first).promoted(first, 5)),
+                )
             ]
             await turns()
             assert states == ["changing"]
@@ -372,21 +377,22 @@ async def test_a_change_that_cannot_be_is_refused_and_changes_nothing(tmp_path: 
         first, second = map(hosted_by, nodes)
         await in_sync(first, second)
         role, own, other = first.role, written_by(first, "n0"), written_by(first, "n1")
+        known = decider_of(first).in_sync(first)
         with pytest.raises(BadRequest, match="epoch 1 is not above 1"):
-            await first.lead(own, 1)
+            await first.lead(own, 1, known)
         with pytest.raises(BadRequest, match="written by node n1"):
-            await first.lead(other, 2)
+            await first.lead(other, 2, known)
         with pytest.raises(BadRequest, match="cannot follow itself"):
             await first.follow(own)
         with pytest.raises(BadRequest, match="cannot step down for itself"):
             await first.step_down(own)
         with pytest.raises(BadRequest, match="cannot become another"):
-            await first.lead(own.model_copy(update={"name": "another"}), 2)
+            await first.lead(own.model_copy(update={"name": "another"}), 2, known)
         assert first.role is role
         await second.close()
         await second.close()
         with pytest.raises(LogUnavailable, match="is closed on this node"):
-            await second.lead(other, 2)
+            await second.lead(other, 2, known)
         with pytest.raises(LogUnavailable, match="is closed on this node"):
             second.facts()
 
@@ -403,7 +409,7 @@ async def test_a_master_of_an_older_epoch_is_not_followed(tmp_path: Path) -> Non
         await until(lambda: "not the newest one known here, 3" in str(client.last_error))
         assert isinstance(first.role, MasterRole)
         assert first.role.mastership.copies_up == 1
-        await first.lead(first.assignment, 3)
+        await lead(first, first.assignment, 3)
         await in_sync(first, second)
 
 
@@ -420,7 +426,7 @@ async def test_a_change_that_the_disk_fails_ends_the_node(tmp_path: Path, monkey
         log = hosted_by(node)
         files.disk.fail("create")
         with pytest.raises(DiskFailed):
-            await log.lead(written_by(log, "n1"), 7)
+            await lead(log, written_by(log, "n1"), 7)
         assert await asyncio.wait_for(asyncio.shield(task), 10) == DiskFailed.exit_code
     finally:
         node.ended.set()
@@ -465,7 +471,7 @@ def test_a_step_down_waits_for_cold_reads_and_readers_get_theirs(tmp_path: Path)
                 await reader.reached(len(writer.confirmed))
                 await reader.stop()
                 assert reader.seen == writer.confirmed
-            await first.lead(written_by(first, "n0"), next_epoch(first))
+            await lead(first, written_by(first, "n0"), next_epoch(first))
             await in_sync(first, second)
             assert content(first.replica) == content(second.replica)
 
@@ -506,7 +512,7 @@ def test_a_step_down_waits_for_retention_which_appends_nothing_more(tmp_path: Pa
             await turns()
             assert log.facts().end == end
             assert log.replica.begin_ahead == 0
-            await log.lead(log.assignment, next_epoch(log))
+            await lead(log, log.assignment, next_epoch(log))
             await until(lambda: log.replica.begin_ahead > 0)
 
     uvloop.run(check())
@@ -528,7 +534,7 @@ async def test_a_promotion_waits_for_a_cut_whose_link_is_gone(tmp_path: Path) ->
             await until(lambda: role.service.client.align_out)
             await second.step_down(written_by(first, "n0"))
             await until(lambda: role.service.client.state is ClientState.WAITING)
-            change = asyncio.ensure_future(first.lead(written_by(first, "n0"), 3))
+            change = asyncio.ensure_future(lead(first, written_by(first, "n0"), 3))
             await turns()
             assert not change.done()
             event.set()
@@ -599,7 +605,7 @@ async def test_a_reader_up_to_what_is_confirmed_waits_for_a_new_master_to_know_i
         await in_sync(first, second)
         by_second = written_by(first, "n1")
         await first.step_down(by_second)
-        await second.lead(by_second, 2)
+        await lead(second, by_second, 2)
         async with Client(settings[1].client_bind) as asks_it:
             (info,) = (await asks_it.admin.metadata(["q"])).queues
             assert not info.current

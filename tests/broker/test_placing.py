@@ -82,7 +82,7 @@ def test_what_the_cluster_cannot_have_is_refused() -> None:
     """More copies than nodes, a mode that no log has, a cluster without logs; by the reason."""
     with pytest.raises(BadRequest, match="'copies' is 4, and the cluster has 3 nodes"):
         place_for(state(log(0)), {"copies": 4}, copies=3, is_up=lambda node: True)
-    with pytest.raises(BadRequest, match="no log of this cluster has flush = 'disk'"):
+    with pytest.raises(BadRequest, match="no log of this cluster has flush = 'disk'; say with copies"):
         placed(state(log(0)), flush="disk")
     with pytest.raises(BadRequest, match="no log yet"):
         placed(state())

@@ -35,7 +35,7 @@ class ServiceNode:
         self.name = name
         self.end = 0
         self.runs = 0
-        self.known: tuple[str, ...] | None = None
+        self.tells_runs: tuple[str, ...] | None = None
         """The former runs that its disk tells of; None: it says nothing of them."""
         self.endpoints: list[Endpoint] = []
         self.failures: list[MirrorlogError] = []
@@ -56,7 +56,7 @@ class ServiceNode:
         """The next run."""
         if self._server is None:
             await self.listen()
-        before, self.runs = self.start_id if self.runs and self.known is None else "", self.runs + 1
+        before, self.runs = self.start_id if self.runs and self.tells_runs is None else "", self.runs + 1
         self.service = ClusterService(
             Identity(self.name, self.start_id, self.addresses, kind, before=before),
             host=self,
@@ -91,7 +91,7 @@ class ServiceNode:
     def lose_disk(self) -> None:
         """While it is dead."""
         shutil.rmtree(self._directory)
-        self.known = ()
+        self.tells_runs = ()
 
     def close(self) -> None:
         self._helper.shutdown()
@@ -128,7 +128,7 @@ class ServiceNode:
             node_id=self.name,
             start_id=self.start_id,
             limits=limits,
-            runs=self.known,
+            runs=self.tells_runs,
         )
 
     # --- Host ---
@@ -180,7 +180,7 @@ class ServiceNode:
             cluster_id=CLUSTER_ID,
             node_id=self.name,
             start_id=self.start_id,
-            runs=self.known,
+            runs=self.tells_runs,
         )
 
     def _endpoint(self) -> Endpoint:

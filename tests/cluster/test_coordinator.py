@@ -58,6 +58,8 @@ class World:
         self.reports: dict[str, tuple[int, int]] = {}
         self.done: list[Action] = []
         self.coordinator = Coordinator(wanted or Wanted())
+        self.unregistered: set[str] = set()
+        """Up, in a run that the state does not know."""
         self.promoted: Counter[tuple[str, int]] = Counter()
         self._index = 0
 
@@ -81,6 +83,9 @@ class World:
     def life(self, node: str) -> Life:
         return Life.DOWN if node in self.down else Life.UP
 
+    def life_of_run(self, node: str) -> Life:
+        return Life.DOWN if node in self.unregistered else self.life(node)
+
     def settle(self) -> None:
         """Until there is nothing to do, or only to wait."""
         for _ in range(STEPS_MAX):
@@ -89,7 +94,7 @@ class World:
         raise AssertionError(f"no end: {self.done[-5:]}")
 
     def step(self) -> bool:
-        seen = Seen(self.members, self.life, lambda member: True, self.now)
+        seen = Seen(self.members, self.life, self.life_of_run, lambda member: True, self.now)
         version, members = self.state.version, self.members
         answered = False
         for action in self.coordinator.step(self.state, seen):
@@ -241,6 +246,24 @@ def test_a_set_does_not_shrink_beside_a_dead_master() -> None:
     world.down = {"a"}
     world.settle()
     assert (world.master("a"), world.master("b")) == ("b", "b")
+
+
+def test_a_copy_whose_node_has_just_come_back_is_waited_for() -> None:
+    """It may hold more than the others, and says so once it has registered; by a whole cluster that starts again, of
+    which one node has registered first."""
+    world = cluster("a", "b", "c")
+    world.unregistered = {"a", "b"}
+    world.silent = {"a", "b"}
+    world.reports = {"b": (1, 200), "c": (1, 100)}
+    world.settle()
+    assert world.master("b") == "b"
+    world.unregistered = {"a"}
+    world.silent = {"a"}
+    world.start("b", run=2)
+    world.settle()
+    world.now += 2.0
+    world.settle()
+    assert world.master("a") == "b"
 
 
 def test_a_silent_copy_is_waited_for_and_then_not() -> None:

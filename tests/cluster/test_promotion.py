@@ -297,6 +297,16 @@ def test_an_only_copy_that_lost_something_says_so() -> None:
     assert (decided(attempt).unclean, decided(attempt).lost_from) == (True, 30)
 
 
+@pytest.mark.parametrize(("last_epoch", "lost_from"), [(5, 100), (4, 30)])
+def test_an_epoch_that_a_recovery_raised_makes_no_copy_old(last_epoch: int, lost_from: int) -> None:
+    """Nobody wrote in it: a copy in the last epoch that somebody led keeps all it has, an older one what it knows to be
+    confirmed. By the only copy that is left of a log."""
+    only = {"replicas": ("a",), "in_sync": {"a": "a1"}, "marked": frozenset({"a"})}
+    attempt = promotion(log(**only, epoch=1_000_005, raised_from=5), epoch=1_000_006)
+    attempt.reported("a", report("a", 100, last_epoch=last_epoch, confirmed=30))
+    assert decided(attempt).lost_from == lost_from
+
+
 # --- Whole histories ------------------------------------------------------------------------------------------------
 
 NODES = ("a", "b", "c")

@@ -682,12 +682,15 @@ def test_what_is_left_of_a_cluster_recovers_every_log_from_all_its_copies() -> N
     assert left.state.incarnation == 2
     assert set(left.state.nodes) == {"b", "c"}
     assert (left.log.replicas, left.log.master, left.log.epoch) == (("b", "c"), None, 1 + EPOCHS_RAISED)
+    assert left.log.last_led == 1
+    assert recovered(left.state, ["b", "c"]).logs["x"].last_led == 1
     assert left.log.in_sync == {"b": "b1", "c": "c1"}
     assert left.log.recovering
     left.start("b")
     assert left.log.recovering
     assert left.ask(left.promotion("b"))
     left.promote("b", unclean=True, lost_from=7)
+    assert left.log.last_led == left.log.epoch
     assert "no node a is in the cluster" in left.ask(
         NodeStarted(node="a", start_id="a2", kind=StartKind.CLEAN, addresses=Addresses(), before="a1")
     )

@@ -149,8 +149,8 @@ def test_a_recovery_that_keeps_silent_about_whole_batches_is_found(monkeypatch: 
     """Goal: the report is under test. Cut whole batches and say nothing of them."""
     report = Recovery.report
 
-    def silent(self: Recovery, warnings: tuple[str, ...]) -> RecoveryReport:
-        said = report(self, warnings)
+    def silent(self: Recovery, *told: Any) -> RecoveryReport:
+        said = report(self, *told)
         return RecoveryReport(said.begin, said.end, said.batches, said.recorded, said.torn, None, said.warnings)
 
     monkeypatch.setattr(Recovery, "report", silent)

@@ -1,6 +1,7 @@
 """Servers in this process and on one loop, joined by real sockets, whose logs have the roles that a list gives them.
 
-No cluster decides anything here: what a log does on a node, and between nodes, is tried by itself.
+No cluster service runs here: what a log does on a node, and between nodes, is tried by itself. Who is in sync `Decider`
+says, as a cluster does: a log begins with its master alone, which lets its mirrors in.
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.client_service import HAClientService
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.wire.messages import ClusterStatus
+from tests.ha.decider import Decider
 from tests.ha.replicas import KIB
 
 WAIT_S = 10.0
+NEVER_MS = 600_000
+"""Longer than a test takes: nobody leaves an in-sync set for being away."""
 
 
 def cluster_settings(
@@ -56,7 +60,7 @@ def cluster_settings(
     log = LogAssignment(master=names[0], mirrors=names[1:], flush=flush, min_in_sync=1)
     return [
         Settings(
-            cluster=ClusterSettings(members=members, logs=(log,)),
+            cluster=ClusterSettings(members=members, logs=(log,), mirror_lag_time_ms=NEVER_MS),
             node=NodeSettings(id=name, data_dir=root / name),
             grpc=GrpcSettings(enabled=False),
             log=LogSettings(segment_bytes=8 * 1024 * KIB, populate_bytes=0, flush_interval_ms=20),
@@ -71,6 +75,7 @@ class Assigned:
 
     def __init__(self, settings: Settings) -> None:
         self._cluster = settings.cluster
+        self.decider = Decider.of(settings)
         self.hosted = HostedLogs()
 
     def member(self, node: str) -> Member | None:
@@ -105,7 +110,7 @@ class Assigned:
         return None
 
     async def decide_once(self, command: AnyCommand) -> Outcome:
-        raise NotLeader("there is no cluster here")
+        return self.decider.decide(command)
 
 
 class Node:
@@ -118,8 +123,9 @@ class Node:
         cluster, node = settings.cluster, settings.node
         self._directory = DataDirectory.open(node.data_dir, cluster_id=cluster.cluster_id, node_id=node.id)
         view = Assigned(settings)
+        self._decider, self._start_id = view.decider, str(uuid4())
         self.server = Server(
-            settings, self._directory, start_id=str(uuid4()), view=view, cluster=view, failed=self.fail
+            settings, self._directory, start_id=self._start_id, view=view, cluster=view, failed=self.fail
         )
         view.hosted = self.logs
 
@@ -143,12 +149,16 @@ class Node:
     async def start(self) -> None:
         """Raises MirrorlogError; it is to be stopped all the same."""
         await self.server.start()
-        for assignment in self.settings.own_logs:
-            log = await self.server.open_log(assignment, self.settings.cluster.log_id(assignment))
+        cluster, node = self.settings.cluster, self.settings.node.id
+        for assignment in cluster.logs:
+            await self.server.open_log(assignment, cluster.log_id(assignment))
+        self._decider.started(node, self._start_id, self.logs)
+        for log in self.logs:
+            assignment = log.assignment
             if log.error is not None:
                 continue
-            if assignment.master == self.settings.node.id:
-                await log.lead(assignment, log.facts().epoch_known + 1)
+            if assignment.master == node:
+                await lead(log, assignment, max(log.facts().epoch_known, self._decider.facts(log).epoch) + 1)
             else:
                 await log.follow(assignment)
         await self.server.listen()
@@ -156,6 +166,7 @@ class Node:
     async def stop(self) -> None:
         self.server.refuse_publishes()
         await self.server.drain(hurry=lambda: self.failure is not None)
+        self._decider.ended(self.settings.node.id)
         await self.server.stop()
         self.server.shut_down()
         self._directory.close()
@@ -183,6 +194,17 @@ def hosted_by(node: Node) -> HostedLog:
     """The only log of a node, once it has been opened."""
     (log,) = node.logs
     return log
+
+
+def decider_of(log: HostedLog) -> Decider:
+    return Decider.of(log._host.settings)
+
+
+async def lead(log: HostedLog, assignment: LogAssignment, epoch: int) -> None:
+    """As a cluster does it: promote, and tell what was decided meanwhile."""
+    decider = decider_of(log)
+    await log.lead(assignment, epoch, decider.promoted(log, epoch))
+    decider.tell()
 
 
 def replica_of(node: Node) -> Replica:

@@ -16,7 +16,7 @@ from mirrorlog.errors import ConnectionLost, DiskFailed
 from mirrorlog.ha.client import ClientState
 from mirrorlog.ha.connection import HAConnection
 from tests.commitlog.faulty import FaultyFiles, opens_on
-from tests.ha.nodes import Node, cluster_settings, mastered_by, mirrored_by, replica_of, running, until
+from tests.ha.nodes import Node, cluster_settings, hosted_by, mastered_by, mirrored_by, replica_of, running, until
 from tests.ha.replicas import content
 
 QUICK = HaSettings(reconnect_interval_ms=20)
@@ -49,29 +49,32 @@ async def test_every_mirror_gets_a_connection_of_its_own(tmp_path: Path) -> None
 
 
 async def test_who_is_in_sync_is_told_once_per_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Goal: the master's log says since when it has how many copies, and why. Let two mirrors join, wait for some
-    clocks to pass, stop one and start it again: a line for each change, with all that are in sync then."""
+    """Goal: the master's log says since when it has how many copies, and why. Let two mirrors be let in one after the
+    other, wait for some clocks to pass, stop one and start it again: a line for each change, with all that are in sync
+    then. It is let in when it lacks nothing, and is in sync at once when it comes back."""
     caplog.set_level(logging.INFO, "mirrorlog.ha.accept")
 
     def told() -> list[str]:
         lines = [record.getMessage() for record in caplog.records]
-        return [line.split(" reason=")[0] for line in lines if line.startswith(("mirror_in_sync", "mirror_not_in"))]
+        return [line for line in lines if line.startswith(("mirror_in_sync", "mirror_not_in"))]
 
     settings = cluster_settings(tmp_path, copies=3, ha=QUICK)
     async with running(settings[0]) as master, running(settings[1]):
-        mastership = mastered_by(master).mastership
-        await until(lambda: mastership.copies_up == 2)
-        for _ in range(2):
+        mastership, end = mastered_by(master).mastership, replica_of(master).end
+        await until(lambda: mastership.copies_up == 2 and len(told()) == 1)
+        for count in (2, 4):
             async with running(settings[2]) as second:
-                await until(lambda: mastership.copies_up == 3)
+                await until(lambda count=count: mastership.copies_up == 3 and len(told()) == count)  # type: ignore[misc]
                 await until(lambda second=second: replica_of(second).confirmed == replica_of(master).end)  # type: ignore[misc]
             await until(lambda: mastership.copies_up == 2)
-        again = [
-            "mirror_in_sync node=n2 log=main in_sync=n0,n1,n2",
-            "mirror_not_in_sync node=n2 log=main in_sync=n0,n1",
+        let_in, gone = "reason='lacks no record of the log'", "mirror_not_in_sync node=n2 log=main in_sync=n0,n1"
+        assert [line.removesuffix(" reason='closed'") for line in told()] == [
+            f"mirror_in_sync node=n1 log=main in_sync=n0,n1 {let_in}",
+            f"mirror_in_sync node=n2 log=main in_sync=n0,n1,n2 {let_in}",
+            gone,
+            f"mirror_in_sync node=n2 log=main in_sync=n0,n1,n2 reason='follows from {end}'",
+            gone,
         ]
-        assert told() == ["mirror_in_sync node=n1 log=main in_sync=n0,n1", *again, *again]
-        assert "reason='follows from 0'" in caplog.text
 
 
 @pytest.mark.story("002:133-159")
@@ -107,23 +110,34 @@ async def test_a_master_returns_to_its_port_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flush", ["memory", "disk"])
 async def test_every_mirror_hears_at_once_what_is_confirmed(tmp_path: Path, flush: Flush) -> None:
-    """Let two mirrors join one after the other, with heartbeats far away: both come to know the confirmed offset,
-    also the one whose own ack did not move it."""
+    """Write while one of two in-sync mirrors rests, and let it come back, with heartbeats far away: both come to know
+    the confirmed offset, also the one whose own ack did not move it."""
     settings = cluster_settings(tmp_path, copies=3, ha=QUIET, flush=flush)
-    async with running(settings[0]) as master, running(settings[1]) as one:
-        await until(lambda: replica_of(one).end == replica_of(master).end > 0)
-        assert replica_of(one).confirmed == 0
-        async with running(settings[2]) as two:
-            for node in (master, two, one):
-                await until(lambda node=node: replica_of(node).confirmed == replica_of(master).end)
+    async with running(settings[0]) as master, running(settings[1]) as one, running(settings[2]) as two:
+        log, end = hosted_by(master), replica_of(master).end
+        await until(lambda: mastered_by(master).mastership.in_sync == {"n1", "n2"})
+        await hosted_by(two).step_down()
+        batch = log.replica.queues.declare("q", {})
+        assert batch is not None
+        log.publisher.append_change(batch, lambda error: None)
+        await until(lambda: replica_of(one).end == replica_of(master).end > end)
+        assert replica_of(one).confirmed <= end
+        await hosted_by(two).follow(log.assignment)
+        for node in (master, two, one):
+            await until(lambda node=node: replica_of(node).confirmed == replica_of(master).end)
 
 
 async def test_a_master_tells_the_confirmed_offset_before_it_goes(tmp_path: Path) -> None:
-    """Stop the master right after the mirror has joined: the mirror knows everything as confirmed."""
+    """Start a master whose mirror is in sync, and stop it right after the mirror has joined: what waited for the mirror
+    alone it knows as confirmed."""
     master, mirror = cluster_settings(tmp_path, copies=2, ha=QUIET)
     async with running(mirror) as second:
-        async with running(master):
-            await until(lambda: replica_of(second).end > 0)
+        async with running(master) as first:
+            await until(lambda: mastered_by(first).mastership.in_sync == {"n1"})
+            end = replica_of(first).end
+        async with running(master) as first:
+            await until(lambda: replica_of(second).end > end)
+            await until(lambda: replica_of(first).confirmed == replica_of(first).end)
         await until(lambda: replica_of(second).confirmed == replica_of(second).end)
 
 

@@ -27,7 +27,7 @@ from mirrorlog.errors import (
     ProtocolError,
     QueueExists,
 )
-from mirrorlog.testing import Cluster
+from mirrorlog.testing import Cluster, Node
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.wire.frames import FrameType, frame
 from mirrorlog.wire.messages import (
@@ -507,7 +507,7 @@ def test_death_between_a_declare_and_its_confirm(tmp_path: Path) -> None:
     declare is stored, and cannot be confirmed; kill the master, declare again at the next one; restart."""
     with fast_cluster(3, data_dir=tmp_path) as three:
         three.wait_in_sync()
-        master, _, paused = three.nodes.values()
+        master, paused = three.nodes["n1"], plain_mirror(three)
         paused.pause()
         with Raw(master.client) as raw:
             end = log_of(master).end
@@ -527,18 +527,26 @@ def test_death_between_a_declare_and_its_confirm(tmp_path: Path) -> None:
         assert_copies_equal(three)
 
 
+def plain_mirror(three: Cluster) -> Node:
+    """One of the mirrors of n1, which does not coordinate: without it a queue's place is decided at once."""
+    view = three.nodes["n1"].status().cluster
+    assert view is not None
+    return next(node for node in three.nodes.values() if node.id not in ("n1", view.coordinator))
+
+
 def test_a_declare_is_answered_when_it_is_confirmed(tmp_path: Path) -> None:
     """Goal: nobody is told of a queue that not all copies have. Method: with one of two mirrors paused, a declare and
     its repetition both end as unknown; afterwards both are answered."""
     with fast_cluster(3, data_dir=tmp_path) as three:
         three.wait_in_sync()
-        three.nodes["n2"].pause()
+        paused = plain_mirror(three)
+        paused.pause()
         with Raw(three.servers[0]) as raw:
             numbers = [raw.ask(DeclareQueue(name="q")) for _ in range(2)]
             for number in numbers:
                 error = error_of(lambda number=number: raw.answer(number))  # type: ignore[misc]
                 assert error.code in ("FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"), repr(error)
-            three.nodes["n2"].resume()
+            paused.resume()
             three.wait_in_sync()
             assert raw.request(DeclareQueue(name="q"), Metadata).queues[0].queue_id == 1
 

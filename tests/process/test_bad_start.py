@@ -142,7 +142,16 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         pytest.param(["--config", "/no/such/file.toml"], {}, "/no/such/file.toml", id="no-file"),
         pytest.param(["--config", "/"], {}, "/:", id="a-directory"),
         pytest.param(["--node-id", "no spaces allowed"], {}, "node.id", id="bad-name"),
+        pytest.param(["--node-id", ""], {}, "node.id: '' is no name", id="no-name"),
         pytest.param(["--set", "client.bind='nowhere'"], {}, "client.bind", id="bad-address"),
+        pytest.param(["--join", "nohost"], {}, "'nohost' is not host:port, e.g. a.example:7402", id="bad-seed"),
+        pytest.param(
+            ["--bootstrap", "--join", "127.0.0.1:1"], {}, "give --bootstrap to the first", id="founds-and-looks"
+        ),
+        pytest.param(
+            ["--bootstrap", "--set", "cluster.join=['127.0.0.1:1']"], {}, "cluster.join", id="founds-with-seeds"
+        ),
+        pytest.param(["--bootstrap", "--witness"], {}, "start the witness with --join", id="founds-a-witness"),
     ],
 )
 def test_settings_that_are_none(flags: list[str], environment: dict[str, str], match: str, tmp_path: Path) -> None:

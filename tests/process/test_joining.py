@@ -44,6 +44,12 @@ def three(growing: Growing) -> list[Node]:
     return nodes
 
 
+def drains(node: Node, other: str) -> bool:
+    """Whether it knows that another one shall master nothing."""
+    view = node.status().cluster
+    return view is not None and any(each.node_id == other and each.draining for each in view.nodes)
+
+
 def ended(node: Node, timeout: float = 20.0) -> int:
     """Its exit code."""
 
@@ -229,10 +235,13 @@ def test_a_copy_of_a_disk_ends_one_of_the_two(growing: Growing, tmp_path: Path) 
 
 def test_a_copy_of_a_running_nodes_disk_ends_both(growing: Growing) -> None:
     """Goal: also a copy that no start id tells from the disk itself ends with a clear error. Method: as above, with a
-    copy of the disk of the run: what the run has answered for since is not on it."""
+    copy of the disk of the run, which answers for one thing more before the copy is started: that is not on it."""
     nodes = three(growing)
     twin = growing.node("n3", directory="twin")
     shutil.copytree(nodes[2].data_dir, twin.data_dir)
+    with Client(nodes[0].client, nodes[1].client) as client:
+        client.admin.drain("n1")
+    wait_for(lambda: drains(nodes[2], "n1") or None, timeout=20.0, what=lambda: "n3 knows of it")
     twin.launch(*join(*nodes))
     assert ended(nodes[2]) == NotAMember.exit_code
     assert ended(twin, timeout=40) == NotAMember.exit_code

@@ -257,7 +257,7 @@ def test_a_mirror_with_a_blank_disk_takes_all_history(cluster: Cluster, queue: Q
     mirror.data_dir.rename(mirror.data_dir.with_name("aside"))
     mirror.start()
     cluster.wait_in_sync()
-    assert log_lines(mirror, "begun_anew")
+    assert log_lines(mirror, "disk_replaced")
     assert mirror_of(cluster, "n2").requested == 0
     assert_copies_equal(cluster)
 

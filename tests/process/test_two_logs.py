@@ -146,7 +146,7 @@ def test_a_flush_mode_that_no_log_has_is_refused() -> None:
     with fast_cluster(1) as one:
         error = error_of(lambda: declare_at(one.master, "q", flush="disk"))
         assert type(error) is BadRequest
-        assert "add one that has to [[cluster.logs]]" in error.message
+        assert "say with copies how many" in error.message
         assert declare_at(one.master, "q", flush="memory").queue_id == 1
 
 

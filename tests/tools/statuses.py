@@ -198,6 +198,7 @@ VIEW = view(
         member(4, life="unknown", start_id="", kind="", grpc="", votes=False),
         member(5, name="w", witness=True, stopped=True, kind="lossy"),
     ),
+    advice=["a cluster of these could be safer: do as its node advises"],
 )
 """n1 drains, n3 is down, n4 learns and has not started, w is a witness that stopped; the coordinator, n2, waits for n4
 in the log that has no master."""

@@ -43,14 +43,10 @@ def test_what_is_wrong_with_a_log_is_told(log: PlacedLog, told: str) -> None:
     assert told in warnings(view(log))
 
 
-def test_two_voters_cannot_fail_over_by_themselves() -> None:
-    """Goal: said before one of them dies. Method: two nodes; then with a witness, and with one that learns."""
-    two = (member(1), member(2))
-    (told,) = warnings(view(nodes=two))
-    assert told.startswith("n1 and n2 cannot fail over by themselves")
-    assert warnings(view(nodes=(*two, member(3, witness=True)))) == []
-    assert len(warnings(view(nodes=(*two, member(3, votes=False))))) == 1
-    assert warnings(view(nodes=(member(1),))) == []
+def test_what_the_node_advises_is_told_as_it_says_it() -> None:
+    """Goal: one rule, the node's, says what would be safer. Method: a view with advice, and two nodes without any."""
+    assert warnings(view(placed(), advice=["add a third node"])) == ["add a third node"]
+    assert warnings(view(placed(), nodes=(member(1), member(2)))) == []
 
 
 def test_a_draining_master_and_a_view_without_a_coordinator_are_told() -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.client import ConsumedRecord
+from mirrorlog.client.sync import Client
+from mirrorlog.errors import NotCurrent
 from mirrorlog.testing import Cluster
+from mirrorlog.testing.asking import wait_for
 from mirrorlog.tools.records import record_fields, record_line
 from tests.tools.conftest import SEGMENT_BYTES, Tool
 
@@ -108,6 +111,37 @@ def test_a_refusal_ends_when_the_time_is_up(mqtool: Tool) -> None:
         assert outcome.code == 3
         assert "nothing was stored" in outcome.err
         assert outcome.out == ""
+
+
+def test_a_node_that_is_cut_off_is_read_from_when_that_is_asked_for(mqtool: Tool) -> None:
+    """Goal: after a loss one sees what is left. Method: two of three are killed; when the third refuses reads,
+    `consume` and `tail` get its answer with the option that the refusal names."""
+    with Cluster(3, segment_bytes=SEGMENT_BYTES) as own:
+        own.wait_in_sync()
+        mqtool("declare", "q", servers=own.servers)
+        mqtool("publish", "q", "--value", "left", servers=own.servers)
+        own.wait_confirmed()
+        for node in ("n1", "n2"):
+            own.nodes[node].kill()
+        left = own.nodes["n3"].client
+        wait_for(lambda: refuses_reads(left, "n3"), timeout=30, what=lambda: "n3 does not know that it is alone")
+        for reading in (("consume", "q", "--until-end"), ("tail", "q", "--no-follow")):
+            read = mqtool(*reading, "--read-from", "n3", "--allow-stale-reads", servers=[left])
+            assert (read.code, read.err) == (0, "")
+            assert read.out.endswith("\tleft\n")
+
+
+def refuses_reads(address: str, node: str) -> bool | None:
+    """None while it answers: it may still think that it is in touch with the others."""
+    with (
+        Client(address, request_timeout_ms=300) as client,
+        client.consumer("q", read_from=node, until="confirmed") as consumer,
+    ):
+        try:
+            consumer.read(1, timeout_ms=5_000)
+        except NotCurrent as error:
+            return "allow_stale_reads" in error.message
+    return None
 
 
 @pytest.mark.parametrize("node", ["mirror", "n2"])

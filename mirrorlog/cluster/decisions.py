@@ -1,0 +1,131 @@
+"""Asking the cluster to decide something, wherever its leader is, and waiting for what comes of it. Thin."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+from mirrorlog.cluster.commands import AnyCommand, decode_command, encode_command
+from mirrorlog.cluster.driver import RaftDriver
+from mirrorlog.cluster.peers import Mesh
+from mirrorlog.cluster.questions import Applied, AskApply, decode_answer, encode
+from mirrorlog.cluster.state import ClusterState, Outcome, check_proposal
+from mirrorlog.errors import ConnectionLost, NotLeader, RequestTimeout
+
+ASK_S: Final = 2.0
+"""How long an answer of another member may take."""
+RETRY_S: Final = 0.1
+
+
+class Ground(Protocol):
+    """The member that asks."""
+
+    @property
+    def driver(self) -> RaftDriver: ...
+    @property
+    def mesh(self) -> Mesh: ...
+    @property
+    def state(self) -> ClusterState: ...
+    @property
+    def leader(self) -> str:
+        """The coordinator's node, as far as it is known; empty when not."""
+
+    def check_run(self, command: AnyCommand) -> None:
+        """As the leader. Raises NotLeader when a run may not register now."""
+
+
+class Decisions:
+    """Those that this member asks for, and those that others ask it for."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._loop = asyncio.get_running_loop()
+        self._readers: list[tuple[int, asyncio.Future[None]]] = []
+
+    async def propose(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
+        """Have it decided. Raises RequestTimeout: then it may be decided yet."""
+        give_up_at = self._loop.time() + timeout_s
+        data = encode_command(command)
+        while True:
+            try:
+                async with asyncio.timeout_at(give_up_at):
+                    return await self.ask_leader(data)
+            except TimeoutError:
+                raise RequestTimeout(
+                    f"the cluster has not decided within {timeout_s * 1000:.0f} ms; is a majority of its nodes up?"
+                ) from None
+            except (NotLeader, ConnectionLost, RequestTimeout):
+                if self._loop.time() >= give_up_at:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def decide(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
+        """As `propose`; and the state here is as of the outcome or later."""
+        give_up_at = self._loop.time() + timeout_s
+        outcome = await self.propose(command, timeout_s=timeout_s)
+        try:
+            async with asyncio.timeout_at(give_up_at):
+                await self.applied_here(outcome.index)
+        except TimeoutError:
+            raise RequestTimeout(f"decided, and not known here within {timeout_s * 1000:.0f} ms") from None
+        return outcome
+
+    async def decide_once(self, command: AnyCommand) -> Outcome:
+        """Have it decided, and know here what came of it: the state is as of the outcome or later.
+
+        Asked for once: after any error nobody can say whether it will be decided. Raises MirrorlogError.
+        """
+        try:
+            async with asyncio.timeout(ASK_S):
+                outcome = await self.ask_leader(encode_command(command))
+                await self.applied_here(outcome.index)
+        except TimeoutError:
+            raise RequestTimeout(f"the cluster has not decided within {ASK_S * 1000:.0f} ms") from None
+        return outcome
+
+    async def applied_here(self, index: int) -> None:
+        """Until everything up to `index` is applied on this node."""
+        if self._ground.driver.machine.index < index:
+            reached: asyncio.Future[None] = self._loop.create_future()
+            self._readers.append((index, reached))
+            await reached
+
+    def tell_readers(self) -> None:
+        """More has been applied."""
+        applied = self._ground.driver.machine.index
+        for index, reached in self._readers:
+            if index <= applied and not reached.done():
+                reached.set_result(None)
+        self._readers = [each for each in self._readers if not each[1].done()]
+
+    async def ask_leader(self, data: bytes) -> Outcome:
+        """Once. Raises MirrorlogError."""
+        ground = self._ground
+        check_proposal(ground.state, decode_command(data))
+        raft = ground.driver.raft
+        if raft.leader == raft.own:
+            return await self.lead(data)
+        if not ground.leader:
+            raise NotLeader("no coordinator is known; a majority of the nodes must reach each other")
+        told = await ground.mesh.ask(ground.leader, encode(AskApply(command=data)), timeout_s=ASK_S)
+        answer = decode_answer(told, Applied)
+        return Outcome(answer.index, answer.refusal)
+
+    async def lead(self, data: bytes) -> Outcome:
+        """As the leader. Raises NotLeader when it is none, or no more."""
+        command = decode_command(data)
+        check_proposal(self._ground.state, command)
+        self._ground.check_run(command)
+        answer: asyncio.Future[Outcome | None] = self._loop.create_future()
+
+        def done(outcome: Outcome | None) -> None:
+            if not answer.done():
+                answer.set_result(outcome)
+
+        driver = self._ground.driver
+        driver.machine.wait(driver.raft.propose(data), driver.raft.term, done)
+        driver.wake()
+        outcome = await answer
+        if outcome is None:
+            raise NotLeader("this node lost its leadership before the change was decided; ask again")
+        return outcome
