@@ -15,7 +15,7 @@ from typing import Final
 
 from mirrorlog.client import Client
 from mirrorlog.cluster.state import ClusterState
-from mirrorlog.errors import BadRequest, DiskFailed, MirrorlogError, NotLeader, Refused
+from mirrorlog.errors import BadRequest, DiskFailed, MirrorlogError, NotAMember, NotLeader, Refused
 from mirrorlog.wire.messages import (
     Done,
     Drained,
@@ -75,6 +75,8 @@ class SimulatedCluster:
             )
         }
         self.left: set[str] = set()
+        self.doubtful: set[str] = set()
+        """Who was to be forgotten, and may have been."""
         self.damage: dict[str, set[str]] = {}
         self.seen: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
@@ -154,6 +156,9 @@ class SimulatedCluster:
             await asyncio.sleep(LOOK_S)
             for name, node in list(self.nodes.items()):
                 if not node.machine.up and not self.held[name] and name not in self.left:
+                    if name in self.doubtful and NotAMember.exit_code in node.ended:
+                        self.left.add(name)  # it was: it says so itself
+                        continue
                     await asyncio.sleep(RESTART_S)
                     self.start(name)
                 elif node.machine.up and not node.machine.paused and _disk_failed_at_start(node):
@@ -190,7 +195,8 @@ class SimulatedCluster:
         if await self.ask(ForgetNode(node=name, force=True), Done):
             self.left.add(name)
             self.seen["left"] += 1
-        else:  # it holds what nobody else does
+        else:  # it holds what nobody else does, or nobody has said what came of it
+            self.doubtful.add(name)
             self.release(name)
 
     async def ask(self, message: Message, expect: type[Message], *, within_s: float = 10.0) -> bool:
