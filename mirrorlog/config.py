@@ -449,11 +449,6 @@ class Settings(_Section):
         return _advertised(self.cluster.member(self.node.id), self)
 
     @property
-    def own_logs(self) -> tuple[LogAssignment, ...]:
-        """The logs that this node holds, as master or mirror."""
-        return tuple(log for log in self.cluster.logs if self.node.id in log.nodes)
-
-    @property
     def client_bind(self) -> str:
         return self.client.bind or self.member.client
 

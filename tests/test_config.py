@@ -62,7 +62,7 @@ def test_the_environment_of_the_process_is_read(monkeypatch: pytest.MonkeyPatch)
 def test_a_node_alone_is_a_cluster_of_one() -> None:
     """Without members the node is its own master, on the default ports."""
     settings = load_settings(None, ["node.id=solo"], {})
-    (log,) = settings.own_logs
+    (log,) = settings.cluster.logs
     assert (log.master, log.mirrors, log.copies_wanted) == ("solo", (), 1)
     assert settings.client_bind == "127.0.0.1:7401"
 

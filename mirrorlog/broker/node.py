@@ -296,24 +296,13 @@ class Node:
         settings = self._settings
         if self._stopping.is_set():
             return
-        if settings.grpc_bind is not None:
-            self._doors.append(
-                GrpcDoorProcess(
-                    node=settings.client_bind,
-                    bind=settings.grpc_bind,
-                    debug=self._debug,
-                    flags=tls_flags(settings.tls, settings.tls.grpc),
-                )
-            )
-        if settings.http_bind is not None:
-            self._doors.append(
-                HttpDoorProcess(
-                    node=settings.client_bind,
-                    bind=settings.http_bind,
-                    debug=self._debug,
-                    flags=tls_flags(settings.tls, settings.tls.http),
-                )
-            )
+        for make, bind, tls in (
+            (GrpcDoorProcess, settings.grpc_bind, settings.tls.grpc),
+            (HttpDoorProcess, settings.http_bind, settings.tls.http),
+        ):
+            if bind is not None:
+                flags = tls_flags(settings.tls, tls)
+                self._doors.append(make(node=settings.client_bind, bind=bind, debug=self._debug, flags=flags))
         serving = {asyncio.ensure_future(door.start()) for door in self._doors}
         stopping = asyncio.ensure_future(self._stopping.wait())
         while serving and not stopping.done():

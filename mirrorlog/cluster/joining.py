@@ -5,20 +5,11 @@ A node may die at any time between asking and being a member. With the token it 
 node's Raft store is made the file goes. Left behind, it would bring a node whose Raft state was set aside back under
 its old number, its votes forgotten.
 
-The file `member` in the node's directory, little endian, replaced as a whole:
-
-    offset  size  field
-         0     4  magic     b"MLJN"
-         4     4  version   1
-         8     4  CRC-32C of the eight bytes before and of the payload
-        12     …  payload   `Content` in msgpack
-
-The header is the same in all versions, so that an older one can say that it is too old.
+The file `member` in the node's directory is a `RecordFile` of a `Content`, with the magic b"MLJN".
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
@@ -32,19 +23,14 @@ from mirrorlog.cluster.questions import AskJoin, Joined
 from mirrorlog.cluster.raft.effects import Stored
 from mirrorlog.cluster.raft.messages import HardState
 from mirrorlog.cluster.raft.store import RaftStore
-from mirrorlog.commitlog.checksum import crc32c
-from mirrorlog.commitlog.files import Files, disk_named, read_file, replace_file
-from mirrorlog.errors import BadRequest, LogCorrupt, ProtocolError, UnsupportedVersion
+from mirrorlog.cluster.record_file import RecordFile
+from mirrorlog.commitlog.files import Files, disk_named, replace_file
+from mirrorlog.errors import BadRequest, ProtocolError
 
 FILE_NAME: Final = "member"
 STATE_BYTES_MAX: Final = 256 * 1024 * 1024
 """A state with 10,000 queues has some megabytes."""
 
-_MAGIC: Final = b"MLJN"
-_VERSION: Final = 1
-_HEAD: Final = struct.Struct("<4sI")
-_CRC: Final = struct.Struct("<I")
-_PAYLOAD_AT: Final = _HEAD.size + _CRC.size
 _FILE_BYTES_MAX: Final = STATE_BYTES_MAX + 64 * 1024
 _CLUSTER_ID_BYTES_MAX: Final = 255
 
@@ -90,10 +76,10 @@ class JoinRecord:
         """
         path = directory / FILE_NAME
         with disk_named("open", path):
-            content = _read(files, path)
+            content = _FILE.read(files, path)
             if content is None:
                 content = Content(new_token())
-                replace_file(files, path, _encode(content))
+                replace_file(files, path, _FILE.encode(content))
             else:
                 # The process before may have been killed between the rename and its sync.
                 files.fsync_directory(directory)
@@ -138,7 +124,7 @@ class JoinRecord:
             raise ProtocolError(f"the cluster's state has {len(snapshot)} bytes, 1 to {STATE_BYTES_MAX} can be")
         content = msgspec.structs.replace(self._content, member=member, cluster_id=cluster_id, snapshot=snapshot)
         with disk_named("write", self._path):
-            replace_file(self._files, self._path, _encode(content))
+            replace_file(self._files, self._path, _FILE.encode(content))
         self._content = content
 
 
@@ -162,42 +148,9 @@ def anew(files: Files, directory: Path, told: Joined) -> tuple[RaftStore, Stored
     return store, Stored(stored.hard_state, told.snapshot)
 
 
-def _encode(content: Content) -> bytes:
-    payload = msgspec.msgpack.encode(content)
-    head = _HEAD.pack(_MAGIC, _VERSION)
-    return head + _CRC.pack(crc32c(payload, crc32c(head))) + payload
-
-
-def _read(files: Files, path: Path) -> Content | None:
-    """None when there is no file. Raises OSError, LogCorrupt, UnsupportedVersion."""
-    if not files.exists(path):
-        return None
-    content = read_file(files, path, max_bytes=_FILE_BYTES_MAX)
-    if len(content) < _PAYLOAD_AT:
-        raise _corrupt(path, f"it has {len(content)} bytes")
-    head, payload = content[: _HEAD.size], memoryview(content)[_PAYLOAD_AT:]
-    magic, version = _HEAD.unpack(head)
-    if magic != _MAGIC or _CRC.unpack_from(content, _HEAD.size)[0] != crc32c(payload, crc32c(head)):
-        raise _corrupt(path, "its checksum does not match")
-    if version != _VERSION:
-        raise _too_new(path, f"it has format {version}, this version knows {_VERSION}")
-    try:
-        return msgspec.msgpack.decode(payload, type=Content)
-    except msgspec.MsgspecError as error:  # its checksum is right, so this is what was written
-        raise _too_new(path, str(error)) from None
-
-
-def _corrupt(path: Path, reason: str) -> LogCorrupt:
-    return LogCorrupt(
-        f"{path} cannot be used: {reason}; remove it and let the node join again, and forget the node first if the "
-        "cluster knows it already",
-        path=str(path),
-    )
-
-
-def _too_new(path: Path, reason: str) -> UnsupportedVersion:
-    return UnsupportedVersion(
-        f"{path} says what this version of mirrorlog cannot read: {reason}; start the version that wrote it, or a "
-        "newer one",
-        path=str(path),
-    )
+_FILE: Final = RecordFile(
+    b"MLJN",
+    Content,
+    _FILE_BYTES_MAX,
+    "remove it and let the node join again, and forget the node first if the cluster knows it already",
+)

@@ -5,15 +5,7 @@ what the runs since may have lost. So a run is written down before it changes an
 worth stays written down until the cluster is known to have heard of it: a run may die before it hears that it is in,
 and what it lost is lost.
 
-The file `starts` in the node's directory, little endian, replaced as a whole:
-
-    offset  size  field
-         0     4  magic     b"MLST"
-         4     4  version   1
-         8     4  CRC-32C of the eight bytes before and of the payload
-        12     …  payload   `Record` in msgpack
-
-The header is the same in all versions, so that an older one can say that it is too old.
+The file `starts` in the node's directory is a `RecordFile` of a `Record`, with the magic b"MLST".
 
 Beside it `starts.failed`, an empty file: a disk failed in the last run. It is a name and no field, because a disk that
 takes no more bytes may still take a name; and after a failure it is the page cache of this boot that lies, so the name
@@ -26,7 +18,6 @@ that are overwritten in place (a start is no hot path, and a file that is replac
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -37,9 +28,8 @@ from uuid import uuid4
 import msgspec
 
 from mirrorlog.cluster.commands import StartKind
-from mirrorlog.commitlog.checksum import crc32c
-from mirrorlog.commitlog.files import Files, disk_named, read_file, replace_file
-from mirrorlog.errors import LogCorrupt, UnsupportedVersion
+from mirrorlog.cluster.record_file import RecordFile
+from mirrorlog.commitlog.files import Files, disk_named, replace_file
 from mirrorlog.versions import run_id
 
 logger = logging.getLogger(__name__)
@@ -54,11 +44,6 @@ FILE_BYTES_MAX: Final = 1024 * 1024
 """What is larger is no file of ours: a thousand runs take 40 KiB."""
 BOOT_ID_PATH: Final = Path("/proc/sys/kernel/random/boot_id")
 
-_MAGIC: Final = b"MLST"
-_VERSION: Final = 1
-_HEAD: Final = struct.Struct("<4sI")
-_CRC: Final = struct.Struct("<I")
-_PAYLOAD_AT: Final = _HEAD.size + _CRC.size
 _FROM_BEST: Final = (StartKind.CLEAN, StartKind.DIED, StartKind.LOSSY)
 
 
@@ -111,7 +96,7 @@ class Starts:
         version wrote, DiskFailed.
         """
         with disk_named("read", directory / FILE_NAME):
-            record = _read(files, directory / FILE_NAME)
+            record = RECORD_FILE.read(files, directory / FILE_NAME) or Record()
             failed = files.exists(directory / FAILED_NAME)
         kind = _worse(record.kind, _own_kind(record, boot_id, failed=failed))
         return cls(files, directory, record=record, start_id=new_id(), boot_id=boot_id, kind=kind)
@@ -219,7 +204,7 @@ class Starts:
         path = self._directory / FILE_NAME
         self._unwritten = True
         with disk_named("write", path):
-            replace_file(self._files, path, _encode(record))
+            replace_file(self._files, path, RECORD_FILE.encode(record))
         self._unwritten = False
 
 
@@ -255,42 +240,10 @@ def _worse(one: StartKind, other: StartKind) -> StartKind:
 # --- The file -------------------------------------------------------------------------------------------------------
 
 
-def _encode(record: Record) -> bytes:
-    payload = msgspec.msgpack.encode(record)
-    head = _HEAD.pack(_MAGIC, _VERSION)
-    return head + _CRC.pack(crc32c(payload, crc32c(head))) + payload
-
-
-def _read(files: Files, path: Path) -> Record:
-    """A blank one when there is no file. Raises OSError, LogCorrupt, UnsupportedVersion."""
-    if not files.exists(path):
-        return Record()
-    content = read_file(files, path, max_bytes=FILE_BYTES_MAX)
-    if len(content) < _PAYLOAD_AT:
-        raise _corrupt(path, f"it has {len(content)} bytes")
-    head, payload = content[: _HEAD.size], content[_PAYLOAD_AT:]
-    magic, version = _HEAD.unpack(head)
-    if magic != _MAGIC or _CRC.unpack_from(content, _HEAD.size)[0] != crc32c(payload, crc32c(head)):
-        raise _corrupt(path, "its checksum does not match")
-    if version != _VERSION:
-        raise _too_new(path, f"it has format {version}, this version knows {_VERSION}")
-    try:
-        return msgspec.msgpack.decode(payload, type=Record)
-    except msgspec.MsgspecError as error:  # its checksum is right, so this is what was written
-        raise _too_new(path, str(error)) from None
-
-
-def _corrupt(path: Path, reason: str) -> LogCorrupt:
-    return LogCorrupt(
-        f"{path} cannot be used: {reason}; remove it, then the node counts as set back to an earlier state and what it "
-        "holds is compared with the other copies",
-        path=str(path),
-    )
-
-
-def _too_new(path: Path, reason: str) -> UnsupportedVersion:
-    return UnsupportedVersion(
-        f"{path} says what this version of mirrorlog cannot read: {reason}; start the version that wrote it, or a "
-        "newer one",
-        path=str(path),
-    )
+RECORD_FILE: Final = RecordFile(
+    b"MLST",
+    Record,
+    FILE_BYTES_MAX,
+    "remove it, then the node counts as set back to an earlier state and what it holds is compared with the other "
+    "copies",
+)

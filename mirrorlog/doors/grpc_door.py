@@ -7,18 +7,14 @@ SIGTERM, SIGINT, or when the process that started it is gone. At SIGHUP it reads
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
-import time
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
 import grpc
-import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
@@ -26,12 +22,12 @@ from mirrorlog.client import Client
 from mirrorlog.config import split_address
 from mirrorlog.doors.admin_service import AdminService
 from mirrorlog.doors.consumer_service import ConsumeLimits, ConsumerService
-from mirrorlog.doors.door_tls import NO_TLS, DoorTls, add_options
+from mirrorlog.doors.door_tls import NO_TLS, DoorTls
 from mirrorlog.doors.heap import keep_freed_memory
 from mirrorlog.doors.node_watch import NodeWatch
-from mirrorlog.doors.parent import watch_parent
 from mirrorlog.doors.producer_service import ProducerService, StreamLimits
-from mirrorlog.errors import MirrorlogError, PortTaken
+from mirrorlog.doors.running import run_door
+from mirrorlog.errors import PortTaken
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2
 from mirrorlog.wire.messages import Limits
 from mirrorlog.wire.renewal import Renewal
@@ -200,45 +196,10 @@ class PortCertificate:
         return newest
 
 
-async def _main(node: str, bind: str, tls: DoorTls) -> None:
-    door = GrpcDoor(node=node, bind=bind, tls=tls)
-    loop = asyncio.get_running_loop()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, door.stop)
-    loop.add_signal_handler(signal.SIGHUP, door.renewal.ask)
-    await watch_parent(door.stop)
-    await door.run()
-
-
-def _configure_logs(bind: str, *, debug: bool) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.DEBUG if debug else logging.INFO,
-        format=f"%(asctime)s.%(msecs)03dZ %(levelname)s door={bind} %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
-    logging.Formatter.converter = time.gmtime
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
-
-
 def main() -> int:
     """Entry point; the exit code."""
-    parser = argparse.ArgumentParser(prog="mirrorlog.doors.grpc_door", description="The gRPC door of a node.")
-    parser.add_argument("--node", required=True, metavar="HOST:PORT", help="the node's client port")
-    parser.add_argument("--bind", required=True, metavar="HOST:PORT", help="where to serve; port 0: any free one")
-    parser.add_argument("--debug", action="store_true", help="debug logs, and tracebacks for errors")
-    add_options(parser)
-    arguments = parser.parse_args()
-    _configure_logs(arguments.bind, debug=arguments.debug)
     keep_freed_memory()
-    try:
-        uvloop.run(_main(arguments.node, arguments.bind, DoorTls.of(arguments)))
-    except MirrorlogError as error:
-        if arguments.debug:
-            raise
-        print(f"grpc door: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_door(GrpcDoor, prog="mirrorlog.doors.grpc_door", name="gRPC")
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ def lose_power(node: Node, *, from_offset: int) -> None:
         file.seek(from_offset)
         file.write(bytes(segment.stat().st_size - from_offset))
     path = node.data_dir / starts.FILE_NAME
-    record = msgspec.structs.replace(starts._read(OS_FILES, path), boot_id="another boot")
-    path.write_bytes(starts._encode(record))
+    record = msgspec.structs.replace(starts.RECORD_FILE.read(OS_FILES, path), boot_id="another boot")
+    path.write_bytes(starts.RECORD_FILE.encode(record))
 
 
 def mqtool(*arguments: object) -> str:
