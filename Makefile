@@ -16,7 +16,7 @@ export MIRRORLOG_JARS ?= $(CURDIR)/.build/jars
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help venv jars proto check format test torture chaos sim fuzz demo demo-keep bench bench-peers clean
+.PHONY: help venv jars proto check format test torture chaos sim fuzz demo demo-keep bench bench-peers bench-spark clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -96,6 +96,12 @@ bench-peers: venv ## fetch Kafka, NATS, RabbitMQ, RocketMQ and Redis, and measur
 	@$(BENCH_CLIENTS)
 	@$(BIN)/python -m bench.peers.install || echo "going on without those" >&2
 	$(BIN)/python -m bench --peers --out bench/results/peers.json $(BENCH)
+
+# SPARK_BENCH="--rounds 3 --only noop": see python -m bench.spark --help.
+bench-spark: venv jars ## measure reading and landing beside Parquet, delta-rs and Kafka's source, in one run
+	@$(BENCH_CLIENTS)
+	@$(BIN)/python -m bench.peers.install kafka spark-kafka || echo "going on without Kafka" >&2
+	$(BIN)/python -m bench.spark $(SPARK_BENCH)
 
 clean: ## remove .build and Python's caches; .venv stays
 	rm -rf .build

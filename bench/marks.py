@@ -155,3 +155,56 @@ MARKS: Final[tuple[Mark, ...]] = (
         0.7,
     ),
 )
+
+_NOOP: Final = r"^S1 \| {way} to noop, 1024 B, random \| throughput$"
+_LANDED: Final = r"^S2 \| {way}, 1024 B, {rows} \| throughput$"
+
+
+def _landing_marks(rows: str) -> tuple[Mark, ...]:
+    limit = _LANDED.format(way="Parquet to Delta", rows=rows)
+    return (
+        Mark(
+            f"writeStream to Delta / Spark's Parquet to Delta, {rows}",
+            _LANDED.format(way="writeStream to Delta", rows=rows),
+            limit,
+            1,
+        ),
+        Mark(f"landing / Spark's Parquet to Delta, {rows}", _LANDED.format(way="landing", rows=rows), limit, 2),
+        Mark(
+            f"landing / deltalake in one process, {rows}",
+            _LANDED.format(way="landing", rows=rows),
+            _LANDED.format(way="deltalake, one process", rows=rows),
+            None,
+        ),
+    )
+
+
+SPARK_MARKS: Final[tuple[Mark, ...]] = (
+    Mark(
+        "source / Spark's Parquet source, noop",
+        _NOOP.format(way="mirrorlog source"),
+        _NOOP.format(way="Parquet source"),
+        2,
+    ),
+    Mark(
+        "source over path / Spark's Parquet source, noop",
+        _NOOP.format(way="mirrorlog source over path"),
+        _NOOP.format(way="Parquet source"),
+        None,
+    ),
+    Mark(
+        "source / Spark's Kafka source, noop",
+        _NOOP.format(way="mirrorlog source"),
+        _NOOP.format(way="Kafka source"),
+        None,
+    ),
+    *_landing_marks("random, uncompressed"),
+    *_landing_marks("text, snappy"),
+    Mark(
+        "landing / Kafka's source into Delta",
+        _LANDED.format(way="landing", rows="random, uncompressed"),
+        _LANDED.format(way="Kafka writeStream to Delta", rows="random, uncompressed"),
+        None,
+    ),
+)
+"""Of `python -m bench.spark`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -95,7 +95,7 @@ class Ticks:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Shares (0..1) of all cores: `own`, this process and all it started that has ended; `foreign`, everything else.
+    """Shares (0..1) of all cores: `own`, this process and all that came from it; `foreign`, everything else.
 
     `total` is all that was not idle: both, and the interrupts. What a virtual machine's host took is foreign.
     """
@@ -112,7 +112,7 @@ class Busy:
             return cls(0.0, 0.0, 0.0)
         busy = elapsed - (after.idle - before.idle)
         foreign = max(0.0, busy - (after.interrupts - before.interrupts) - own_ticks)
-        return cls(own=min(1.0, own_ticks / elapsed), foreign=foreign / elapsed, total=busy / elapsed)
+        return cls(own=min(1.0, max(0.0, own_ticks) / elapsed), foreign=foreign / elapsed, total=busy / elapsed)
 
 
 class Load:
@@ -122,7 +122,7 @@ class Load:
         self._before = self._read()
 
     def busy(self) -> Busy:
-        """Until now. Own processes that still run, and those whose parent died before them, count as foreign."""
+        """Until now. Own processes that ended unnoticed, and those whose parent died before them, count as foreign."""
         (before, own_before), (now, own_now) = self._before, self._read()
         return Busy.between(before, now, own_ticks=(own_now - own_before) * os.sysconf("SC_CLK_TCK"))
 
@@ -130,7 +130,25 @@ class Load:
     def _read() -> tuple[Ticks, float]:
         own = os.times()
         spent = own.user + own.system + own.children_user + own.children_system
-        return Ticks.parse(Path("/proc/stat").read_text()), spent
+        living = sum(ticks_of_descendants(os.getpid())) / os.sysconf("SC_CLK_TCK")
+        return Ticks.parse(Path("/proc/stat").read_text()), spent + living
+
+
+def ticks_of_descendants(root: int) -> Iterator[int]:
+    """Of each process that lives and came from `root`: its processor time, and that of the children it waited for."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in parentheses, may have anything in it.
+            fields = file.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended a moment ago
+            continue
+        children.setdefault(int(fields[1]), []).append((int(file.parent.name), sum(map(int, fields[11:15]))))
+    pending = [root]
+    while pending:
+        for pid, ticks in children.get(pending.pop(), ()):
+            pending.append(pid)
+            yield ticks
 
 
 def adopt_orphans() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from bench.marks import MARKS, Verdict, judge
+from bench.marks import MARKS, SPARK_MARKS, Verdict, judge
 from bench.measure import Summary
 from bench.results import Results, Row
 from bench.workload import LIMIT, OWN, PEER, TRAP
@@ -39,9 +39,12 @@ def tables(results: Results) -> list[Lines]:
 
 
 def verdicts_of(results: Results) -> list[Verdict]:
-    """The marks by these results."""
+    """The marks by these results: of the bench that made them, or all while nothing of either was measured."""
     others = [row.summary for group in (LIMIT, PEER) for row in results.rows(group)]
-    return judge(MARKS, [row.summary for row in results.rows(OWN)], others)
+    own = [row.summary for row in results.rows(OWN)]
+    found = [judge(marks, own, others) for marks in (MARKS, SPARK_MARKS)]
+    measured = [verdicts for verdicts in found if any(each.own is not None for each in verdicts)]
+    return [verdict for verdicts in measured or found for verdict in verdicts]
 
 
 def figures_table(title: str, rows: Iterable[Row]) -> Lines:

@@ -4,7 +4,7 @@ RabbitMQ, Erlang and Redis from Debian's packages.
 Debian's packages are unpacked and not installed: no root, no service that starts, nothing outside .build, and
 `make clean` is the way back. That also holds for a machine that has a Redis of its own.
 
-    python -m bench.peers.install [kafka nats rabbitmq rocketmq redis]
+    python -m bench.peers.install [kafka nats rabbitmq rocketmq redis spark-kafka]
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ _KAFKA_JARS: Final = (
 )
 _KAFKA_WITHOUT: Final = ("org.apache.kafka:kafka-tools-api",)
 """Not on Maven Central, and not needed to run."""
+_SPARK_KAFKA_JARS: Final = (
+    f"org.apache.spark:spark-sql-kafka-0-10_2.13:{versions.SPARK}",
+    f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{versions.SPARK}",
+    f"org.apache.kafka:kafka-clients:{versions.SPARK_KAFKA_CLIENTS}",
+    f"org.apache.commons:commons-pool2:{versions.SPARK_COMMONS_POOL}",
+)
+_NOTHING_ELSE: Final = ("*:*",)
+"""Spark brings the rest, and a second one of anything must not be on its class path."""
 _RABBITMQ_JARS: Final = (f"com.rabbitmq:perf-test:{versions.RABBITMQ_PERF_TEST}",)
 
 
@@ -169,6 +177,10 @@ def _make_kafka(directory: Path) -> None:
     _fetch_jars(directory, _KAFKA_JARS, _KAFKA_WITHOUT)
 
 
+def _make_spark_kafka(directory: Path) -> None:
+    _fetch_jars(directory, _SPARK_KAFKA_JARS, _NOTHING_ELSE)
+
+
 def _make_nats(directory: Path) -> None:
     go = _program("go", "Go from https://go.dev/dl")
     module = f"github.com/nats-io/nats-server/v2@v{versions.NATS_SERVER}"
@@ -208,6 +220,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     "kafka": Recipe(versions.KAFKA, _make_kafka, ("confluent-kafka",)),
     "rabbitmq": Recipe(f"{versions.RABBITMQ}, perf-test {versions.RABBITMQ_PERF_TEST}", _make_rabbitmq),
     "redis": Recipe(versions.REDIS, _make_redis, ("redis",)),
+    "spark-kafka": Recipe(versions.SPARK, _make_spark_kafka, ("confluent-kafka", "pyspark")),
     "rocketmq": Recipe(f"{versions.ROCKETMQ} # {_sources('rocketmq_java')}", _make_rocketmq),
 }
 

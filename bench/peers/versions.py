@@ -16,5 +16,10 @@ RABBITMQ_PERF_TEST: Final = "2.22.1"
 REDIS: Final = "7.0.15"
 ROCKETMQ: Final = "5.5.0"
 
+SPARK: Final = "4.2.0"
+"""Of Spark's source for Kafka, which must be that of pyspark; with the libraries that it was built with."""
+SPARK_KAFKA_CLIENTS: Final = "3.9.2"
+SPARK_COMMONS_POOL: Final = "2.13.1"
+
 JAVA_MAJOR_MIN: Final = 17
 """Kafka's servers need it."""

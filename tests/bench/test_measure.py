@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 
-from bench.measure import Busy, Figure, Load, Ticks, latencies, percentile, publish_figures, summarise
+from bench.measure import (
+    Busy,
+    Figure,
+    Load,
+    Ticks,
+    latencies,
+    percentile,
+    publish_figures,
+    summarise,
+    ticks_of_descendants,
+)
 
 
 def test_rounds_become_minimum_median_maximum() -> None:
@@ -64,3 +79,17 @@ def test_the_load_counts_own_work_as_own() -> None:
     while (busy := load.busy()).own == 0.0:
         sum(range(100_000))
     assert 0.0 < busy.own <= 1.0
+
+
+def test_processes_that_still_run_are_counted_with_what_came_from_them() -> None:
+    """A child has a child of its own that computes; time must show for both."""
+    grandchild = [sys.executable, "-c", "while True: sum(range(100_000))"]
+    code = f"import subprocess; p = subprocess.Popen({grandchild!r}); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        pid = int(child.stdout.readline())
+        try:
+            while len([ticks for ticks in ticks_of_descendants(os.getpid()) if ticks > 0]) < 2:
+                os.sched_yield()
+        finally:
+            os.kill(pid, signal.SIGKILL)
