@@ -319,6 +319,7 @@ class LimitSettings(_Section):
     max_connections: int = Field(4096, ge=1)
     max_queues: int = Field(100_000, ge=1)
     max_groups_per_queue: int = Field(10_000, ge=1)
+    max_holds_per_queue: int = Field(64, ge=1, le=1000, description="of landings, ended ones among them")
     max_producers: int = Field(100_000, ge=1, description="remembered per log, with a queue each; the longest idle go")
     producer_expiry_ms: int = Field(
         24 * 3600 * 1000,
@@ -367,6 +368,9 @@ class LogSettings(_Section):
         "are at most so much of these; 0: never",
     )
     retention_copy_bytes: int = Field(32 * _MIB, ge=64 * _KIB, description="and at most so much of them a second")
+    hold_bytes: int = Field(
+        -1, ge=-1, description="a landing's hold that keeps more of the log is ended; -1: no limit, a full disk is one"
+    )
     disk_low_percent: float = Field(
         10, ge=0, le=99, description="of the disk; with less free, or no room for another segment, it is warned"
     )

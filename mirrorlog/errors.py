@@ -193,6 +193,21 @@ class QueueExists(MirrorlogError):
     exit_code = 6
 
 
+class HoldTaken(MirrorlogError):
+    """Another landing holds the queue's records under this name; details carry its `holder`, its `epoch`, and
+    `left_ms`, what is left of its lease."""
+
+    code = "HOLD_TAKEN"
+    grpc_status = "FAILED_PRECONDITION"
+    exit_code = 6
+
+
+class NoSuchHold(MirrorlogError):
+    code = "NO_SUCH_HOLD"
+    grpc_status = "NOT_FOUND"
+    exit_code = 5
+
+
 class OffsetOutOfRange(MirrorlogError):
     """A position below the begin or beyond the end; details carry `begin` and `next`, as far as they are known."""
 
@@ -206,6 +221,25 @@ class PositionLost(OffsetOutOfRange):
     records was declared, and it is no retention. `details["go_on_at"]` is the first queue offset behind the gap."""
 
     code = "POSITION_LOST"
+
+
+class TierUnreachable(MirrorlogError):
+    """Records that a log has no more are in a Delta table, and that cannot be read from here; details carry its
+    `location`."""
+
+    code = "TIER_UNREACHABLE"
+    grpc_status = "UNAVAILABLE"
+    exit_code = 9
+    retriable = True
+
+
+class TierBroken(MirrorlogError):
+    """The Delta table that should have a queue's older records is another queue's, or has rows twice or lacks some;
+    details carry its `location`, and `go_on_at`, the queue offset behind what is missing."""
+
+    code = "TIER_BROKEN"
+    grpc_status = "DATA_LOSS"
+    exit_code = 15
 
 
 class NotCurrent(MirrorlogError):

@@ -24,6 +24,7 @@ from mirrorlog.errors import UnsupportedVersion
 BROUGHT: Final[Mapping[int, str]] = {
     1: "the cluster: membership, masters, in-sync sets, declared losses",
     2: "the cluster version itself: start ids that name one, the command that raises it",
+    3: "holds: landings that keep a queue's records, and what is tiered",
 }
 """What each version has that the one before cannot read."""
 
@@ -32,6 +33,10 @@ OWN: Final = max(BROUGHT)
 """Of this software."""
 MIN: Final = max(FIRST, OWN - 1)
 """The oldest cluster that this software works in."""
+
+HOLDS: Final = 3
+"""Since then a log may hold holds. A master of the software before would free what they keep, and forget them with its
+next checkpoint."""
 
 _MARK: Final = re.compile(r"\.v([1-9][0-9]{0,5})")
 
@@ -65,6 +70,11 @@ def misfit(version: int, active: int) -> str:
 
 
 def check_supported(active: int) -> None:
-    """Raises UnsupportedVersion when this software does not work in a cluster that runs at `active`."""
-    if reason := misfit(OWN, active):
+    """Raises UnsupportedVersion when this software cannot read what a cluster writes that runs at `active`.
+
+    What older ones wrote it reads, for a disk begins with it: a cluster that was founded at one version and has risen
+    tells so entry by entry. Whether it works in the cluster is asked when it registers.
+    """
+    if active > OWN:
+        reason = misfit(OWN, active)
         raise UnsupportedVersion(reason, cluster_version=active, software_version=OWN)

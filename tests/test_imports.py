@@ -26,7 +26,8 @@ ALLOWED: dict[str, set[str]] = {
     "doors": {"client", "wire", *BATCHES, *BOTTOM},
     # Offline, on the disks of nodes that are stopped.
     "tools": {"client", "wire", "commitlog", "cluster.recovering", *BOTTOM},
-    "spark": {"client", "wire", "commitlog", *BOTTOM},
+    # Offline too: of queues it knows what their changes in the log mean, and nothing of who makes them.
+    "spark": {"client", "wire", "commitlog", "queues.changes", *BOTTOM},
     # Starts nodes as processes, so it needs nothing of their inside.
     "testing": {"client", "wire", *BOTTOM},
 }

@@ -34,10 +34,10 @@ def test_software_works_at_its_version_and_the_one_before() -> None:
 
 
 def test_this_software_works_from_the_oldest_to_its_own() -> None:
-    """And in no newer cluster; by asking for each."""
+    """And in no newer cluster; by asking for each. What is older can be read: a disk may begin with it."""
     assert sorted(versions.BROUGHT) == list(range(versions.FIRST, versions.OWN + 1))
     assert versions.OWN - versions.MIN == 1
-    for active in (versions.MIN, versions.OWN):
+    for active in (versions.FIRST, versions.MIN, versions.OWN):
         versions.check_supported(active)
     with pytest.raises(UnsupportedVersion, match=f"the cluster runs at version {versions.OWN + 1}, and"):
         versions.check_supported(versions.OWN + 1)

@@ -66,6 +66,12 @@ class EventRing:
         text = f"{node or 'a node'} coordinates the cluster, term {term}"
         self._add(Event(kind="coordinator_changed", text=text, node=node, details={"term": term}), self._now_us())
 
+    # --- what a log's master has to tell ---
+
+    def happened(self, event: Event) -> None:
+        """Something that this node decided in a log that it masters."""
+        self._add(event, self._now_us())
+
     # --- for who asks ---
 
     @property

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from mirrorlog.broker.in_sync_keeper import Decides
+from mirrorlog.cluster.events import Event
 from mirrorlog.commitlog.files import Files
 from mirrorlog.config import Member, Settings
 from mirrorlog.errors import MirrorlogError
@@ -46,10 +47,14 @@ class Helpers:
             helper.shutdown(wait=True, cancel_futures=True)
 
 
+def _ignore(event: Event) -> None:
+    """Nobody keeps a chronicle."""
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends. `member`: where a node
-    is reached, as far as that is known."""
+    is reached, as far as that is known. `tell`: the node's chronicle, of what a log's master has to tell."""
 
     settings: Settings
     start_id: str
@@ -60,3 +65,4 @@ class Host:
     files: Files
     member: Callable[[str], Member | None]
     credentials: Credentials = OPEN
+    tell: Callable[[Event], None] = _ignore

@@ -39,6 +39,7 @@ from msgspec.structs import replace
 
 from mirrorlog.broker.disk_limits import DiskReport
 from mirrorlog.broker.fetch import Fetcher
+from mirrorlog.broker.hold_keeper import HoldKeeper
 from mirrorlog.broker.host import Host
 from mirrorlog.broker.maintenance import Maintenance
 from mirrorlog.broker.past_keeper import PastKeeper
@@ -211,6 +212,11 @@ class HostedLog:
         """Whether this node masters the log and its epoch's first batch is confirmed: so is, to its knowledge, all that
         ever was."""
         return isinstance(self.role, MasterRole) and self.role.begun
+
+    @property
+    def hold_keeper(self) -> HoldKeeper | None:
+        """Whose leases run, as the log's master knows; None elsewhere."""
+        return self.role.holds if isinstance(self.role, MasterRole) else None
 
     @property
     def leapt(self) -> bool:

@@ -183,6 +183,7 @@ class Node:
         self._view.service = service
         service.chronicle = events = EventRing(now_us=now_us, known_to=service.driver.raft.log.last_index)
         server.operations = Operations(service, events)
+        server.chronicle = events.happened
         accept = server.ha.accept
         accept.welcome = replace(accept.welcome, incarnation=service.state.incarnation, runs=starts.known)
         damaged = await self._open_logs(service.foreseen())

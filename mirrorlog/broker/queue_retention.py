@@ -1,5 +1,5 @@
-"""The retention of queues with limits of their own, on the node that masters their log. Thin: `commitlog.retention`
-decides.
+"""The retention of queues with limits of their own, or held by landings, on the node that masters their log. Thin:
+`commitlog.retention` decides.
 
 A round says, in the log, where queues begin now; then it moves the log's begin behind the segments in which nothing is
 alive; and of the first one that is worth it, it appends what is alive once more. Only when all copies that count have
@@ -36,6 +36,7 @@ from mirrorlog.commitlog.retention import (
 )
 from mirrorlog.errors import IndexDoubtful, LogUnavailable, MirrorlogError
 from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, encode_change
+from mirrorlog.queues.registry import tier_keep_us
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class QueueRetention:
         # See `decide`.
         self._copied: dict[int, bool] = {}
         self._copied_to = 0
+        self._held_at = 0
         self._asked = 0
         self._walk: LiveRuns | None = None
         self._allowed_bytes = float(copy_bytes)
@@ -96,7 +98,8 @@ class QueueRetention:
     @property
     def due(self) -> bool:
         """Whether this log has queues that do not live by its limits alone."""
-        return bool(self._replica.queues.limits or self._replica.queues.begins)
+        replica = self._replica
+        return bool(replica.queues.limits or replica.queues.begins or any(replica.holds.live()))
 
     @property
     def ready(self) -> bool:
@@ -145,14 +148,19 @@ class QueueRetention:
     async def _step(self, limits: RetentionLimits) -> bool:
         """One step; whether another one may follow at once."""
         await self._survey()
-        log, queues = self._replica.log, self._replica.queues
+        log, holds = self._replica.log, self._replica.holds
+        if holds.lowered != self._held_at:
+            # What a hold keeps now may not be among what was copied before it.
+            self._copied.clear()
+            self._walk = None
+        held_at = self._held_at = holds.lowered
         decision, seconds = await self._run(
             self._past_helper,
             partial(
                 _timed,
                 decide,
                 self._segments(),
-                Queues(dict(queues.limits), dict(queues.begins)),
+                self._queues(),
                 begin=self._begin,
                 end=log.end,
                 at_most=min(log.confirmed, log.state_from),
@@ -164,11 +172,21 @@ class QueueRetention:
         )
         self._not_before = self._now() + PAUSE * seconds
         self._check_running()
-        await self._raise_begins(decision.queue_begins)
+        if not await self._raise_begins(decision.queue_begins, held_at=held_at):
+            return True
         if decision.begin is not None:
             self._publisher.append_control(encode_change(BeginMoved(log_offset=decision.begin)))
             self._asked = decision.begin
         return decision.copy is not None and await self._copy(decision.copy)
+
+    def _queues(self) -> Queues:
+        queues, holds = self._replica.queues, self._replica.holds
+        tiers = {
+            queue_id: tier_keep_us(queues.find_id(queue_id).arguments)
+            for queue_id in holds.tiered()
+            if queues.has_id(queue_id)
+        }
+        return Queues(dict(queues.limits), dict(queues.begins), holds.floors(), tiers)
 
     @property
     def _name(self) -> str:
@@ -202,11 +220,17 @@ class QueueRetention:
                 found.append(self._parts[info.start])
         return found
 
-    async def _raise_begins(self, begins: Mapping[int, int]) -> None:
+    async def _raise_begins(self, begins: Mapping[int, int], *, held_at: int) -> bool:
+        """Whether nobody has come to hold more since `held_at`: what is to be freed is to be decided anew then. When it
+        is true it was so a moment ago, in this step of the loop."""
         items = iter(begins.items())
-        while some := dict(islice(items, BEGINS_PER_CHANGE)):
+        while self._replica.holds.lowered == held_at:
+            some = dict(islice(items, BEGINS_PER_CHANGE))
+            if not some:
+                return True
             self._publisher.append_control(encode_change(QueueBeginsMoved(begins=some)))
             await self._let_others()
+        return False
 
     # --- copies ---
 
@@ -215,12 +239,14 @@ class QueueRetention:
         if self._replica.confirmed < self._copied_to:
             return False
         runs = self._walk_over(segment)
-        total = 0
+        total, held_at = 0, self._replica.holds.lowered
         while not self._publisher.data_refused and self._may_copy():
             # A piece that fails is met again.
             self._walk = None
             piece = await self._ask(lambda past: runs.next_piece(past, PIECE_BYTES))
             self._check_running()
+            if self._replica.holds.lowered != held_at:
+                return True  # there may be more to copy than was looked for
             if not piece:
                 self._copied[segment.start] = segment.expired
                 if total:
@@ -239,7 +265,12 @@ class QueueRetention:
         if walk is not None and (walk.start, walk.own, walk.expired) == (segment.start, own, segment.expired):
             return walk
         return LiveRuns(
-            segment.start, log_begin=self._replica.begin, begins=dict(queues.begins), own=own, expired=segment.expired
+            segment.start,
+            log_begin=self._replica.begin,
+            begins=dict(queues.begins),
+            own=own,
+            expired=segment.expired,
+            floors=self._replica.holds.floors(),
         )
 
     def _may_copy(self) -> bool:
@@ -277,7 +308,10 @@ class QueueRetention:
         other nodes may have let go already what is below."""
         firsts = first_queue_offsets(self._segments(), queue_ids) if queue_ids else {}
         index = self._replica.index
-        await self._raise_begins({queue_id: max(base, index.begin(queue_id)) for queue_id, base in firsts.items()})
+        begins = {queue_id: max(base, index.begin(queue_id)) for queue_id, base in firsts.items()}
+        # They are begun at what is there: no hold can be below.
+        while not await self._raise_begins(begins, held_at=self._replica.holds.lowered):
+            pass
 
     def _append(self, batches: Sequence[memoryview]) -> None:
         """Raises MirrorlogError; some may be there then, and are met again."""

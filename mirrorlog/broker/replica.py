@@ -48,6 +48,7 @@ from mirrorlog.queues.changes import (
     encode_change,
 )
 from mirrorlog.queues.checkpoint import CheckpointTracker
+from mirrorlog.queues.holds import HoldTable
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.queues.registry import QueueRegistry, id_base_of
 
@@ -106,6 +107,7 @@ class Replica:
             groups_max=settings.limits.max_groups_per_queue,
             id_base=id_base_of(self.assignment.log_number),
         )
+        self.holds = HoldTable(per_queue_max=settings.limits.max_holds_per_queue)
         self.producers = self._no_producers()
         self._producers_left: ProducerTable | None = None
         self.checkpoints = CheckpointTracker()
@@ -502,7 +504,7 @@ class Replica:
     def aligned(self) -> None:
         """After `align`, back on the loop: what was derived from cut bytes goes too."""
         self.log = self._opened
-        for derived in (self.index, self.queues, self.checkpoints, self.begins):
+        for derived in (self.index, self.queues, self.holds, self.checkpoints, self.begins):
             derived.cut(self.log.end)
         if self._producers_left is not None:
             self.producers, self._producers_left = self._producers_left, None
@@ -639,6 +641,7 @@ class Replica:
             self._apply_checkpoint(header, batch)
         elif kind not in _NUMBERED:
             self.queues.apply(header, batch)
+            self.holds.apply(header, batch)
             self.begins.apply(header, batch)
             if kind == _CONTROL:
                 self._apply_leaps(header, batch)
@@ -655,6 +658,7 @@ class Replica:
     def _apply_checkpoint(self, header: BatchHeader, batch: memoryview) -> None:
         states = decode_checkpoint(batch)
         self.queues.restore(header, states)
+        self.holds.restore(header, states)
         self.producers.restore(header, states)
         self.checkpoints.follow(header, states)
         self.begins.restore(header, states)
@@ -668,6 +672,7 @@ class Replica:
 
     def _confirm_derived(self, log_offset: int) -> Set[int]:
         begins = self.queues.confirm(log_offset)
+        self.holds.confirm(log_offset)
         self.checkpoints.confirm(log_offset)
         self._opened.set_state_from(self.checkpoints.state_from)
         gained = self.index.confirm(log_offset)

@@ -8,37 +8,51 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
+from mirrorlog import versions
+from mirrorlog.broker.hold_keeper import HoldKeeper
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.operations import Operations
 from mirrorlog.broker.publish import not_master
+from mirrorlog.broker.status import hold_info
 from mirrorlog.config import LogAssignment, Member, Settings
-from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError
-from mirrorlog.queues.changes import PositionCommitted
+from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, UnsupportedVersion
+from mirrorlog.queues.changes import HoldEnded, PositionCommitted, encode_change
+from mirrorlog.queues.holds import RELEASED, Hold, Wish, taken
 from mirrorlog.queues.registry import Queue, check_declaration, no_such_queue
 from mirrorlog.wire.messages import (
     ClusterStatus,
     CommitPosition,
     DeclareQueue,
     Done,
+    EndHold,
     FetchPosition,
     FindOffset,
     FoundOffset,
     FoundPosition,
     GetMetadata,
     GetStatus,
+    HoldGiven,
+    HoldsFound,
+    ListHolds,
     Message,
     Metadata,
     NodeInfo,
     Position,
     QueueInfo,
+    SetHold,
     Status,
+    TierInfo,
 )
 
 logger = logging.getLogger(__name__)
 
 DECLARATION_BYTES_MAX: Final = 32 * 1024
 """A queue with its arguments, as a batch. Far below any `max_batch_bytes`, above which no mirror takes a batch."""
+
+FOLLOW_S: Final = 2.0
+"""How long the answer to a landing waits for the log's begin to be where it was decided."""
+FOLLOW_LOOK_S: Final = 0.01
 
 Respond = Callable[[Message | MirrorlogError], None]
 
@@ -62,6 +76,9 @@ class ClusterView(Protocol):
 
     def version(self) -> int:
         """Of the newest decision that is known here."""
+
+    def cluster_version(self) -> int:
+        """What may be written; see `mirrorlog.versions`."""
 
     def placed(self, queue: str) -> UUID | None:
         """The log that a queue is in, if it was ever declared."""
@@ -100,6 +117,9 @@ class Requests:
             FindOffset: self._find_offset,
             CommitPosition: self._commit_position,
             FetchPosition: self._fetch_position,
+            SetHold: self._set_hold,
+            EndHold: self._end_hold,
+            ListHolds: self._list_holds,
             GetStatus: lambda message, respond: self._status(),
         }
 
@@ -214,6 +234,132 @@ class Requests:
         log.publisher.when_confirmed(lambda error: respond(error or answer()))
         return None
 
+    # --- holds ---
+
+    def _set_hold(self, message: SetHold, respond: Respond) -> Message | None:
+        if (older := self._older_than_holds()) is not None:
+            respond(older)
+            return None
+        log, queue = self._find(message.queue)
+        self._once_known(log, respond, lambda: self._set_hold_in(log, queue, message, respond))
+        return None
+
+    def _set_hold_in(self, log: HostedLog, queue: Queue, message: SetHold, respond: Respond) -> None:
+        replica, keeper, queue_id = log.replica, self._keeper(log), queue.queue_id
+        old = replica.holds.newest(queue_id).get(message.name)
+        wish = Wish(
+            message.name,
+            message.holder,
+            message.queue_offset,
+            message.lease_ms,
+            message.location,
+            message.tiered,
+            message.take_over,
+            message.epoch,
+        )
+        left_ms = keeper.left_ms(queue_id, old, _now()) if old is not None else 0
+        change = replica.holds.set(
+            queue_id, wish, next_confirmed=replica.index.next_confirmed(queue_id), left_ms=left_ms
+        )
+
+        def done(error: MirrorlogError | None) -> None:
+            if error is not None:
+                respond(error)
+            else:
+                self._later(self._give_hold(log, queue, wish, old, respond), respond)
+
+        if change is not None:
+            log.publisher.append_change(encode_change(change, queue_id=queue_id), done)
+        else:
+            # Nothing is to be written; but a node that has been replaced must not say that the lease runs.
+            log.publisher.when_confirmed(done)
+
+    async def _give_hold(self, log: HostedLog, queue: Queue, wish: Wish, old: Hold | None, respond: Respond) -> None:
+        """When the log begins where it was decided before the hold: then `begin` tells what the landing has missed."""
+        replica, keeper = log.replica, self._keeper(log)
+        hold = replica.holds.confirmed(queue.queue_id).get(wish.name)
+        if hold is None or not hold.live:
+            raise LogUnavailable(f"the hold of landing {wish.name!r} was ended at its confirm; ask again")
+        if hold.holder != wish.holder:
+            raise taken(hold, keeper.left_ms(queue.queue_id, hold, _now()))
+        keeper.renewed(queue.queue_id, hold.name, _now())
+        keeper.was_set(queue.queue_id, old, hold)
+        decided, give_up_at = replica.begin_decided, _now() + FOLLOW_S
+        while replica.usable and replica.begin < decided and _now() < give_up_at:  # noqa: ASYNC110  (nobody tells)
+            await asyncio.sleep(FOLLOW_LOOK_S)
+        respond(HoldGiven(hold=hold_info(replica, queue, hold, keeper, _now())))
+
+    def _end_hold(self, message: EndHold, respond: Respond) -> Message | None:
+        if (older := self._older_than_holds()) is not None:
+            respond(older)
+            return None
+        log, queue = self._find(message.queue)
+        self._once_known(log, respond, lambda: self._end_hold_in(log, queue, message, respond))
+        return None
+
+    def _end_hold_in(self, log: HostedLog, queue: Queue, message: EndHold, respond: Respond) -> None:
+        holds, keeper = log.replica.holds, self._keeper(log)
+        hold = holds.newest(queue.queue_id).get(message.name)
+        change = holds.end(queue.queue_id, message.name, RELEASED, holder=message.holder)
+        if change is None or hold is None:
+            log.publisher.when_confirmed(lambda error: respond(error or Done()))
+            return
+        ended: HoldEnded = change
+
+        def done(error: MirrorlogError | None) -> None:
+            if error is None:
+                keeper.ended(queue.queue_id, hold, ended)
+            respond(error or Done())
+
+        log.publisher.append_change(encode_change(change, queue_id=queue.queue_id), done)
+
+    def _list_holds(self, message: ListHolds, respond: Respond) -> None:
+        log, queue = self._find(message.queue)
+
+        def answer() -> None:
+            holds = log.replica.holds.confirmed(queue.queue_id)
+            now = _now()
+            found = [hold_info(log.replica, queue, hold, log.hold_keeper, now) for _, hold in sorted(holds.items())]
+            respond(HoldsFound(holds=found))
+
+        self._once_known(log, respond, answer)
+
+    def _keeper(self, log: HostedLog) -> HoldKeeper:
+        """Raises NotMaster."""
+        keeper = log.hold_keeper
+        if keeper is None:
+            raise not_master(log.name, self._view.master(log.log_id))
+        return keeper
+
+    def _older_than_holds(self) -> UnsupportedVersion | None:
+        """Why no holds are written yet. To be answered, not raised: the connection is sound."""
+        active = self._view.cluster_version()
+        if active >= versions.HOLDS:
+            return None
+        return UnsupportedVersion(
+            f"the cluster runs at version {active}, and holds came with version {versions.HOLDS}: update all nodes",
+            cluster_version=active,
+            needed=versions.HOLDS,
+        )
+
+    def _once_known(self, log: HostedLog, respond: Respond, act: Callable[[], None]) -> None:
+        """Act on the log's master, once it knows what its predecessor confirmed (invariant 4). Raises NotMaster."""
+        if log.knows_confirmed:
+            act()
+            return
+
+        async def later() -> None:
+            # In a step of its own: what is confirmed is known a moment after who waits for it is told.
+            act()
+
+        def known(error: MirrorlogError | None) -> None:
+            if error is not None:
+                respond(error)
+            else:
+                self._later(later(), respond)
+
+        log.publisher.when_confirmed(known)
+
     @staticmethod
     async def _operate(answer: Awaitable[Message], respond: Respond) -> None:
         respond(await answer)
@@ -284,6 +430,8 @@ class Requests:
             producer_epoch=replica.producers.epoch_floor,
             arguments=queue.arguments,
             current=log.knows_confirmed or not log.masters,
+            tiers=_tiers(log, queue),
+            gaps=_gaps(log, queue),
         )
 
     def _as_metadata(self, queues: list[QueueInfo], missing: list[str]) -> Metadata:
@@ -307,3 +455,22 @@ class Requests:
             missing=missing,
             version=self._view.version(),
         )
+
+
+def _now() -> float:
+    """The loop's clock, in s: that of the leases."""
+    return asyncio.get_running_loop().time()
+
+
+def _tiers(log: HostedLog, queue: Queue) -> list[TierInfo]:
+    """The tables that have more first. Ended holds too: what was landed is there still."""
+    holds = log.replica.holds.confirmed(queue.queue_id).values()
+    found = [TierInfo(name=hold.name, location=hold.location, next=hold.queue_offset) for hold in holds if hold.tiered]
+    return sorted(found, key=lambda tier: (-tier.next, tier.name))
+
+
+def _gaps(log: HostedLog, queue: Queue) -> list[tuple[int, int]]:
+    index, queue_id = log.replica.index, queue.queue_id
+    first, following = index.gap(queue_id)
+    there = index.begin(queue_id) <= first < following <= index.next_confirmed(queue_id)
+    return [(first, following)] if there else []

@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 
 
 class Retention:
-    """One log that this node masters. `queues`: takes over while the log has queues with limits of their own."""
+    """One log that this node masters. `queues`: takes over while the log has queues with limits of their own, or
+    held by landings."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Retention:
     def check(self) -> None:
         """Move the begin if anything can go; after a flush, a few times a second at most."""
         log = self._replica.log
-        segments, known = log.segments(), max(log.begin, self._asked)
+        segments, known = log.segments(), max(self._replica.begin_ahead, self._asked)
         limits = self._limits
         queues_due = self._queues.due
         if self._disk_low and (self._queues.ready or not queues_due):

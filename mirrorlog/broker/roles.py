@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from mirrorlog import __version__
 from mirrorlog.broker.disk_limits import DiskReport, DiskState
+from mirrorlog.broker.hold_keeper import HoldKeeper
 from mirrorlog.broker.host import Host, now_us
 from mirrorlog.broker.in_sync_keeper import InSyncKeeper
 from mirrorlog.broker.publish import ElsewhereLog, Publisher
@@ -25,7 +26,7 @@ from mirrorlog.broker.queue_retention import QueueRetention
 from mirrorlog.broker.replica import Replica
 from mirrorlog.broker.retention import Retention
 from mirrorlog.broker.state_keeper import StateKeeper
-from mirrorlog.broker.status import master_status, mirror_status, resting_status
+from mirrorlog.broker.status import hold_infos, master_status, mirror_status, resting_status
 from mirrorlog.commitlog.epochs import ENTRIES_MAX
 from mirrorlog.commitlog.retention import RetentionLimits
 from mirrorlog.config import Member, Settings
@@ -133,6 +134,13 @@ class MasterRole:
         )
         self._state = StateKeeper(replica, self.publisher, batch_bytes_max=settings.limits.max_batch_bytes)
         self.retention = _retention(host, replica, self.publisher)
+        self.holds = HoldKeeper(
+            replica,
+            self.publisher,
+            hold_bytes=settings.log.hold_bytes,
+            past_helper=host.helpers.index,
+            tell=host.tell,
+        )
         self._reads: list[asyncio.Task[None]] = []
         self._leapt_at: int | None = None
         self.checks = (self._state.wake, self.retention.check)
@@ -174,6 +182,8 @@ class MasterRole:
         self._in_sync.tick(now)
         alone_s = now - self._host.cluster.contact_at(now)
         self.publisher.cut_off = alone_s * 1000 > self._host.settings.cluster.node_timeout_ms
+        if self.begun:
+            self.holds.tick(now)
 
     def learned(self, in_sync: InSyncSet) -> None:
         """The cluster has decided this, for the epoch of this mastership."""
@@ -190,7 +200,8 @@ class MasterRole:
 
     def status(self, now: float, now_us: int) -> LogStatus:
         fall_behind = self._host.settings.ha.slave_fall_behind_bytes_max
-        return master_status(self._replica, self.mastership, fall_behind_bytes=fall_behind, now=now, now_us=now_us)
+        status = master_status(self._replica, self.mastership, fall_behind_bytes=fall_behind, now=now, now_us=now_us)
+        return replace(status, holds=hold_infos(self._replica, self.holds, now))
 
     def fence(self, elsewhere: ElsewhereLog) -> None:
         replica, accept = self._replica, self._host.ha.accept
@@ -205,6 +216,7 @@ class MasterRole:
 
     async def end(self) -> None:
         await self.retention.stop()
+        await self.holds.stop()
         await asyncio.gather(*self._reads, return_exceptions=True)
 
 

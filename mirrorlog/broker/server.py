@@ -24,6 +24,7 @@ from mirrorlog.broker.in_sync_keeper import Decides
 from mirrorlog.broker.operations import Operations
 from mirrorlog.broker.requests import ClusterView, Requests
 from mirrorlog.broker.status import disk_status, node_counts, with_disk
+from mirrorlog.cluster.events import Event
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.config import LogAssignment, Settings
@@ -77,7 +78,11 @@ class Server:
                 credentials=credentials,
             )
         )
-        self._host = Host(settings, start_id, self.ha, self.helpers, failed, cluster, files, view.member, credentials)
+        self.chronicle: Callable[[Event], None] | None = None
+        """What happens to this node's logs is told there; set before it listens."""
+        self._host = Host(
+            settings, start_id, self.ha, self.helpers, failed, cluster, files, view.member, credentials, self._tell
+        )
         self._door: NativeDoor | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._stopping = False
@@ -151,6 +156,10 @@ class Server:
     def _disk_measured(self, report: DiskReport) -> None:
         for log in self.logs:
             log.disk_measured(report)
+
+    def _tell(self, event: Event) -> None:
+        if self.chronicle is not None:
+            self.chronicle(event)
 
     # --- time ---
 

@@ -55,6 +55,7 @@ class StateKeeper:
                 log_begin=lambda: replica.begins.newest,
                 batch_bytes_max=self._batch_bytes_max,
                 gaps=replica.index.gaps,
+                holds=replica.holds,
             )
             asyncio.get_running_loop().call_later(DELAY_S, self._turn)
 

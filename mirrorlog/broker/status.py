@@ -14,9 +14,12 @@ from mirrorlog.config import LogAssignment
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.mastership import Mastership
+from mirrorlog.queues.holds import Hold
+from mirrorlog.queues.registry import Queue
 from mirrorlog.wire.messages import (
     DiskStatus,
     GroupStatus,
+    HoldInfo,
     LogCounts,
     LogStatus,
     MirrorStatus,
@@ -27,6 +30,7 @@ from mirrorlog.wire.messages import (
 
 if TYPE_CHECKING:
     from mirrorlog.broker.door import NativeDoor
+    from mirrorlog.broker.hold_keeper import HoldKeeper
     from mirrorlog.ha.accept import AcceptSocketService
     from mirrorlog.ha.client_service import HAClientService
 
@@ -138,6 +142,38 @@ def _log(replica: Replica, *, role: str, state: str, reason: str, mirrors: list[
         mirrors=mirrors,
         queues=_queues(replica),
         groups=_groups(replica),
+        holds=hold_infos(replica, None, 0.0),
+    )
+
+
+def hold_infos(replica: Replica, keeper: HoldKeeper | None, now: float) -> list[HoldInfo]:
+    """All holds of a log, in the order of its queues, as `hold_info` tells of each."""
+    return [
+        hold_info(replica, queue, hold, keeper, now)
+        for queue in replica.queues
+        for _, hold in sorted(replica.holds.confirmed(queue.queue_id).items())
+    ]
+
+
+def hold_info(replica: Replica, queue: Queue, hold: Hold, keeper: HoldKeeper | None, now: float) -> HoldInfo:
+    """A hold on a queue. `keeper`: of the log's master, None elsewhere; `now`: the loop's clock in s."""
+    index, queue_id = replica.index, queue.queue_id
+    following = index.next_confirmed(queue_id)
+    return HoldInfo(
+        queue=queue.name,
+        name=hold.name,
+        holder=hold.holder,
+        epoch=hold.epoch,
+        queue_offset=hold.queue_offset,
+        lease_ms=hold.lease_ms,
+        left_ms=keeper.left_ms(queue_id, hold, now) if keeper is not None else -1,
+        location=hold.location,
+        tiered=hold.tiered,
+        ended=hold.ended,
+        begin=index.begin(queue_id),
+        next=following,
+        lag=max(0, following - hold.queue_offset),
+        kept_bytes=keeper.kept_bytes(queue_id, hold.name) if keeper is not None and hold.live else -1,
     )
 
 

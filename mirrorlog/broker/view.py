@@ -7,6 +7,7 @@ from math import inf
 from typing import Any, Final
 from uuid import UUID
 
+from mirrorlog import versions
 from mirrorlog.broker.hosting import assignment_of
 from mirrorlog.broker.placing import place_for
 from mirrorlog.cluster.advice import advice
@@ -68,6 +69,10 @@ class View:
     def version(self) -> int:
         """Of the newest decision that is known here."""
         return self._known.version if self._known is not None else 0
+
+    def cluster_version(self) -> int:
+        """What may be written; see `mirrorlog.versions`."""
+        return self._known.cluster_version if self._known is not None else versions.FIRST
 
     def placed(self, queue: str) -> UUID | None:
         """The log that a queue is in, if it was ever declared."""

@@ -35,12 +35,17 @@ from mirrorlog.wire.messages import (
     Done,
     Drained,
     DrainNode,
+    EndHold,
     Events,
     FetchPosition,
     ForgetNode,
     FoundPosition,
     GetEvents,
     GetStatus,
+    HoldGiven,
+    HoldInfo,
+    HoldsFound,
+    ListHolds,
     Message,
     Metadata,
     Position,
@@ -48,6 +53,7 @@ from mirrorlog.wire.messages import (
     QueueInfo,
     Rebalance,
     Rebalanced,
+    SetHold,
     Status,
 )
 
@@ -142,6 +148,55 @@ class Admin:
         """Store where a group stands; returns when it is confirmed by all copies. Raises Refused or OutcomeUnknown."""
         message = CommitPosition(queue=queue, group=group, position=position)
         await ask_master(self._client, queue, message, Done, insist=True)
+
+    # --- for landings ---
+
+    async def set_hold(
+        self,
+        queue: str,
+        name: str,
+        *,
+        holder: str,
+        queue_offset: int,
+        lease_ms: int,
+        location: str = "",
+        tiered: bool = False,
+        take_over: bool = False,
+        epoch: int = 0,
+    ) -> HoldInfo:
+        """Have the queue's records from `queue_offset` on kept for landing `name`, or renew that; confirmed when this
+        returns. What lies below the answer's `begin` was gone before.
+
+        `holder`: who asks; another one in every run of the landing. `lease_ms`: renew within this time, or the hold
+        expires; it begins anew with every call, whatever else changes. The same holder's queue offset only rises; a
+        smaller one is passed over. `epoch`: of the answer to the registration, for renewals: then one that lost the
+        hold meanwhile is told. `location`: of the Delta table that has what is below; `tiered`: this may go from the
+        log early, and readers find it there. `take_over`: take the hold from another holder whose lease runs.
+
+        Raises HoldTaken naming the holder, BadRequest (a queue offset above the confirmed end), Overloaded,
+        UnsupportedVersion in a cluster that is still being updated, NoSuchQueue, Refused, OutcomeUnknown.
+        """
+        message = SetHold(
+            queue=queue,
+            name=name,
+            holder=holder,
+            queue_offset=queue_offset,
+            lease_ms=lease_ms,
+            location=location,
+            tiered=tiered,
+            take_over=take_over,
+            epoch=epoch,
+        )
+        return (await self._ask_current(queue, message, HoldGiven)).hold
+
+    async def end_hold(self, queue: str, name: str, *, holder: str = "") -> None:
+        """Forget a landing's hold, if there is one; confirmed when this returns. With `holder` only that one's: raises
+        HoldTaken otherwise. Raises as `set_hold`."""
+        await self._ask_current(queue, EndHold(queue=queue, name=name, holder=holder), Done)
+
+    async def holds(self, queue: str) -> list[HoldInfo]:
+        """The holds of a queue, those that ended by themselves too, as its master knows them."""
+        return (await self._ask_current(queue, ListHolds(queue=queue), HoldsFound)).holds
 
     # --- for operators ---
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -32,6 +32,7 @@ from mirrorlog.client.options import (
 )
 from mirrorlog.client.producer import Producer
 from mirrorlog.client.sightings import Sighting
+from mirrorlog.client.tier import TierOptions
 from mirrorlog.config import CLIENT_PORT
 from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NotMaster
 from mirrorlog.wire.messages import GetMetadata, Metadata, NodeInfo, Position, QueueInfo
@@ -51,7 +52,10 @@ class Client:
     `connect_timeout_ms`: for a connection, greeting included; `request_timeout_ms`: for one answer.
     `allow_stale_reads`: nodes that are cut off from the others answer with what they know to be confirmed; by default
     they refuse, for more may be. `tls`: for nodes whose client port speaks TLS, as of `ssl.create_default_context`.
-    Raises BadRequest.
+
+    `tiers`: consumers read what a queue's log has no more from the Delta table that a tiered landing has named; False:
+    they do not. A mapping says where tables are from here: `{"s3://lake/": "/mnt/lake/"}`, by the beginning of their
+    locations. `tier_options`: of their storage, as the package deltalake takes them. Raises BadRequest.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Client:
         request_timeout_ms: int = 10_000,
         allow_stale_reads: bool = False,
         tls: ssl.SSLContext | None = None,
+        tiers: bool | Mapping[str, str] = True,
+        tier_options: Mapping[str, str] | None = None,
     ) -> None:
         check_timeout("connect_timeout_ms", connect_timeout_ms)
         check_timeout("request_timeout_ms", request_timeout_ms)
@@ -73,6 +79,7 @@ class Client:
         self._stale_reads = allow_stale_reads
         self._connect_timeout_ms = connect_timeout_ms
         self._tls = tls
+        self._tiers = TierOptions.of(tiers, tier_options)
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._nodes: dict[str, NodeInfo] = {}
@@ -208,14 +215,18 @@ class Client:
         max_bytes: int = 4 * _MIB,
         max_wait_ms: int = 500,
         prefetch_bytes: int = 4 * _MIB,
+        turn: int = 0,
+        tiers: bool | Mapping[str, str] | None = None,
     ) -> Consumer:
         """A reader of `queue`; use it with `async with`. Only confirmed records are seen.
 
         `start`: earliest, latest, committed (the default with a group; earliest where it has committed nothing), a
         queue offset, a Position, or a datetime (append time). `until`: a queue offset to stop before, or "confirmed",
-        what is confirmed at the start; by default it waits for new records for ever. `read_from`: master, mirror or a
-        node id. `max_bytes`: of one fetch, nodes may answer with less; `prefetch_bytes`: no further fetch leaves while
-        so much waits to be read; `max_wait_ms`: how long a node holds a fetch that has nothing yet.
+        what is confirmed at the start; by default it waits for new records for ever. `read_from`: master, mirror,
+        nearest (a copy on this host, else any mirror, else the master) or a node id. `turn`: readers that each give
+        another number are spread over the mirrors. `max_bytes`: of one fetch, nodes may answer with less;
+        `prefetch_bytes`: no further fetch leaves while so much waits to be read; `max_wait_ms`: how long a node holds
+        a fetch that has nothing yet. `tiers`: as of the client, whose it is by default.
         """
         consumer = Consumer(
             self,
@@ -227,6 +238,8 @@ class Client:
             max_bytes=max_bytes,
             max_wait_ms=max_wait_ms,
             prefetch_bytes=prefetch_bytes,
+            turn=turn,
+            tiers=self._tiers if tiers is None else TierOptions.of(tiers, self._tiers.storage),
         )
         self._consumers.add(consumer)
         return consumer

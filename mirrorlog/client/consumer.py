@@ -16,6 +16,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+from msgspec.structs import replace
+
 from mirrorlog.client.ahead import Answer, FetchAhead
 from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.batching import as_timestamp_us
@@ -25,9 +27,11 @@ from mirrorlog.client.connection import Connection
 from mirrorlog.client.consumed import ClosedBatch, ConsumedBatch, ConsumedRecord, proven_batches
 from mirrorlog.client.copies import Copies
 from mirrorlog.client.cursor import Cursor, Preview
+from mirrorlog.client.nearest import is_here
 from mirrorlog.client.options import check_reading
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.silence import SILENCE_S, Silence
+from mirrorlog.client.tier import TierOptions, Tiers
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,
@@ -48,6 +52,9 @@ if TYPE_CHECKING:
 _QUEUE_OFFSET_MAX: Final = 2**63 - 1
 # What a batch may have on any node that was not told otherwise: a node whose limit is lower now may hold such ones.
 _BODY_BYTES: Final = 8 * 1024 * 1024
+
+# Read from like this, a copy that does not serve is left for another one.
+_ANY_COPY: Final = ("mirror", "nearest")
 
 _T = TypeVar("_T")
 
@@ -70,6 +77,8 @@ class Consumer:
         max_bytes: int,
         max_wait_ms: int,
         prefetch_bytes: int,
+        tiers: TierOptions,
+        turn: int = 0,
     ) -> None:
         check_reading(max_bytes=max_bytes, max_wait_ms=max_wait_ms, prefetch_bytes=prefetch_bytes)
         self.queue = queue
@@ -78,6 +87,9 @@ class Consumer:
         self._start = start if start is not None else ("committed" if group else "earliest")
         self._until_asked = until
         self._read_from = read_from
+        self._turn = turn
+        # The nodes on this host, as far as that was asked.
+        self._here: dict[str, bool] = {}
         self._max_bytes = max_bytes
         self._max_wait_ms = max_wait_ms
         self._prefetch_bytes = prefetch_bytes
@@ -95,6 +107,7 @@ class Consumer:
         # The node that failed last: others are tried before it.
         self._failed_node: str | None = None
         self._copies = Copies(client, queue)
+        self._tiers = Tiers(tiers)
 
     # --- life ---
 
@@ -145,7 +158,8 @@ class Consumer:
         """Batches in queue order. Ends at `until`; otherwise it waits for new records.
 
         Raises OffsetOutOfRange when the position is gone, BadBatch naming queue and log offset, ConnectionLost after
-        `request_timeout_ms` without any node that answers.
+        `request_timeout_ms` without any node that answers. Records that the log has no more come from the Delta table
+        of a tiered landing, if there is one: TierUnreachable, TierBroken or MissingDependency say why not.
 
         Where a loss was declared it raises PositionLost, behind the last record that is left, wherever the reader
         began; nothing is left out in silence. `seek` to its `details["go_on_at"]` goes on behind the gap.
@@ -176,7 +190,7 @@ class Consumer:
 
     @property
     def served_by(self) -> str | None:
-        """The node that answered last."""
+        """The node that answered last, or the location of the table that did."""
         return self._served_by
 
     async def seek(self, queue_offset: int) -> None:
@@ -280,7 +294,7 @@ class Consumer:
 
     def _fetch_ahead(self) -> FetchAhead:
         return FetchAhead(
-            lambda queue_offset: self._insist(lambda: self._fetch_once(queue_offset)),
+            self._fetch,
             queue_offset=self.cursor.fetched,
             until=self.cursor.until,
             ahead_bytes=self._prefetch_bytes,
@@ -311,6 +325,43 @@ class Consumer:
                 if not passing or loop.time() >= give_up_at or self._client.closed:
                     raise
                 await asyncio.sleep(backoff.next_s())
+
+    async def _fetch(self, queue_offset: int) -> Answer:
+        """From the log; what it has no more, from the table that has it."""
+        if (more := await self._tiers.go_on(queue_offset)) is not None:
+            return more
+        try:
+            return await self._insist(lambda: self._fetch_once(queue_offset))
+        except PositionLost:
+            raise
+        except OffsetOutOfRange as error:
+            begin = error.details.get("begin")
+            if not isinstance(begin, int) or begin <= queue_offset or is_elsewhere(error):
+                raise
+            return await self._fetch_landed(queue_offset, begin, error)
+
+    async def _fetch_landed(self, queue_offset: int, begin: int, error: OffsetOutOfRange) -> Answer:
+        # The tables may have come since this reader was told of the queue.
+        info = replace(await self._insist(self._queue_now), begin=begin)
+        if not self._tiers.known(info):
+            raise error
+        cluster_id = await self._cluster_id()
+        answer = await self._tiers.answer(info, cluster_id, queue_offset, until=begin, epoch=self.cursor.epoch)
+        if answer is None:
+            raise await self._tiers.lowest(info, cluster_id, error, queue_offset)
+        self._served_by = answer.address
+        return answer
+
+    async def _queue_now(self) -> QueueInfo:
+        connection = await self._connected()
+        asked = GetMetadata(queues=[self.queue])
+        answer = await connection.request(asked, Metadata, timeout_ms=self._client.request_timeout_ms)
+        if not answer.queues:
+            raise NoSuchQueue(f"no queue {self.queue!r} on node {answer.node_id}", queue=self.queue)
+        return answer.queues[0]
+
+    async def _cluster_id(self) -> str:
+        return (await self._connected()).welcome.cluster_id
 
     async def _fetch_once(self, queue_offset: int) -> Answer:
         connection = await self._connected()
@@ -365,7 +416,7 @@ class Consumer:
         assert self._found is not None
         if self._read_from == "master":
             return await self._client.has_moved(self._found)
-        if self._read_from != "mirror" or len(self._found.info.mirrors) < 2:
+        if self._read_from not in _ANY_COPY or len(self._found.info.mirrors) < 2:
             return False
         try:
             await connection.request(GetMetadata(queues=[]), Metadata, timeout_ms=int(SILENCE_S * 1000))
@@ -382,12 +433,9 @@ class Consumer:
         """To the node that shall be read from. Raises ConnectionLost, BadRequest for a node without this queue."""
         self._found = await self._client.find(self.queue)
         info = self._info = self._found.info
-        wanted = {"master": [info.master], "mirror": info.mirrors}.get(self._read_from, [self._read_from])
-        if not set(wanted) <= {info.master, *info.mirrors} or not wanted:
-            raise BadRequest(f"queue {self.queue!r} is on {info.master}, {', '.join(info.mirrors)}; not {wanted}")
-        if self._read_from == "mirror" and info.master:
-            wanted = [*wanted, info.master]  # before a mirror that began late, and behind those that have all
+        wanted = self._wanted(info)
         reasons: list[str] = []
+        await self._look_nearby(wanted)
         for node_id in sorted(wanted, key=self._rank):
             try:
                 return await self._client.reach(await self._client.node_address(node_id))
@@ -395,10 +443,35 @@ class Consumer:
                 reasons.append(str(error))
         raise ConnectionLost("; ".join(reasons))
 
-    def _rank(self, node_id: str) -> tuple[bool, bool, bool]:
-        """Whom to read from, the best first: who lacks nothing, has not failed, is a mirror if one was asked for."""
+    def _wanted(self, info: QueueInfo) -> list[str]:
+        """The nodes that may be read from; of mirrors another one first for each turn. Raises BadRequest."""
+        start = self._turn % max(1, len(info.mirrors))
+        mirrors = [*info.mirrors[start:], *info.mirrors[:start]]
+        wanted = {"master": [info.master], "mirror": mirrors, "nearest": mirrors}.get(
+            self._read_from, [self._read_from]
+        )
+        if self._read_from in _ANY_COPY and info.master:
+            wanted = [*wanted, info.master]  # before a mirror that began late, and behind those that have all
+        no_mirror = self._read_from == "mirror" and not mirrors
+        if not set(wanted) <= {info.master, *info.mirrors} or not wanted or no_mirror:
+            raise BadRequest(
+                f"queue {self.queue!r} is on {info.master}, {', '.join(info.mirrors)}; not {self._read_from!r}"
+            )
+        return wanted
+
+    async def _look_nearby(self, node_ids: list[str]) -> None:
+        if self._read_from != "nearest":
+            return
+        for node_id in node_ids:
+            if node_id not in self._here:
+                self._here[node_id] = await is_here(await self._client.node_address(node_id))
+
+    def _rank(self, node_id: str) -> tuple[bool, bool, bool, bool]:
+        """Whom to read from, the best first: who lacks nothing, has not failed, is on this host if the nearest was
+        asked for, is a mirror if one was."""
         is_master = self._info is not None and node_id == self._info.master
-        return self._copies.lacks(node_id), node_id == self._failed_node, is_master
+        far = not self._here.get(node_id, False)
+        return self._copies.lacks(node_id), node_id == self._failed_node, far, is_master
 
     # --- where to begin and to end ---
 
@@ -411,7 +484,7 @@ class Consumer:
             return start.queue_offset
         if isinstance(start, datetime):
             # Should retention free that record, all that is left was appended later.
-            self._begin = await self._copies.first_at(as_timestamp_us(start) or 0)
+            self._begin = await self._first_at(as_timestamp_us(start) or 0, info)
             return self._begin
         if start == "committed":
             if self.group is None:
@@ -429,11 +502,22 @@ class Consumer:
             return info.next
         raise BadRequest(f"start {start!r} is none of earliest, latest, committed, a queue offset, a time")
 
+    async def _first_at(self, append_time_us: int, info: QueueInfo) -> int:
+        """The first queue offset of that append time, µs UTC."""
+        found = await self._copies.first_at(append_time_us)
+        if self._tiers.known(info):
+            return await self._tiers.find_time(append_time_us, found, info, await self._cluster_id())
+        return found
+
     async def _earliest(self, info: QueueInfo) -> int:
-        """Where the queue begins. Whoever named a node wants what that one has; from any mirror, what the queue has."""
-        if self._read_from != "mirror" or self._connection is None:
-            return info.begin
-        return await self._copies.earliest(info, self._connection.welcome.node_id)
+        """Where the queue begins. Whoever named a node wants what that one has; from any mirror, what the queue has.
+        What was tiered is the queue's, too."""
+        begin = info.begin
+        if self._read_from in _ANY_COPY and self._connection is not None:
+            begin = await self._copies.earliest(info, self._connection.welcome.node_id)
+        if self._tiers.known(info):
+            begin = min(begin, await self._tiers.begin(info, await self._cluster_id()))
+        return begin
 
     def _resolve_until(self, info: QueueInfo) -> int | None:
         if self._until_asked is None:

@@ -34,6 +34,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
+from mirrorlog.client import admin as awaited_admin
 from mirrorlog.client import client as awaited
 from mirrorlog.client.batching import (
     BATCH_OVERHEAD_BYTES,
@@ -51,7 +52,7 @@ from mirrorlog.client.loop_thread import LoopThread
 from mirrorlog.client.pipeline import ProducerStats
 from mirrorlog.client.receipts import Receipt, Receipts
 from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
-from mirrorlog.wire.messages import CopyPromoted, Events, Metadata, Position, QueueInfo, Rebalanced, Status
+from mirrorlog.wire.messages import CopyPromoted, Events, HoldInfo, Metadata, Position, QueueInfo, Rebalanced, Status
 
 __all__ = ["Admin", "BulkDelivery", "Client", "Consumer", "Delivery", "Producer"]
 
@@ -81,6 +82,8 @@ class Client:
         request_timeout_ms: int = 10_000,
         allow_stale_reads: bool = False,
         tls: ssl.SSLContext | None = None,
+        tiers: bool | Mapping[str, str] = True,
+        tier_options: Mapping[str, str] | None = None,
     ) -> None:
         self._awaited = awaited.Client(
             *servers,
@@ -90,6 +93,8 @@ class Client:
             request_timeout_ms=request_timeout_ms,
             allow_stale_reads=allow_stale_reads,
             tls=tls,
+            tiers=tiers,
+            tier_options=tier_options,
         )
         # A call may ask one node after the other, and find more nodes than were named.
         tries = 2 + 2 * len(self._awaited.servers)
@@ -653,6 +658,19 @@ class Admin:
     def commit_position(self, queue: str, group: str, position: Position) -> None:
         """Store where a group stands; returns when it is confirmed by all copies."""
         self._client.call(lambda: self._awaited.commit_position(queue, group, position), what="commit_position")
+
+    @_options_of(awaited_admin.Admin.set_hold)
+    def set_hold(self, queue: str, name: str, **options: Any) -> HoldInfo:
+        """Have a queue's records kept for a landing, or renew that; as `mirrorlog.client.admin.Admin.set_hold`."""
+        return self._client.call(lambda: self._awaited.set_hold(queue, name, **options), what="set_hold")
+
+    def end_hold(self, queue: str, name: str, *, holder: str = "") -> None:
+        """Forget a landing's hold, if there is one."""
+        self._client.call(lambda: self._awaited.end_hold(queue, name, holder=holder), what="end_hold")
+
+    def holds(self, queue: str) -> list[HoldInfo]:
+        """The holds of a queue, as its master knows them."""
+        return self._client.call(lambda: self._awaited.holds(queue), what="holds")
 
     def drain(self, node_id: str = "", *, draining: bool = True) -> str:
         """Let a node hand over what it masters, or let it master again; which node it was."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-from mirrorlog.cluster.commands import AnyCommand, decode_command, encode_command
+from mirrorlog.cluster.commands import AnyCommand, NodeStarted, decode_command, encode_command
 from mirrorlog.cluster.driver import RaftDriver
 from mirrorlog.cluster.peers import Mesh
 from mirrorlog.cluster.questions import Applied, AskApply, decode_answer, encode
 from mirrorlog.cluster.state import ClusterState, Outcome, check_proposal
-from mirrorlog.errors import ConnectionLost, NotLeader, RequestTimeout
+from mirrorlog.errors import ConnectionLost, NotAMember, NotLeader, RequestTimeout
 
 ASK_S: Final = 2.0
 """How long an answer of another member may take."""
@@ -101,10 +101,13 @@ class Decisions:
     async def ask_leader(self, data: bytes) -> Outcome:
         """Once. Raises MirrorlogError."""
         ground = self._ground
-        check_proposal(ground.state, decode_command(data))
         raft = ground.driver.raft
         if raft.leader == raft.own:
             return await self.lead(data)
+        command = decode_command(data)
+        if not isinstance(command, NodeStarted):
+            # Whether a start fits, who leads says: this node may have read only the beginning of what was decided.
+            check_proposal(ground.state, command)
         if not ground.leader:
             raise NotLeader("no coordinator is known; a majority of the nodes must reach each other")
         told = await ground.mesh.ask(ground.leader, encode(AskApply(command=data)), timeout_s=ASK_S)
@@ -114,7 +117,7 @@ class Decisions:
     async def lead(self, data: bytes) -> Outcome:
         """As the leader. Raises NotLeader when it is none, or no more."""
         command = decode_command(data)
-        check_proposal(self._ground.state, command)
+        self._check(command)
         self._ground.check_run(command)
         answer: asyncio.Future[Outcome | None] = self._loop.create_future()
 
@@ -129,3 +132,12 @@ class Decisions:
         if outcome is None:
             raise NotLeader("this node lost its leadership before the change was decided; ask again")
         return outcome
+
+    def _check(self, command: AnyCommand) -> None:
+        """See `check_proposal`. A leader that does not know yet what was decided refuses nobody for good."""
+        try:
+            check_proposal(self._ground.state, command)
+        except NotAMember:
+            if not self._ground.driver.raft.settled:
+                raise NotLeader("this node has only begun to coordinate the cluster; ask again") from None
+            raise

@@ -66,6 +66,7 @@ from mirrorlog.errors import (
     NotLeader,
     ProtocolError,
     RequestTimeout,
+    UnsupportedVersion,
 )
 from mirrorlog.wire.credentials import OPEN, Credentials
 from mirrorlog.wire.messages import Hello, Welcome
@@ -497,6 +498,8 @@ class ClusterService:
         may ask again, by the same token."""
         check_joining(asked)
         if reason := versions.misfit(asked.version, self.state.cluster_version):
+            if versions.misfit(versions.version_of(self.identity.start_id), self.state.cluster_version):
+                raise NotLeader("this node does not know yet what its cluster has decided; ask again")
             raise NotAMember(f"the cluster does not let this node in: {reason}")
         joined = NodeJoined(node=asked.node, addresses=asked.addresses, witness=asked.witness, token=asked.token)
         outcome = await self.decide_once(joined)
@@ -515,11 +518,19 @@ class ClusterService:
             self.chronicle.applied(step)
         if step.after.cluster_version != step.before.cluster_version:
             logger.info("cluster_version_raised version=%s", step.after.cluster_version)
+        if isinstance(step.command, NodeStarted) and step.command.start_id == self.identity.start_id:
+            self._check_fits(step)
         if step.after is not step.before:
             self._know(step.after)
         self.decisions.tell_readers()
         if step.command is None or not step.outcome.refusal:  # what was refused would be proposed again at once
             self._look.set()
+
+    def _check_fits(self, step: Step) -> None:
+        """Software of the first version lets everybody in."""
+        own = versions.version_of(self.identity.start_id)
+        if step.outcome.refusal and (reason := versions.misfit(own, step.after.cluster_version)):
+            self._host.failed(UnsupportedVersion(reason))
 
     def restored(self) -> None:
         if self.chronicle is not None:

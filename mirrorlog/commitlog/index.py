@@ -401,6 +401,11 @@ class QueueIndex:
         queue = self._queues.get(queue_id)
         return queue.gap[1] if queue is not None and queue.gap[0] <= queue_offset < queue.gap[1] else None
 
+    def gap(self, queue_id: int) -> tuple[int, int]:
+        """The newest confirmed gap of a queue, queue offsets [first, next); an empty one when it has none."""
+        queue = self._queues.get(queue_id)
+        return queue.gap if queue is not None else NO_GAP
+
     def gaps(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """(queue id, its newest gap) of the queues that have one now; each gap, queue offsets [first, next), is as
         appended when it is asked for."""

@@ -47,16 +47,27 @@ class LiveRuns:
     """The batches of a segment that are alive: at or above the begin of their queue, and in no later table.
 
     `log_begin`: where the log begins, perhaps within the segment (its master's files may end elsewhere). `begins`: the
-    logged ones by queue id; `own`: the queues whose records live although the log's limits let the
-    segment go (`expired`). Those that memory has a copy of are among them: only the loop knows.
+    logged ones by queue id; `own`: the queues whose records live although the log's limits let the segment go
+    (`expired`); `floors`: of others, from which queue offset on they do. Those that memory has a copy of are among
+    them: only the loop knows.
     """
 
-    def __init__(self, start: int, *, log_begin: int, begins: Mapping[int, int], own: Set[int], expired: bool) -> None:
+    def __init__(
+        self,
+        start: int,
+        *,
+        log_begin: int,
+        begins: Mapping[int, int],
+        own: Set[int],
+        expired: bool,
+        floors: Mapping[int, int] = {},
+    ) -> None:
         self.start = start
         self._log_begin = log_begin
         self._begins = begins
         self.own = own
         self.expired = expired
+        self._floors = floors
         # Where the next piece begins: queue id, queue offset.
         self._at = (0, 0)
 
@@ -84,8 +95,12 @@ class LiveRuns:
             *(rows[name].tolist() for name in ("queue_id", "base", "next")), strict=True
         ):
             begin = max(base, self._begins.get(queue_id, 0))
-            if (queue_id, following) > self._at and begin < following and (queue_id in self.own or not self.expired):
+            if (queue_id, following) > self._at and begin < following and self._lives(queue_id, following):
                 yield queue_id, max(begin, self._at[1]) if queue_id == self._at[0] else begin, following
+
+    def _lives(self, queue_id: int, following: int) -> bool:
+        """Of a stretch that ends before `following`."""
+        return not self.expired or queue_id in self.own or following > self._floors.get(queue_id, following)
 
     def _runs(self, past: Past, table: SegmentTable, queue_id: int, at: int, following: int) -> Iterator[Run]:
         while at < following:

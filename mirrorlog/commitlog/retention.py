@@ -9,6 +9,10 @@ of its segment goes with it. The share is taken over all segments from the begin
 is full of live records would else hold up all the dead ones behind it. So what is kept of the dead is at most
 (1 / share) times what is alive, and what is copied at most `share` of what becomes free.
 
+A landing's *hold* wins over all limits: no part with a record at or above the queue's *floor*, the smallest queue
+offset that is held, is dead. Where a landing says that what it has may go (*tiered*), the parts below the floor are
+dead once they are older than the queue keeps them for that, whatever its other limits say.
+
 Deciding is the master's alone; every copy follows the decision once it is logged and confirmed.
 """
 
@@ -103,10 +107,14 @@ class SegmentParts:
 
 
 class Queues(NamedTuple):
-    """`limits`: of the queues that have their own. `begins`: the logged ones; records below are dead. By queue id."""
+    """`limits`: of the queues that have their own. `begins`: the logged ones; records below are dead. `floors`: of the
+    queues of which landings hold records, the smallest queue offset held; `tiers`: of those of which what is below may
+    go early, how old it is to be (µs). By queue id."""
 
     limits: Mapping[int, QueueLimits]
     begins: Mapping[int, int]
+    floors: Mapping[int, int] = {}
+    tiers: Mapping[int, int] = {}
 
 
 class SegmentLife(NamedTuple):
@@ -148,7 +156,7 @@ def decide(
     limits had let the segment go then, so that nothing but queues with own limits counted.
     """
     queue_begins = _next_queue_begins(segments, queues, now_us=now_us, max_age_us=limits.max_age_us)
-    queues = Queues(queues.limits, {**queues.begins, **queue_begins})
+    queues = queues._replace(begins={**queues.begins, **queue_begins})
     found = list(_lives(segments, queues, end=end, now_us=now_us, limits=limits, copied=copied))
     next_begin, copy = _next_step(found, begin=begin, at_most=at_most, copy_share=copy_share)
     going = (
@@ -162,9 +170,9 @@ def decide(
 def _next_queue_begins(
     segments: Sequence[SegmentParts], queues: Queues, *, now_us: int, max_age_us: int | None
 ) -> dict[int, int]:
-    """The queues with own limits whose begin rises, and to where: behind the parts that are dead now."""
+    """The queues with own limits, or tiered, whose begin rises, and to where: behind the parts that are dead now."""
     found = _too_old(segments, queues, now_us=now_us, max_age_us=max_age_us)
-    for queue_id, begin in _too_many(segments, queues.limits):
+    for queue_id, begin in _too_many(segments, queues):
         found[queue_id] = max(begin, found.get(queue_id, 0))
     return {queue_id: begin for queue_id, begin in found.items() if begin > queues.begins.get(queue_id, 0)}
 
@@ -174,12 +182,15 @@ def _too_old(
 ) -> dict[int, int]:
     ages = {queue_id: limits.max_age_us or max_age_us for queue_id, limits in queues.limits.items()}
     oldest = {queue_id: max(now_us - age, -_NEVER) for queue_id, age in ages.items() if age is not None}
+    for queue_id, age in queues.tiers.items():
+        oldest[queue_id] = max(now_us - age, oldest.get(queue_id, -_NEVER))
     lookup, begins = _Lookup(oldest, default=-_NEVER), _Lookup(queues.begins, default=0)
+    floors = _Lookup(queues.floors, default=_NEVER)
     found: dict[int, int] = {}
     for segment in segments:
         parts = segment.parts
-        dead = parts[(parts["last_time"] < lookup.of(parts)) & (parts["next"] > begins.of(parts))]
-        _raise_to(found, dead)
+        dead = (parts["last_time"] < lookup.of(parts)) & (parts["next"] > begins.of(parts))
+        _raise_to(found, parts[dead & (parts["next"] <= floors.of(parts))])
     return found
 
 
@@ -188,9 +199,9 @@ def _raise_to(begins: dict[int, int], dead: Rows) -> None:
         begins[queue_id] = max(following, begins.get(queue_id, 0))
 
 
-def _too_many(segments: Sequence[SegmentParts], limits: Mapping[int, QueueLimits]) -> Iterator[tuple[int, int]]:
+def _too_many(segments: Sequence[SegmentParts], queues: Queues) -> Iterator[tuple[int, int]]:
     """(queue id, begin) of the queues of which later parts hold enough."""
-    limited = {queue_id: each.max_bytes for queue_id, each in limits.items() if each.max_bytes is not None}
+    limited = {queue_id: each.max_bytes for queue_id, each in queues.limits.items() if each.max_bytes is not None}
     if not limited:
         return
     lookup = _Lookup(dict.fromkeys(limited, 1), default=0)
@@ -204,7 +215,7 @@ def _too_many(segments: Sequence[SegmentParts], limits: Mapping[int, QueueLimits
             queue_id, kept, lowest = each, 0, following
         if following > lowest:
             continue  # seen already: to count too little is to keep too much
-        if kept >= limited[queue_id]:
+        if kept >= limited[queue_id] and following <= queues.floors.get(queue_id, _NEVER):
             yield queue_id, following
             lowest = -1  # all that follows is older
         kept, lowest = kept + size, min(lowest, base)
@@ -220,13 +231,14 @@ def _lives(
     copied: Mapping[int, bool],
 ) -> Iterator[SegmentLife]:
     begins, own = _Lookup(queues.begins, default=0), _Lookup(dict.fromkeys(queues.limits, 1), default=0)
+    floors = _Lookup(queues.floors, default=_NEVER)
     expired = True
     for segment in segments:
         expired = expired and limits.expire(segment, end=end, now_us=now_us)
         parts = segment.parts
         alive = parts["next"] > begins.of(parts)
         if expired:
-            alive &= own.of(parts) > 0
+            alive &= (own.of(parts) > 0) | (parts["next"] > floors.of(parts))
         # What was left out of the copies is dead only as long as the log's limits say so.
         done = segment.start in copied and copied[segment.start] <= expired
         yield SegmentLife(segment.start, segment.end, 0 if done else int(parts["bytes"][alive].sum()), expired)
@@ -259,10 +271,12 @@ def _dying_queues(segments: Iterable[SegmentParts], queues: Queues) -> dict[int,
     """The queues without own limits whose begin rises because these segments go by the log's limits; of those only
     whose begin is logged: copies of their older records may stand behind these segments, and must not outlive them."""
     begins, own = _Lookup(queues.begins, default=_NEVER), _Lookup(dict.fromkeys(queues.limits, 1), default=0)
+    floors = _Lookup(queues.floors, default=_NEVER)
     found: dict[int, int] = {}
     for segment in segments:
         parts = segment.parts
-        _raise_to(found, parts[(parts["next"] > begins.of(parts)) & (own.of(parts) == 0)])
+        dying = (parts["next"] > begins.of(parts)) & (own.of(parts) == 0)
+        _raise_to(found, parts[dying & (parts["next"] <= floors.of(parts))])
     return found
 
 

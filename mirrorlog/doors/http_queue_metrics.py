@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from prometheus_client.core import Metric
 
 from mirrorlog.doors.http_families import Sample, gauge
-from mirrorlog.wire.messages import GroupStatus, LogStatus, QueueStatus
+from mirrorlog.wire.messages import GroupStatus, HoldInfo, LogStatus, QueueStatus
 
 SERIES_MAX: Final = 1_000
 """Of queues, and of groups, that have series of their own."""
@@ -50,6 +50,33 @@ def group_metrics(logs: Sequence[LogStatus]) -> Iterator[Metric]:
 
     yield values("position_offset", "Queue offset that the group reads next", lambda group: group.position.queue_offset)
     yield values("lag_records", "Confirmed records that the group has not passed", lambda group: group.lag)
+
+
+def hold_metrics(logs: Sequence[LogStatus]) -> Iterator[Metric]:
+    """How far each landing has come, and what it keeps."""
+    meaning = "Holds of landings in the log, those that ended by themselves too"
+    yield gauge("mirrorlog_log_holds", meaning, ("log",), (((log.name,), len(log.holds)) for log in logs))
+    first, rest = _split([[(log.name, hold) for hold in log.holds] for log in logs])
+
+    def values(name: str, meaning: str, value: Callable[[HoldInfo], int]) -> Metric:
+        own = (((log, hold.queue, hold.name), float(value(hold))) for log, hold in first)
+        labels = ("log", "queue", "landing")
+        return gauge(f"mirrorlog_hold_{name}", meaning, labels, [*own, *_sums(rest, value, names=2)])
+
+    yield values(
+        "position_offset", "Queue offset below which the landing has everything", lambda hold: hold.queue_offset
+    )
+    yield values("lag_records", "Confirmed records that the landing has not got", lambda hold: hold.lag)
+    yield values("live", "1 while the landing keeps records, 0 when its hold has ended", lambda hold: not hold.ended)
+    known = [(log, hold) for log, hold in first if hold.kept_bytes >= 0]
+    meaning = "Bytes of the log from the first record that the landing keeps on; told by the log's master"
+    labels = ("log", "queue", "landing")
+    samples = [((log, hold.queue, hold.name), float(hold.kept_bytes)) for log, hold in known]
+    yield gauge("mirrorlog_hold_kept_bytes", meaning, labels, samples)
+    meaning = "What is left of the lease of the landing's hold; told by the log's master"
+    left = [(log, hold) for log, hold in first if hold.left_ms >= 0]
+    samples = [((log, hold.queue, hold.name), hold.left_ms / 1000) for log, hold in left]
+    yield gauge("mirrorlog_hold_lease_left_seconds", meaning, labels, samples)
 
 
 def _oldest_first(queues: Sequence[QueueStatus]) -> list[QueueStatus]:

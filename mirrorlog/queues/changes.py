@@ -1,8 +1,9 @@
 """Changes to queues, as the log keeps them: msgpack values inside control, queue-state and checkpoint batches.
 
     CONTROL      queue id 0   EpochStarted, QueueDeclared, BeginMoved, QueueBeginsMoved, OffsetsLeapt
-    QUEUE_STATE  the queue's  PositionCommitted
-    CHECKPOINT   queue id 0   CheckpointBegan, QueueState, BeginsState, GapsState, ProducerState, CheckpointEnded
+    QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded
+    CHECKPOINT   queue id 0   CheckpointBegan, QueueState, HoldsState, BeginsState, GapsState, ProducerState,
+                              CheckpointEnded
 
 They use the ordinary columnar body (one value per change), so every tool that reads batches reads them too, and they
 are replicated, confirmed, recovered and truncated like records. Unknown fields are ignored, so fields can be added.
@@ -57,6 +58,32 @@ class PositionCommitted(_Change, frozen=True):
     queue_offset: int
 
 
+class HoldSet(_Change, frozen=True):
+    """A landing keeps the queue's records from `queue_offset` on, under its name; it counts from its confirm.
+
+    `holder`: who has the hold, `epoch`: rises with each other holder, and after an end that nobody asked for.
+    `lease_ms`: how long it stays without a renewal, a duration. `location`: where the records below are, a Delta table;
+    `tiered`: what is there need not be kept in the log.
+    """
+
+    name: str
+    holder: str
+    epoch: int
+    queue_offset: int
+    lease_ms: int
+    location: str = ""
+    tiered: bool = False
+
+
+class HoldEnded(_Change, frozen=True):
+    """The hold keeps nothing any more, if it is still in that epoch. `reason`: see `queues.holds`; one that was
+    released is forgotten, of the others it stays known who had them, and where the landed records are."""
+
+    name: str
+    epoch: int
+    reason: str
+
+
 class _State(msgspec.Struct, frozen=True, array_like=True):
     pass
 
@@ -101,6 +128,16 @@ class GapsState(_State, frozen=True, tag="G"):
     between them are one. Several of them may come, behind the states of these queues."""
 
     gaps: dict[int, tuple[int, int]]
+
+
+class HoldsState(_State, frozen=True, tag="H"):
+    """A queue's holds as of this place in the log, some of them; fields as of `HoldSet`.
+
+    `holds`: name, holder, epoch, queue offset, lease (ms), location, tiered, and why it ended: empty while it holds.
+    """
+
+    queue_id: int
+    holds: list[tuple[str, str, int, int, int, str, bool, str]]
 
 
 class ProducerState(_State, frozen=True, tag="P"):
@@ -159,8 +196,17 @@ class OffsetsLeapt(_Change, frozen=True):
     go_on_at: int
 
 
-Change = EpochStarted | QueueDeclared | PositionCommitted | BeginMoved | QueueBeginsMoved | OffsetsLeapt
-State = CheckpointBegan | QueueState | BeginsState | GapsState | ProducerState | CheckpointEnded
+Change = (
+    EpochStarted
+    | QueueDeclared
+    | PositionCommitted
+    | BeginMoved
+    | QueueBeginsMoved
+    | OffsetsLeapt
+    | HoldSet
+    | HoldEnded
+)
+State = CheckpointBegan | QueueState | HoldsState | BeginsState | GapsState | ProducerState | CheckpointEnded
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Change)
@@ -174,10 +220,13 @@ class _Tag(msgspec.Struct):
 _TAG_DECODER: Final = msgspec.msgpack.Decoder(_Tag)
 _KNOWN: Final = frozenset(
     kind.__name__
-    for kind in (EpochStarted, QueueDeclared, PositionCommitted, BeginMoved, QueueBeginsMoved, OffsetsLeapt)
+    for kind in (
+        *(EpochStarted, QueueDeclared, PositionCommitted, BeginMoved, QueueBeginsMoved, OffsetsLeapt),
+        *(HoldSet, HoldEnded),
+    )
 )
 _STATE_TAG_DECODER: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQLGPE")
+_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQHLGPE")
 
 
 def encode_change(change: Change, *, queue_id: int = CONTROL_QUEUE_ID) -> bytearray:

@@ -2,7 +2,8 @@
 
 A checkpoint is a run of batches of Kind.CHECKPOINT among those that are appended meanwhile:
 
-    CheckpointBegan   QueueState ...   BeginsState ...   GapsState ...   ProducerState ...   CheckpointEnded
+    CheckpointBegan   QueueState ...   HoldsState ...   BeginsState ...   GapsState ...   ProducerState ...
+    CheckpointEnded
 
 Each piece says the state as of its own place, so it is made and appended in one step of the loop, and others come in
 between. What is read from the first batch on, all kinds in the order of the log, gives the state that the whole log
@@ -33,6 +34,7 @@ from mirrorlog.queues.changes import (
     encode_checkpoint,
     encode_state,
 )
+from mirrorlog.queues.holds import HoldTable
 from mirrorlog.queues.producers import ProducerKey, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
 
@@ -52,6 +54,8 @@ BEGINS_PER_STATE: Final = 1000
 GAPS_PER_STATE: Final = 1000
 """Of 24 bytes each, at most."""
 
+HOLDS_PER_BATCH: Final = 250
+
 CARRIED_BATCHES: Final = 100_000
 """Landed batches of all producers in a checkpoint, about 4 MB; when they are spent the others come in brief."""
 
@@ -63,7 +67,7 @@ QueuePart = tuple[int, Sequence[str]]
 class CheckpointWriter:
     """Writes one checkpoint, batch by batch. `next_queue_offset` gives a queue id's next one to be appended,
     `log_begin` where the log begins by the newest decision that it holds, 0 without one, `gaps`, by
-    queue id, which queue offsets of queues were given up after a loss, the last time."""
+    queue id, which queue offsets of queues were given up after a loss, the last time; `holds`: None without any."""
 
     def __init__(
         self,
@@ -73,6 +77,7 @@ class CheckpointWriter:
         *,
         log_begin: Callable[[], int] = lambda: 0,
         gaps: Callable[[], Iterable[tuple[int, tuple[int, int]]]] = tuple,
+        holds: HoldTable | None = None,
         queues_per_batch: int = QUEUES_PER_BATCH,
         producers_per_batch: int = PRODUCERS_PER_BATCH,
         batch_bytes_max: int = BATCH_BYTES_MAX,
@@ -82,6 +87,7 @@ class CheckpointWriter:
         self._next_queue_offset = next_queue_offset
         self._log_begin = log_begin
         self._gaps = gaps
+        self._holds = holds
         self._queues_per_batch = queues_per_batch
         self._producers_per_batch = producers_per_batch
         self._batch_bytes_max = min(batch_bytes_max, BATCH_BYTES_MAX)
@@ -111,6 +117,7 @@ class CheckpointWriter:
         queues, producers = self._queue_parts(self._registry.queue_ids()), iter(self._producers.known())
         self._cuts = [
             _Cut(queues, self._queue_state, self._queues_per_batch, limit),
+            *([] if self._holds is None else [_Cut(self._holds.states(), self._holds_state, HOLDS_PER_BATCH, limit)]),
             _Cut(self._begins_parts(), self._begins_state, 1, limit),
             _Cut(self._gap_states(), lambda state: state, 1, limit),
             _Cut(producers, self._producer_state, self._producers_per_batch, limit),
@@ -134,6 +141,10 @@ class CheckpointWriter:
     def _queue_state(self, part: QueuePart) -> State | None:
         queue_id, groups = part
         return self._registry.state(queue_id, groups, next_queue_offset=self._next_queue_offset(queue_id))
+
+    def _holds_state(self, part: QueuePart) -> State | None:
+        assert self._holds is not None
+        return self._holds.state(*part)
 
     def _begins_parts(self) -> Iterator[Sequence[int]]:
         queue_ids = list(self._registry.begins)
@@ -248,9 +259,12 @@ def apply_checkpoint(
     registry: QueueRegistry,
     producers: ProducerTable,
     tracker: CheckpointTracker,
+    holds: HoldTable | None = None,
 ) -> None:
-    """A batch of Kind.CHECKPOINT was appended: tell all three, and decode it once. Raises BadBatch."""
+    """A batch of Kind.CHECKPOINT was appended: tell them all, and decode it once. Raises BadBatch."""
     states = decode_checkpoint(batch)
     registry.restore(header, states)
+    if holds is not None:
+        holds.restore(header, states)
     producers.restore(header, states)
     tracker.follow(header, states)

@@ -46,7 +46,13 @@ _LIMITS: Final = ("retention_ms", "retention_bytes")
 _LIMIT_MAX: Final = 2**63 - 1
 _NO_LIMIT: Final = -1
 _COPIES_MAX: Final = 255
-_KNOWN: Final = ("flush", "copies", *_LIMITS)
+_TIER_KEEP: Final = "tier_keep_ms"
+_KNOWN: Final = ("flush", "copies", *_LIMITS, _TIER_KEEP)
+
+TIER_KEEP_MS: Final = 3_600_000
+"""How long a tiered queue keeps in the log what is landed, by default: an hour, since most readers are not further
+behind, and the log serves them faster than a table."""
+
 # What an error repeats of a name or a value that somebody else chose.
 _SHOWN_CHARS: Final = 80
 
@@ -368,6 +374,19 @@ def _check_values(arguments: Mapping[str, Any]) -> None:
                 f"argument {key!r} is {_shown(limit)}, it must be a whole number from 1 to {_LIMIT_MAX}, or -1 for "
                 "that of the log"
             )
+
+    keep = arguments.get(_TIER_KEEP, TIER_KEEP_MS)
+    if type(keep) is not int or not 0 <= keep <= _LIMIT_MAX // 1000:
+        raise BadRequest(
+            f"argument {_TIER_KEEP!r} is {_shown(keep)}, it must be a whole number from 0 to {_LIMIT_MAX // 1000}"
+        )
+
+
+def tier_keep_us(arguments: Mapping[str, Any]) -> int:
+    """How old what is landed has to be before it may go from the log early (µs), from arguments that may be older than
+    their check."""
+    keep = arguments.get(_TIER_KEEP)
+    return 1000 * (keep if type(keep) is int and 0 <= keep <= _LIMIT_MAX // 1000 else TIER_KEEP_MS)
 
 
 def _shown(value: object) -> str:

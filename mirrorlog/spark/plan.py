@@ -6,21 +6,31 @@ task, and every retry of a task, reads the same records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
+from mirrorlog.errors import NotCurrent
 from mirrorlog.spark.errors import BadOption, BeginUnknown, RangeNotDense, RecordsMissing
-from mirrorlog.spark.options import EARLIEST, LATEST, Offsets, SourceOptions
+from mirrorlog.spark.options import EARLIEST, LATEST, AtTime, Offsets, SourceOptions
+from mirrorlog.spark.positions import QueuePosition
+
+TASKS_MAX: Final = 100_000
+"""Of one plan: each costs the driver memory, and Spark some milliseconds."""
+TASK_RECORDS: Final = 500_000
+"""Of a task, where options do not say how many tasks there shall be."""
+
+_GO_ON: Final = "set failOnDataLoss to false to go on without them"
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
     """A queue as its nodes know it; confirmed queue offsets are `begin` up to `next` (exclusive).
 
-    `silent_master`: the master, when it did not answer. Then whether anything below `begin` is left nobody can say: the
-    copies that answered may all have begun late.
+    `silent_master`: the master, when it did not answer, empty while there is none. Then whether anything below `begin`
+    is left nobody can say: the copies that answered may all have begun late. `epoch`: the newest that anybody knows of,
+    0 if unknown. `current`: False of a new master that does not know yet what its predecessor confirmed behind `next`.
     """
 
     cluster_id: str
@@ -31,12 +41,19 @@ class QueueFacts:
     begin: int
     next: int
     silent_master: str | None = None
+    epoch: int = 0
+    current: bool = True
 
     @property
     def begin_unknown(self) -> str | None:
         """Why reading from `begin` on might leave records out; None when it cannot."""
         if self.silent_master is None or not self.begin:
             return None
+        if not self.silent_master:
+            return (
+                f"queue {self.name!r} has no master at the moment, and the copies that answer have it from "
+                f"{self.begin} on; whether they lack what is below it, or that is gone for good, only a master can say"
+            )
         return (
             f"queue {self.name!r}: its master {self.silent_master} does not answer, and the other copies have it from "
             f"{self.begin} on; whether they lack what is below it, or that is gone for good, only {self.silent_master} "
@@ -46,7 +63,10 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """The records of a queue from `first` up to `next` (exclusive). The ids tell it from a later queue of the name."""
+    """The records of a queue from `first` up to `next` (exclusive). The ids tell it from a later queue of the name.
+
+    `turn`: number of the task, so that those who read from mirrors are spread over them.
+    """
 
     cluster_id: str
     queue: str
@@ -54,6 +74,7 @@ class QueueRange:
     queue_id: int
     first: int
     next: int
+    turn: int = 0
 
     def __len__(self) -> int:
         return self.next - self.first
@@ -73,74 +94,179 @@ class Stretch(Protocol):
 
 _T = TypeVar("_T", bound=Stretch)
 
+Bounds = tuple[int, int]
+"""Queue offsets, the first and behind the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where the nodes found the times that options name, by queue: the first queue offset appended then or later."""
+
+    starting: Mapping[str, int] = field(default_factory=dict)
+    ending: Mapping[str, int] = field(default_factory=dict)
+
+
+NOTHING_FOUND: Final = Found()
+
 
 def plan(options: SourceOptions, queues: Iterable[QueueFacts]) -> list[QueueRange]:
     """What each task reads; queues without records in their range have no task.
 
     Raises BadOption, RecordsMissing, or BeginUnknown when it cannot be told what is missing.
     """
-    return split([_range(options, facts) for facts in queues], options.min_partitions)
+    return tasks(options, ranges(options, list(queues)))
 
 
-def split(ranges: Sequence[QueueRange], pieces_min: int) -> list[QueueRange]:
-    """The same records in at least `pieces_min` ranges, each with at least one, of nearly equal length per queue."""
-    total = sum(map(len, ranges))
+def ranges(options: SourceOptions, queues: Sequence[QueueFacts], found: Found = NOTHING_FOUND) -> list[QueueRange]:
+    """The range of each queue, whole; empty ones are left out.
+
+    Raises BadOption, RecordsMissing, BeginUnknown, and NotCurrent while the end of a queue is known to nobody.
+    """
+    _refuse_unnamed(options, [facts.name for facts in queues])
+    return [each for each in (_range(options, facts, found) for facts in queues) if len(each)]
+
+
+def tasks(options: SourceOptions, wanted: Sequence[QueueRange]) -> list[QueueRange]:
+    """The same records shared out to tasks. Raises BadOption when there were too many."""
+    records_max = options.partition_records_max
+    if records_max is None and options.min_partitions == 1:
+        records_max = TASK_RECORDS
+    return split(wanted, options.min_partitions, records_max)
+
+
+def split(wanted: Sequence[QueueRange], pieces_min: int, records_max: int | None = None) -> list[QueueRange]:
+    """The same records in at least `pieces_min` ranges, each with at least one and at most `records_max`, of nearly
+    equal length per range; each has a turn of its own. Raises BadOption when there were more than TASKS_MAX."""
+    total = sum(map(len, wanted))
+    shares = [_share(len(each), total, pieces_min, records_max) for each in wanted if len(each)]
+    if sum(shares) > TASKS_MAX:
+        raise BadOption(f"{total} records would be shared out to {sum(shares)} tasks; at most {TASKS_MAX} are planned")
+    pieces = (piece for each, share in zip(filter(len, wanted), shares, strict=True) for piece in _cut(each, share))
+    return [replace(piece, turn=turn) for turn, piece in enumerate(pieces)]
+
+
+def narrowed(wanted: Iterable[QueueRange], bounds: Sequence[Bounds]) -> list[QueueRange]:
+    """What of the ranges lies within any of `bounds`, which are apart and in order."""
     return [
-        piece for each in ranges if len(each) for piece in _cut(each, -(-len(each) * pieces_min // total))
-    ]  # the share, rounded up: so the shares sum up to at least pieces_min
+        replace(each, first=max(each.first, first), next=min(each.next, following))
+        for each in wanted
+        for first, following in bounds
+        if max(each.first, first) < min(each.next, following)
+    ]
+
+
+def _share(length: int, total: int, pieces_min: int, records_max: int | None) -> int:
+    """Rounded up: so the shares sum up to at least `pieces_min`."""
+    pieces = -(-length * pieces_min // total)
+    return min(length, pieces if records_max is None else max(pieces, -(-length // records_max)))
 
 
 def _cut(whole: QueueRange, pieces: int) -> Iterator[QueueRange]:
-    pieces = min(pieces, len(whole))
     marks = [whole.first + len(whole) * number // pieces for number in range(pieces + 1)]
     for first, following in pairwise(marks):
         yield replace(whole, first=first, next=following)
 
 
-def _range(options: SourceOptions, facts: QueueFacts) -> QueueRange:
-    first = _resolve(options.starting, facts)
-    following = _resolve(options.ending, facts)
+def _refuse_unnamed(options: SourceOptions, names: Sequence[str]) -> None:
+    """Under a pattern only the plan knows which queues there are."""
+    for option, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        unnamed = [name for name in names if isinstance(offsets, Mapping) and name not in offsets]
+        if unnamed:
+            raise BadOption(f"option {option!r} must name every queue that matches, also {', '.join(unnamed)}")
+
+
+def _range(options: SourceOptions, facts: QueueFacts, found: Found) -> QueueRange:
+    first = starting_offset(options, facts, found)
+    following = _ending_offset(options, facts, found)
     if first > following and _given(options.ending, facts.name) >= 0:
         raise BadOption(f"queue {facts.name!r}: startingOffsets {first} is above endingOffsets {following}")
     if options.fail_on_data_loss:
-        _refuse_unknown(options, facts, first)
+        refuse_unknown(options, facts, first)
         _refuse_missing(facts, first, following)
     first = max(first, facts.begin)
     following = min(following, facts.next)
     return QueueRange(facts.cluster_id, facts.name, facts.log_id, facts.queue_id, first, max(first, following))
 
 
+def starting_offset(options: SourceOptions, facts: QueueFacts, found: Found = NOTHING_FOUND) -> int:
+    """Where to begin to read a queue. Raises BadOption, and NotCurrent when that is its end and nobody knows it."""
+    starting = options.starting
+    if not isinstance(starting, AtTime):
+        return _resolve(starting, facts)
+    if found.starting[facts.name] < facts.next:
+        return found.starting[facts.name]
+    if not starting.else_latest:
+        raise BadOption(
+            f"queue {facts.name!r} has no record that was appended at {starting.of(facts.name)} µs or later; set "
+            "startingOffsetsByTimestampStrategy to latest to begin at its end then"
+        )
+    return _latest(facts)
+
+
+def _ending_offset(options: SourceOptions, facts: QueueFacts, found: Found) -> int:
+    if not isinstance(options.ending, AtTime):
+        following = _resolve(options.ending, facts)
+        # More may be confirmed than is known at the moment.
+        return following if following <= facts.next else max(following, _latest(facts))
+    return found.ending[facts.name] if found.ending[facts.name] < facts.next else _latest(facts)
+
+
 def _given(offsets: Offsets, queue: str) -> int:
     if isinstance(offsets, str):
         return EARLIEST if offsets == "earliest" else LATEST
-    return offsets[queue]
+    if isinstance(offsets, AtTime):
+        return LATEST
+    given = offsets[queue]
+    return given.offset if isinstance(given, QueuePosition) else given
 
 
 def _resolve(offsets: Offsets, facts: QueueFacts) -> int:
     given = _given(offsets, facts.name)
-    return {EARLIEST: facts.begin, LATEST: facts.next}.get(given, given)
+    if given == LATEST:
+        return _latest(facts)
+    return facts.begin if given == EARLIEST else given
 
 
-def _refuse_unknown(options: SourceOptions, facts: QueueFacts, first: int) -> None:
-    if facts.begin_unknown and (first < facts.begin or _given(options.starting, facts.name) == EARLIEST):
+def _latest(facts: QueueFacts) -> int:
+    if not facts.current:
+        raise NotCurrent(
+            f"queue {facts.name!r} has a new master that does not know yet what is confirmed behind {facts.next}; run "
+            "again"
+        )
+    return facts.next
+
+
+def refuse_unknown(options: SourceOptions, facts: QueueFacts, first: int) -> None:
+    """Raises BeginUnknown when records may be left out by beginning at `first`, and nobody can say."""
+    earliest = not isinstance(options.starting, AtTime) and _given(options.starting, facts.name) == EARLIEST
+    if facts.begin_unknown and (first < facts.begin or earliest):
         advice = f"run again once it does, or start at {facts.begin} or later (startingOffsets)"
         raise BeginUnknown(f"{facts.begin_unknown}; {advice}", begin=facts.begin, next=facts.next)
 
 
 def _refuse_missing(facts: QueueFacts, first: int, following: int) -> None:
-    advice = "set failOnDataLoss to false to go on without them"
     if first < facts.begin:
-        raise RecordsMissing(
-            f"queue {facts.name!r}: {first} up to {facts.begin} are gone, it begins at {facts.begin}; {advice}",
-            begin=facts.begin,
-            next=facts.next,
-        )
+        raise freed(facts, first)
     if max(first, following) > facts.next:
-        raise RecordsMissing(
-            f"queue {facts.name!r}: {max(first, following)} is above {facts.next}, its confirmed end; {advice}",
-            begin=facts.begin,
-            next=facts.next,
-        )
+        raise beyond(facts, max(first, following))
+
+
+def freed(facts: QueueFacts, first: int) -> RecordsMissing:
+    """For who wanted to begin to read at `first`."""
+    return RecordsMissing(
+        f"queue {facts.name!r}: {first} up to {facts.begin} are gone, it begins at {facts.begin}; {_GO_ON}",
+        begin=facts.begin,
+        next=facts.next,
+    )
+
+
+def beyond(facts: QueueFacts, following: int) -> RecordsMissing:
+    """For who wanted to read up to `following`."""
+    return RecordsMissing(
+        f"queue {facts.name!r}: {following} is above {facts.next}, its confirmed end; {_GO_ON}",
+        begin=facts.begin,
+        next=facts.next,
+    )
 
 
 def dense(wanted: QueueRange, stretches: Iterable[_T]) -> Iterator[_T]:

@@ -16,10 +16,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import mirrorlog
 from mirrorlog.errors import ConfigError, MirrorlogError
 
-_PACKAGE: Final = Path(mirrorlog.__file__).parent
+_PACKAGE: Final = Path(__file__).parents[1]
 _SUFFIXES: Final = (".py", ".properties", ".typed")
 # The oldest that a zip can say: the same sources give the same bytes whenever they are packed.
 _TIME: Final = (1980, 1, 1, 0, 0, 0)

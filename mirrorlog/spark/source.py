@@ -1,29 +1,40 @@
-"""`spark.read.format("mirrorlog")`: queues of running nodes as a DataFrame.
+"""`spark.read.format("mirrorlog")` and `spark.readStream`: queues as a DataFrame, from nodes or from log files.
 
     register(spark)
     spark.read.format("mirrorlog").option("servers", "127.0.0.1:7401").option("subscribe", "flights").load()
 
 Options are those of `mirrorlog.spark.options`, columns those of Spark's Kafka source: key, value (binary), topic (the
 queue), partition (always 0), offset (the queue offset), timestamp (event time, or append time where a record has
-none), timestampType (0 event time, 1 append time), and with includeHeaders=true headers.
+none), timestampType (0 event time, 1 append time), and with includeHeaders=true headers; with includePosition=true
+logId, epoch and appendTime. `.schema(…)` with some of them, in any order, reads these alone.
 
 A job is planned once as ranges of queue offsets below the confirmed end; each task reads its range from a node and
 gives Arrow batches over the received bytes. A task that did not get every queue offset exactly once fails.
-
-Batch reads only; `streamReader` is not there yet.
+With pushdown=true, conditions on topic and offset narrow the plan, those on timestamp choose rows in the task
+(`filters`); that is not the default, see `options`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     IntegerType,
     LongType,
     StringType,
@@ -31,19 +42,31 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from mirrorlog.client import Client, ConsumedBatch
-from mirrorlog.spark.arrow import merged, record_batch
-from mirrorlog.spark.errors import BadOption, RangeNotDense
-from mirrorlog.spark.nodes import ask_nodes
-from mirrorlog.spark.options import SourceOptions, parse_options
-from mirrorlog.spark.plan import QueueRange, dense, plan
-from mirrorlog.spark.pump import Pump
+from mirrorlog.spark.errors import BadOption
+from mirrorlog.spark.filters import ALL_ROWS, Conditions, pushed
+from mirrorlog.spark.history import check_histories, without_gaps
+from mirrorlog.spark.lookup import Lookup, open_lookup
+from mirrorlog.spark.nodes import no_such_queue
+from mirrorlog.spark.options import COLUMNS, AtTime, Mode, Offsets, SourceOptions, parse_options
+from mirrorlog.spark.plan import Found, QueueFacts, QueueRange, narrowed, ranges, tasks
+from mirrorlog.spark.positions import QueuePosition
+from mirrorlog.spark.reading import record_batches
 
 FORMAT: Final = "mirrorlog"
 
-_FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
-# Well above the client's own deadlines, which end in an error that says more.
-_PATIENCE_S: Final = 60.0
+_TYPES: Final[Mapping[str, DataType]] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(StructType().add("key", StringType()).add("value", BinaryType())),
+    "logId": StringType(),
+    "epoch": IntegerType(),
+    "appendTime": TimestampType(),
+}
 
 
 def register(spark: SparkSession) -> None:
@@ -51,24 +74,15 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(QueueSource)
 
 
-def spark_schema(*, include_headers: bool) -> StructType:
-    """The source's columns, all nullable; `arrow.arrow_schema` says the same to Arrow.
+def spark_schema(columns: Iterable[str] | None = None, *, include_headers: bool = False) -> StructType:
+    """Columns of the source, all nullable, by default the Kafka source's; `arrow.schema_of` says the same to Arrow.
 
     Made from types: to parse their names Spark would need a JVM, which the process that plans does not have.
     """
-    columns = (
-        StructType()
-        .add("key", BinaryType())
-        .add("value", BinaryType())
-        .add("topic", StringType())
-        .add("partition", IntegerType())
-        .add("offset", LongType())
-        .add("timestamp", TimestampType())
-        .add("timestampType", IntegerType())
-    )
-    if include_headers:
-        columns.add("headers", ArrayType(StructType().add("key", StringType()).add("value", BinaryType())))
-    return columns
+    schema = StructType()
+    for name in SourceOptions(include_headers=include_headers).column_names if columns is None else columns:
+        schema.add(name, _TYPES[name])
+    return schema
 
 
 class QueueSource(DataSource):
@@ -80,15 +94,53 @@ class QueueSource(DataSource):
 
     def schema(self) -> StructType:
         """Raises BadOption: the first thing that Spark asks for, so a bad option fails at `load`."""
-        return spark_schema(include_headers=parse_options(self.options).include_headers)
+        return spark_schema(parse_options(self.options, "either").column_names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Raises BadOption for other columns than the source's own."""
-        options = parse_options(self.options)
-        own = spark_schema(include_headers=options.include_headers)
-        if schema.simpleString() != own.simpleString():
-            raise BadOption(f"the columns are fixed, leave the schema out: {own.simpleString()}")
-        return QueueReader(options)
+        """Raises BadOption, for other columns than the source's own too."""
+        options = self._options("batch", schema)
+        return FilteringReader(options) if options.pushdown else QueueReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Raises as `reader`."""
+        from mirrorlog.spark.stream import QueueStreamReader
+
+        return QueueStreamReader(self._options("stream", schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Raises BadOption, NoSuchQueue, ConnectionLost."""
+        from mirrorlog.spark.writer import batch_writer, parse_writer_options
+
+        return batch_writer(parse_writer_options(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Raises as `writer`."""
+        from mirrorlog.spark.writer import parse_writer_options, stream_writer
+
+        return stream_writer(parse_writer_options(self.options), schema, overwrite=overwrite)
+
+    def _options(self, mode: Mode, schema: StructType) -> SourceOptions:
+        return with_columns(parse_options(self.options, mode), schema)
+
+
+def with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
+    """The options for the columns of a schema that somebody asked for. Raises BadOption for one that is not the
+    source's."""
+    for wanted in schema.fields:
+        own = _TYPES.get(wanted.name)
+        if own is None:
+            raise BadOption(f"there is no column {wanted.name!r}; there are {', '.join(COLUMNS)}")
+        if wanted.dataType.simpleString() != own.simpleString() or not wanted.nullable:
+            kind = wanted.dataType.simpleString() + ("" if wanted.nullable else " not null")
+            raise BadOption(
+                f"column {wanted.name!r} is {own.simpleString()}, not {kind}; leave the schema out, or cast afterwards"
+            )
+    names = tuple(schema.fieldNames())
+    if options.columns and set(names) != set(options.columns):
+        raise BadOption(f"the schema has the columns {', '.join(names)}, option 'columns' {', '.join(options.columns)}")
+    if not names or len(set(names)) < len(names):
+        raise BadOption("the schema must have a column, and each only once")
+    return replace(options, columns=names)
 
 
 class QueuePartition(InputPartition):
@@ -104,52 +156,68 @@ class QueueReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
+        self.conditions: Conditions = ALL_ROWS
 
     def partitions(self) -> list[InputPartition]:
-        """Asks the nodes. Raises ConnectionLost, NoSuchQueue, RecordsMissing, BeginUnknown, BadOption, ConfigError."""
-        queues = ask_nodes(self.options.servers, self.options.queues, self.options.tls)
-        return [QueuePartition(wanted) for wanted in plan(self.options, queues)]
+        """Asks the nodes, or the files. Raises ConnectionLost, NoSuchQueue, RecordsMissing, PositionLost,
+        HistoryChanged, BeginUnknown, NotCurrent, BadOption, ConfigError."""
+        with open_lookup(self.options) as lookup:
+            return [QueuePartition(wanted) for wanted in planned(self.options, lookup, self.conditions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow batches of exactly the partition's records, in order. Raises RangeNotDense, or what the client does."""
         if not isinstance(partition, QueuePartition):
             return iter(())  # Spark makes one of its own when nothing is planned
-        return merged(self._batches(partition.wanted))
-
-    def _batches(self, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
-        with Pump(lambda: _consume(self.options, wanted), patience_s=_PATIENCE_S, what=str(wanted)) as batches:
-            for batch in dense(wanted, batches):
-                _check_identity(wanted, batch)
-                yield record_batch(
-                    wanted.queue,
-                    batch.header,
-                    batch.body,
-                    first=batch.first,
-                    following=batch.next,
-                    include_headers=self.options.include_headers,
-                )
+        return record_batches(self.options, partition.wanted, self.conditions.times)
 
 
-async def _consume(options: SourceOptions, wanted: QueueRange) -> AsyncGenerator[ConsumedBatch]:
-    async with (
-        Client(*options.servers, cluster_id=wanted.cluster_id, tls=options.tls.context()) as client,
-        client.consumer(
-            wanted.queue,
-            start=wanted.first,
-            until=wanted.next,
-            read_from=options.read_from,
-            max_bytes=_FETCH_BYTES_MAX,
-        ) as consumer,
-    ):
-        async for batch in consumer.batches():
-            yield batch
+class FilteringReader(QueueReader):
+    """Takes conditions over from Spark, which refuses a reader that can do so unless that is enabled."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Takes over what it can; the rest is Spark's."""
+        self.conditions, left = pushed(filters)
+        return left
 
 
-def _check_identity(wanted: QueueRange, batch: ConsumedBatch) -> None:
-    """A queue may have been deleted and made again under its name since the job was planned."""
-    planned, found = (wanted.log_id, wanted.queue_id), (batch.log_id, batch.header.queue_id)
-    if found != planned:
-        raise RangeNotDense(
-            f"{wanted}: planned for queue id {planned[1]} of log {planned[0]}, read from {found[1]} of {found[0]}; "
-            "run the job again"
-        )
+def planned(options: SourceOptions, lookup: Lookup, conditions: Conditions = ALL_ROWS) -> list[QueueRange]:
+    """What each task of a batch read is to read. Raises as `QueueReader.partitions`."""
+    queues = subscribed(options, lookup, conditions)
+    found = Found(times_of(options.starting, queues, lookup), times_of(options.ending, queues, lookup))
+    given = starting_positions(options.starting, queues)
+    check_histories(lookup, given, fail_on_data_loss=options.fail_on_data_loss)
+    named = {facts.name: facts for facts in queues}
+    whole = [
+        piece
+        for each in narrowed(ranges(options, queues, found), conditions.offsets)
+        for piece in without_gaps(lookup, named[each.queue], each, fail_on_data_loss=options.fail_on_data_loss)
+    ]
+    return tasks(options, whole)
+
+
+def subscribed(options: SourceOptions, lookup: Lookup, conditions: Conditions = ALL_ROWS) -> list[QueueFacts]:
+    """The queues that are read. Raises NoSuchQueue for one that was named and is not there."""
+    if options.pattern is not None:
+        return [
+            each for each in lookup.facts(None) if options.subscribes(each.name) and conditions.has_topic(each.name)
+        ]
+    names = [name for name in options.queues if conditions.has_topic(name)]
+    queues = lookup.facts(names) if names else []
+    if missing := sorted(set(names) - {facts.name for facts in queues}):
+        raise no_such_queue(missing, lookup.silent)
+    return queues
+
+
+def times_of(offsets: Offsets, queues: Sequence[QueueFacts], lookup: Lookup) -> dict[str, int]:
+    """Where the times that an option names are, by queue; nothing for options that name none."""
+    if not isinstance(offsets, AtTime):
+        return {}
+    return lookup.times({facts.name: offsets.of(facts.name) for facts in queues})
+
+
+def starting_positions(offsets: Offsets, queues: Sequence[QueueFacts]) -> list[tuple[QueueFacts, QueuePosition]]:
+    """The queues for which a position was given, and not just a number."""
+    if isinstance(offsets, str | AtTime):
+        return []
+    given = [(facts, offsets.get(facts.name)) for facts in queues]
+    return [(facts, position) for facts, position in given if isinstance(position, QueuePosition)]

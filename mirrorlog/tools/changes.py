@@ -24,6 +24,7 @@ _STATES: Final = {
         "QueueState",
         *("queue_id", "name", "incarnation", "arguments", "next_queue_offset", "positions", "declared_at"),
     ),
+    "H": ("QueueHolds", "queue_id", "holds"),
     "P": (
         "ProducerState",
         *("producer_id", "queue_id", "producer_epoch", "next_sequence", "last_append_time_us", "landed"),

@@ -141,7 +141,8 @@ def _logs(status: Status, node: str | None, log: str | None, queue: str | None) 
             continue
         queues = [one for one in each.queues if queue in (None, one.name)]
         groups = [one for one in each.groups if queue in (None, one.queue)]
-        found.append(msgspec.structs.replace(each, mirrors=mirrors, queues=queues, groups=groups))
+        holds = [one for one in each.holds if queue in (None, one.queue)]
+        found.append(msgspec.structs.replace(each, mirrors=mirrors, queues=queues, groups=groups, holds=holds))
     return found
 
 

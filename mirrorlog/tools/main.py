@@ -13,6 +13,7 @@ import typer
 
 from mirrorlog import __version__
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.tools.audit import audit
 from mirrorlog.tools.consume import consume
 from mirrorlog.tools.declare import declare
 from mirrorlog.tools.drain import drain
@@ -21,12 +22,16 @@ from mirrorlog.tools.events import events
 from mirrorlog.tools.find_offset import find_offset
 from mirrorlog.tools.forget_node import forget_node
 from mirrorlog.tools.groups import groups
+from mirrorlog.tools.land import land
+from mirrorlog.tools.landing_end import landing_end
+from mirrorlog.tools.landings import landings
 from mirrorlog.tools.nodes import nodes
 from mirrorlog.tools.offsets import offsets
 from mirrorlog.tools.promote import promote
 from mirrorlog.tools.publish import publish
 from mirrorlog.tools.queues import queues
 from mirrorlog.tools.rebalance import rebalance
+from mirrorlog.tools.reconcile import reconcile
 from mirrorlog.tools.recover import recover
 from mirrorlog.tools.recover_cluster import recover_cluster
 from mirrorlog.tools.session import (
@@ -91,11 +96,12 @@ def options(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
 
 
 for command in (
-    *(offsets, nodes, events, queues, groups, declare, publish, consume, tail, dump, verify, recover),
-    *(drain, rebalance, promote),
+    *(offsets, nodes, events, queues, groups, landings, declare, publish, consume, tail, dump, verify, recover),
+    *(drain, rebalance, promote, land, reconcile, audit),
 ):
     app.command()(command)
 app.command("find-offset")(find_offset)
+app.command("landing-end")(landing_end)
 app.command("forget-node")(forget_node)
 app.command("recover-cluster")(recover_cluster)
 

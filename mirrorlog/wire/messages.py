@@ -143,12 +143,22 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     http: str | None = None
 
 
+class TierInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A Delta table that has records of the queue below `next`, by the word of the landing `name`, which has told that
+    they may go from the log."""
+
+    name: str
+    location: str
+    next: int
+
+
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as this node knows it. Queue offsets are those of confirmed records: `begin` up to `next`.
 
     `incarnation` tells it from another queue that has or had the same name and ids. `producer_epoch`: a new producer
     begins there, as the queue's master knows it. `current`: False of a master whose epoch has not begun: there may be
-    records behind `next` that its predecessor confirmed.
+    records behind `next` that its predecessor confirmed. `tiers`: where records below `begin` may be; `gaps`: queue
+    offsets [first, next) within `begin` and `next` that were given up after a loss, the newest of them.
     """
 
     name: str
@@ -163,6 +173,8 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     producer_epoch: int = 0
     arguments: dict[str, Any] = {}
     current: bool = True
+    tiers: list[TierInfo] = []
+    gaps: list[tuple[int, int]] = []
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +189,72 @@ class GetMetadata(Message, frozen=True):
     """`queues`: names; None for all."""
 
     queues: list[str] | None = None
+
+
+class SetHold(Message, frozen=True):
+    """A landing registers, or renews its lease and says how far it has come: the queue's records from `queue_offset` on
+    are kept. Answered with HoldGiven once it is confirmed; asking twice gives the same.
+
+    `holder`: who asks, another name in every run; `epoch`: the one that a renewal was given, 0 at the registration;
+    `lease_ms`: how long it holds without a renewal. `location`: of the Delta table that has what is below; `tiered`:
+    that may go from the log. `take_over`: also while another holder's lease runs, which is refused (HoldTaken) else.
+    """
+
+    queue: str
+    name: str
+    holder: str
+    queue_offset: int
+    lease_ms: int
+    location: str = ""
+    tiered: bool = False
+    take_over: bool = False
+    epoch: int = 0
+
+
+class HoldInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A landing's hold on a queue. `epoch`: rises with each other holder. Records below `queue_offset` are landed, at
+    `location`; `left_ms`: of its lease, -1 where only the log's master knows. `ended`: why it keeps nothing any more
+    (expired, too-much), empty while it does. `begin`, `next`: the queue's first and next confirmed queue offset; what
+    the landing has not got below `begin` is gone. `lag`: confirmed records from `queue_offset` on; `kept_bytes`: of the
+    log, from there to its end, -1 when it is not known."""
+
+    queue: str
+    name: str
+    holder: str
+    epoch: int
+    queue_offset: int
+    lease_ms: int
+    left_ms: int = -1
+    location: str = ""
+    tiered: bool = False
+    ended: str = ""
+    begin: int = 0
+    next: int = 0
+    lag: int = 0
+    kept_bytes: int = -1
+
+
+class HoldGiven(Message, frozen=True):
+    hold: HoldInfo
+
+
+class EndHold(Message, frozen=True):
+    """Forget a hold. Answered with Done once that is confirmed, or when there is none. `holder`: only if that one has
+    it, else HoldTaken; empty: whoever has it."""
+
+    queue: str
+    name: str
+    holder: str = ""
+
+
+class ListHolds(Message, frozen=True):
+    """The holds of a queue, as its master knows them. Answered with HoldsFound."""
+
+    queue: str
+
+
+class HoldsFound(Message, frozen=True):
+    holds: list[HoldInfo]
 
 
 class Metadata(Message, frozen=True):
@@ -284,7 +362,8 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One log on one node. `state`: serving, recovering, opening, following, disconnected or corrupt, with `reason`."""
+    """One log on one node. `state`: serving, recovering, opening, following, disconnected or corrupt, with `reason`.
+    `holds`: of landings on its queues."""
 
     log_id: str
     name: str
@@ -301,6 +380,7 @@ class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     mirrors: list[MirrorStatus]
     queues: list[QueueStatus]
     groups: list[GroupStatus]
+    holds: list[HoldInfo] = []
 
 
 class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -561,7 +641,7 @@ class Events(Message, frozen=True):
 AnyMessage = (
     Hello | Challenge | Proof | Welcome | Failure | Follow | History | Pull
     | GetMetadata | Metadata | DeclareQueue | FindOffset | FoundOffset | CommitPosition | FetchPosition
-    | FoundPosition | Done | GetStatus | Status
+    | FoundPosition | Done | GetStatus | Status | SetHold | HoldGiven | EndHold | ListHolds | HoldsFound
     | DrainNode | Drained | ForgetNode | Rebalance | Rebalanced | PromoteCopy | CopyPromoted | GetEvents | Events
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 
+from mirrorlog import versions
 from mirrorlog.broker.entry import Entry
 from mirrorlog.broker.founder import Founder
 from mirrorlog.broker.node import Node
@@ -30,6 +31,12 @@ from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.wire.credentials import OPEN
 from tests.cluster.members import CLUSTER_ID, ServiceNode, founded
 from tests.cluster.ports import WAIT_S, until
+
+
+@pytest.fixture(autouse=True)
+def _founded_as_by_this_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServiceNode, "version", versions.MIN)
+
 
 SMALL = [
     "log.segment_bytes=16777216", "log.prepare_bytes=0", "log.disk_low_percent=0", "log.disk_full_percent=0",

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from mirrorlog import versions
 from mirrorlog.cluster.commands import Addresses, Holder, InSyncGrown, StartKind
 from mirrorlog.cluster.coordinator import Wanted
 from mirrorlog.cluster.liveness import Change, Life
@@ -30,6 +31,9 @@ TIMING = Timing(heartbeat_s=0.05, election_s=0.4)
 
 class ServiceNode:
     """A node whose copies have what `end` says, and whose mirrors have everything at once."""
+
+    version = versions.FIRST
+    """At which its cluster begins, and of its runs."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
@@ -67,7 +71,7 @@ class ServiceNode:
             helper=self._helper,
         )
         nodes = {each.name: NodeFacts(number, each.addresses) for number, each in enumerate(founders, 1)}
-        state = ClusterState(CLUSTER_ID, "c", nodes=nodes)
+        state = ClusterState(CLUSTER_ID, "c", nodes=nodes, cluster_version=self.version)
         own = next(number for number, each in enumerate(founders, 1) if each is self)
         members = tuple(range(1, len(founders) + 1))
         await self.service.open(OsFiles(), self._directory, own=own, snapshot=founding(state, members))
@@ -98,7 +102,7 @@ class ServiceNode:
 
     @property
     def start_id(self) -> str:
-        return f"{self.name} {self.runs}"
+        return versions.run_id(f"{self.name} {self.runs}", self.version)
 
     @property
     def addresses(self) -> Addresses:

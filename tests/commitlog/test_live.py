@@ -80,6 +80,8 @@ def test_what_is_dead_is_left_out(past: Past) -> None:
     the segment go; and what stands below the log's begin."""
     assert live(past, begins={1: 10, 3: 55}) == [(1, 20), (3, 50)]
     assert live(past, own=frozenset({3}), expired=True) == [(3, 0), (3, 50)]
+    assert live(past, floors={1: 30, 3: 10}, expired=True) == [(3, 50)], "what a landing holds is alive, in whole parts"
+    assert live(past, floors={1: 29, 3: 60}, expired=True) == [(1, 0), (1, 20)]
     assert live(past, log_begin=4 * LENGTH) == [(1, 20), (3, 0), (3, 50)]
     assert live(past, begins={1: 30, 3: 60}) == []
 

@@ -42,10 +42,12 @@ def decided(
     log: RetentionLimits | None = None,
     copied: dict[int, bool] | None = None,
     copy_share: float = 0.125,
+    floors: dict[int, int] | None = None,
+    tiers: dict[int, int] | None = None,
 ) -> Decision:
     return decide(
         segments,
-        Queues(limits, begins or {}),
+        Queues(limits, begins or {}, floors or {}, tiers or {}),
         begin=begin,
         end=segments[-1].end,
         at_most=at_most,
@@ -179,6 +181,49 @@ def test_where_queues_begin_that_were_never_copied() -> None:
     assert first_queue_offsets(segments, []) == {}
 
 
+# --- what landings hold ---
+
+
+@pytest.mark.parametrize(("floor", "begin"), [(0, 0), (99, 0), (100, 100), (199, 100), (200, 200), (300, 300)])
+def test_what_is_held_outlives_its_limits(floor: int, begin: int) -> None:
+    """A queue whose parts are all too old, then too many: those with a record at or above the floor stay; another one
+    that nobody holds goes."""
+    segments = [segment(at, *((q, at, at + 100, 30, at) for q in (1, 2))) for at in (0, 100, 200)]
+    for limits in (QueueLimits(max_age_us=1), QueueLimits(max_bytes=1)):
+        gone = 200 if limits.max_bytes else 300  # the newest part is kept by its bytes
+        found = decided(segments, {1: limits, 2: limits}, now_us=1000, floors={1: floor})
+        assert found.queue_begins.get(1, 0) == min(begin, gone)
+        assert found.queue_begins[2] == gone
+
+
+def test_what_is_held_outlives_the_logs_limits() -> None:
+    """A log of a segment, nothing in it with limits of its own: what a landing needs stays in its segments, and is
+    copied where it is little; what is below goes with the log."""
+    segments = [segment(at, (1, at, at + 100, 95, 0), (2, at, at + 100, 5, 0)) for at in (0, 100, 200)]
+    log = RetentionLimits(max_bytes=100)
+    assert decided(segments, {}, log=log).begin == 200
+    assert decided(segments, {}, log=log, floors={1: 100}).begin == 100
+    assert decided(segments, {}, log=log, floors={1: 0}) == Decision({})
+    assert decided(segments, {}, log=log, floors={2: 150}) == Decision({}, 100, SegmentLife(100, 200, 5, expired=True))
+    found = decided(segments, {}, log=log, floors={2: 150}, copied={100: True}, begins={2: 100})
+    assert found == Decision({}, 200), "the copies are above the floor: the queue's begin does not rise"
+
+
+def test_what_is_tiered_goes_early_below_the_floor() -> None:
+    """A queue that is kept for ever, tiered after 50: its parts below the floor that are older go; those of another
+    queue stay, and it by itself too while nobody has landed it."""
+    segments = [segment(at, (1, at, at + 100, 30, at), (2, at, at + 100, 30, at)) for at in (0, 100, 200)]
+    assert decided(segments, {}, now_us=260, floors={1: 300}, tiers={1: 50}).queue_begins == {1: 300}
+    assert decided(segments, {}, now_us=240, floors={1: 300}, tiers={1: 50}).queue_begins == {1: 200}
+    assert decided(segments, {}, now_us=260, floors={1: 150}, tiers={1: 50}).queue_begins == {1: 100}
+    assert decided(segments, {}, now_us=260, floors={1: 0}, tiers={1: 50}).queue_begins == {}
+    limits = {1: QueueLimits(max_age_us=10**6)}
+    assert decided(segments, limits, now_us=260, floors={1: 300}, tiers={1: 50}).queue_begins == {1: 300}
+    assert decided(
+        segments, {1: QueueLimits(max_age_us=1)}, now_us=260, floors={1: 300}, tiers={1: 500}
+    ).queue_begins == {1: 300}
+
+
 # --- random lives ---
 
 
@@ -213,8 +258,12 @@ class PlainLog:
         self.copied: dict[int, bool] = {}
         self.begin = 0
         self.now = 1000
-        # Queue offsets below which records of a queue without limits may be gone: their segment went by the log's.
+        # Queue offsets below which records of a queue may be gone: of one without limits, their segment went by the
+        # log's; of a tiered one, they were landed and old.
         self.may_go: dict[int, int] = {}
+        self.tiered: dict[int, int] = {}
+        self.floors: dict[int, int] = {}
+        self.tiers: dict[int, int] = {}
 
     @property
     def end(self) -> int:
@@ -244,7 +293,7 @@ class PlainLog:
     def decide(self) -> Decision:
         return decide(
             self.parts(),
-            Queues(self.limits, self.begins),
+            Queues(self.limits, self.begins, self.floors, self.tiers),
             begin=self.begin,
             end=self.end,
             at_most=self.end,
@@ -259,7 +308,12 @@ class PlainLog:
         for each in self.segments[:-1]:
             expired = expired and self.log_limits.expire(Aged(each.end, each.time), end=self.end, now_us=self.now)
             for batch in each.batches if expired else ():
-                self.may_go[batch.queue_id] = max(batch.next, self.may_go.get(batch.queue_id, 0))
+                if batch.next <= self.floors.get(batch.queue_id, batch.next):
+                    self.may_go[batch.queue_id] = max(batch.next, self.may_go.get(batch.queue_id, 0))
+        for queue_id, age in self.tiers.items():
+            for batch in self.all.get(queue_id, ()):
+                if batch.next <= self.floors[queue_id] and batch.time < self.now - age:
+                    self.tiered[queue_id] = max(batch.next, self.tiered.get(queue_id, 0))
         for queue_id, begin in decision.queue_begins.items():
             assert begin > self.begins.get(queue_id, -1), "it only rises"
             self.begins[queue_id] = begin
@@ -272,11 +326,17 @@ class PlainLog:
     def copy(self, life: SegmentLife, *, all_of_it: bool) -> None:
         (source,) = [each for each in self.segments if each.start == life.start]
         later = {batch[:3] for each in self.segments if each.start > life.start for batch in each.batches}
+        held = [
+            batch
+            for queue_id, base, following, _, _ in _parts(source.batches)
+            for batch in source.batches
+            if batch.queue_id == queue_id and base <= batch.base < following > self.floors.get(queue_id, 2**63)
+        ]
         alive = [
             batch
             for batch in source.batches
             if batch.next > self.begins.get(batch.queue_id, 0)
-            and (batch.queue_id in self.limits or not life.expired)
+            and (batch.queue_id in self.limits or not life.expired or batch in held)
             and batch[:3] not in later
         ]
         said = first_queue_offsets(self.parts(), {batch.queue_id for batch in alive} - self.begins.keys())
@@ -302,8 +362,34 @@ class PlainLog:
             for batch in batches:
                 assert batch.next > begin or self.dead(batch), f"{batch} went, queue {queue_id} begins at {begin}"
 
+    # --- landings ---
+
+    def hold(self, queue_id: int, share: float, tier: int | None) -> None:
+        """From a record that is there, a share of all of them away from the first."""
+        batches = self.all.get(queue_id, [])
+        first = max(self.begins.get(queue_id, 0), self.first_held(queue_id))
+        floor = first + round(share * (batches[-1].next - first)) if batches else 0
+        if floor < self.floors.get(queue_id, 2**63):
+            self.copied.clear()
+        self.floors[queue_id] = floor
+        self.tiers.pop(queue_id, None)
+        if tier is not None:
+            self.tiers[queue_id] = tier
+
+    def release(self, queue_id: int) -> None:
+        self.floors.pop(queue_id, None)
+        self.tiers.pop(queue_id, None)
+
+    def first_held(self, queue_id: int) -> int:
+        held = [batch.base for each in self.segments for batch in each.batches if batch.queue_id == queue_id]
+        return min(held, default=self.all[queue_id][-1].next if self.all.get(queue_id) else 0)
+
     def dead(self, batch: Batch) -> bool:
-        """Whether its limits say that it may go."""
+        """Whether its limits say that it may go, and no landing holds it."""
+        if batch.next > self.floors.get(batch.queue_id, 2**63):
+            return False
+        if batch.next <= self.tiered.get(batch.queue_id, 0):
+            return True
         limits = self.limits.get(batch.queue_id)
         if limits is None:
             return batch.next <= self.may_go.get(batch.queue_id, 0)
@@ -320,9 +406,10 @@ class PlainLog:
         for each in self.segments[:-1]:
             expired = expired and self.log_limits.expire(Aged(each.end, each.time), end=self.end, now_us=self.now)
             live += sum(
-                batch.size
-                for batch in set(each.batches)
-                if batch.next > self.begins.get(batch.queue_id, 0) and (batch.queue_id in self.limits or not expired)
+                size
+                for queue_id, _, following, size, _ in _parts(each.batches)
+                if following > self.begins.get(queue_id, 0)
+                and (queue_id in self.limits or not expired or following > self.floors.get(queue_id, 2**63))
             )
             size += each.end - each.start
             assert live > 0.25 * size
@@ -355,6 +442,8 @@ _STEPS = st.lists(
         st.tuples(st.just("publish"), st.integers(1, 4), st.integers(1, 12), st.integers(1, 30)),
         st.tuples(st.just("time"), st.integers(1, 100)),
         st.tuples(st.just("decide"), st.booleans()),
+        st.tuples(st.just("hold"), st.integers(1, 4), st.floats(0, 1), st.sampled_from([None, None, 0, 100])),
+        st.tuples(st.just("release"), st.integers(1, 4)),
     ),
     min_size=10,
     max_size=60,
@@ -370,9 +459,10 @@ _STEPS = st.lists(
 def test_a_random_life_loses_nothing_that_must_be_kept(
     limits: dict[int, QueueLimits], log_limits: RetentionLimits, steps: list[tuple]
 ) -> None:
-    """Goal: the decision is safe and comes to an end. Publish, let time go by, decide and follow, with copies that end
-    half-way, in any order; each record is kept as long as the plain words of its limits say, queues have no holes,
-    and at the end a bounded number of rounds leaves nothing to do."""
+    """Goal: the decision is safe and comes to an end. Publish, let time go by, have landings hold queues and release
+    them, decide and follow, with copies that end half-way, in any order; each record is kept as long as the plain words
+    of its limits say, and while it is held, queues have no holes, and at the end a bounded number of rounds leaves
+    nothing to do."""
     log = PlainLog(limits, log_limits)
     for step in steps:
         match step:
@@ -383,6 +473,10 @@ def test_a_random_life_loses_nothing_that_must_be_kept(
                 log.now += passed
             case ("decide", all_of_it):
                 log.follow(log.decide(), all_of_it=all_of_it)
+            case ("hold", queue_id, share, tier):
+                log.hold(queue_id, share, tier)
+            case ("release", queue_id):
+                log.release(queue_id)
         log.check()
     for _ in range(3 * len(log.segments) + 10):
         decision = log.decide()

@@ -13,6 +13,7 @@ from mirrorlog.wire.messages import (
     DiskStatus,
     DurationCounts,
     GroupStatus,
+    HoldInfo,
     LogCounts,
     LogStatus,
     MirrorStatus,
@@ -80,6 +81,19 @@ def queue(
 
 def group(queue_name: str, name: str = "g", lag: int = 2) -> GroupStatus:
     return GroupStatus(group=name, queue=queue_name, position=Position(log_id="id", epoch=7, queue_offset=11), lag=lag)
+
+
+def hold(queue_name: str, name: str = "lake", **facts: Any) -> HoldInfo:
+    plain: dict[str, Any] = {
+        "holder": "h",
+        "epoch": 1,
+        "queue_offset": 12,
+        "lease_ms": 60_000,
+        "left_ms": 30_500,
+        "lag": 8,
+        "kept_bytes": 640,
+    }
+    return HoldInfo(queue=queue_name, name=name, **{**plain, **facts})
 
 
 def placed(name: str = "main", **facts: Any) -> PlacedLog:
@@ -171,7 +185,7 @@ def scraped(
     return families(metrics_text(answer).decode())
 
 
-EVERYTHING = log(mirrors=[mirror("n2")], queues=[queue(1)], groups=[group("q1")])
+EVERYTHING = log(mirrors=[mirror("n2")], queues=[queue(1)], groups=[group("q1")], holds=[hold("q1")])
 DISK = DiskStatus(state="low", reason="", free_bytes=10, size_bytes=100)
 CLUSTER = in_cluster([member(1)], [placed()])
 COUNTS = counts(log_counts())

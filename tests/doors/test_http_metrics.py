@@ -16,6 +16,7 @@ from tests.doors.http_statuses import (
     EVERYTHING,
     counts,
     group,
+    hold,
     in_cluster,
     log,
     log_counts,
@@ -297,6 +298,24 @@ def test_groups_beyond_the_limit_are_one_sum() -> None:
     rest = SERIES_MAX + SERIES_MAX + 1
     assert value(found, "mirrorlog_group_lag_records", log="main", queue="", group="") == rest
     assert sum(number for _, number in told) == sum(range(SERIES_MAX + 2))
+
+
+def test_landings_are_told_with_what_they_keep() -> None:
+    """Goal: an alert on a landing that falls behind. Method: one that runs, one that ended, and one as a mirror tells
+    of it; beyond the limit they are one sum."""
+    ended = hold("q1", "old", ended="expired", left_ms=0, kept_bytes=-1)
+    found = scraped(log(holds=[hold("q1"), ended, hold("q2", left_ms=-1, kept_bytes=-1)]))
+    assert value(found, "mirrorlog_log_holds", log="main") == 3
+    labels = {"log": "main", "queue": "q1", "landing": "lake"}
+    told = {
+        name: value(found, f"mirrorlog_hold_{name}", **labels) for name in ("position_offset", "lag_records", "live")
+    }
+    assert told == {"position_offset": 12, "lag_records": 8, "live": 1}
+    assert value(found, "mirrorlog_hold_live", log="main", queue="q1", landing="old") == 0
+    assert samples(found, "mirrorlog_hold_kept_bytes") == [(labels, 640)]
+    assert samples(found, "mirrorlog_hold_lease_left_seconds")[0] == (labels, 30.5)
+    many = scraped(log(holds=[hold("q1", f"l{number:04}", lag=number) for number in range(SERIES_MAX + 2)]))
+    assert value(many, "mirrorlog_hold_lag_records", log="main", queue="", landing="") == 2 * SERIES_MAX + 1
 
 
 @pytest.mark.parametrize(

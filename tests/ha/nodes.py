@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from mirrorlog import versions
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.replica import Replica
@@ -97,6 +98,9 @@ class Assigned:
     def version(self) -> int:
         return 0
 
+    def cluster_version(self) -> int:
+        return versions.OWN
+
     def placed(self, queue: str) -> UUID | None:
         return next(iter(self.logs()))
 
@@ -123,7 +127,7 @@ class Node:
         cluster, node = settings.cluster, settings.node
         self._directory = DataDirectory.open(node.data_dir, cluster_id=cluster.cluster_id, node_id=node.id)
         view = Assigned(settings)
-        self._decider, self._start_id = view.decider, str(uuid4())
+        self._decider, self._start_id = view.decider, versions.run_id(str(uuid4()))
         self.server = Server(
             settings, self._directory, start_id=self._start_id, view=view, cluster=view, failed=self.fail
         )

@@ -15,29 +15,32 @@ import pytest
 
 from mirrorlog import versions
 from mirrorlog.client.sync import Client
+from mirrorlog.errors import UnsupportedVersion
 from mirrorlog.testing import Node
 from mirrorlog.testing.asking import wait_for
-from mirrorlog.wire.messages import ClusterStatus
+from mirrorlog.wire.messages import ClusterStatus, HoldInfo
 from tests.process.clusters import facts, log_lines
 from tests.process.growing import Growing, join
 from tests.process.traffic import Traffic, number_of
 
 ROOT = Path(__file__).parents[2]
-COMMIT_OF_VERSION_1 = "73015a7"
+COMMIT_BEFORE = "92ca35a"
+"""The last one of the version before this software's."""
+BEFORE, NOW = 2, 3
 RATE = 50
 NAMES = ["n1", "n2", "n3"]
 
 
 @pytest.fixture(scope="module")
-def version_1(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the software of version 1 lies."""
-    command = ["git", "-C", str(ROOT), "archive", COMMIT_OF_VERSION_1, "mirrorlog"]
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the software of the version before lies."""
+    command = ["git", "-C", str(ROOT), "archive", COMMIT_BEFORE, "mirrorlog"]
     try:
         archive = subprocess.run(command, capture_output=True, check=True).stdout
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         told = getattr(error, "stderr", b"").decode().strip() or str(error)
-        pytest.skip(f"the software of version 1 is commit {COMMIT_OF_VERSION_1}, which git does not give here: {told}")
-    directory = tmp_path_factory.mktemp("version-1")
+        pytest.skip(f"the software before is commit {COMMIT_BEFORE}, which git does not give here: {told}")
+    directory = tmp_path_factory.mktemp("version-before")
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(directory, filter="data")
     return directory
@@ -47,11 +50,11 @@ class Update:
     """Three nodes, n1 to n3, each of which runs either software, and steady traffic to a queue in each of their
     logs."""
 
-    def __init__(self, growing: Growing, version_1: Path) -> None:
+    def __init__(self, growing: Growing, before: Path) -> None:
         self.growing = growing
         self.nodes = [growing.node() for _ in NAMES]
         self.traffic: list[Traffic] = []
-        self._sources = {1: version_1, 2: ROOT}
+        self._sources = {BEFORE: before, NOW: ROOT}
 
     @property
     def servers(self) -> list[str]:
@@ -93,20 +96,24 @@ class Update:
             )
 
     def check(self, *, software: Sequence[int], cluster: int) -> ClusterStatus:
-        """What every new node says of who runs what, once all know it; the view of one."""
+        """What every node says of who runs what, once all know it; the view of one."""
 
         def met() -> ClusterStatus | None:
             expected = dict(zip(NAMES, software, strict=True))
-            statuses = [status for status in self.growing.statuses().values() if expected[status.node_id] > 1]
-            views = [status.cluster for status in statuses if status.cluster is not None]
+            views = [status.cluster for status in self.growing.statuses().values() if status.cluster is not None]
             fits = all(
                 view.cluster_version == cluster
                 and {node.node_id: node.software_version for node in view.nodes} == expected
                 for view in views
             )
-            return views[0] if fits and len(views) == sum(version > 1 for version in software) else None
+            return views[0] if fits and len(views) == len(NAMES) else None
 
         return wait_for(met, timeout=10, what=lambda: f"software {software} at {cluster}; {self.growing.said()}")
+
+    def queue_of(self, node: str) -> str:
+        """One that this node masters."""
+        with Client(*self.servers) as client:
+            return next(info.name for info in client.admin.queues() if info.master == node)
 
     def masters(self) -> list[str]:
         """Of all logs, as n1 knows them."""
@@ -116,12 +123,12 @@ class Update:
 
 
 @pytest.fixture
-def update(tmp_path: Path, version_1: Path) -> Iterator[Update]:
+def update(tmp_path: Path, before: Path) -> Iterator[Update]:
     """A cluster of the software before, and traffic."""
     with Growing(tmp_path) as growing, ExitStack() as stack:
-        update = Update(growing, version_1)
+        update = Update(growing, before)
         for node in update.nodes:
-            update.launch(node, 1, *join(*update.nodes))
+            update.launch(node, BEFORE, *join(*update.nodes))
         update.whole()
         with Client(*update.servers) as client:
             logs = {client.admin.declare(f"q{number}").log_id for number in range(3)}
@@ -170,57 +177,69 @@ def segments(node: Node) -> dict[str, bytes]:
     return {str(path.relative_to(logs)): path.read_bytes() for path in logs.glob("*/*") if path.name.isdigit()}
 
 
+def hold(update: Update, queue: str) -> HoldInfo:
+    """A landing registers."""
+    with Client(*update.servers) as client:
+        return client.admin.set_hold(queue, "lake", holder="x", queue_offset=0, lease_ms=600_000)
+
+
 def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path: Path) -> None:
     """Goal: two adjacent versions are one cluster, and there is a way back until all nodes are updated. Method: under
     publishing each node in turn is stopped and goes on with the new software; the first goes back in between. Masters
-    of either version have mirrors of the other. The cluster's version rises with the last. Then the old software is
+    of either version have mirrors of the other. The cluster's version rises with the last; only then a landing may hold
+    records. Then the old software is
     refused: on the disk of a node that was updated, on a disk from before, and on a blank one. All that was published
     is there once, no copy was made anew, and the copies are equal."""
     one, two, three = update.nodes
-    assert versions.OWN == 2, "version 1 is two versions behind: let this test begin with the one before"
+    assert versions.OWN == NOW, "the software before is two versions behind: let this test begin with the one before"
 
-    update.restart(one, 2)
-    update.check(software=(2, 1, 1), cluster=1)
+    update.check(software=(BEFORE, BEFORE, BEFORE), cluster=BEFORE)
+    update.restart(one, NOW)
+    update.check(software=(NOW, BEFORE, BEFORE), cluster=BEFORE)
     assert "n1" not in update.masters()
-    update.goes_on()  # masters of version 1, a mirror of version 2
+    update.goes_on()  # masters of the version before, a mirror of this one
     with Client(*update.servers) as client:
         client.admin.rebalance()
     wait_for(lambda: update.masters() == NAMES or None, timeout=10, what=update.growing.said)
     update.whole()
-    update.goes_on()  # a master of version 2, mirrors of version 1
+    update.goes_on()  # a master of this version, mirrors of the one before
+    with pytest.raises(UnsupportedVersion, match="update all nodes"):
+        hold(update, update.queue_of("n1"))
 
-    update.restart(one, 1)
+    update.restart(one, BEFORE)
     update.goes_on()
-    update.restart(one, 2)
-    update.restart(two, 2)
-    update.check(software=(2, 2, 1), cluster=1)
+    update.restart(one, NOW)
+    update.restart(two, NOW)
+    update.check(software=(NOW, NOW, BEFORE), cluster=BEFORE)
     update.goes_on()
 
     disk_of_before = tmp_path / "n3 before"
-    update.restart(three, 2, between=lambda: shutil.copytree(three.data_dir, disk_of_before))
-    update.check(software=(2, 2, 2), cluster=2)
+    update.restart(three, NOW, between=lambda: shutil.copytree(three.data_dir, disk_of_before))
+    update.check(software=(NOW, NOW, NOW), cluster=NOW)
     update.goes_on()
+    for traffic in update.traffic:
+        assert hold(update, traffic.queue).epoch == 1
+    refusal = (
+        "the cluster runs at version 3, and software of version 2 works in clusters of version 1 and 2 only: start the "
+        "node with software of version 3 or 4"
+    )
 
     assert three.stop() == 0
-    update.launch(three, 1)
-    assert "the cluster of this disk runs at version 2 or above, start software of that version" in ended(three)
+    update.launch(three, BEFORE)
+    assert refusal in ended(three)
 
     disk = three.data_dir.rename(tmp_path / "n3 updated")
     disk_of_before.rename(three.data_dir)
-    update.launch(three, 1)
-    refusal = (
-        "the cluster runs at version 2, and software of version 1 works in clusters of version 1 only: start the node "
-        "with software of version 2 or 3"
-    )
+    update.launch(three, BEFORE)
     assert refusal in ended(three)
 
     stranger = update.growing.node()
-    update.launch(stranger, 1, *join(one))
+    update.launch(stranger, BEFORE, *join(one))
     assert refusal in ended(stranger)
 
     shutil.rmtree(three.data_dir)
     disk.rename(three.data_dir)
-    update.launch(three, 2)
+    update.launch(three, NOW)
     update.whole()
-    update.check(software=(2, 2, 2), cluster=2)
+    update.check(software=(NOW, NOW, NOW), cluster=NOW)
     assert_nothing_lost(update)

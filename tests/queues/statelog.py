@@ -8,6 +8,7 @@ from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header, stamp
 from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, encode_change
 from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, apply_checkpoint
+from mirrorlog.queues.holds import HoldTable
 from mirrorlog.queues.producers import EXPIRY_US, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
 
@@ -28,17 +29,26 @@ class Derived:
         self.registry = QueueRegistry(queues_max=100_000, groups_max=groups_max)
         self.producers = ProducerTable(producers_max=producers_max, expiry_us=expiry_us)
         self.tracker = CheckpointTracker()
+        self.holds = HoldTable(per_queue_max=4)
         self.appended: dict[int, int] = {}
         self._reads_checkpoints = reads_checkpoints
 
     def follow(self, header: BatchHeader, batch: bytes) -> None:
         if header.kind == Kind.CHECKPOINT and self._reads_checkpoints:
-            apply_checkpoint(header, batch, registry=self.registry, producers=self.producers, tracker=self.tracker)
+            apply_checkpoint(
+                header,
+                batch,
+                registry=self.registry,
+                producers=self.producers,
+                tracker=self.tracker,
+                holds=self.holds,
+            )
             return
         if header.kind == Kind.DATA:
             self.appended[header.queue_id] = header.next_queue_offset
         elif header.kind != Kind.CHECKPOINT:
             self.registry.apply(header, batch)
+            self.holds.apply(header, batch)
         self.producers.apply(header)
 
     def follow_all(self, batches: Iterable[Stored], *, confirmed: int) -> None:
@@ -48,6 +58,7 @@ class Derived:
 
     def confirm(self, log_offset: int) -> None:
         self.registry.confirm(log_offset)
+        self.holds.confirm(log_offset)
         self.tracker.confirm(log_offset)
 
     def next_queue_offset(self, queue_id: int) -> int:
@@ -59,6 +70,7 @@ class Derived:
             self.registry,
             self.producers,
             self.next_queue_offset,
+            holds=self.holds,
             queues_per_batch=queues_per_batch,
             producers_per_batch=producers_per_batch,
         )
@@ -80,6 +92,13 @@ class Derived:
             for each in queues
         ]
         return self.registry.queue_id_max, facts
+
+    def hold_facts(self) -> object:
+        """All holds, by queue and name, as appended and as confirmed."""
+        ids = sorted(self.registry.queue_ids())
+        return [
+            (each, sorted(self.holds.newest(each).items()), sorted(self.holds.confirmed(each).items())) for each in ids
+        ]
 
     def producer_facts(self) -> object:
         """All that is known of producers, but for the landed batches: a checkpoint carries the newest only."""

@@ -16,8 +16,16 @@ import pytest
 
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
 from mirrorlog.errors import MirrorlogError, OutOfSequence, StaleProducerEpoch
-from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, PositionCommitted, State, decode_checkpoint
+from mirrorlog.queues.changes import (
+    CheckpointBegan,
+    CheckpointEnded,
+    PositionCommitted,
+    State,
+    decode_checkpoint,
+    encode_change,
+)
 from mirrorlog.queues.checkpoint import CheckpointWriter
+from mirrorlog.queues.holds import EXPIRED, RELEASED, TOO_MUCH, Wish
 from mirrorlog.queues.producers import RECENT_US, Landed
 from tests.queues.statelog import Derived, StateLog, data
 
@@ -47,6 +55,7 @@ class Walk:
         steps: dict[Callable[[], None], int] = {
             self.declare: 3,
             self.commit: 10,
+            self.hold: 10,
             self.publish: 40,
             self.retry: 10,
             self.let_time_go_by: 5,
@@ -60,6 +69,8 @@ class Walk:
 
     def compare(self) -> None:
         assert self.live.queue_facts() == self.whole.queue_facts()
+        assert self.live.hold_facts() == self.whole.hold_facts()
+        assert self.live.holds.floors() == self.whole.holds.floors()
         assert self.live.producer_facts() == self.whole.producer_facts()
         assert self.live.tracker.state_from == self.newest_checkpoint()
 
@@ -82,6 +93,21 @@ class Walk:
                 group=self.random.choice("gh"), log_id="l", epoch=1, queue_offset=self.random.randrange(9)
             )
             self.append(self.live.registry.commit_position(queue.name, change))
+
+    def hold(self) -> None:
+        """Landings register, renew, take over, and end, in any way that is allowed."""
+        for queue in self.random.sample(list(self.live.registry), min(1, len(self.live.registry))):
+            name, holder = self.random.choice("lmno"), self.random.choice("xy")
+            if self.random.random() < 0.3:
+                reason = self.random.choice([RELEASED, EXPIRED, TOO_MUCH])
+                change = self.live.holds.end(queue.queue_id, name, reason)
+            else:
+                wish = Wish(
+                    name, holder, self.random.randrange(50), 1000, tiered=self.random.random() < 0.5, location="t"
+                )
+                change = self.live.holds.set(queue.queue_id, wish, next_confirmed=50, left_ms=0)
+            if change is not None:
+                self.append(encode_change(change, queue_id=queue.queue_id))
 
     def publish(self) -> None:
         """A client that keeps to the rules sends its next batch; refused, it goes on under another producer epoch."""
@@ -145,6 +171,7 @@ class Walk:
         place = self.random.choice(places)
         self.log.cut(place)
         self.live.registry.cut(place)
+        self.live.holds.cut(place)
         self.live.tracker.cut(place)
         self.live_from = self.newest_checkpoint()
         again = self.new_state()
@@ -205,7 +232,7 @@ def outcome(step: Callable[[], Landed | None]) -> Landed | MirrorlogError | None
 @pytest.mark.parametrize("seed", range(60))
 def test_the_state_from_a_checkpoint_on_is_that_of_the_whole_log(seed: int) -> None:
     """Walk, and compare both states after every step: what is known of queues, positions and producers, who is
-    answered what, and which checkpoint is the newest. No batch of a producer may ever land twice."""
+    answered what, who holds what, and which checkpoint is the newest. No batch of a producer may ever land twice."""
     walk = Walk(seed)
     for _ in range(STEPS):
         walk.step()

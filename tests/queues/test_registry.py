@@ -222,6 +222,8 @@ def test_an_argument_is_plain_and_not_deep(value: object) -> None:
         ({"retention_bytes": 1.5}, r"'retention_bytes' is 1\.5"),
         ({"retention_bytes": True}, "'retention_bytes' is True"),
         ({"retention_bytes": 2**63}, "to 9223372036854775807"),
+        ({"tier_keep_ms": -1}, "'tier_keep_ms' is -1, it must be a whole number from 0"),
+        ({"tier_keep_ms": False}, "'tier_keep_ms' is False"),
         ({"copies": 0}, "'copies' is 0, it must be a whole number from 1 to 255"),
         ({"copies": 256}, "from 1 to 255"),
         ({"copies": True}, "'copies' is True"),
@@ -242,6 +244,7 @@ def test_every_known_argument_is_kept() -> None:
         ("small", {"flush": "memory", "copies": 1, "retention_ms": 1, "retention_bytes": 1}),
         ("large", {"flush": "disk", "copies": 255, "retention_ms": 2**63 - 1, "retention_bytes": 2**63 - 1}),
         ("none", {"retention_ms": -1, "retention_bytes": -1}),
+        ("tiered", {"tier_keep_ms": 0}),
     ):
         book.declare(name, **arguments)
         assert book.registry.find(name).arguments == arguments
@@ -250,13 +253,13 @@ def test_every_known_argument_is_kept() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("retention", "there are flush, copies, retention_ms, retention_bytes; did you mean retention_"),
+        ("retention", "there are flush, copies, retention_ms, retention_bytes, tier_keep_ms; did you mean retention_"),
         ("retention_byte", "did you mean retention_bytes"),
         ("Flush", "did you mean flush"),
-        ("color", "'color' is not known; there are flush, copies, retention_ms, retention_bytes$"),
+        ("color", "'color' is not known; there are flush, copies, retention_ms, retention_bytes, tier_keep_ms$"),
         ("", "'' is not known"),
         ("x-max-age", "'x-max-age' is not known yet"),
-        ("x-" + "y" * 1_000_000, "^.{0,200}$"),
+        ("x-" + "y" * 1_000_000, "^.{0,220}$"),
         ("r" * 1_000_000, "^.{0,200}$"),
     ],
 )

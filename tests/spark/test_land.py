@@ -6,52 +6,73 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from mirrorlog.commitlog.body import Record
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
-from mirrorlog.spark.errors import LandingConflict
-from mirrorlog.spark.land import LandResult, append, application_id, land, read
-from mirrorlog.spark.nodes import ask_nodes
+from mirrorlog.spark.errors import LandingConflict, TableRefused
+from mirrorlog.spark.land import LandResult, land
+from mirrorlog.spark.landing.runner import Moment
 from mirrorlog.testing.asking import wait_for
 from tests.spark import landing_child
+from tests.spark.landing_child import WRITING
 from tests.spark.queues import every_kind_of_record, publish
 
 _CHILD_S = 240
-_HELD_S = 60
 # The JVM's own, not to be had without; and the progress.
 _EXPECTED_STDERR = {"WARNING: Using incubator modules: jdk.incubator.vector", "starting Spark"}
 
+JSON = {"mode": "json", "decoder": {"schema": "n BIGINT"}}
 
-def landed_offsets(table: Path) -> list[int]:
+
+def landed_offsets(table: Path, column: str = "offset") -> list[int]:
     """Read by delta-rs: a second implementation is the witness."""
-    return sorted(DeltaTable(table).to_pyarrow_table(columns=["offset"])["offset"].to_pylist())
+    return sorted(DeltaTable(table).to_pyarrow_table(columns=[column])[column].to_pylist())
 
 
-def transactions(table: Path) -> list[int]:
-    """The versions of the application transactions in the table's log, in order of commit."""
+def positions(table: Path) -> list[int]:
+    """The queue offsets in the table's log, in order of commit."""
     commits = sorted((table / "_delta_log").glob("*.json"))
     actions = [json.loads(line) for commit in commits for line in commit.read_text().splitlines()]
-    return [action["txn"]["version"] for action in actions if "txn" in action]
+    found = [action["txn"] for action in actions if "txn" in action]
+    return [each["version"] for each in found if each["appId"].count(":") == 2]
 
 
 def numbered(first: int, count: int) -> list[Record]:
     return [Record(b"%d" % number) for number in range(first, first + count)]
 
 
-def die_landing(servers: Sequence[str], queue: str, table: Path, moment: str) -> None:
+def half_good(first: int, count: int) -> list[Record]:
+    """Every other value is no JSON."""
+    return [Record(b'{"n": %d}' % n if n % 2 else b"bad %d" % n) for n in range(first, first + count)]
+
+
+def die_landing(
+    servers: Sequence[str], queue: str, table: Path, moment: str, settings: dict[str, object] | None = None
+) -> None:
     """Land in a process of its own which is killed at `moment`; it must not get further."""
-    command = [sys.executable, landing_child.__file__, ",".join(servers), queue, str(table), moment]
+    given = json.dumps(settings or {})
+    command = [sys.executable, landing_child.__file__, ",".join(servers), queue, str(table), moment, given]
     child = subprocess.run(command, capture_output=True, text=True, timeout=_CHILD_S, check=False)
     assert child.returncode == -signal.SIGKILL, child.stderr
+
+
+class Died(BaseException):
+    """In place of a kill, where a process of its own would prove no more."""
+
+
+def dying_at(moment: Moment) -> Callable[[Moment], None]:
+    def reached(now: Moment) -> None:
+        if now == moment:
+            raise Died
+
+    return reached
 
 
 def test_a_landing_adds_each_record_once_with_the_sources_columns(
@@ -69,90 +90,141 @@ def test_a_landing_adds_each_record_once_with_the_sources_columns(
     publish(servers, queue, every_kind_of_record(200), batch_records=60)
     assert land(spark, servers, queue, table) == LandResult(first=500, next=700, rows=200, table_version=1)
     assert landed_offsets(table) == list(range(700))
-    assert transactions(table) == [500, 700]
-    source = spark.read.format("mirrorlog").options(
-        servers=servers[0], subscribe=queue, includeHeaders="true"
-    )  # fmt: skip
+    assert positions(table) == [500, 700]
+    columns = "key,value,topic,partition,offset,timestamp,timestampType,headers,appendTime"
+    source = spark.read.format("mirrorlog").options(servers=servers[0], subscribe=queue, columns=columns)
     landed = spark.read.format("delta").load(str(table))
     expected = source.load()
     assert landed.columns == expected.columns
     assert landed.orderBy("offset").collect() == expected.orderBy("offset").collect()
 
 
-def test_a_driver_killed_after_its_commit_lands_nothing_twice(
+def test_a_driver_that_is_killed_at_any_place_leaves_a_table_that_the_next_one_completes(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
-    """Goal: exactly 1,000 more. Land 300, publish 1,000, SIGKILL the driver when its commit stands, run again.
+    """Goal: exactly once. Land 300, publish 1,000, SIGKILL the driver at each place of its step, on a queue and table
+    of its own each; then land again. Before the commit all 1,000 are still to be landed, behind it none."""
+    before = [Moment.PLANNED, WRITING, Moment.COMMITTING]
+    after = [Moment.COMMITTED]
+    places = {place: f"{queue}-{number}" for number, place in enumerate([*before, *after])}
 
-    The commit carries the offset, so the second run has nothing to add.
-    """
-    table = tmp_path / "table"
-    publish(servers, queue, numbered(0, 300))
-    land(spark, servers, queue, table)
-    publish(servers, queue, numbered(300, 1000))
-    die_landing(servers, queue, table, "committed")
-    assert transactions(table) == [300, 1300]
-    assert land(spark, servers, queue, table) == LandResult(first=1300, next=1300, rows=0, table_version=1)
-    assert landed_offsets(table) == list(range(1300))
+    def die(place: str) -> None:
+        table = tmp_path / places[place]
+        publish(servers, places[place], numbered(0, 300))
+        land(spark, servers, places[place], table)
+        publish(servers, places[place], numbered(300, 1000))
+        die_landing(servers, places[place], table, place)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(die, places))
+    for place, name in places.items():
+        table = tmp_path / name
+        result = land(spark, servers, name, table)
+        assert (result.first, result.rows) == ((1300, 0) if place in after else (300, 1000)), place
+        assert landed_offsets(table) == list(range(1300)), place
+        assert positions(table) == [300, 1300], place
 
 
-def test_a_driver_killed_before_its_commit_leaves_no_record(
+def test_a_driver_that_dies_between_two_commits_leaves_each_record_in_one_table(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
-    """Goal: files without a commit do not count. SIGKILL the driver at its first data file, run again: each once."""
-    table = tmp_path / "table"
-    publish(servers, queue, numbered(0, 300))
-    land(spark, servers, queue, table)
-    publish(servers, queue, numbered(300, 1000))
-    die_landing(servers, queue, table, "written")
-    result = land(spark, servers, queue, table)
-    assert (result.first, result.next, result.rows) == (300, 1300, 1000)
-    assert landed_offsets(table) == list(range(1300))
-    assert transactions(table) == [300, 1300]
+    """Goal: landed or a dead letter, never both. SIGKILL the driver behind the commit of the dead letters; change the
+    schema so that other records are bad, and land again: the dead letters of the dead driver are gone."""
+    table, dead = tmp_path / "table", tmp_path / "dead"
+    publish(servers, queue, half_good(0, 40))
+    die_landing(servers, queue, table, Moment.DEAD_LETTERS, {**JSON, "dead_letters": str(dead)})
+    assert landed_offsets(dead) == list(range(0, 40, 2))
+    assert not (table / "_delta_log").exists()
+    other = {"mode": "json", "decoder": {"schema": "n STRING"}, "dead_letters": str(dead)}
+    result = land(spark, servers, queue, table, **other)
+    assert (result.rows, result.dead_letters) == (0, 40)
+    assert landed_offsets(dead) == list(range(40))
+    publish(servers, queue, half_good(40, 10))
+    with pytest.raises(Died):
+        land(spark, servers, queue, table, on_moment=dying_at(Moment.DEAD_LETTERS), **other)
+    assert len(landed_offsets(dead)) == 50
+    for _ in range(2):
+        land(spark, servers, queue, table, **other)
+        assert landed_offsets(dead) == list(range(50))
 
 
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_a_landing_that_another_one_overtakes_adds_nothing(
-    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
+@pytest.mark.parametrize("moment", [Moment.WRITTEN, Moment.COMMITTED])
+def test_a_step_that_ends_anywhere_is_done_whole_or_not_at_all(
+    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path, moment: Moment
 ) -> None:
-    """Goal: two writers in the same stretch of a queue never both win.
+    """Goal: the same within one driver, whose session lives on: a service goes on after a failed step."""
+    publish(servers, queue, numbered(0, 50))
+    with pytest.raises(Died):
+        land(spark, servers, queue, tmp_path, on_moment=dying_at(moment))
+    rest = land(spark, servers, queue, tmp_path)
+    assert rest.rows == (0 if moment == Moment.COMMITTED else 50)
+    assert landed_offsets(tmp_path) == list(range(50))
 
-    Hold a landing in the middle of its write, land the same records meanwhile, let the first one go on.
+
+@pytest.mark.parametrize(("moment", "more"), [(Moment.PLANNED, 7), (Moment.WRITTEN, 0), (Moment.COMMITTING, 7)])
+def test_a_landing_that_another_one_overtakes_adds_nothing(  # noqa: PLR0917  (fixtures)
+    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path, moment: Moment, more: int
+) -> None:
+    """Goal: two landings in the same stretch of a queue never both win, whichever of them read the longer one.
+
+    At a moment of one landing let another one land the whole queue; the first one must end with nothing added.
     """
     table = tmp_path / "table"
     publish(servers, queue, numbered(0, 10))
     land(spark, servers, queue, table)
     publish(servers, queue, numbered(10, 10))
-    facts = ask_nodes(servers, [queue])[0]
-    records = read(spark, servers, facts, first=10)
-    writing, go_on = tmp_path / "writing", tmp_path / "go-on"
-    held = records.mapInArrow(held_until(go_on, writing), records.schema)
-    ids = {"application": application_id(facts), "version": facts.next, "queue": queue}
-    with ThreadPoolExecutor(1) as thread:
-        overtaken = thread.submit(append, held, str(table), **ids)
+
+    def overtake(now: Moment) -> None:
+        if now == moment:
+            publish(servers, queue, numbered(20, more))
+            assert land(spark, servers, queue, table).rows == 10 + more
+
+    with pytest.raises(LandingConflict, match="nothing was added"):
+        land(spark, servers, queue, table, on_moment=overtake)
+    assert landed_offsets(table) == list(range(20 + more))
+    assert positions(table) == [10, 20 + more]
+
+
+def test_of_two_drivers_at_once_one_lands_and_the_other_is_told(
+    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
+) -> None:
+    """Goal: the same of two processes with a JVM each, which know nothing of each other. One of them has written its
+    files and stands still; this one lands; the other goes on and must end with a conflict."""
+    table, meeting = tmp_path / "table", tmp_path / "meeting"
+    meeting.mkdir()
+    publish(servers, queue, numbered(0, 1000))
+    arguments = [",".join(servers), queue, str(table), Moment.WRITTEN, "{}", str(meeting)]
+    with subprocess.Popen([sys.executable, landing_child.__file__, *arguments]) as other:
         try:
-            wait_for(lambda: writing.exists() or None, timeout=_HELD_S, what=lambda: "the first landing writes")
-            assert land(spark, servers, queue, table).rows == 10
+            there = meeting / "there"
+            wait_for(lambda: there.exists() or None, timeout=_CHILD_S, what=lambda: "the other one has written")
+            publish(servers, queue, numbered(1000, 10))
+            assert land(spark, servers, queue, table).rows == 1010
         finally:
-            go_on.touch()
-        with pytest.raises(LandingConflict, match="nothing was added"):
-            overtaken.result(timeout=_HELD_S)
-    assert landed_offsets(table) == list(range(20))
-    assert transactions(table) == [10, 20]
+            (meeting / "go").touch()
+        assert other.wait(_CHILD_S) == LandingConflict.exit_code
+    assert landed_offsets(table) == list(range(1010))
+    assert positions(table) == [1010]
 
 
-def held_until(go_on: Path, writing: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Passes batches on once the file `go_on` is there; says by the file `writing` that it waits."""
+@pytest.mark.parametrize(
+    ("moment", "settings"), [(Moment.COMMITTING, {}), (Moment.PLANNED, {"cluster_by": ["offset"]})]
+)
+def test_two_landings_that_make_the_table_at_once_make_one(  # noqa: PLR0917  (fixtures)
+    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path, moment: Moment, settings: dict[str, object]
+) -> None:
+    """Goal: the first commit is a compare-and-set too, of a clustered table as well, which is made before it. Overtake
+    a landing whose table is not there yet."""
+    table = tmp_path / "table"
+    publish(servers, queue, numbered(0, 10))
 
-    def held(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        end = time.monotonic() + _HELD_S
-        writing.touch()
-        while not go_on.exists():
-            assert time.monotonic() < end, "nobody let this landing go on"
-            time.sleep(0.01)
-        yield from batches
+    def overtake(now: Moment) -> None:
+        if now == moment:
+            land(spark, servers, queue, table, **settings)
 
-    return held
+    with pytest.raises(LandingConflict):
+        land(spark, servers, queue, table, on_moment=overtake, **settings)
+    assert landed_offsets(table) == list(range(10))
 
 
 def test_an_empty_queue_makes_no_table(spark: SparkSession, servers: list[str], queue: str, tmp_path: Path) -> None:
@@ -175,10 +247,19 @@ def test_two_queues_share_a_table_by_their_own_offsets(
     assert landed_offsets(tmp_path) == sorted([*range(50), *range(20)])
 
 
+def test_a_large_rest_is_several_commits(spark: SparkSession, servers: list[str], queue: str, tmp_path: Path) -> None:
+    """Goal: a commit is bounded. Land 100 records by at most 30."""
+    publish(servers, queue, numbered(0, 100))
+    result = land(spark, servers, queue, tmp_path, max_records=30)
+    assert (result.first, result.next, result.rows, result.table_version) == (0, 100, 100, 3)
+    assert positions(tmp_path) == [30, 60, 90, 100]
+    assert landed_offsets(tmp_path) == list(range(100))
+
+
 def test_what_stops_a_landing_is_said_and_nothing_is_added(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
-    """Goal: named errors. An unknown queue; a table with other columns."""
+    """Goal: named errors. An unknown queue; a table with other columns; one that forgets positions."""
     with pytest.raises(NoSuchQueue):
         land(spark, servers, "nobody's", tmp_path / "table")
     publish(servers, queue, numbered(0, 5))
@@ -187,15 +268,20 @@ def test_what_stops_a_landing_is_said_and_nothing_is_added(
         land(spark, servers, queue, tmp_path / "other")
     assert "\n" not in refused.value.message
     assert DeltaTable(tmp_path / "other").version() == 0
+    land(spark, servers, queue, tmp_path / "table")
+    forget = "SET TBLPROPERTIES (delta.setTransactionRetentionDuration = 'interval 1 days')"
+    spark.sql(f"ALTER TABLE delta.`{tmp_path / 'table'}` {forget}")
+    with pytest.raises(TableRefused, match="setTransactionRetentionDuration"):
+        land(spark, servers, queue, tmp_path / "table")
 
 
 def test_the_command_lands_and_says_so_in_one_line(jvm: None, servers: list[str], queue: str, tmp_path: Path) -> None:
-    """Goal: `python -m mirrorlog.spark.land` works by itself and is quiet. Run it as a program; then without a node."""
+    """Goal: `mqtool land` works by itself and is quiet. Run it as a program; then without a node."""
     publish(servers, queue, numbered(0, 40))
-    command = [sys.executable, "-m", "mirrorlog.spark.land", "--queue", queue, "--to", str(tmp_path / "table")]
 
     def run(server: str) -> subprocess.CompletedProcess[str]:
-        whole = [*command, "--servers", server]
+        command = [sys.executable, "-m", "mirrorlog.tools.main", "--servers", server, "land", queue]
+        whole = [*command, "--to", f"delta://{tmp_path}/table"]
         return subprocess.run(whole, capture_output=True, text=True, timeout=_CHILD_S, check=False)
 
     landed = run(servers[0])

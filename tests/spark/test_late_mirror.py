@@ -10,9 +10,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from mirrorlog.commitlog.body import Record
-from mirrorlog.spark.delta_log import TableState
 from mirrorlog.spark.errors import BeginUnknown
-from mirrorlog.spark.land import LandResult, land, starting_offset
+from mirrorlog.spark.land import LandResult, land
+from mirrorlog.spark.landing.positions import Start, starting_offset
 from mirrorlog.spark.nodes import ask_nodes
 from mirrorlog.spark.options import offsets_json, parse_options
 from mirrorlog.spark.source import QueueReader
@@ -82,8 +82,8 @@ def test_a_late_mirror_alone_plans_nothing_that_might_leave_records_out(cluster:
     (facts,) = ask_nodes(late, [QUEUE])
     for landed in (None, 0, begin - 1):
         with pytest.raises(BeginUnknown, match="nothing was added"):
-            starting_offset(facts, TableState(version=0, landed=landed), "table")
-    assert starting_offset(facts, TableState(version=0, landed=begin), "table") == begin
+            starting_offset(facts, landed, "table")
+    assert starting_offset(facts, begin, "table") == Start(begin)
 
 
 def test_a_landing_adds_every_record_once_beside_a_late_mirror(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mirrorlog.errors import NotCurrent
 from mirrorlog.spark.errors import BadOption, BeginUnknown, RangeNotDense, RecordsMissing
-from mirrorlog.spark.options import Offsets, SourceOptions
-from mirrorlog.spark.plan import QueueFacts, QueueRange, dense, plan
+from mirrorlog.spark.options import AtTime, Offsets, SourceOptions
+from mirrorlog.spark.plan import TASK_RECORDS, TASKS_MAX, Found, QueueFacts, QueueRange, dense, plan, ranges
 
 
-def facts(name: str = "q", begin: int = 100, end: int = 200, silent_master: str | None = None) -> QueueFacts:
+def facts(
+    name: str = "q", begin: int = 100, end: int = 200, silent_master: str | None = None, *, current: bool = True
+) -> QueueFacts:
     return QueueFacts(
         cluster_id="c",
         name=name,
@@ -24,6 +27,7 @@ def facts(name: str = "q", begin: int = 100, end: int = 200, silent_master: str 
         begin=begin,
         next=end,
         silent_master=silent_master,
+        current=current,
     )
 
 
@@ -126,6 +130,76 @@ def test_parts_cover_every_offset_once(sizes: list[int], parts: int) -> None:
         assert max(map(len, mine), default=0) - min(map(len, mine), default=0) <= 1
     assert all(map(len, planned))
     assert min(parts, sum(sizes)) <= len(planned) <= parts + len(queues)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(1, 20), st.integers(1, 20))
+def test_no_task_has_more_records_than_it_may(sizes: list[int], parts: int, most: int) -> None:
+    """Goal: maxRecordsPerPartition beside minPartitions. Method: queues of random sizes; every task has a turn of its
+    own, so that those who read from mirrors are spread over them."""
+    queues = [facts(f"q{number}", begin=0, end=size) for number, size in enumerate(sizes)]
+    planned = plan(replace(options(parts=parts), partition_records_max=most), queues)
+    assert sum(map(len, planned)) == sum(sizes)
+    assert all(1 <= len(each) <= most for each in planned)
+    assert len(planned) >= min(parts, sum(sizes))
+    assert [each.turn for each in planned] == list(range(len(planned)))
+
+
+def test_large_queues_are_shared_out_unless_the_options_say_how() -> None:
+    """Goal: no tuning needed. Method: a queue of more than one task's records, alone and with options."""
+    large = [facts(begin=0, end=TASK_RECORDS * 2 + 1)]
+    assert len(plan(options(), large)) == 3
+    assert len(plan(options(parts=2), large)) == 2
+    assert len(plan(replace(options(), partition_records_max=TASK_RECORDS * 2), large)) == 2
+
+
+def test_too_many_tasks_are_refused() -> None:
+    """Goal: a mistake does not fill the driver. Method: a task for each of ever so many records."""
+    with pytest.raises(BadOption, match=f"at most {TASKS_MAX} are planned"):
+        plan(replace(options(), partition_records_max=1), [facts(begin=0, end=2**40)])
+
+
+def test_the_end_of_a_new_master_is_not_believed_before_it_knows_it() -> None:
+    """Goal: no plan ends before what its predecessor confirmed. Method: every end that depends on it, and one that
+    does not."""
+    behind = facts(current=False)
+    for ending in ("latest", {"q": -1}, {"q": 201}):
+        with pytest.raises(NotCurrent, match=r"'q' has a new master.*behind 200"):
+            plan(options(ending=ending), [behind])  # type: ignore[arg-type]
+    assert bounds(plan(options(ending={"q": 200}), [behind])) == [(100, 200)]
+
+
+@pytest.mark.parametrize(
+    ("starting", "ending", "expected"),
+    [
+        pytest.param(120, 150, [(120, 150)], id="between"),
+        pytest.param(100, 200, [(100, 200)], id="all: nothing as late as the end"),
+        pytest.param(150, 120, [], id="backwards"),
+    ],
+)
+def test_times_choose_the_range_that_the_nodes_found(
+    starting: int, ending: int, expected: list[tuple[int, int]]
+) -> None:
+    """Goal: startingTimestamp and endingTimestamp. Method: found places, the end standing for: nowhere."""
+    wanted = options(AtTime(5), AtTime(7, else_latest=True))
+    assert bounds(ranges(wanted, [facts()], Found({"q": starting}, {"q": ending}))) == expected
+
+
+def test_a_time_after_all_records_is_an_error_unless_latest_is_meant() -> None:
+    """Goal: startingOffsetsByTimestampStrategy. Method: nothing was appended that late, then records come."""
+    nowhere = Found({"q": 200}, {})
+    with pytest.raises(BadOption, match=r"no record that was appended at 5 µs or later.*Strategy"):
+        ranges(options(AtTime(5)), [facts()], nowhere)
+    assert ranges(options(AtTime(5, else_latest=True)), [facts()], nowhere) == []
+    # Records that came after the facts were asked for belong to the next read.
+    assert ranges(options(AtTime(5, else_latest=True)), [facts()], Found({"q": 201}, {})) == []
+
+
+def test_under_a_pattern_offsets_must_name_every_queue_that_is_read() -> None:
+    """Goal: nothing is guessed for a queue that nobody named. Method: two queues, one of them named."""
+    wanted = replace(options({"q": 100}), queues=(), pattern=".")
+    assert bounds(plan(wanted, [facts()])) == [(100, 200)]
+    with pytest.raises(BadOption, match=r"'startingOffsets' must name every queue that matches, also r"):
+        plan(wanted, [facts(), facts("r")])
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ COMMANDS = [
     *("offsets", "nodes", "queues", "groups", "declare", "publish", "consume", "find-offset"),
     *("tail", "dump", "verify", "recover"),
     *("events", "drain", "rebalance", "promote", "forget-node", "recover-cluster"),
+    *("reconcile", "audit"),
+    *("land", "landings", "landing-end"),
 ]
 
 

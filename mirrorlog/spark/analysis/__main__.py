@@ -1,0 +1,95 @@
+"""The analysis jobs on the command line: a table on the terminal, or JSON; files and a picture with --out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.spark.analysis.jobs import JOBS, Asked, report
+from mirrorlog.spark.analysis.plots import draw, save
+from mirrorlog.spark.analysis.report import FORMATS, Report
+from mirrorlog.spark.analysis.rows import EVERY
+from mirrorlog.spark.landed_table import open_table
+
+_ALL = "all"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code is that of the error, 0 without one."""
+    options = _parser().parse_args(arguments)
+    try:
+        _run(options)
+    except MirrorlogError as error:
+        if options.debug:
+            traceback.print_exc()
+        print(f"error: {' '.join(error.message.split())}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m mirrorlog.spark.analysis",
+        description="Measure a landed queue: throughput, lag, redeliveries, latency; the time is that of the append.",
+        epilog="Example: python -m mirrorlog.spark.analysis latency --table lake/flights --out report",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example stays one line
+    )
+    parser.add_argument("job", choices=(*JOBS, _ALL))
+    parser.add_argument("--table", required=True, metavar="PATH", help="the Delta table, raw or decoded")
+    parser.add_argument("--queue", default="", metavar="NAME", help="or several with commas between; by default all")
+    parser.add_argument("--every", default=EVERY, metavar="INTERVAL", help=f"length of a stretch of time ({EVERY})")
+    parser.add_argument("--by-key", action="store_true", help="redeliveries: a record's key is its identity")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write JOB.csv or JOB.parquet, and JOB.png, there")
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the rows in DIR (csv)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    found = _reports(options)
+    written = [path for each in found for path in _write(each, options)] if options.out else []
+    if options.json:
+        print(json.dumps([each.fields() for each in found], indent=2))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    for each in found:
+        console.print(each.view())
+    for path in written:
+        console.print(f"wrote {path}", markup=False)
+
+
+def _reports(options: argparse.Namespace) -> list[Report]:
+    from rich.console import Console
+
+    from mirrorlog.spark.session import any_session
+
+    queues = tuple(name.strip() for name in options.queue.split(",") if name.strip())
+    asked = Asked(queues, options.every, options.by_key)
+    with Console(stderr=True).status("starting Spark") as status:
+        spark = any_session(f"analysis {options.job}")
+        try:
+            table = open_table(spark, options.table)
+            found = []
+            for job in JOBS if options.job == _ALL else (options.job,):
+                status.update(f"{job} of {table.path}")
+                found.append(report(spark, table, job, asked))
+            return found
+        finally:
+            spark.stop()
+
+
+def _write(found: Report, options: argparse.Namespace) -> list[Path]:
+    figure = draw(found.job, found.title, found.rows)
+    return [found.write(options.out, options.format), save(figure, options.out / f"{found.job}.png")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""The comparison of a log with its table: buckets first, then a closer look at those that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from mirrorlog.errors import BadInput
+from mirrorlog.spark.buckets import BUCKET_OFFSETS, Bucket, Verdict, by_number, compared, runs, total, width
+from mirrorlog.spark.declared_gaps import between
+from mirrorlog.spark.density import Density, density
+from mirrorlog.spark.differences import Difference, Kind, Reconciliation, joined
+from mirrorlog.spark.fingerprints import bucket_number, bucketed
+from mirrorlog.spark.inspection import inspect
+from mirrorlog.spark.scope import Scope
+
+OnStep = Callable[[str], None]
+
+RANGES_MAX: Final = 100
+# Each is a job of its own, with a cost of its own: neighbours that are a little apart are read together.
+_SCANS_MAX: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`bucket_offsets`: queue offsets per checksum. `ranges_max`: ranges to name, and buckets to look into."""
+
+    bucket_offsets: int = BUCKET_OFFSETS
+    ranges_max: int = RANGES_MAX
+
+    def __post_init__(self) -> None:
+        if self.bucket_offsets < 1 or self.ranges_max < 1:
+            raise BadInput("a bucket has one queue offset at least, and one range at least is named")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`offsets`: per bucket."""
+
+    spark: SparkSession
+    scope: Scope
+    limits: Limits
+    offsets: int
+    on_step: OnStep
+
+    @classmethod
+    def of(cls, spark: SparkSession, scope: Scope, limits: Limits, on_step: OnStep) -> Comparison:
+        span = scope.next - scope.log_first - sum(gap.next - gap.first for gap in scope.gaps)
+        return cls(spark, scope, limits, width(span, limits.bucket_offsets), on_step)
+
+    def result(self) -> Reconciliation:
+        """Reads both sides once, and what differs twice. Raises what Spark does."""
+        scope = self.scope
+        below = self._below()
+        self.on_step(f"reading the log of queue {scope.facts.name!r}, {scope.log_first:,} up to {scope.log_next:,}")
+        log = by_number(bucketed(self._log_rows([(scope.log_first, scope.log_next)]), scope.columns, self.offsets))
+        self.on_step(f"reading {scope.table.path}")
+        table = by_number(bucketed(self._landed(), scope.columns, self.offsets))
+        verdict = compared(log, table)
+        looked_at = list(self._look_at(verdict.to_look_at[: self.limits.ranges_max]))
+        return self._found(below, log, table, verdict, looked_at)
+
+    def _found(
+        self,
+        below: Density,
+        log: Mapping[int, Bucket],
+        table: Mapping[int, Bucket],
+        verdict: Verdict,
+        looked_at: Sequence[Difference],
+    ) -> Reconciliation:
+        scope, limit = self.scope, self.limits.ranges_max
+        ranges = joined([*below.differences, *verdict.known, *looked_at])
+        return Reconciliation(
+            queue=scope.facts.name,
+            table=scope.table.path,
+            table_version=scope.table.version,
+            mode=f"{scope.table.shape}, {scope.write}",
+            first=scope.first,
+            next=scope.next,
+            log_first=scope.log_first,
+            log=total(log),
+            landed=total(table),
+            below_rows=below.rows,
+            dead_letters=scope.dead_letters,
+            compared=scope.columns,
+            bucket_offsets=self.offsets,
+            buckets=len(log.keys() | table.keys()),
+            differ=len(verdict.known) + len(verdict.to_look_at),
+            unseen=max(0, len(verdict.to_look_at) - limit),
+            more=below.more or len(looked_at) > limit or len(ranges) > limit,
+            differences=tuple(ranges[:limit]),
+            gaps=scope.gaps,
+            notes=scope.notes,
+        )
+
+    def _below(self) -> Density:
+        """Of the table where the log has nothing any more. Upserts leave holes, so there is nothing to be checked."""
+        scope = self.scope
+        if scope.first >= scope.log_first or scope.write == "upsert":
+            return Density(0, (), more=False)
+        self.on_step(f"looking for holes in {scope.table.path} below {scope.log_first:,}, where the log begins")
+        rows = scope.landed.where(f.col("offset") < scope.log_first).select("offset")
+        return density(rows, scope.first, scope.log_first, self.limits.bucket_offsets, self.limits.ranges_max)
+
+    # --- Both sides ---------------------------------------------------------------------------------------------
+
+    def _log_rows(self, stretches: Sequence[tuple[int, int]]) -> DataFrame:
+        """Of the log, as the table should have them."""
+        scope = self.scope
+        if scope.write == "upsert":
+            # Which record of a key is the newest can only be told from all of them.
+            parts = between(scope.log_first, scope.log_next, scope.gaps)
+            columns = [*scope.columns, *({"key", "value"} - {*scope.columns})]
+            rows = scope.log.rows(self.spark, scope.facts, parts, columns)
+            return _upserted(rows, scope.dead).select("offset", *scope.columns)
+        parts = [part for first, following in stretches for part in self._parts(first, following)]
+        return scope.log.rows(self.spark, scope.facts, parts, scope.columns)
+
+    def _parts(self, first: int, following: int) -> list[tuple[int, int]]:
+        """What of that range is in the log, without the gaps."""
+        first, following = max(first, self.scope.log_first), min(following, self.scope.log_next)
+        gaps = [gap for gap in self.scope.gaps if gap.first < following and first < gap.next]
+        cut = [replace(gap, first=max(gap.first, first), next=min(gap.next, following)) for gap in gaps]
+        return between(first, following, cut) if first < following else []
+
+    def _landed(self) -> DataFrame:
+        return self.scope.landed.where(f.col("offset") >= self.scope.log_first)
+
+    # --- Looking closer -----------------------------------------------------------------------------------------
+
+    def _look_at(self, numbers: Sequence[int]) -> Iterator[Difference]:
+        """The ranges in which these buckets differ, one more than are to be named at most."""
+        if not numbers:
+            return
+        self.on_step(f"looking into {len(numbers):,} ranges of {self.offsets:,} offsets that differ")
+        number = bucket_number(self.offsets)
+        stretches = [(run.start * self.offsets, run.stop * self.offsets) for run in runs(numbers, _SCANS_MAX)]
+        within = reduce(
+            lambda one, other: one | other,
+            (f.col("offset").between(first, following - 1) for first, following in stretches),
+        )
+        wanted = within & number.isin(list(numbers))
+        log, table = self._log_rows(stretches).where(wanted), self._landed().where(wanted)
+        for each in inspect(log, table, self.scope.columns, number, self.limits.ranges_max + 1):
+            yield from self._judged(each)
+
+    def _judged(self, found: Difference) -> Iterator[Difference]:
+        """What the log lacks is called by what it means: above the table's position, or replaced by a newer record."""
+        if found.kind is not Kind.MISSING_IN_LOG:
+            yield found
+            return
+        inside = min(max(self.scope.next, found.first), found.next)
+        kind = Kind.STALE if self.scope.write == "upsert" and inside <= self.scope.facts.next else found.kind
+        for each_kind, first, following in ((kind, found.first, inside), (Kind.BEYOND, inside, found.next)):
+            if first < following:
+                yield replace(found, kind=each_kind, first=first, next=following)
+
+
+def _upserted(rows: DataFrame, dead: DataFrame | None) -> DataFrame:
+    """What a landing by upserts makes of the log: of each key the newest record, unless that has no value and deletes
+    the key. Dead letters and records without a key replace nothing, and must be somewhere as they are."""
+    offsets = rows.select("offset").limit(0) if dead is None else dead.select("offset").distinct()
+    placed = rows.join(offsets, "offset", "left_anti")
+    keyed = placed.where(f.col("key").isNotNull())
+    newest = keyed.groupBy("key").agg(f.max_by(f.struct(*rows.columns), "offset").alias("record"))
+    kept = newest.where(f.col("record.value").isNotNull()).select("record.*")
+    return kept.unionByName(placed.where(f.col("key").isNull())).unionByName(
+        rows.join(offsets, "offset", "left_semi").select(*rows.columns)
+    )

@@ -1,0 +1,278 @@
+"""A Delta table's own log: what it says, and one commit of files and positions together, as a compare-and-set.
+
+    seen = table_state(spark, table, [id, fence])
+    version = commit(spark, table, files, seen=seen, sets={id: 1300}, note={…})
+
+A commit begins a Delta transaction and goes on only when the table is still what was seen: the versions of the given
+application ids, the columns, the partitions, the properties and the features. Having read the ids in the transaction,
+Delta itself refuses it when another commit with one of them comes in between. So of two landings that planned the same
+records one adds them, and the other one gets LandingConflict and has added nothing.
+
+All of it through the Delta inside Spark's JVM (private classes, by py4j; the pair of versions is pinned), so the
+table's protocol is kept by the code that defines it, and storage is reached by Spark's own settings. Rejected: the
+`deltalake` package, which would need credentials of its own and does not write all that such a table may have;
+`txnAppId` and `txnVersion` as options of a write, which only skip what is not newer and let a longer overlapping range
+pass.
+
+On a local path the commit's file is on the disk when `commit` returns: what is landed may be freed from the log next.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, from_spark
+from mirrorlog.spark.landing.conflicts import is_conflict
+from mirrorlog.spark.landing.storage import sync_local
+
+# Parameters of DeltaOperations.Write behind the mode: partitionBy, predicate, userMetadata, and five that stay empty.
+_WRITE_AFTER_NOTE: Final = 5
+_LOG_FILE: Final = "_delta_log/{:020d}.json"
+
+
+class AddedFile(Protocol):
+    """A data file under the table's root, as `files.DataFile` is one. `stats`: Delta's statistics, as JSON."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def partition_values(self) -> Mapping[str, str | None]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def modified_ms(self) -> int: ...
+    @property
+    def stats(self) -> str: ...
+    @property
+    def records(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """What a table is made of. `properties`: Delta's and the user's; `features`: of its protocol, by name."""
+
+    schema: StructType = field(default_factory=StructType)
+    partition_columns: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    features: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A table at a moment. `version`: None when there is none; `versions`: of the application ids that were asked for,
+    None of one that never committed."""
+
+    version: int | None
+    versions: Mapping[str, int | None]
+    shape: TableShape = field(default_factory=TableShape)
+
+    @property
+    def columns(self) -> list[str]:
+        return self.shape.schema.names
+
+
+def table_state(spark: SparkSession, table: str, application_ids: Iterable[str]) -> TableState:
+    """The table at path or URI `table` as it is now, not as the session last saw it. Raises SparkFailed when its log
+    cannot be read."""
+    try:
+        return _state(_snapshot(spark, _log(spark, table)), application_ids)
+    except SPARK_ERRORS as error:
+        raise from_spark(error) from error
+
+
+def commit(
+    spark: SparkSession,
+    table: str,
+    files: Sequence[AddedFile] = (),
+    *,
+    seen: TableState,
+    sets: Mapping[str, int],
+    note: Mapping[str, Any],
+    shape: TableShape | None = None,
+    on_begun: Callable[[], None] = lambda: None,
+) -> int:
+    """Add `files` and set the application ids' versions, in one commit; the table's version after it.
+
+    `seen`: what the files were planned from; its ids should hold every id of `sets`. `note`: JSON, into the commit's
+    userMetadata. `shape`: what the table becomes in the same commit: of one that is not there all of it, of one that
+    is there its columns and properties. `on_begun`: called when the transaction has compared and not yet committed, for
+    those who want to be in between. Raises LandingConflict when the table is not as seen any more, SparkFailed.
+    """
+    try:
+        log = _log(spark, table)
+        snapshot = _snapshot(spark, log)
+        _refuse_changed(table, seen, _state(snapshot, seen.versions))
+        transaction = _begun(spark, log, snapshot)
+        _refuse_moved(table, seen, {name: int(transaction.txnVersion(name)) for name in seen.versions})
+        if shape is not None:
+            transaction.updateMetadata(_metadata(spark, snapshot, seen, shape), False)
+        on_begun()
+        actions = [*map(_add, files), *(_set(name, version) for name, version in sets.items())]
+        _register_metrics(spark, transaction, files)
+        version = int(transaction.commit(_actions(spark, actions), _operation(spark, json.dumps(note))))
+    except SPARK_ERRORS as error:
+        if is_conflict(error):
+            raise _conflict(table, "its log has another commit") from error
+        raise from_spark(error) from error
+    sync_local(table, _LOG_FILE.format(version))
+    return version
+
+
+def make_clustered(spark: SparkSession, table: str, schema: StructType, columns: Sequence[str]) -> None:
+    """Make an empty table with liquid clustering, unless there is one. Raises LandingConflict, SparkFailed.
+
+    The clustering columns stand in a domain of the table's metadata, which a commit of files cannot make.
+    """
+    from delta.tables import DeltaTable
+
+    try:
+        DeltaTable.createIfNotExists(spark).location(table).addColumns(schema).clusterBy(*columns).execute()
+    except SPARK_ERRORS as error:
+        if is_conflict(error):
+            raise _conflict(table, "it was made") from error
+        raise from_spark(error) from error
+
+
+# --- The comparison -------------------------------------------------------------------------------------------------
+
+
+def _refuse_changed(table: str, seen: TableState, found: TableState) -> None:
+    if (seen.version is None) != (found.version is None):
+        raise _conflict(table, "the table was made or removed")
+    if seen.version is not None and seen.shape != found.shape:
+        raise _conflict(table, "its columns, properties or features have changed")
+
+
+def _refuse_moved(table: str, seen: TableState, found: Mapping[str, int]) -> None:
+    for name, version in seen.versions.items():
+        expected = -1 if version is None else version
+        if found[name] != expected:
+            raise _conflict(table, f"{name} is at {found[name]}, not at {expected}")
+
+
+def _conflict(table: str, why: str) -> LandingConflict:
+    return LandingConflict(f"another landing committed to {table} meanwhile ({why}); nothing was added, run again")
+
+
+# --- To and from the JVM --------------------------------------------------------------------------------------------
+
+
+def _log(spark: SparkSession, table: str) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, table)
+
+
+def _snapshot(spark: SparkSession, log: Any) -> Any:
+    # Not the cached one: another process may have committed.
+    return log.update(False, _none(spark), _none(spark))
+
+
+def _begun(spark: SparkSession, log: Any, snapshot: Any) -> Any:
+    """A transaction that has read nothing but this snapshot."""
+    jvm: Any = spark._jvm
+    return log.startTransaction(_none(spark), jvm.scala.Option.apply(snapshot))
+
+
+def _none(spark: SparkSession) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.scala.Option.empty()
+
+
+def _state(snapshot: Any, application_ids: Iterable[str]) -> TableState:
+    version = int(snapshot.version())
+    if version < 0:
+        return TableState(None, dict.fromkeys(application_ids))
+    transactions = snapshot.transactions()
+    found = {name: transactions.get(name) for name in application_ids}
+    versions = {name: int(each.get()) if each.isDefined() else None for name, each in found.items()}
+    return TableState(version, versions, _shape(snapshot))
+
+
+def _shape(snapshot: Any) -> TableShape:
+    described = json.loads(snapshot.metadata().json())["metaData"]
+    protocol = json.loads(snapshot.protocol().json())["protocol"]
+    features = {*protocol.get("writerFeatures", ()), *protocol.get("readerFeatures", ())}
+    return TableShape(
+        schema=StructType.fromJson(json.loads(described["schemaString"])),
+        partition_columns=tuple(described["partitionColumns"]),
+        properties=dict(described.get("configuration") or {}),
+        features=frozenset(features),
+    )
+
+
+def _metadata(spark: SparkSession, snapshot: Any, seen: TableState, shape: TableShape) -> Any:
+    """The table's own with other columns and properties, so its id and its name stay."""
+    described = json.loads(snapshot.metadata().json())
+    described["metaData"]["schemaString"] = shape.schema.json()
+    described["metaData"]["configuration"] = dict(shape.properties)
+    if seen.version is None:
+        described["metaData"]["partitionColumns"] = list(shape.partition_columns)
+        described["metaData"]["createdTime"] = _now_ms()
+    return _action(spark, described)
+
+
+def _add(file: AddedFile) -> dict[str, Any]:
+    return {
+        "add": {
+            "path": file.path,
+            "partitionValues": dict(file.partition_values),
+            "size": file.size,
+            "modificationTime": file.modified_ms,
+            "dataChange": True,
+            "stats": file.stats,
+        }
+    }
+
+
+def _set(application_id: str, version: int) -> dict[str, Any]:
+    return {"txn": {"appId": application_id, "version": version, "lastUpdated": _now_ms()}}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _action(spark: SparkSession, described: Mapping[str, Any]) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.org.apache.spark.sql.delta.actions.Action.fromJson(json.dumps(described))
+
+
+def _actions(spark: SparkSession, described: Sequence[Mapping[str, Any]]) -> Any:
+    jvm: Any = spark._jvm
+    made = jvm.java.util.ArrayList()
+    for each in described:
+        made.add(_action(spark, each))
+    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(made).toList()
+
+
+def _operation(spark: SparkSession, note: str) -> Any:
+    jvm: Any = spark._jvm
+    nothing = _none(spark)
+    write = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$Write")
+    append = jvm.org.apache.spark.sql.SaveMode.Append
+    return write(append, nothing, nothing, jvm.scala.Option.apply(note), *[nothing] * _WRITE_AFTER_NOTE)
+
+
+def _register_metrics(spark: SparkSession, transaction: Any, files: Sequence[AddedFile]) -> None:
+    """As Spark's own writes have them in the table's history."""
+    jvm: Any = spark._jvm
+    values = {
+        "numFiles": len(files),
+        "numOutputBytes": sum(file.size for file in files),
+        "numOutputRows": sum(file.records for file in files),
+    }
+    metrics = jvm.org.apache.spark.sql.execution.metric.SQLMetrics
+    made = jvm.java.util.HashMap()
+    for name, value in values.items():
+        metric = metrics.createMetric(spark._jsparkSession.sparkContext(), name)
+        metric.set(value)
+        made.put(name, metric)
+    pairs = jvm.scala.jdk.javaapi.CollectionConverters.asScala(made)
+    transaction.registerSQLMetrics(spark._jsparkSession, getattr(jvm.scala.Predef.Map(), "from")(pairs))

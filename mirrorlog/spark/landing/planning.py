@@ -1,0 +1,161 @@
+"""What a step lands of which queue: found out from the table and the log, and cut to what one commit may have.
+
+Thin where it asks a `Lookup`; what decides is in `positions`. With `on_data_loss = "fail"` a loss is an error that
+names the exact range, behind all that stands before it has been landed; with `skip` the range is passed over and told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.errors import NoSuchQueue
+from mirrorlog.spark.declared_gaps import LEAP_OFFSETS_MIN
+from mirrorlog.spark.history import gaps_of
+from mirrorlog.spark.landing.definition import Landing
+from mirrorlog.spark.landing.delta_log import TableState
+from mirrorlog.spark.landing.positions import (
+    MissedRange,
+    QueueIds,
+    changed_history,
+    refuse_changed_history,
+    refuse_gap,
+    starting_offset,
+)
+from mirrorlog.spark.lookup import Lookup, Place
+from mirrorlog.spark.options import SourceOptions
+from mirrorlog.spark.plan import QueueFacts, QueueRange
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlan:
+    """What a step lands of a queue: the pieces between declared losses, and where the queue stands afterwards."""
+
+    facts: QueueFacts
+    first: int
+    next: int
+    pieces: tuple[QueueRange, ...] = ()
+    missed: tuple[MissedRange, ...] = ()
+
+    @property
+    def moves(self) -> bool:
+        """Whether the position changes."""
+        return self.next != self.first or bool(self.missed)
+
+
+def source_options(landing: Landing) -> SourceOptions:
+    """What a landing reads, as the data source names it."""
+    # From any copy, the master last: a queue of one copy has no mirror to be asked.
+    read_from = "nearest" if landing.read_from == "mirror" else landing.read_from
+    return SourceOptions(
+        servers=landing.servers,
+        path=landing.path,
+        queues=landing.queues,
+        pattern=landing.queue_pattern,
+        read_from=read_from,
+        tls=landing.tls,
+    )
+
+
+def queues_of(landing: Landing, lookup: Lookup) -> list[QueueFacts]:
+    """Raises NoSuchQueue naming those that there are not; of a pattern there may be none yet."""
+    if landing.queue_pattern is not None:
+        options = source_options(landing)
+        return [facts for facts in lookup.facts(None) if options.subscribes(facts.name)]
+    found = lookup.facts(landing.queues)
+    missing = [name for name in landing.queues if name not in {facts.name for facts in found}]
+    if missing:
+        raise NoSuchQueue(f"no queue {', '.join(map(repr, missing))}; see: mqtool queues")
+    return found
+
+
+def queue_plans(landing: Landing, lookup: Lookup, queues: Sequence[QueueFacts], state: TableState) -> list[QueuePlan]:
+    """All that there is to land of the queues. Raises RecordsMissing, BeginUnknown, HistoryChanged, TableOutOfStep."""
+    below = _below(lookup, queues, state)
+    return [_queue_plan(landing, lookup, facts, state, below.get(facts.name)) for facts in queues]
+
+
+def limited(plans: Sequence[QueuePlan], records_max: int) -> list[QueuePlan]:
+    """The same plans with at most `records_max` records in all: each queue gets an equal share, and what others
+    leave."""
+    found: dict[str, QueuePlan] = {}
+    room = records_max
+    # The shortest first: what it leaves is shared by those that have more.
+    waiting = sorted(plans, key=lambda plan: sum(map(len, plan.pieces)))
+    for number, plan in enumerate(waiting):
+        share = -(-room // (len(waiting) - number))
+        cut = _cut(plan, share)
+        found[plan.facts.name] = cut
+        room -= sum(map(len, cut.pieces))
+    return [found[plan.facts.name] for plan in plans]
+
+
+def _cut(plan: QueuePlan, records_max: int) -> QueuePlan:
+    if sum(map(len, plan.pieces)) <= records_max:
+        return plan
+    pieces: list[QueueRange] = []
+    room = records_max
+    for piece in plan.pieces:
+        if room <= 0:
+            break
+        pieces.append(replace(piece, next=min(piece.next, piece.first + room)))
+        room -= len(pieces[-1])
+    end = pieces[-1].next if pieces else plan.first
+    missed = tuple(each for each in plan.missed if each.next <= end)
+    return replace(plan, next=end, pieces=tuple(pieces), missed=missed)
+
+
+def _below(lookup: Lookup, queues: Sequence[QueueFacts], state: TableState) -> dict[str, BatchHeader]:
+    """The header of the batch with the last landed record, of the queues where there is something to prove."""
+    places = []
+    for facts in queues:
+        ids = QueueIds.of(facts)
+        landed = state.versions[ids.offset]
+        known = landed is not None and state.versions[ids.epoch] is not None
+        if known and landed is not None and facts.begin < landed < facts.next:
+            places.append(Place(facts, landed - 1))
+    seen = lookup.headers_at(places) if places else []
+    return {
+        place.facts.name: header for place, header in zip(places, seen, strict=True) if isinstance(header, BatchHeader)
+    }
+
+
+def _queue_plan(
+    landing: Landing, lookup: Lookup, facts: QueueFacts, state: TableState, below: BatchHeader | None
+) -> QueuePlan:
+    skip = landing.on_data_loss == "skip"
+    landed = state.versions[QueueIds.of(facts).offset]
+    changed = changed_history(facts, state, below, landing.table)
+    if not skip:
+        refuse_changed_history(changed)
+    start = starting_offset(facts, landed, landing.table, skip=skip)
+    first = start.first if landed is None else landed
+    missed = start.missed
+    if changed is not None:
+        missed = (*missed, MissedRange(facts.name, start.first, start.first, changed))
+    gaps = _gaps(lookup, facts, start.first)
+    if not skip:
+        refuse_gap(facts.name, start.first, gaps, landing.table)
+        # What stands before a loss is landed; the next step ends at it.
+        end = gaps[0][0] if gaps else facts.next
+        return QueuePlan(facts, first, end, _pieces(facts, start.first, end, ()), missed)
+    lost = tuple(MissedRange(facts.name, begin, end, "a declared loss") for begin, end in gaps)
+    return QueuePlan(facts, first, facts.next, _pieces(facts, start.first, facts.next, gaps), (*missed, *lost))
+
+
+def _gaps(lookup: Lookup, facts: QueueFacts, first: int) -> list[tuple[int, int]]:
+    """Declared losses from `first` on. One is so wide that a shorter range has none."""
+    if facts.next - first < LEAP_OFFSETS_MIN:
+        return []
+    return [(gap.first, gap.next) for gap in gaps_of(lookup, facts, first, facts.next)]
+
+
+def _pieces(facts: QueueFacts, first: int, end: int, gaps: Sequence[tuple[int, int]]) -> tuple[QueueRange, ...]:
+    edges = [first, *(edge for gap in gaps for edge in gap), end]
+    pairs = zip(edges[::2], edges[1::2], strict=True)
+    return tuple(
+        QueueRange(facts.cluster_id, facts.name, facts.log_id, facts.queue_id, begin, stop)
+        for begin, stop in pairs
+        if begin < stop
+    )

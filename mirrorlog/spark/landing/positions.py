@@ -1,0 +1,121 @@
+"""Where a queue stands in a table: the application ids and their versions, and where the next step begins. Pure.
+
+    mirrorlog:<cluster>:<incarnation>                the next queue offset
+    mirrorlog:<cluster>:<incarnation>:log:<log id>   the epoch of the last record that was landed from that log
+    mirrorlog:<cluster>:<incarnation>:fence          the number of the landing that may commit
+
+A queue that is deleted and made again, or a cluster made anew under the same name, has another incarnation: it is
+landed from its begin, and the rows of the old one stay beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.spark.errors import BeginUnknown, HistoryChanged, RecordsMissing, TableOutOfStep
+from mirrorlog.spark.landing.delta_log import TableState
+from mirrorlog.spark.plan import QueueFacts
+from mirrorlog.spark.positions import QueuePosition, broken_history
+
+
+@dataclass(frozen=True, slots=True)
+class MissedRange:
+    """Queue offsets `first` up to `next` (exclusive) that are not in the table and never will be, and why."""
+
+    queue: str
+    first: int
+    next: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"queue {self.queue!r}: {self.first} up to {self.next} were not landed: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueIds:
+    """The application ids of a queue as it is now."""
+
+    offset: str
+    epoch: str
+    fence: str
+
+    @classmethod
+    def of(cls, facts: QueueFacts) -> QueueIds:
+        name = f"mirrorlog:{facts.cluster_id}:{facts.incarnation}"
+        return cls(name, f"{name}:log:{facts.log_id}", f"{name}:fence")
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter((self.offset, self.epoch, self.fence))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a step begins in a queue, and what it passes over because it is told to."""
+
+    first: int
+    missed: tuple[MissedRange, ...] = ()
+
+
+def starting_offset(facts: QueueFacts, landed: int | None, table: str, *, skip: bool = False) -> Start:
+    """The first queue offset that the table does not have. `landed`: the table's version of the queue's id.
+
+    `skip`: go on behind what is gone. Raises BeginUnknown, RecordsMissing or TableOutOfStep.
+    """
+    if facts.begin_unknown and (landed is None or landed < facts.begin):
+        raise BeginUnknown(
+            f"{facts.begin_unknown}; nothing was added to {table}, run again once it is back",
+            begin=facts.begin,
+            next=facts.next,
+        )
+    if landed is None:
+        return Start(facts.begin)
+    if landed > facts.next:
+        raise TableOutOfStep(
+            f"{table} has queue {facts.name!r} up to {landed}, the nodes confirm {facts.next}; "
+            "if its master is down, run again once it is back"
+        )
+    if landed >= facts.begin:
+        return Start(landed)
+    if skip:
+        return Start(facts.begin, (MissedRange(facts.name, landed, facts.begin, "freed before they were landed"),))
+    raise RecordsMissing(
+        f"queue {facts.name!r}: {landed} up to {facts.begin} were freed before they were landed in {table}; "
+        "set on_data_loss to skip to go on without them, or land into a new table",
+        first=landed,
+        next=facts.begin,
+        begin=facts.begin,
+    )
+
+
+def changed_history(facts: QueueFacts, state: TableState, below: BatchHeader | None, table: str) -> str | None:
+    """Why the log is not the one that the table was landed from, None when it is or nobody can tell.
+
+    `below`: the header of the batch that holds the last landed record.
+    """
+    ids = QueueIds.of(facts)
+    landed, epoch = state.versions.get(ids.offset), state.versions.get(ids.epoch)
+    if landed is None or epoch is None:
+        return None
+    position = QueuePosition(landed, epoch, facts.log_id, facts.incarnation)
+    why = broken_history(position, log_id=facts.log_id, incarnation=facts.incarnation, below=below)
+    return None if why is None else f"queue {facts.name!r} has another history than {table}: {why}"
+
+
+def refuse_changed_history(why: str | None) -> None:
+    """Raise HistoryChanged with what to do, if there is a reason."""
+    if why is not None:
+        raise HistoryChanged(f"{why}; compare them, then land into a new table, or set on_data_loss to skip to go on")
+
+
+def refuse_gap(queue: str, first: int, gaps: Sequence[tuple[int, int]], table: str) -> None:
+    """Raise RecordsMissing for a declared loss that begins where the table ends."""
+    for begin, end in gaps:
+        if begin == first:
+            raise RecordsMissing(
+                f"queue {queue!r}: {begin} up to {end} are a declared loss, {table} has all before it; set "
+                "on_data_loss to skip to go on behind it",
+                first=begin,
+                next=end,
+            )

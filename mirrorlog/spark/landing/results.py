@@ -1,0 +1,152 @@
+"""What a step of a landing did, as values, and who wants to hear of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.spark.landing.definition import Landing
+from mirrorlog.spark.landing.positions import MissedRange
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStep:
+    """Queue offsets `first` up to `next` (exclusive) are in the table now; `confirmed`: where the queue ended then.
+
+    `landed_time_us`: append time of the last record landed, µs UTC, None when none was. `missed`: what was passed over.
+    """
+
+    queue: str
+    first: int
+    next: int
+    confirmed: int
+    landed_time_us: int | None = None
+    missed: tuple[MissedRange, ...] = ()
+
+    @property
+    def lag(self) -> int:
+        """Records that are confirmed and not landed."""
+        return self.confirmed - self.next
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A step of a landing: one commit, or none when there was nothing to do.
+
+    `rows`: added; `records`: read, dead letters included; `bytes`: of the records; `file_bytes`: of the files;
+    `table_version`: afterwards, None when there is no table; `seconds`: in all; `parts`: of it, by name.
+    """
+
+    landing: str
+    queues: tuple[QueueStep, ...] = ()
+    rows: int = 0
+    records: int = 0
+    bytes: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    dead_letters: int = 0
+    table_version: int | None = None
+    seconds: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def lag(self) -> int:
+        """Records of all its queues that are confirmed and not landed."""
+        return sum(queue.lag for queue in self.queues)
+
+    @property
+    def missed(self) -> tuple[MissedRange, ...]:
+        return tuple(missed for queue in self.queues for missed in queue.missed)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a line of a log, and for metrics."""
+        return {
+            "landing": self.landing,
+            "rows": self.rows,
+            "records": self.records,
+            "bytes": self.bytes,
+            "files": self.files,
+            "file_bytes": self.file_bytes,
+            "dead_letters": self.dead_letters,
+            "table_version": self.table_version,
+            "lag": self.lag,
+            "seconds": round(self.seconds, 3),
+            "queues": {queue.queue: [queue.first, queue.next] for queue in self.queues},
+            "missed": [[each.queue, each.first, each.next, each.why] for each in self.missed],
+        }
+
+
+class Tidied(Protocol):
+    """A duty of upkeep that was done, as `upkeep_duties.Done` is one."""
+
+    @property
+    def table(self) -> str: ...
+    @property
+    def duty(self) -> str: ...
+    @property
+    def files_before(self) -> int: ...
+    @property
+    def files_after(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class Observer(Protocol):
+    """Told of every step, look and duty, in the thread that does it. What it raises ends the service.
+
+    `looked`: what is confirmed of the landing's queues, by name.
+    """
+
+    def step_began(self, landing: Landing) -> None: ...
+    def step_ended(self, landing: Landing, result: StepResult) -> None: ...
+    def step_failed(self, landing: Landing, error: MirrorlogError) -> None: ...
+    def looked(self, landing: Landing, confirmed: Mapping[str, int]) -> None: ...
+    def upkeep_done(self, landing: Landing, done: Tidied) -> None: ...
+
+
+class Silent:
+    """An observer that does nothing; others take from it what they have no use for."""
+
+    def step_began(self, landing: Landing) -> None:
+        pass
+
+    def step_ended(self, landing: Landing, result: StepResult) -> None:
+        pass
+
+    def step_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        pass
+
+    def looked(self, landing: Landing, confirmed: Mapping[str, int]) -> None:
+        pass
+
+    def upkeep_done(self, landing: Landing, done: Tidied) -> None:
+        pass
+
+
+class Several:
+    """Tells each of them, in order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def step_began(self, landing: Landing) -> None:
+        for each in self._observers:
+            each.step_began(landing)
+
+    def step_ended(self, landing: Landing, result: StepResult) -> None:
+        for each in self._observers:
+            each.step_ended(landing, result)
+
+    def step_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        for each in self._observers:
+            each.step_failed(landing, error)
+
+    def looked(self, landing: Landing, confirmed: Mapping[str, int]) -> None:
+        for each in self._observers:
+            each.looked(landing, confirmed)
+
+    def upkeep_done(self, landing: Landing, done: Tidied) -> None:
+        for each in self._observers:
+            each.upkeep_done(landing, done)

@@ -1,0 +1,184 @@
+"""A landing's step in Spark's tasks: which ranges each task writes, and what it gives back.
+
+Ranges of many small queues share a task, and with it files; a large one is cut. A file of a task holds rows in the
+order of the queue, so bounds of offsets and times are narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mirrorlog.client import ConsumedBatch
+from mirrorlog.spark.arrow import merged
+from mirrorlog.spark.errors import StorageFailed
+from mirrorlog.spark.landing.dead_letters import DeadLetters, DeadLettersOf
+from mirrorlog.spark.landing.decoding import Decoding, joined_fields
+from mirrorlog.spark.landing.files import DataFile, FileFormat, FileWriter
+from mirrorlog.spark.landing.upsert import RowColumns
+from mirrorlog.spark.landing.upsert_rows import NO_KEY, refuse_keyless, staged_rows
+from mirrorlog.spark.options import KAFKA_COLUMNS, SourceOptions
+from mirrorlog.spark.plan import QueueRange
+from mirrorlog.spark.reading import consumed_batches
+
+if TYPE_CHECKING:
+    from mirrorlog.spark.decode import Decoder
+
+# A task makes a file at least: fewer records and bytes than this are not worth another one.
+RECORDS_PER_TASK_MIN: Final = 50_000
+BYTES_PER_TASK_MIN: Final = 32 * 1024 * 1024
+
+RAW_COLUMNS: Final = (*KAFKA_COLUMNS, "headers", "appendTime")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of one task. `table`: what dead letters say of where they are from; `dead`: how their files are written, None
+    when there can be none; `upsert`: of a landing that merges, which columns of its table are what."""
+
+    ranges: tuple[QueueRange, ...]
+    options: SourceOptions
+    format: FileFormat
+    table: DeadLettersOf
+    decoder: Decoder | None = None
+    dead: FileFormat | None = None
+    upsert: RowColumns | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """By a task. `bytes`: of the records in the log; `epochs`, `times`: of the last record of each range its epoch and
+    append time (µs UTC), by queue and queue offset behind it. `new_fields`: what the values have and the table lacks;
+    then there are no files, and the step is done again under a wider schema."""
+
+    files: tuple[DataFile, ...] = ()
+    dead: tuple[DataFile, ...] = ()
+    records: int = 0
+    bytes: int = 0
+    epochs: dict[tuple[str, int], int] = field(default_factory=dict)
+    times: dict[tuple[str, int], int] = field(default_factory=dict)
+    new_fields: pa.Schema | None = None
+
+
+def tasks_for(ranges: Sequence[QueueRange], *, parallelism: int, record_bytes: float) -> list[tuple[QueueRange, ...]]:
+    """The ranges of each task, at most `parallelism` of them, none empty. `record_bytes`: how much a record has."""
+    total = sum(map(len, ranges))
+    if not total:
+        return []
+    wanted = max(total // RECORDS_PER_TASK_MIN, int(total * record_bytes) // BYTES_PER_TASK_MIN)
+    count = max(1, min(parallelism, wanted, total))
+    found: list[list[QueueRange]] = [[]]
+    room = share = -(-total // count)
+    for each in ranges:
+        left = each
+        while len(left):
+            if not room:
+                found.append([])
+                room = share
+            piece = replace(left, next=min(left.next, left.first + room))
+            found[-1].append(piece)
+            room -= len(piece)
+            left = replace(left, first=piece.next)
+    return [tuple(each) for each in found]
+
+
+def write_range(number: int, work: Work) -> Written:
+    """What a task does. Raises StorageFailed, and what reading and decoding do; then nothing of it counts."""
+    try:
+        return _write_range(number, work)
+    except OSError as error:
+        # By name: of anything else only a class and a line of Spark's own would reach the driver.
+        raise StorageFailed(f"cannot write files of {work.table.table}: {error}") from error
+
+
+def _write_range(number: int, work: Work) -> Written:
+    counted = _Counted()
+    with ExitStack() as stack:
+        writer = stack.enter_context(FileWriter(work.format, number))
+        dead = None if work.dead is None else stack.enter_context(FileWriter(work.dead, number))
+        letters = None if dead is None else DeadLetters(dead, work.table)
+        write = writer.write if work.upsert is None else Stage(writer, work.upsert, letters).write
+        decoding = None if work.decoder is None else Decoding(work.decoder, write, letters)
+        take = write if decoding is None else decoding.take
+        for wanted in work.ranges:
+            for rows in merged(counted.passed(consumed_batches(work.options, wanted)), RAW_COLUMNS):
+                take(rows)
+            counted.end(wanted)
+        if decoding is not None and decoding.new_fields is not None:
+            return Written(new_fields=decoding.new_fields)
+        files = tuple(writer.finish())
+        buried = () if dead is None else tuple(dead.finish())
+    return Written(files, buried, counted.records, counted.bytes, counted.epochs, counted.times)
+
+
+class Stage:
+    """Rows with their keys to the files of a merge; those without a key to the dead letters."""
+
+    def __init__(self, writer: FileWriter, columns: RowColumns, dead: DeadLetters | None) -> None:
+        self._writer = writer
+        self._columns = columns
+        self._dead = dead
+
+    def write(self, rows: pa.RecordBatch, raw: pa.RecordBatch | None = None, /) -> None:
+        """`rows`: as the table has them; `raw`: the records that they are of, by default themselves.
+
+        Raises RecordWithoutKey when there is no table for dead letters.
+        """
+        raw = rows if raw is None else raw
+        staged, with_key = staged_rows(rows, raw.column("value"), self._columns.key)
+        if with_key.true_count < len(with_key):
+            if self._dead is None:
+                refuse_keyless(raw, with_key, queue=raw.column("topic")[0].as_py(), offset="offset")
+            else:
+                lost = raw.filter(pc.invert(with_key))
+                self._dead.bury(lost, pa.repeat(pa.scalar(NO_KEY), lost.num_rows))
+        if staged.num_rows:
+            self._writer.write(staged)
+
+
+class _Counted:
+    def __init__(self) -> None:
+        self.records = self.bytes = self._epoch = self._time = 0
+        self.epochs: dict[tuple[str, int], int] = {}
+        self.times: dict[tuple[str, int], int] = {}
+
+    def passed(self, batches: Iterable[ConsumedBatch]) -> Iterator[ConsumedBatch]:
+        """The same, counted."""
+        for batch in batches:
+            self._epoch = batch.header.epoch
+            self._time = batch.header.append_time_us
+            self.records += len(batch)
+            self.bytes += batch.header.length * len(batch) // max(1, batch.header.record_count)
+            yield batch
+
+    def end(self, wanted: QueueRange) -> None:
+        self.epochs[wanted.queue, wanted.next] = self._epoch
+        self.times[wanted.queue, wanted.next] = self._time
+
+
+def gathered(written: Sequence[Written]) -> Written:
+    """All of a step's tasks as one."""
+    epochs: dict[tuple[str, int], int] = {}
+    times: dict[tuple[str, int], int] = {}
+    for each in written:
+        epochs.update(each.epochs)
+        times.update(each.times)
+    return Written(
+        tuple(_all(each.files for each in written)),
+        tuple(_all(each.dead for each in written)),
+        sum(each.records for each in written),
+        sum(each.bytes for each in written),
+        epochs,
+        times,
+        joined_fields([each.new_fields for each in written if each.new_fields is not None]),
+    )
+
+
+def _all(groups: Iterable[Sequence[DataFile]]) -> Iterator[DataFile]:
+    for group in groups:
+        yield from group

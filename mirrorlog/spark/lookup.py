@@ -1,0 +1,108 @@
+"""What planning asks of a log, whether it is asked of nodes or read from files.
+
+A plan is made from few answers: which queues there are and from where to where, where a time is, and which batch stands
+at a queue offset. `open_lookup` gives whoever answers them for the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.errors import LogCorrupt, NoSuchQueue, OffsetOutOfRange, PositionLost
+from mirrorlog.spark.errors import RecordsMissing
+from mirrorlog.spark.nodes import NodeLookup
+from mirrorlog.spark.options import SourceOptions
+from mirrorlog.spark.plan import QueueFacts, QueueRange
+
+if TYPE_CHECKING:
+    from mirrorlog.spark.offline import LogDirectories
+
+
+class Place(NamedTuple):
+    """A queue offset of a queue."""
+
+    facts: QueueFacts
+    queue_offset: int
+
+
+Seen = BatchHeader | PositionLost | None
+"""The header of the batch at a place; PositionLost in a gap, None when it is gone."""
+
+
+class Lookup(Protocol):
+    """Every method blocks, and raises what nodes answer or files show: ConnectionLost, LogCorrupt, …
+
+    `silent`: the nodes that did not answer when facts were asked for last; a queue that is missing may be theirs.
+    """
+
+    silent: Sequence[str]
+
+    def facts(self, queues: Sequence[str] | None) -> list[QueueFacts]:
+        """Of those that there are, in the order asked for; of all in the order of their names."""
+
+    def times(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """By queue, the first queue offset appended at or after a time, µs UTC; the next one where there is none."""
+
+    def headers_at(self, places: Sequence[Place]) -> list[Seen]:
+        """Of the batches at places below what is confirmed."""
+
+
+@contextmanager
+def open_lookup(options: SourceOptions) -> Iterator[Lookup]:
+    """Raises ConnectionLost, ConfigError for files of TLS that are none, and what a directory that is no log's raises.
+
+    Not for use on an event loop.
+    """
+    if options.path is not None:
+        from mirrorlog.spark.offline import LogDirectories
+
+        yield FileLookup(LogDirectories.open(options.path))
+        return
+    with NodeLookup(options.servers, options.tls, read_from=options.read_from) as lookup:
+        yield lookup
+
+
+class FileLookup:
+    """Over log directories."""
+
+    silent: Sequence[str] = ()
+
+    def __init__(self, directories: LogDirectories) -> None:
+        self._directories = directories
+
+    def facts(self, queues: Sequence[str] | None) -> list[QueueFacts]:
+        """As of `Lookup`."""
+        try:
+            return self._directories.facts(queues)
+        except NoSuchQueue:
+            return [facts for name in queues or () for facts in self._one(name)]
+
+    def _one(self, queue: str) -> list[QueueFacts]:
+        try:
+            return self._directories.facts([queue])
+        except NoSuchQueue:
+            return []
+
+    def times(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """As of `Lookup`."""
+        return {queue: self._directories.find_time(queue, time_us) for queue, time_us in wanted.items()}
+
+    def headers_at(self, places: Sequence[Place]) -> list[Seen]:
+        """As of `Lookup`."""
+        return [self._header_at(place) for place in places]
+
+    def _header_at(self, place: Place) -> Seen:
+        facts, at = place
+        header = self._directories.header(facts.name, at)
+        if header is not None:
+            return header
+        wanted = QueueRange(facts.cluster_id, facts.name, facts.log_id, facts.queue_id, at, at + 1)
+        try:
+            return next((batch.header for batch in self._directories.batches(wanted)), None)
+        except PositionLost as lost:
+            return lost
+        except (OffsetOutOfRange, RecordsMissing, LogCorrupt):
+            return None  # freed, or for the task to tell

@@ -1,0 +1,152 @@
+"""The logs below a path, and their queues by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import unquote, urlsplit
+
+from mirrorlog.client.consumed import ConsumedBatch
+from mirrorlog.commitlog.directory import LOGS_NAME
+from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.log_directory import ASIDE, LogDirectory, read_log_directory
+from mirrorlog.commitlog.opening import IDENTITY_NAME
+from mirrorlog.errors import BadInput, NoSuchLog, NoSuchQueue
+from mirrorlog.spark.errors import BadOption
+from mirrorlog.spark.offline.bad_stretch import OnBad
+from mirrorlog.spark.offline.known import KnownQueue
+from mirrorlog.spark.offline.log_reader import LogReader
+from mirrorlog.spark.offline.log_view import LogView
+from mirrorlog.spark.plan import QueueFacts, QueueRange
+
+_PATTERNS: Final = (
+    IDENTITY_NAME,
+    f"{LOGS_NAME}/*/{IDENTITY_NAME}",
+    f"*/{IDENTITY_NAME}",
+    f"*/{LOGS_NAME}/*/{IDENTITY_NAME}",
+)
+
+
+class LogDirectories:
+    """Logs of one or more nodes, each once. Blocking, for one thread at a time; nothing stays open between calls."""
+
+    def __init__(self, path: Path, readers: Sequence[LogReader]) -> None:
+        """Use `open`."""
+        self.path = path
+        self._readers = list(readers)
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """`path`: a node's data directory, a log's directory, or a folder with several of either; a plain path or a
+        `file:` address. Of several copies of a log the one is taken that knows most of it to be confirmed.
+
+        Raises BadOption when there is no log, ForeignDirectory, LogCorrupt (no usable epoch list or checkpoint),
+        DiskFailed.
+        """
+        root = _local(path)
+        found = sorted({each.parent for pattern in _PATTERNS for each in root.glob(pattern)})
+        logs = [read_log_directory(each) for each in found if not ASIDE.search(each.name)]
+        if not logs:
+            raise BadOption(
+                f"option 'path': {root} holds no log; give a node's data directory, a log's directory (it has a "
+                f"{IDENTITY_NAME}), or a folder of them, which every worker can read"
+            )
+        return cls(root, [LogReader(LogView(log)) for log in _best_copies(logs)])
+
+    def facts(self, names: Sequence[str] | None = None, on_bad: OnBad | None = None) -> list[QueueFacts]:
+        """Queues as they are confirmed now, in the order asked for; by default all of them, in order of name.
+
+        Where a log has bad bytes, what it says of its queues may not be all: LogCorrupt, unless `on_bad` hears of them.
+        Raises NoSuchQueue naming those that are not there, BadInput for a name that is in several logs; as `open`.
+        """
+        for reader in self._readers:
+            reader.read_on()
+        queues = self._by_name()
+        if missing := [name for name in names or () if name not in queues]:
+            raise NoSuchQueue(f"no queue {', '.join(map(repr, missing))} in {self.path}{self._damage()}")
+        wanted = sorted(queues) if names is None else names
+        asked = [queues[name][0] for name in wanted]
+        for bad in (bad for each in self._readers if names is None or each in asked for bad in each.view.bad):
+            if on_bad is None:
+                raise bad.error()
+            on_bad(bad)
+        return [reader.facts(queue) for reader, queue in (queues[name] for name in wanted)]
+
+    def find_time(self, queue: str, append_time_us: int) -> int:
+        """The first confirmed queue offset whose batch was appended at or after a time (µs UTC); the next one when
+        there is none. As of the last `facts`. Raises as `facts`."""
+        reader, known = self._named(queue)
+        return reader.find_time(known, append_time_us)
+
+    def header(self, queue: str, queue_offset: int) -> BatchHeader | None:
+        """Of the batch that holds a queue offset, proven by its checksums: with its epoch, and whether it is copied.
+        None when no batch that can be read holds it. As of the last `facts`. Raises as `facts`."""
+        reader, known = self._named(queue)
+        return reader.header(known, queue_offset)
+
+    def batches(self, wanted: QueueRange, on_bad: OnBad | None = None) -> Iterator[ConsumedBatch]:
+        """The batches of exactly this range, in order, proven; the first and the last one cut to it.
+
+        With `on_bad` what is corrupt, or was given up after a loss, is told to it, and reading goes on behind it.
+        Raises NoSuchLog, NoSuchQueue, RecordsMissing (freed meanwhile, or not confirmed), PositionLost, LogCorrupt
+        naming file, log offsets, queue and queue offsets, DiskFailed.
+        """
+        reader = next((each for each in self._readers if each.log_id == wanted.log_id), None)
+        if reader is None or reader.view.log.cluster_id != wanted.cluster_id:
+            raise NoSuchLog(f"{wanted}: {self.path} has no log {wanted.log_id} of cluster {wanted.cluster_id}")
+        queue = reader.queues().get(wanted.queue_id)
+        if queue is None:
+            raise NoSuchQueue(f"{wanted}: log {wanted.log_id} in {self.path} has no queue id {wanted.queue_id}")
+        return reader.batches(queue, wanted.first, wanted.next, on_bad)
+
+    # --- Inside ---------------------------------------------------------------------------------------------------
+
+    def _by_name(self) -> dict[str, tuple[LogReader, KnownQueue]]:
+        found: dict[str, tuple[LogReader, KnownQueue]] = {}
+        for reader in self._readers:
+            for queue in reader.queues().values():
+                if queue.name in found:
+                    logs = f"{found[queue.name][0].view.log.path} and {reader.view.log.path}"
+                    raise BadInput(f"queue {queue.name!r} is in {logs}; give the path of one of them")
+                found[queue.name] = reader, queue
+        return found
+
+    def _named(self, name: str) -> tuple[LogReader, KnownQueue]:
+        try:
+            return self._by_name()[name]
+        except KeyError:
+            raise NoSuchQueue(f"no queue {name!r} in {self.path}{self._damage()}") from None
+
+    def _damage(self) -> str:
+        """Why a queue may not be found."""
+        bad = [bad for reader in self._readers for bad in reader.view.bad]
+        return f"; its declaration may have stood in bad bytes: {bad[0]}" if bad else ""
+
+
+def _local(path: str) -> Path:
+    parts = urlsplit(path)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Path(unquote(parts.path))
+    if "://" in path:
+        raise BadOption(f"option 'path': {path} is no path of a file system; mount it, or copy the logs")
+    return Path(path)
+
+
+def _best_copies(logs: Sequence[LogDirectory]) -> list[LogDirectory]:
+    """One of each log: it knows most to be confirmed, and of those it has most from before."""
+    best: dict[object, LogDirectory] = {}
+    for log in logs:
+        held = best.get(log.log_id)
+        if held is None or _worth(log) > _worth(held):
+            best[log.log_id] = log
+    return list(best.values())
+
+
+def _worth(log: LogDirectory) -> tuple[int, int, int]:
+    checkpoint = log.checkpoint
+    return (
+        (-1, 0, 0)
+        if checkpoint is None
+        else (log.epochs.data_epoch(checkpoint.confirmed), checkpoint.confirmed, -checkpoint.begin)
+    )

@@ -1,0 +1,201 @@
+"""What is known of a log by its directory: the pieces that hold it, what it says of its queues, and what is bad of it.
+
+Nothing above the confirmed offset of the directory's checkpoint is taken in, nor a torn tail. What was taken in stays
+true, for what is confirmed never changes; so `read_on` goes on from there. Only a begin that moved into a piece, and a
+history that was changed by a declared loss, begin it anew.
+
+A running node frees files, and uses them again, while they are read here. So whatever does not fit is held against the
+checkpoint as it is now before it is called bad.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from contextlib import closing
+from pathlib import Path
+from typing import Final, NoReturn
+
+from mirrorlog.commitlog.checkpoint import Checkpoint
+from mirrorlog.commitlog.damage import Range
+from mirrorlog.commitlog.files import disk_error
+from mirrorlog.commitlog.log_directory import FILES, LogDirectory, SegmentFile, read_log_directory
+from mirrorlog.errors import BadBatch, DiskFailed, IndexDoubtful, LogCorrupt
+from mirrorlog.spark.offline.bad_stretch import BadStretch
+from mirrorlog.spark.offline.known import TELLING, KnownQueues
+from mirrorlog.spark.offline.pieces import Piece, checked_batch, sealed_piece, walk_file
+
+# A node frees a segment every few seconds at most.
+_TRIES_MAX: Final = 10
+
+
+class Freed(Exception):
+    """A running node has freed, or changed, what was to be read. `read_on` tells what is there now."""
+
+
+class LogView:
+    """One log's directory. Nothing is read before the first `read_on`."""
+
+    def __init__(self, log: LogDirectory) -> None:
+        """Raises LogCorrupt when nobody knows what of it is confirmed."""
+        self.log = log
+        self.checkpoint = _checkpoint_of(log)
+        self._doubted: set[int] = set()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.pieces: list[Piece] = []
+        """In log order."""
+        self.bad: list[BadStretch] = []
+        """Where batches had to be and are none, in log order."""
+        self.known = KnownQueues()
+        self._end = self._followed = self.checkpoint.begin
+        self._over = False
+
+    @property
+    def partial(self) -> bool:
+        """A copy that began late and has not come to the decision that made its begin: older records of a queue may
+        still be to come behind newer ones, as copies."""
+        return self.known.begin_decided < self.checkpoint.begin
+
+    # --- Reading on -----------------------------------------------------------------------------------------------
+
+    def read_on(self) -> None:
+        """Take in what was confirmed and freed meanwhile. Raises ForeignDirectory, LogCorrupt, DiskFailed."""
+        for _ in range(_TRIES_MAX):
+            try:
+                self._take(read_log_directory(self.log.path))
+                return
+            except Freed:
+                self._forget()
+            except OSError as error:
+                raise disk_error(error, "read", self.log.path) from None
+        raise DiskFailed(f"{self.log.path} changes faster than it is read; read a copy of it", path=str(self.log.path))
+
+    def check_there(self, log_offset: int) -> None:
+        """Before what stands at a log offset is called bad. Raises Freed when it is no part of the log any more."""
+        now = self.log.read_checkpoint()
+        if now is not None and not now.begin <= log_offset < now.confirmed:
+            raise Freed
+
+    def doubt(self, piece: Piece) -> NoReturn:
+        """The table of this piece is damaged: its segment is walked instead. Raises Freed, to be read on from."""
+        if piece.rows is not None:
+            raise LogCorrupt(f"{piece.path}: its batches contradict one another", file=str(piece.path))
+        self._doubted.add(piece.start)
+        self._forget()
+        raise Freed
+
+    def _take(self, log: LogDirectory) -> None:
+        checkpoint = _checkpoint_of(log)
+        changed = checkpoint.confirmed < self._end or not log.epochs.agrees_below(self._end, self.log.epochs)
+        self.log, self.checkpoint = log, checkpoint
+        if changed or any(piece.first < checkpoint.begin < piece.end for piece in self.pieces):
+            self._forget()
+        self.pieces = [piece for piece in self.pieces if piece.end > checkpoint.begin]
+        self.bad = [bad for bad in self.bad if bad.log_last > checkpoint.begin]
+        self._end = max(self._end, checkpoint.begin)
+        self._followed = max(self._followed, checkpoint.begin, checkpoint.state)
+        self._take_files(log)
+        self._follow()
+
+    def _take_files(self, log: LogDirectory) -> None:
+        """The files from where it stands up to the confirmed offset."""
+        segments = log.holding
+        self._over = False
+        first = max(0, bisect_right([segment.start for segment in segments], self._end) - 1)
+        for number in range(first, len(segments)):
+            following = segments[number + 1].start if number + 1 < len(segments) else None
+            if self._over or self._end >= self.checkpoint.confirmed:
+                break
+            self._take_file(segments[number], following)
+        must = min(self.checkpoint.flushed, self.checkpoint.confirmed)
+        if self._end < must:
+            self._add_bad(Range(self._end, must, "the log ends too early"), log.path)
+
+    def _take_file(self, segment: SegmentFile, following: int | None) -> None:
+        if segment.start > self._end:
+            if self._end >= self.checkpoint.flushed:
+                self._over = True
+                return
+            self._add_bad(Range(self._end, segment.start, f"no file holds it before {segment.path.name}"), segment.path)
+        try:
+            if (piece := self._sealed(segment, following)) is None:
+                self._walk(segment, following)
+            else:
+                self.pieces.append(piece)
+                self._end = piece.end
+        except FileNotFoundError:
+            self.check_there(segment.start)
+            raise
+
+    def _sealed(self, segment: SegmentFile, following: int | None) -> Piece | None:
+        """By its table; None for a segment that is to be walked."""
+        past = min(self.checkpoint.flushed, self.checkpoint.confirmed)
+        if following is None or following > past or segment.start != self._end or segment.start in self._doubted:
+            return None
+        try:
+            return sealed_piece(segment.path, start=segment.start, end=following, seed=self.log.rules.seed)
+        except (FileNotFoundError, IndexDoubtful):
+            return None
+
+    def _walk(self, segment: SegmentFile, following: int | None) -> None:
+        confirmed = self.checkpoint.confirmed
+        found = walk_file(
+            segment.path,
+            start=segment.start,
+            first=self._end,
+            until=confirmed if following is None else min(confirmed, following),
+            flushed=self.checkpoint.flushed,
+            ends=following is None,
+            rules=self.log.rules,
+        )
+        for bad in found.bad:
+            self._add_bad(bad, segment.path)
+        for piece in found.pieces:
+            last = self.pieces[-1] if self.pieces else None
+            if last is not None and last.rows is not None and (last.path, last.end) == (piece.path, piece.first):
+                self.pieces[-1] = last.extended(piece)
+            else:
+                self.pieces.append(piece)
+        self._end, self._over = found.end, found.over
+
+    def _add_bad(self, bad: Range, path: Path) -> None:
+        self.check_there(bad.first)
+        self.bad.append(BadStretch(path, bad.first, bad.last, bad.reason))
+        self._end = max(self._end, bad.last)
+
+    # --- What it says of its queues -------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """The batches that tell of queues and were not followed yet."""
+        for piece in self.pieces:
+            if piece.end > self._followed:
+                self._follow_piece(piece)
+        self._followed = max(self._followed, self._end)
+
+    def _follow_piece(self, piece: Piece) -> None:
+        try:
+            with piece.table() as table:
+                states = [each for each in table.states() if each.kind in TELLING]
+        except IndexDoubtful:
+            self.doubt(piece)
+        places = [(each.log_offset, each.length) for each in states if each.log_offset >= self._followed]
+        if not places:
+            return
+        with closing(FILES.open(piece.path)) as file:
+            for log_offset, length in places:
+                batch = memoryview(bytearray(length))
+                file.pread(batch, log_offset - piece.start)
+                try:
+                    self.known.apply(checked_batch(batch, log_offset, self.log.rules), batch)
+                except BadBatch as error:
+                    self._add_bad(Range(log_offset, log_offset + length, error.message), piece.path)
+
+
+def _checkpoint_of(log: LogDirectory) -> Checkpoint:
+    if log.checkpoint is None:
+        raise LogCorrupt(
+            f"{log.path}/checkpoint has no valid slot, so nobody knows what of the log is confirmed; "
+            "read another copy, or let the node start and repair this one"
+        )
+    return log.checkpoint

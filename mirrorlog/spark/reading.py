@@ -1,0 +1,166 @@
+"""The rows of a range of a queue as Arrow batches, from nodes or from files: one contract.
+
+    for rows in record_batches(options, wanted): …
+
+Used by the batch source, the stream source and the landing's tasks. Exactly the records of the range come, in order,
+never beyond what is confirmed; a reader that does not get every queue offset once raises RangeNotDense, so a hole is an
+error and not a smaller table.
+
+Records that were freed or lost since the range was planned are an error too, unless `failOnDataLoss` is false: then
+what is missing is logged and left out, exactly as far as the log itself says that it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+
+from mirrorlog.client import Client, ConsumedBatch
+from mirrorlog.errors import OffsetOutOfRange, PositionLost
+from mirrorlog.spark.arrow import merged
+from mirrorlog.spark.errors import RangeNotDense, RecordsMissing
+from mirrorlog.spark.filters import EVERY_TIME, TimeRange
+from mirrorlog.spark.options import SourceOptions
+from mirrorlog.spark.plan import QueueRange, dense
+from mirrorlog.spark.pump import Pump
+
+_FETCH_BYTES: Final = 4 * 1024 * 1024
+_GROUP_BYTES: Final = 1024 * 1024
+# A task outlives the promotion of a new master; the client tries again that long.
+_REQUEST_TIMEOUT_MS: Final = 30_000
+# Well above the client's own deadlines, which end in an error that says more.
+_PATIENCE_S: Final = 90.0
+
+logger: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Queue offsets `first` up to `next` (exclusive) that are not there any more, as the log says."""
+
+    first: int
+    next: int
+
+
+def record_batches(
+    options: SourceOptions, wanted: QueueRange, times: TimeRange = EVERY_TIME
+) -> Iterator[pa.RecordBatch]:
+    """The records of `wanted` whose timestamp is within `times`, with the columns that the options choose.
+
+    Raises RangeNotDense, PositionLost or RecordsMissing for what is lost or freed unless that is allowed, and what the
+    nodes or the files answer. Blocks; not for use on an event loop.
+    """
+    return merged(consumed_batches(options, wanted), options.column_names, times)
+
+
+def consumed_batches(options: SourceOptions, wanted: QueueRange) -> Iterator[ConsumedBatch]:
+    """The same records as the log's own batches, cut to the range. Raises as `record_batches`."""
+    for stretch in dense(wanted, _stretches(options, wanted)):
+        if isinstance(stretch, ConsumedBatch):
+            _check_identity(wanted, stretch)
+            yield stretch
+
+
+def _stretches(options: SourceOptions, wanted: QueueRange) -> Iterator[ConsumedBatch | Missing]:
+    if options.path is not None:
+        yield from _from_files(options, options.path, wanted)
+        return
+    with Pump(lambda: _from_nodes(options, wanted), patience_s=_PATIENCE_S, what=str(wanted)) as groups:
+        for group in groups:
+            yield from group
+
+
+async def _from_nodes(options: SourceOptions, wanted: QueueRange) -> AsyncGenerator[list[ConsumedBatch | Missing]]:
+    """In groups: to hand something to another thread costs more than to receive a small batch."""
+    group: list[ConsumedBatch | Missing]
+    client = Client(
+        *options.servers,
+        cluster_id=wanted.cluster_id,
+        tls=options.tls.context(),
+        request_timeout_ms=_REQUEST_TIMEOUT_MS,
+    )
+    async with (
+        client,
+        client.consumer(
+            wanted.queue,
+            start=wanted.first,
+            until=wanted.next,
+            read_from=options.read_from,
+            max_bytes=_FETCH_BYTES,
+            prefetch_bytes=_FETCH_BYTES,
+            turn=wanted.turn,
+        ) as consumer,
+    ):
+        at, group, size = wanted.first, [], 0
+        while at < wanted.next:
+            try:
+                async for batch in consumer.batches():
+                    group.append(batch)
+                    at, size = batch.next, size + len(batch.raw)
+                    if size >= _GROUP_BYTES:
+                        yield group
+                        group, size = [], 0
+                break
+            except OffsetOutOfRange as error:
+                missing = _missing(options, wanted, at, error)
+                group.append(missing)
+                at = missing.next
+                await consumer.seek(at)
+        yield group
+
+
+def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterator[ConsumedBatch | Missing]:
+    from mirrorlog.spark.offline import LogDirectories
+
+    directories = LogDirectories.open(path)
+    at = wanted.first
+    while at < wanted.next:
+        try:
+            for batch in directories.batches(replace(wanted, first=at)):
+                at = batch.next
+                yield batch
+            return
+        except (OffsetOutOfRange, RecordsMissing) as error:
+            missing = _missing(options, wanted, at, error)
+            yield missing
+            at = missing.next
+
+
+def _missing(options: SourceOptions, wanted: QueueRange, at: int, error: OffsetOutOfRange | RecordsMissing) -> Missing:
+    """What of the range is not there any more, from `at` on. Raises the error itself when that is not allowed, or it
+    does not say where records are again."""
+    lost = isinstance(error, PositionLost)
+    go_on_at = error.details.get("go_on_at" if lost else "begin")
+    if not isinstance(go_on_at, int) or go_on_at <= at:
+        raise error
+    missing = Missing(at, min(go_on_at, wanted.next))
+    if options.fail_on_data_loss:
+        raise _refusal(wanted, missing, go_on_at, lost=lost) from error
+    logger.warning(
+        "records_missing queue=%s first=%d next=%d reason=%s",
+        *(wanted.queue, missing.first, missing.next, "lost" if lost else "freed"),
+    )
+    return missing
+
+
+def _refusal(wanted: QueueRange, missing: Missing, go_on_at: int, *, lost: bool) -> PositionLost | RecordsMissing:
+    why = "lost: a loss of the log's newest records was declared" if lost else "freed by retention"
+    told = (
+        f"{wanted}: {missing.first} up to {missing.next} are {why} since it was planned; go on at {go_on_at}, or set "
+        "failOnDataLoss to false to go on without them"
+    )
+    return PositionLost(told, go_on_at=go_on_at) if lost else RecordsMissing(told, begin=go_on_at)
+
+
+def _check_identity(wanted: QueueRange, batch: ConsumedBatch) -> None:
+    """A queue may have been deleted and made again under its name since the job was planned."""
+    planned, found = (wanted.log_id, wanted.queue_id), (batch.log_id, batch.header.queue_id)
+    if found != planned:
+        raise RangeNotDense(
+            f"{wanted}: planned for queue id {planned[1]} of log {planned[0]}, read from {found[1]} of {found[0]}; "
+            "run the job again"
+        )

@@ -1,0 +1,172 @@
+"""Reconciliation: a queue's log against the table that it was landed in, to the exact queue offsets that differ.
+
+    python -m mirrorlog.spark.reconcile --servers 127.0.0.1:7401 --queue flights --table lake/flights
+
+Both sides are read once, by tasks, and become a count and an order-independent sum of hashes per bucket of queue
+offsets (`fingerprints`, `buckets`). Only buckets whose lines differ are read again and looked at by offset, and of
+those as many as there are ranges to print. So equal tables cost one scan of each side, and a table that is wrong
+everywhere does not drown the driver.
+
+The log side is the data source itself, from nodes or from log directories (`path`), so what it guards (each offset of
+a range exactly once, below the confirmed end) is guarded here. What retention has taken cannot be compared: there the
+table must have each offset once. Declared losses are named and are nothing missing.
+
+Rejected: a join of all rows by offset (a shuffle of everything to learn that nothing differs), and trust in the
+table's statistics (they are written by whoever wrote the wrong rows).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from os import PathLike
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from mirrorlog.errors import BadInput, MirrorlogError
+from mirrorlog.spark.buckets import BUCKET_OFFSETS
+from mirrorlog.spark.comparison import RANGES_MAX, Comparison, Limits, OnStep
+from mirrorlog.spark.differences import Reconciliation
+from mirrorlog.spark.errors import SPARK_ERRORS, BeginUnknown, from_spark
+from mirrorlog.spark.landed_table import open_table
+from mirrorlog.spark.log_source import LogSource
+from mirrorlog.spark.scope import Asked, Until, Write, scope
+
+_EXAMPLE: Final = (
+    "Example: python -m mirrorlog.spark.reconcile --servers 127.0.0.1:7401 --queue flights --table lake/flights"
+)
+
+
+def reconcile(
+    spark: SparkSession,
+    log: LogSource,
+    queue: str,
+    table: str | PathLike[str],
+    *,
+    dead_letters: str | PathLike[str] | None = None,
+    first: int | None = None,
+    until: Until = None,
+    write: Write = "append",
+    limits: Limits | None = None,
+    on_step: OnStep = lambda step: None,
+) -> Reconciliation:
+    """Compare the Delta table at `table`, and the table of dead letters beside it, with `queue` in `log`. Blocks.
+
+    `first` and `until` (exclusive): queue offsets; by default all that either side has, up to the position that the
+    table itself names, or with "latest" up to the log's confirmed end. `write`: as in the definition of the landing.
+
+    Raises BadInput, NoSuchQueue and what else the nodes answer, BeginUnknown, TableOutOfStep when the table has no
+    position for the queue, SparkFailed. That they differ is no error here: see `Reconciliation.equal`.
+    """
+    on_step(f"asking about queue {queue!r}")
+    facts = log.facts(queue)
+    if facts.begin_unknown and (first is None or first < facts.begin):
+        raise BeginUnknown(f"{facts.begin_unknown}; run again once it does, or begin at {facts.begin} or later")
+    landed = open_table(spark, table)
+    dead = None if dead_letters is None else open_table(spark, dead_letters)
+    try:
+        compared = scope(spark, log, facts, landed, Asked(write, first, until, dead))
+        return Comparison.of(spark, compared, limits or Limits(), on_step).result()
+    except SPARK_ERRORS as error:
+        raise from_spark(error) from error
+
+
+# --- The command line -----------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code is 0 when all tables are equal to their logs, 15 when one differs, else that of the error."""
+    options = _parser().parse_args(arguments)
+    try:
+        found = _run(options)
+    except MirrorlogError as error:
+        if options.debug:
+            traceback.print_exc()
+        print(f"error: {' '.join(error.message.split())}", file=sys.stderr)
+        return error.exit_code
+    _show(found, as_json=options.json)
+    return max((wrong.exit_code for each in found if (wrong := each.error())), default=0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m mirrorlog.spark.reconcile",
+        description="Compare a queue's log with the Delta table that it was landed in; print the ranges that differ.\n"
+        "Exit code 0: equal; 15: they differ.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example stays one line
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--servers", help="client addresses host:port, commas between")
+    where.add_argument("--path", metavar="DIR", help="log directories on a shared or local path instead of nodes")
+    parser.add_argument("--queue", required=True, metavar="NAME", help="or several with commas between")
+    parser.add_argument("--table", required=True, metavar="PATH", help="the Delta table")
+    parser.add_argument("--dead-letters", metavar="PATH", help="the table of what could not be decoded")
+    parser.add_argument("--write", choices=("append", "upsert"), default="append", help="of the landing")
+    parser.add_argument("--from", dest="first", type=int, metavar="N", help="first queue offset; by default all")
+    parser.add_argument(
+        "--until", metavar="N", help="queue offset to end before, or latest; by default the table's own"
+    )
+    parser.add_argument("--bucket", type=int, default=BUCKET_OFFSETS, metavar="N", help="queue offsets per checksum")
+    parser.add_argument("--ranges", type=int, default=RANGES_MAX, metavar="N", help="ranges to name at most")
+    parser.add_argument("--read-from", default="master", help="master (default), mirror, or a node's id")
+    parser.add_argument("--tls-ca", metavar="FILE", help="for nodes that speak TLS: the authorities that are trusted")
+    parser.add_argument("--tls-cert", metavar="FILE", help="a certificate to show, with --tls-key")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key, not encrypted")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> list[Reconciliation]:
+    from rich.console import Console
+
+    from mirrorlog.spark.session import any_session
+
+    log = LogSource.of(options)
+    queues = [name.strip() for name in options.queue.split(",") if name.strip()]
+    limits = Limits(options.bucket, options.ranges)
+    until = _until(options.until)
+    for queue in queues:
+        log.facts(queue)  # before the session, which takes seconds: an unknown queue is told at once
+    with Console(stderr=True).status("starting Spark") as status:
+        spark = any_session(f"reconcile {options.queue}")
+        try:
+            return [
+                reconcile(
+                    spark, log, queue, options.table, dead_letters=options.dead_letters, first=options.first,
+                    until=until, write=options.write, limits=limits, on_step=status.update,
+                )
+                for queue in queues
+            ]  # fmt: skip
+        finally:
+            spark.stop()
+
+
+def _until(text: str | None) -> Until:
+    if text is None:
+        return None
+    if text == "latest":
+        return "latest"
+    if not (text.isascii() and text.isdigit()):
+        raise BadInput(f"--until is a queue offset or latest, not {text!r}")
+    return int(text)
+
+
+def _show(found: Sequence[Reconciliation], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([each.fields() for each in found], indent=2))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    for each in found:
+        console.print(each.view())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The commit of a landing is a compare-and-set: it goes through only on the table that it was planned from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from mirrorlog.spark.errors import LandingConflict
+from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, table_state
+from mirrorlog.spark.landing.files import DataFile, FileFormat, FileWriter
+
+IDS = ("app", "fence")
+SHAPE = TableShape(StructType().add("offset", LongType()), properties={"delta.enableChangeDataFeed": "true"})
+
+
+def files(table: Path, first: int, following: int) -> list[DataFile]:
+    with FileWriter(FileFormat(str(table)), 0) as writer:
+        writer.write(pa.RecordBatch.from_pydict({"offset": pa.array(range(first, following), pa.int64())}))
+        return writer.finish()
+
+
+def offsets(table: Path) -> list[int]:
+    return sorted(DeltaTable(table).to_pyarrow_table()["offset"].to_pylist())
+
+
+def put(  # noqa: PLR0917  (what is put where)
+    spark: SparkSession, table: Path, seen: TableState, first: int, following: int, between: Callable[[], object] = list
+) -> int:
+    return commit(
+        spark,
+        str(table),
+        files(table, first, following),
+        seen=seen,
+        sets={"app": following},
+        note={"why": "test"},
+        shape=SHAPE if seen.version is None else None,
+        on_begun=between,  # type: ignore[arg-type]
+    )
+
+
+def see(spark: SparkSession, table: Path) -> TableState:
+    return table_state(spark, str(table), IDS)
+
+
+def test_files_and_positions_are_one_commit_with_its_history(spark: SparkSession, tmp_path: Path) -> None:
+    """Goal: what a commit holds. The first one makes the table; a second one adds; the history says so."""
+    nothing = see(spark, tmp_path)
+    assert (nothing.version, nothing.versions) == (None, {"app": None, "fence": None})
+    assert put(spark, tmp_path, nothing, 0, 10) == 0
+    assert put(spark, tmp_path, see(spark, tmp_path), 10, 15) == 1
+    state = see(spark, tmp_path)
+    assert (state.version, state.versions) == (1, {"app": 15, "fence": None})
+    assert state.shape.schema == SHAPE.schema
+    assert state.shape.properties == SHAPE.properties
+    assert offsets(tmp_path) == list(range(15))
+    (last, _) = spark.sql(f"DESCRIBE HISTORY delta.`{tmp_path}`").collect()
+    assert (last.operation, last.userMetadata) == ("WRITE", '{"why": "test"}')
+    assert (last.operationMetrics["numFiles"], last.operationMetrics["numOutputRows"]) == ("1", "5")
+
+
+def test_a_commit_on_another_table_than_was_seen_adds_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """Goal: each thing that is compared is. Positions, a table that is made or not, columns, properties, a fence."""
+    nothing = see(spark, tmp_path)
+    put(spark, tmp_path, nothing, 0, 10)
+    seen = see(spark, tmp_path)
+    wider = StructType([*SHAPE.schema.fields, StructField("more", StringType())])
+    wrong = [
+        nothing,
+        replace(seen, versions={"app": 9, "fence": None}),
+        replace(seen, versions={"app": None}),
+        replace(seen, versions={"app": 10, "fence": 1}),
+        replace(seen, shape=replace(seen.shape, schema=wider)),
+        replace(seen, shape=replace(seen.shape, properties={})),
+    ]
+    for state in wrong:
+        with pytest.raises(LandingConflict, match="nothing was added"):
+            put(spark, tmp_path, state, 10, 20)
+    assert offsets(tmp_path) == list(range(10))
+    assert put(spark, tmp_path, seen, 10, 20) == 1
+
+
+def test_a_commit_that_comes_in_between_wins_by_its_ids_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """Goal: what Delta refuses while a transaction is open. Another commit of the id, of the fence, of the columns; one
+    of another application, as of another queue, is no conflict."""
+    put(spark, tmp_path, see(spark, tmp_path), 0, 10)
+
+    def other(sets: dict[str, int], shape: TableShape | None = None) -> Callable[[], object]:
+        seen = table_state(spark, str(tmp_path), sets)
+        return lambda: commit(spark, str(tmp_path), seen=seen, sets=sets, note={}, shape=shape)
+
+    state = see(spark, tmp_path)
+    wider = replace(state.shape, schema=StructType([*SHAPE.schema.fields, StructField("more", StringType())]))
+    for between in (other({"app": 99}), other({"fence": 1}), other({"nobody": 1}, wider)):
+        with pytest.raises(LandingConflict, match="nothing was added"):
+            put(spark, tmp_path, see(spark, tmp_path), 10, 20, between)
+    assert put(spark, tmp_path, see(spark, tmp_path), 10, 20, other({"another queue": 5})) == 5
+    state = see(spark, tmp_path)
+    assert (state.versions, state.columns) == ({"app": 20, "fence": 1}, ["offset", "more"])
+    assert sorted(DeltaTable(tmp_path).to_pyarrow_table(columns=["offset"])["offset"].to_pylist()) == list(range(20))

@@ -1,0 +1,81 @@
+"""A step's ranges are shared out to tasks whole and once, and a plan is bounded fairly over its queues."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from mirrorlog.commitlog.body import Record
+from mirrorlog.spark.errors import StorageFailed
+from mirrorlog.spark.landing import tasks
+from mirrorlog.spark.landing.dead_letters import DeadLettersOf
+from mirrorlog.spark.landing.files import FileFormat
+from mirrorlog.spark.landing.planning import QueuePlan, limited
+from mirrorlog.spark.landing.tasks import RECORDS_PER_TASK_MIN, Work, tasks_for, write_range
+from mirrorlog.spark.options import SourceOptions
+from mirrorlog.spark.plan import QueueFacts, QueueRange
+from tests.spark.batches import given_out, stamped
+
+
+def queue_range(name: str, first: int, following: int) -> QueueRange:
+    return QueueRange("c", name, "log", 1, first, following)
+
+
+def plan(name: str, first: int, following: int) -> QueuePlan:
+    facts = QueueFacts("c", name, "i", "log", 1, 0, following)
+    pieces = (queue_range(name, first, following),) if following > first else ()
+    return QueuePlan(facts, first, following, pieces)
+
+
+def test_every_record_is_in_one_task_in_order() -> None:
+    """Goal: none is read twice or not at all. Random ranges, seed printed."""
+    seed = 5
+    print(f"seed {seed}")
+    chosen = random.Random(seed)
+    for _ in range(200):
+        ranges = [queue_range(f"q{n}", 7, 7 + chosen.randrange(400_000)) for n in range(chosen.randrange(1, 9))]
+        made = tasks_for(ranges, parallelism=chosen.randrange(1, 9), record_bytes=chosen.choice([1, 1e3, 1e6]))
+        found = [piece for task in made for piece in task]
+        assert all(len(piece) for piece in found)
+        for each in ranges:
+            pieces = [piece for piece in found if piece.queue == each.queue]
+            edges = [edge for piece in pieces for edge in (piece.first, piece.next)]
+            assert edges == sorted(edges)
+            assert sum(map(len, pieces)) == len(each)
+            if pieces:
+                assert (pieces[0].first, pieces[-1].next) == (each.first, each.next)
+
+
+def test_few_records_are_one_task_and_many_one_for_each_core() -> None:
+    small = [queue_range(f"q{number}", 0, 10) for number in range(1_000)]
+    assert len(tasks_for(small, parallelism=8, record_bytes=100)) == 1
+    large = [queue_range("q", 0, 100 * RECORDS_PER_TASK_MIN)]
+    assert len(tasks_for(large, parallelism=8, record_bytes=100)) == 8
+    heavy = [queue_range("q", 0, 1_000)]
+    assert len(tasks_for(heavy, parallelism=8, record_bytes=1e6)) == 8
+    assert tasks_for([], parallelism=8, record_bytes=100) == []
+
+
+def test_a_bounded_step_gives_each_queue_its_share_and_what_others_leave() -> None:
+    cut = limited([plan("a", 0, 1_000), plan("b", 5, 8), plan("c", 0, 1_000)], 103)
+    assert [(each.facts.name, each.first, each.next) for each in cut] == [("a", 0, 50), ("b", 5, 8), ("c", 0, 50)]
+    assert limited([plan("a", 0, 10)], 100) == [plan("a", 0, 10)]
+
+
+def test_a_bounded_step_always_gets_on() -> None:
+    cut = limited([plan(f"q{number}", 0, 5) for number in range(10)], 1)
+    assert sum(sum(map(len, each.pieces)) for each in cut) == 1
+
+
+def test_a_place_that_takes_no_files_is_said_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a full or missing disk has a name that survives the way from a worker. A file stands in its place."""
+    place = tmp_path / "table"
+    place.touch()
+    batch = given_out(stamped([Record(b"x")]))
+    monkeypatch.setattr(tasks, "consumed_batches", lambda options, wanted: iter([batch]))
+    options = SourceOptions(servers=("n1:7401",), queues=("q",))
+    work = Work((queue_range("q", 0, 1),), options, FileFormat(str(place)), DeadLettersOf(str(place), {}))
+    with pytest.raises(StorageFailed, match=str(place)):
+        write_range(0, work)
