@@ -6,9 +6,10 @@ at a queue offset. `open_lookup` gives whoever answers them for the options.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mirrorlog.commitlog.format import BatchHeader
 from mirrorlog.errors import LogCorrupt, NoSuchQueue, OffsetOutOfRange, PositionLost
@@ -18,7 +19,9 @@ from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueFacts, QueueRange
 
 if TYPE_CHECKING:
-    from mirrorlog.spark.offline import LogDirectories
+    from mirrorlog.spark.offline import BadStretch, LogDirectories
+
+logger: Final = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
@@ -59,30 +62,31 @@ def open_lookup(options: SourceOptions) -> Iterator[Lookup]:
     if options.path is not None:
         from mirrorlog.spark.offline import LogDirectories
 
-        yield FileLookup(LogDirectories.open(options.path))
+        yield FileLookup(LogDirectories.open(options.path), fail_on_bad=options.fail_on_data_loss)
         return
     with NodeLookup(options.servers, options.tls, read_from=options.read_from) as lookup:
         yield lookup
 
 
 class FileLookup:
-    """Over log directories."""
+    """Over log directories. `fail_on_bad`: where bad bytes may hide what a log says of its queues."""
 
     silent: Sequence[str] = ()
 
-    def __init__(self, directories: LogDirectories) -> None:
+    def __init__(self, directories: LogDirectories, *, fail_on_bad: bool = True) -> None:
         self._directories = directories
+        self._on_bad = None if fail_on_bad else _tell
 
     def facts(self, queues: Sequence[str] | None) -> list[QueueFacts]:
         """As of `Lookup`."""
         try:
-            return self._directories.facts(queues)
+            return self._directories.facts(queues, self._on_bad)
         except NoSuchQueue:
             return [facts for name in queues or () for facts in self._one(name)]
 
     def _one(self, queue: str) -> list[QueueFacts]:
         try:
-            return self._directories.facts([queue])
+            return self._directories.facts([queue], self._on_bad)
         except NoSuchQueue:
             return []
 
@@ -106,3 +110,7 @@ class FileLookup:
             return lost
         except (OffsetOutOfRange, RecordsMissing, LogCorrupt):
             return None  # freed, or for the task to tell
+
+
+def _tell(bad: BadStretch) -> None:
+    logger.warning("log_damaged reason=%r", str(bad))

@@ -6,16 +6,17 @@ Used by the batch source, the stream source and the landing's tasks. Exactly the
 never beyond what is confirmed; a reader that does not get every queue offset once raises RangeNotDense, so a hole is an
 error and not a smaller table.
 
-Records that were freed or lost since the range was planned are an error too, unless `failOnDataLoss` is false: then
-what is missing is logged and left out, exactly as far as the log itself says that it is.
+Records that were freed or lost since the range was planned are an error too, and so are bytes of a log directory that
+fit no checksum, unless `failOnDataLoss` is false: then what is missing is logged and left out, exactly as far as the
+log itself says that it is. Bad bytes on a node are that node's to mend, from another copy; here they stay an error.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -27,6 +28,9 @@ from mirrorlog.spark.filters import EVERY_TIME, TimeRange
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueRange, dense
 from mirrorlog.spark.pump import Pump
+
+if TYPE_CHECKING:
+    from mirrorlog.spark.offline import BadStretch
 
 _FETCH_BYTES: Final = 4 * 1024 * 1024
 _GROUP_BYTES: Final = 1024 * 1024
@@ -40,10 +44,14 @@ logger: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Queue offsets `first` up to `next` (exclusive) that are not there any more, as the log says."""
+    """Queue offsets `first` up to `next` (exclusive) that are gone, as the log says, or cannot be read."""
 
     first: int
     next: int
+    why: str
+
+
+OnMissing = Callable[[Missing], None]
 
 
 def record_batches(
@@ -57,12 +65,26 @@ def record_batches(
     return merged(consumed_batches(options, wanted), options.column_names, times)
 
 
-def consumed_batches(options: SourceOptions, wanted: QueueRange) -> Iterator[ConsumedBatch]:
-    """The same records as the log's own batches, cut to the range. Raises as `record_batches`."""
+def consumed_batches(
+    options: SourceOptions, wanted: QueueRange, on_missing: OnMissing = lambda missing: None
+) -> Iterator[ConsumedBatch]:
+    """The same records as the log's own batches, cut to the range. Raises as `record_batches`.
+
+    `on_missing`: hears of what is left out, in order; nothing is without `failOnDataLoss=false`.
+    """
     for stretch in dense(wanted, _stretches(options, wanted)):
         if isinstance(stretch, ConsumedBatch):
             _check_identity(wanted, stretch)
             yield stretch
+        else:
+            _tell(wanted, stretch)
+            on_missing(stretch)
+
+
+def _tell(wanted: QueueRange, missing: Missing) -> None:
+    logger.warning(
+        "records_missing queue=%s first=%d next=%d reason=%r", wanted.queue, missing.first, missing.next, missing.why
+    )
 
 
 def _stretches(options: SourceOptions, wanted: QueueRange) -> Iterator[ConsumedBatch | Missing]:
@@ -118,11 +140,19 @@ def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterat
 
     directories = LogDirectories.open(path)
     at = wanted.first
+    bad: list[BadStretch] = []
     while at < wanted.next:
         try:
-            for batch in directories.batches(replace(wanted, first=at)):
+            on_bad = None if options.fail_on_data_loss else bad.append
+            for batch in directories.batches(replace(wanted, first=at), on_bad):
+                # Without a bad stretch that would explain it a hole is an error, which `dense` raises.
+                if batch.first > at and bad:
+                    yield Missing(at, batch.first, "; ".join(map(str, bad)))
+                bad.clear()
                 at = batch.next
                 yield batch
+            if at < wanted.next and bad:
+                yield Missing(at, wanted.next, "; ".join(map(str, bad)))
             return
         except (OffsetOutOfRange, RecordsMissing) as error:
             missing = _missing(options, wanted, at, error)
@@ -137,21 +167,17 @@ def _missing(options: SourceOptions, wanted: QueueRange, at: int, error: OffsetO
     go_on_at = error.details.get("go_on_at" if lost else "begin")
     if not isinstance(go_on_at, int) or go_on_at <= at:
         raise error
-    missing = Missing(at, min(go_on_at, wanted.next))
+    why = "lost: a loss of the log's newest records was declared" if lost else "freed by retention"
+    missing = Missing(at, min(go_on_at, wanted.next), why)
     if options.fail_on_data_loss:
         raise _refusal(wanted, missing, go_on_at, lost=lost) from error
-    logger.warning(
-        "records_missing queue=%s first=%d next=%d reason=%s",
-        *(wanted.queue, missing.first, missing.next, "lost" if lost else "freed"),
-    )
     return missing
 
 
 def _refusal(wanted: QueueRange, missing: Missing, go_on_at: int, *, lost: bool) -> PositionLost | RecordsMissing:
-    why = "lost: a loss of the log's newest records was declared" if lost else "freed by retention"
     told = (
-        f"{wanted}: {missing.first} up to {missing.next} are {why} since it was planned; go on at {go_on_at}, or set "
-        "failOnDataLoss to false to go on without them"
+        f"{wanted}: {missing.first} up to {missing.next} are {missing.why} since it was planned; go on at {go_on_at}, "
+        "or set failOnDataLoss to false to go on without them"
     )
     return PositionLost(told, go_on_at=go_on_at) if lost else RecordsMissing(told, begin=go_on_at)
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from mirrorlog.commitlog.body import Record
+from mirrorlog.errors import LogCorrupt
 from mirrorlog.spark.errors import StorageFailed
 from mirrorlog.spark.landing import tasks
 from mirrorlog.spark.landing.dead_letters import DeadLettersOf
 from mirrorlog.spark.landing.files import FileFormat
 from mirrorlog.spark.landing.planning import QueuePlan, limited
 from mirrorlog.spark.landing.tasks import RECORDS_PER_TASK_MIN, Work, tasks_for, write_range
+from mirrorlog.spark.lookup import open_lookup
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueFacts, QueueRange
 from tests.spark.batches import given_out, stamped
+from tests.spark.offline_logs import StoryLog, range_of
+from tests.tools.logs import overwrite
 
 
 def queue_range(name: str, first: int, following: int) -> QueueRange:
@@ -74,8 +80,53 @@ def test_a_place_that_takes_no_files_is_said_by_its_name(tmp_path: Path, monkeyp
     place = tmp_path / "table"
     place.touch()
     batch = given_out(stamped([Record(b"x")]))
-    monkeypatch.setattr(tasks, "consumed_batches", lambda options, wanted: iter([batch]))
+    monkeypatch.setattr(tasks, "consumed_batches", lambda options, wanted, on_missing: iter([batch]))
     options = SourceOptions(servers=("n1:7401",), queues=("q",))
     work = Work((queue_range("q", 0, 1),), options, FileFormat(str(place)), DeadLettersOf(str(place), {}))
     with pytest.raises(StorageFailed, match=str(place)):
         write_range(0, work)
+
+
+def test_bad_bytes_of_an_archive_are_an_error_or_named_and_left_out(tmp_path: Path) -> None:
+    """Goal: what is not landed is said exactly, and only when that is allowed. One batch of forty is overwritten."""
+    log = StoryLog(tmp_path / "log")
+    for _ in range(40):
+        log.publish(1, [Record(b"x" * 100)] * 10)
+    log.checkpoint()
+    log.confirm()
+    log.close()
+    bad = log.stored[7][0]
+    overwrite(tmp_path / "log", bad.log_offset + 200, b"\xff" * 8)
+    strict = SourceOptions(path=str(tmp_path), queues=("q1",))
+    with open_lookup(replace(strict, fail_on_data_loss=False)) as lookup:
+        (facts,) = lookup.facts(["q1"])
+    work = Work((range_of(facts),), strict, FileFormat(str(tmp_path / "table")), DeadLettersOf("table", {}))
+    with pytest.raises(LogCorrupt, match=f"{bad.base_queue_offset} up to {bad.next_queue_offset}"):
+        write_range(0, work)
+
+    written = write_range(0, replace(work, options=replace(strict, fail_on_data_loss=False)))
+
+    assert [(each.queue, each.first, each.next) for each in written.missed] == [
+        ("q1", bad.base_queue_offset, bad.next_queue_offset)
+    ]
+    assert str(bad.log_offset) in written.missed[0].why
+    tables = [pq.read_table(tmp_path / "table" / file.path) for file in written.files]
+    found = [offset for table in tables for offset in table["offset"].to_pylist()]
+    assert found == [each for each in range(facts.next) if not bad.base_queue_offset <= each < bad.next_queue_offset]
+
+
+def test_a_range_of_which_nothing_is_left_says_nothing_of_its_epoch(tmp_path: Path) -> None:
+    """Goal: no position is set by what another queue's batch said. The whole of the second range is overwritten."""
+    log = StoryLog(tmp_path / "log")
+    log.publish(1, [Record(b"x" * 100)] * 10)
+    log.publish(2, [Record(b"y" * 100)] * 10)
+    log.checkpoint()
+    log.confirm()
+    log.close()
+    overwrite(tmp_path / "log", log.stored[1][0].log_offset + 200, b"\xff" * 8)
+    options = SourceOptions(path=str(tmp_path), queues=("q1", "q2"), fail_on_data_loss=False)
+    with open_lookup(options) as lookup:
+        ranges = tuple(range_of(facts) for facts in lookup.facts(["q1", "q2"]))
+    written = write_range(0, Work(ranges, options, FileFormat(str(tmp_path / "table")), DeadLettersOf("table", {})))
+    assert [(each.queue, each.first, each.next) for each in written.missed] == [("q2", 0, 10)]
+    assert list(written.epochs) == [("q1", ranges[0].next)]

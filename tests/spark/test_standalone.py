@@ -14,35 +14,36 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
 from deltalake import DeltaTable
 
 from mirrorlog.commitlog.body import Record
+from mirrorlog.spark import land
 from mirrorlog.spark.jars import default_directory, delta_jars, java_home_or_raise
 from mirrorlog.spark.py_files import write_py_files
 from tests.spark.queues import publish
 
 COUNT = 5000
+LANDING = Path(land.__file__)
 HOST = "127.0.0.1"
 
 JOB = """
 import json, os, sys
-from mirrorlog.spark.land import land
 from mirrorlog.spark.session import any_session
 
 def where(_):
     import mirrorlog
     yield os.getpid(), mirrorlog.__file__
 
-servers, queue, table = sys.argv[1:]
+servers, queue = sys.argv[1:]
 spark = any_session("two workers")
-result = land(spark, servers.split(","), queue, table)
 read = spark.read.format("mirrorlog").options(servers=servers, subscribe=queue, minPartitions="8").load()
 executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
 tasks = spark.sparkContext.parallelize(range(8), 8).mapPartitions(where).collect()
-print("JOB " + json.dumps({"rows": result.rows, "read": read.count(), "executors": executors, "tasks": tasks}))
+print(json.dumps({"read": read.count(), "executors": executors, "tasks": tasks}))
 """
 
 
@@ -52,23 +53,25 @@ print("JOB " + json.dumps({"rows": result.rows, "read": read.count(), "executors
 def test_a_queue_is_read_and_landed_by_the_workers_of_a_standalone_master(
     jvm: None, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
-    """Two executors, mirrorlog from the zip in every task, each record landed once."""
+    """The landing's module and a job are submitted. Two executors, mirrorlog from the zip in each task, nothing twice."""
     publish(servers, queue, [Record(b"value %d" % number) for number in range(COUNT)])
     zipped, job, table = tmp_path / "mirrorlog.zip", tmp_path / "job.py", tmp_path / "table"
     write_py_files(zipped)
     job.write_text(JOB)
 
     with standalone_master(tmp_path) as master:
-        told = submit(master, tmp_path, ["--py-files", str(zipped), str(job), ",".join(servers), queue, str(table)])
+        where = ["--servers", ",".join(servers), "--to", str(table), "--json"]
+        step = submit(master, tmp_path, ["--py-files", str(zipped), str(LANDING), queue, *where])
+        told = submit(master, tmp_path, ["--py-files", str(zipped), str(job), ",".join(servers), queue])
 
-    assert (told["rows"], told["read"], told["executors"]) == (COUNT, COUNT, 2)
+    assert (step["rows"], told["read"], told["executors"]) == (COUNT, COUNT, 2)
     assert all("mirrorlog.zip" in file for _, file in told["tasks"])
     landed = DeltaTable(str(table)).to_pyarrow_table(columns=["offset"])
     assert sorted(landed["offset"].to_pylist()) == list(range(COUNT))
 
 
-def submit(master: str, directory: Path, words: list[str]) -> dict[str, object]:
-    """What the job printed. Fails with what spark-submit said."""
+def submit(master: str, directory: Path, words: list[str]) -> dict[str, Any]:
+    """The JSON that it printed last. Fails with what spark-submit said."""
     settings = {
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
@@ -88,9 +91,9 @@ def submit(master: str, directory: Path, words: list[str]) -> dict[str, object]:
     run = subprocess.run(
         [*command, *words], env=environment(), cwd=directory, capture_output=True, text=True, timeout=240, check=False
     )
-    lines = [line for line in run.stdout.splitlines() if line.startswith("JOB ")]
+    lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
     assert lines, f"spark-submit ended with {run.returncode}:\n{run.stderr[-4000:]}"
-    return dict(json.loads(lines[-1].removeprefix("JOB ")))
+    return dict(json.loads(lines[-1]))
 
 
 @contextmanager

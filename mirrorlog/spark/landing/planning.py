@@ -54,6 +54,7 @@ def source_options(landing: Landing) -> SourceOptions:
         queues=landing.queues,
         pattern=landing.queue_pattern,
         read_from=read_from,
+        fail_on_data_loss=landing.on_data_loss == "fail",
         tls=landing.tls,
     )
 

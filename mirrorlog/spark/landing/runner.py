@@ -36,7 +36,7 @@ from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, ma
 from mirrorlog.spark.landing.files import FileFormat, run_in_tasks
 from mirrorlog.spark.landing.holds import Holds
 from mirrorlog.spark.landing.planning import QueuePlan, limited, queue_plans, queues_of, source_options
-from mirrorlog.spark.landing.positions import QueueIds
+from mirrorlog.spark.landing.positions import MissedRange, QueueIds
 from mirrorlog.spark.landing.results import QueueStep, StepResult
 from mirrorlog.spark.landing.staging import Staging
 from mirrorlog.spark.landing.tables import BOUNDED, columns_of, prefix_of, refuse_shape, settled_shape
@@ -212,7 +212,7 @@ class Runner:
         shape, staging = change
         state, dead = seen
         moved = [plan for plan in plans if plan.moves]
-        note = _note(landing, moved)
+        note = _note(landing, moved, written)
         if dead is not None and landing.dead_letters is not None and not written.dead:
             refuse_moved(self.spark, landing.dead_letters, seen=dead)
         elif dead is not None and landing.dead_letters is not None:
@@ -276,14 +276,20 @@ def _sets(plans: Sequence[QueuePlan], written: Written) -> dict[str, int]:
     return sets
 
 
-def _note(landing: Landing, plans: Sequence[QueuePlan]) -> dict[str, Any]:
+def _note(landing: Landing, plans: Sequence[QueuePlan], written: Written) -> dict[str, Any]:
     """In the table's history: who landed what."""
     queues = {plan.facts.name: [plan.first, plan.next] for plan in plans}
     note: dict[str, Any] = {"mirrorlog": {"landing": landing.name, "queues": queues}}
-    missed = [[each.queue, each.first, each.next, each.why] for plan in plans for each in plan.missed]
+    missed = [each for plan in plans for each in _missed(plan, written)]
     if missed:
-        note["mirrorlog"]["missed"] = missed
+        note["mirrorlog"]["missed"] = [[each.queue, each.first, each.next, each.why] for each in missed]
     return note
+
+
+def _missed(plan: QueuePlan, written: Written) -> tuple[MissedRange, ...]:
+    """What the plan passed over, and what its tasks had to."""
+    found = (*plan.missed, *(each for each in written.missed if each.queue == plan.facts.name))
+    return tuple(sorted(found, key=lambda each: each.first))
 
 
 def _result(
@@ -296,7 +302,7 @@ def _result(
             plan.next,
             plan.facts.next,
             written.times.get((plan.facts.name, plan.next)),
-            plan.missed,
+            _missed(plan, written),
         )
         for plan in plans
     )

@@ -9,22 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mirrorlog.client import ConsumedBatch
+from mirrorlog.commitlog.format import BatchHeader
 from mirrorlog.spark.arrow import merged
 from mirrorlog.spark.errors import StorageFailed
 from mirrorlog.spark.landing.dead_letters import DeadLetters, DeadLettersOf
 from mirrorlog.spark.landing.decoding import Decoding, joined_fields
 from mirrorlog.spark.landing.files import DataFile, FileFormat, FileWriter
+from mirrorlog.spark.landing.positions import MissedRange
 from mirrorlog.spark.landing.upsert import RowColumns
 from mirrorlog.spark.landing.upsert_rows import NO_KEY, refuse_keyless, staged_rows
 from mirrorlog.spark.options import KAFKA_COLUMNS, SourceOptions
 from mirrorlog.spark.plan import QueueRange
-from mirrorlog.spark.reading import consumed_batches
+from mirrorlog.spark.reading import OnMissing, consumed_batches
 
 if TYPE_CHECKING:
     from mirrorlog.spark.decode import Decoder
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 # A task makes a file at least: fewer records and bytes than this are not worth another one.
 RECORDS_PER_TASK_MIN: Final = 50_000
 BYTES_PER_TASK_MIN: Final = 32 * 1024 * 1024
+
+_T = TypeVar("_T")
 
 RAW_COLUMNS: Final = (*KAFKA_COLUMNS, "headers", "appendTime")
 
@@ -53,7 +57,8 @@ class Work:
 @dataclass(frozen=True, slots=True)
 class Written:
     """By a task. `bytes`: of the records in the log; `epochs`, `times`: of the last record of each range its epoch and
-    append time (µs UTC), by queue and queue offset behind it. `new_fields`: what the values have and the table lacks;
+    append time (µs UTC), by queue and queue offset behind it. `missed`: of the ranges what was left out, because it was
+    gone or could not be read and the landing is told to go on. `new_fields`: what the values have and the table lacks;
     then there are no files, and the step is done again under a wider schema."""
 
     files: tuple[DataFile, ...] = ()
@@ -63,6 +68,7 @@ class Written:
     epochs: dict[tuple[str, int], int] = field(default_factory=dict)
     times: dict[tuple[str, int], int] = field(default_factory=dict)
     new_fields: pa.Schema | None = None
+    missed: tuple[MissedRange, ...] = ()
 
 
 def tasks_for(ranges: Sequence[QueueRange], *, parallelism: int, record_bytes: float) -> list[tuple[QueueRange, ...]]:
@@ -106,14 +112,17 @@ def _write_range(number: int, work: Work) -> Written:
         decoding = None if work.decoder is None else Decoding(work.decoder, write, letters)
         take = write if decoding is None else decoding.take
         for wanted in work.ranges:
-            for rows in merged(counted.passed(consumed_batches(work.options, wanted)), RAW_COLUMNS):
+            batches = consumed_batches(work.options, wanted, counted.missing(wanted.queue))
+            for rows in merged(counted.passed(batches), RAW_COLUMNS):
                 take(rows)
             counted.end(wanted)
         if decoding is not None and decoding.new_fields is not None:
             return Written(new_fields=decoding.new_fields)
         files = tuple(writer.finish())
         buried = () if dead is None else tuple(dead.finish())
-    return Written(files, buried, counted.records, counted.bytes, counted.epochs, counted.times)
+    return Written(
+        files, buried, counted.records, counted.bytes, counted.epochs, counted.times, missed=tuple(counted.missed)
+    )
 
 
 class Stage:
@@ -143,22 +152,30 @@ class Stage:
 
 class _Counted:
     def __init__(self) -> None:
-        self.records = self.bytes = self._epoch = self._time = 0
+        self.records = self.bytes = 0
         self.epochs: dict[tuple[str, int], int] = {}
         self.times: dict[tuple[str, int], int] = {}
+        self.missed: list[MissedRange] = []
+        self._last: BatchHeader | None = None
 
     def passed(self, batches: Iterable[ConsumedBatch]) -> Iterator[ConsumedBatch]:
         """The same, counted."""
         for batch in batches:
-            self._epoch = batch.header.epoch
-            self._time = batch.header.append_time_us
+            self._last = batch.header
             self.records += len(batch)
             self.bytes += batch.header.length * len(batch) // max(1, batch.header.record_count)
             yield batch
 
+    def missing(self, queue: str) -> OnMissing:
+        """For what is left out of that queue."""
+        return lambda missing: self.missed.append(MissedRange(queue, missing.first, missing.next, missing.why))
+
     def end(self, wanted: QueueRange) -> None:
-        self.epochs[wanted.queue, wanted.next] = self._epoch
-        self.times[wanted.queue, wanted.next] = self._time
+        """All of a range was read. One of which nothing is left says nothing of its epoch."""
+        if self._last is not None:
+            self.epochs[wanted.queue, wanted.next] = self._last.epoch
+            self.times[wanted.queue, wanted.next] = self._last.append_time_us
+        self._last = None
 
 
 def gathered(written: Sequence[Written]) -> Written:
@@ -176,9 +193,10 @@ def gathered(written: Sequence[Written]) -> Written:
         epochs,
         times,
         joined_fields([each.new_fields for each in written if each.new_fields is not None]),
+        tuple(_all(each.missed for each in written)),
     )
 
 
-def _all(groups: Iterable[Sequence[DataFile]]) -> Iterator[DataFile]:
+def _all(groups: Iterable[Sequence[_T]]) -> Iterator[_T]:
     for group in groups:
         yield from group
