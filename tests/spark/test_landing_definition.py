@@ -9,7 +9,7 @@ import pytest
 
 from mirrorlog.errors import ConfigError
 from mirrorlog.spark.errors import BadLanding
-from mirrorlog.spark.landing.definition import Upkeep, landing, parse_landings, read_landings
+from mirrorlog.spark.landing.definition import KEEP_S_MIN, Upkeep, landing, parse_landings, read_landings
 from mirrorlog.spark.landing.layout import DateOf, HashOf, Layout
 from mirrorlog.spark.tls import TlsFiles
 
@@ -60,7 +60,7 @@ def test_every_key_arrives_where_it_belongs() -> None:
             "compact_every_s": 1,
             "checkpoint_every_s": 2,
             "vacuum_every_s": 3,
-            "vacuum_keep_s": 4,
+            "vacuum_keep_s": 100_000,
             "tls_ca": "ca.pem",
         }
     )
@@ -73,7 +73,7 @@ def test_every_key_arrives_where_it_belongs() -> None:
     assert (made.max_records, made.max_bytes, made.max_latency_s) == (5, 6, 0.5)
     assert (made.read_from, made.change_data_feed, made.on_data_loss) == ("n2", True, "skip")
     assert (made.hold, made.lease_s, made.tiered) == (True, 60.0, True)
-    assert made.upkeep == Upkeep(1.0, 2.0, 3.0, 4.0)
+    assert made.upkeep == Upkeep(1.0, 2.0, 3.0, 100_000.0)
     assert made.tls == TlsFiles("ca.pem")
 
 
@@ -189,3 +189,10 @@ def test_a_file_that_is_no_toml_or_not_there_is_said(tmp_path: Path) -> None:
     file.write_text("[[landing]\n")
     with pytest.raises(ConfigError, match=r"landings\.toml"):
         read_landings(file)
+
+
+def test_a_retention_that_is_too_short_for_a_step_is_refused_at_once() -> None:
+    """Goal: not by the first VACUUM, a day later."""
+    with pytest.raises(BadLanding, match="vacuum_keep_s"):
+        landing({**LEAST, "vacuum_every_s": 3600, "vacuum_keep_s": KEEP_S_MIN - 1})
+    assert landing({**LEAST, "vacuum_keep_s": KEEP_S_MIN}).upkeep.vacuum_keep_s == KEEP_S_MIN

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from mirrorlog.spark.errors import LandingConflict, TableBusy, TableRefused, UnsafeRetention
 from mirrorlog.spark.landing import upkeep as upkeep_module
-from mirrorlog.spark.landing.definition import Landing, Upkeep
+from mirrorlog.spark.landing.definition import KEEP_S_MIN, Landing, Upkeep
 from mirrorlog.spark.landing.delta_log import TableShape, commit, table_state
 from mirrorlog.spark.landing.files import FileFormat, FileWriter
 from mirrorlog.spark.landing.staging import Staging
@@ -27,7 +27,6 @@ from mirrorlog.spark.landing.upkeep import TableUpkeep, done_line, main
 from mirrorlog.spark.landing.upkeep_duties import Done, checkpoint, compact, look, vacuum
 from mirrorlog.spark.landing.upkeep_schedule import (
     COMMITS_MAX,
-    KEEP_S_MIN,
     SMALL_FILES_MAX,
     SMALL_FILES_MIN,
     STEP_S_MAX,

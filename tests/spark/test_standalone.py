@@ -53,7 +53,7 @@ print(json.dumps({"read": read.count(), "executors": executors, "tasks": tasks})
 def test_a_queue_is_read_and_landed_by_the_workers_of_a_standalone_master(
     jvm: None, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
-    """The landing's module and a job are submitted. Two executors, mirrorlog from the zip in each task, nothing twice."""
+    """The landing itself and a job are submitted. Two executors, mirrorlog from the zip in each task, nothing twice."""
     publish(servers, queue, [Record(b"value %d" % number) for number in range(COUNT)])
     zipped, job, table = tmp_path / "mirrorlog.zip", tmp_path / "job.py", tmp_path / "table"
     write_py_files(zipped)

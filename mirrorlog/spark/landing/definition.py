@@ -47,6 +47,9 @@ COMPRESSIONS: Final = ("none", "snappy", "zstd", "lz4")
 WRITES: Final = ("append", "upsert")
 ON_DATA_LOSS: Final = ("fail", "skip")
 
+KEEP_S_MIN: Final = 24 * 3600.0
+"""The shortest retention that VACUUM is run with: twice as long as a step may take until its files are committed."""
+
 _MIB: Final = 1024 * 1024
 _LEASE_S_MIN: Final = 10.0
 
@@ -334,6 +337,6 @@ _PARSERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "compact_every_s": _seconds(1),
     "checkpoint_every_s": _seconds(1),
     "vacuum_every_s": _seconds(1),
-    "vacuum_keep_s": _seconds(0),
+    "vacuum_keep_s": _seconds(KEEP_S_MIN),
     **dict.fromkeys(_TLS, _text),
 }

@@ -125,7 +125,9 @@ def commit(
     return version
 
 
-def make_clustered(spark: SparkSession, table: str, schema: StructType, columns: Sequence[str]) -> None:
+def make_clustered(
+    spark: SparkSession, table: str, schema: StructType, columns: Sequence[str], properties: Mapping[str, str]
+) -> None:
     """Make an empty table with liquid clustering, unless there is one. Raises LandingConflict, SparkFailed.
 
     The clustering columns stand in a domain of the table's metadata, which a commit of files cannot make.
@@ -133,7 +135,10 @@ def make_clustered(spark: SparkSession, table: str, schema: StructType, columns:
     from delta.tables import DeltaTable
 
     try:
-        DeltaTable.createIfNotExists(spark).location(table).addColumns(schema).clusterBy(*columns).execute()
+        made = DeltaTable.createIfNotExists(spark).location(table).addColumns(schema).clusterBy(*columns)
+        for name, value in properties.items():
+            made = made.property(name, value)
+        made.execute()
     except SPARK_ERRORS as error:
         if is_conflict(error):
             raise _conflict(table, "it was made") from error

@@ -41,7 +41,8 @@ from mirrorlog.spark.landing.results import QueueStep, StepResult
 from mirrorlog.spark.landing.staging import Staging
 from mirrorlog.spark.landing.tables import BOUNDED, columns_of, prefix_of, refuse_shape, settled_shape
 from mirrorlog.spark.landing.tasks import Work, Written, gathered, tasks_for, write_range
-from mirrorlog.spark.landing.upsert import MergeMoment
+from mirrorlog.spark.landing.upkeep_schedule import refuse_old_files
+from mirrorlog.spark.landing.upsert import PROPERTIES, MergeMoment
 from mirrorlog.spark.landing.upserting import ids_for, merge, resumed, row_columns
 from mirrorlog.spark.lookup import open_lookup
 from mirrorlog.spark.plan import QueueFacts
@@ -111,7 +112,8 @@ class Runner:
         """A clustered table is made before the first commit: only Delta itself can make one."""
         decoder = decoder_for(landing, state.shape.schema)
         columns = columns_of(landing, None if decoder is None else decoder.schema)
-        make_clustered(self.spark, landing.table, columns, landing.cluster_by)
+        properties = PROPERTIES if landing.write == "upsert" else {}
+        make_clustered(self.spark, landing.table, columns, landing.cluster_by, properties)
         # The positions stay those that the plan began with: who landed meanwhile makes the commit a conflict.
         return replace(table_state(self.spark, landing.table, ()), versions=state.versions)
 
@@ -211,6 +213,7 @@ class Runner:
     ) -> int:
         shape, staging = change
         state, dead = seen
+        refuse_old_files((file.modified_ms for file in (*written.files, *written.dead)), now_ms=_now_ms())
         moved = [plan for plan in plans if plan.moves]
         note = _note(landing, moved, written)
         if dead is not None and landing.dead_letters is not None and not written.dead:
@@ -319,6 +322,10 @@ def _result(
         seconds=clock.seconds,
         parts=clock.parts,
     )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class _Clock:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 from mirrorlog.errors import BadInput, MirrorlogError
 from mirrorlog.spark.errors import TableBusy
-from mirrorlog.spark.landing.definition import Landing
+from mirrorlog.spark.landing.definition import KEEP_S_MIN, Landing
 from mirrorlog.spark.landing.storage import table_uri
 from mirrorlog.spark.landing.upkeep_duties import Done, checkpoint, compact, look, vacuum
-from mirrorlog.spark.landing.upkeep_schedule import KEEP_S_MIN, Duty, due, may_be_due, safe_keep_s
+from mirrorlog.spark.landing.upkeep_schedule import Duty, due, may_be_due, safe_keep_s
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -123,12 +123,20 @@ def vacuum(spark: SparkSession, table: str, *, keep_s: float, dry_run: bool = Fa
     before = _data_summary(spark, table)
     session = own_session(spark, _vacuum_settings(spark.sparkContext.defaultParallelism))
     command = f"VACUUM {_quoted(table)} RETAIN {keep_s / 3600:.6f} HOURS{' DRY RUN' if dry_run else ''}"
+    _keep_stdout(spark)
     rows = _again_on_conflict(table, lambda: session.sql(command).collect())
     remove_old(spark, table, before_ms=int(time.time() * 1000 - keep_s * 1000), dry_run=dry_run)
     if dry_run:
         return Done(table, Duty.VACUUM, before[0], before[0] - len(rows), before[1], before[1], _since(began), True)
     after = _data_summary(spark, table)
     return Done(table, Duty.VACUUM, before[0], after[0], before[1], after[1], _since(began))
+
+
+def _keep_stdout(spark: SparkSession) -> None:
+    """Delta's VACUUM prints a line, which would stand among the JSON of a service or a command: have it on stderr."""
+    jvm: Any = spark._jvm
+    console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
+    console.setOutDirect(jvm.java.lang.System.err)
 
 
 def _vacuum_settings(parallelism: int) -> dict[str, str]:

@@ -17,12 +17,10 @@ from enum import StrEnum
 from typing import Final
 
 from mirrorlog.spark.errors import LandingConflict, UnsafeRetention
-from mirrorlog.spark.landing.definition import Upkeep
+from mirrorlog.spark.landing.definition import KEEP_S_MIN, Upkeep
 
-STEP_S_MAX: Final = 12 * 3600.0
+STEP_S_MAX: Final = KEEP_S_MIN / 2
 """Within this time from the first file of a step on it has to be committed, or it begins again."""
-KEEP_S_MIN: Final = 2 * STEP_S_MAX
-"""The shortest retention that VACUUM is run with."""
 
 SMALL_FILES_MIN: Final = 8
 """Fewer small files are not worth a scheduled compaction: it would write the last, nearly full one again and again."""
