@@ -23,7 +23,7 @@ then the log has moved on. A report whose process has gone since is dropped; who
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from mirrorlog.cluster.commands import Holder, Promoted
@@ -48,6 +48,20 @@ class Report:
     def damaged(self) -> bool:
         """Whether its last bytes are bad: it held more, up to `confirmed`."""
         return self.end < self.confirmed
+
+
+def lost_behind(chosen: Report, reports: Iterable[Report], *, epoch: int) -> int:
+    """From which log offset on confirmed records may be lost when this copy becomes the log, which was in `epoch`: its
+    end. Where it lacks the last epoch its last bytes may be of a history that was given up, and only what is known to
+    be confirmed is surely of this one. Another copy may be the only one to know it: when the last bytes of both are of
+    one epoch they hold the same, and what the other knows to be confirmed stands here too, as far as this one reaches.
+    """
+    known = list(reports)
+    if chosen.last_epoch >= max(epoch, *(each.last_epoch for each in known)):
+        return chosen.end
+    # Of a damaged copy it is not known what was confirmed.
+    equal = (each for each in known if each.last_epoch == chosen.last_epoch and not each.damaged)
+    return min(chosen.end, max([chosen.confirmed, *(each.confirmed for each in equal)]))
 
 
 class Promotion:
@@ -128,19 +142,15 @@ class Promotion:
             return None
         unclean = self.log.recovering
         confirmed = max(report.confirmed for report in self._reports.values())
+        lost_from = lost_behind(best, self._reports.values(), epoch=self.log.last_led)
         return Promoted(
             log_id=self.log_id,
             seen=self.log.seen,
             holder=Holder(node, best.start_id),
             epoch=self.next_epoch(),
             unclean=unclean,
-            lost_from=self._lost_from(best) if unclean or best.end < confirmed else None,
+            lost_from=lost_from if unclean or best.end < confirmed else None,
         )
-
-    def _lost_from(self, best: Report) -> int:
-        """Behind its end; but the last bytes of a copy that lacks the log's last epoch may be of a history that was
-        given up, and only what it knows to be confirmed is surely of this one."""
-        return best.end if best.last_epoch >= self.log.last_led else min(best.end, best.confirmed)
 
     @property
     def _needed(self) -> Collection[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mirrorlog.cluster.liveness import Life
-from mirrorlog.cluster.promotion import Report
+from mirrorlog.cluster.promotion import Report, lost_behind
 from mirrorlog.cluster.state import ClusterState, LogFacts
 from mirrorlog.errors import Refused
 
@@ -71,13 +71,9 @@ def best_of(log: LogFacts, reports: Mapping[str, Report]) -> str:
 
 
 def lost_from(node: str, reports: Mapping[str, Report], *, epoch: int) -> int:
-    """From which log offset on confirmed records may be lost when this copy becomes the log, which was in `epoch`: its
-    end. Where it lacks the last epoch its last bytes may be of a history that was given up: then what it knows to be
-    confirmed."""
-    report = reports[node]
-    if report.last_epoch < max(epoch, *(each.last_epoch for each in reports.values())):
-        return min(report.end, report.confirmed)
-    return report.end
+    """From which log offset on confirmed records may be lost when this copy becomes the log, which was in `epoch`: see
+    `lost_behind`."""
+    return lost_behind(reports[node], reports.values(), epoch=epoch)
 
 
 def lost_to(node: str, reports: Mapping[str, Report], *, epoch: int) -> int | None:

@@ -307,6 +307,18 @@ def test_an_epoch_that_a_recovery_raised_makes_no_copy_old(last_epoch: int, lost
     assert decided(attempt).lost_from == lost_from
 
 
+@pytest.mark.parametrize(("confirmed", "lost_from"), [(70, 70), (30, 30), (10, 20)])
+def test_what_another_copy_of_its_epoch_knows_to_be_confirmed_is_not_lost(confirmed: int, lost_from: int) -> None:
+    """Goal: invariant 6, the start of a loss is exact. Nobody has the log's last epoch, and all are marked: of two that
+    end at once the first is it, and knows less to be confirmed than the second, or more."""
+    facts = log(in_sync={"a": "a1", "b": "b1"}, marked=frozenset({"a", "b"}))
+    attempt = promotion(facts)
+    attempt.reported("a", report("a", 70, last_epoch=2, confirmed=20))
+    attempt.reported("b", report("b", 70, last_epoch=2, confirmed=confirmed))
+    attempt.reported("c", report("c", 60, last_epoch=1, confirmed=60))
+    assert (decided(attempt).holder.node, decided(attempt).lost_from) == ("a", lost_from)
+
+
 # --- Whole histories ------------------------------------------------------------------------------------------------
 
 NODES = ("a", "b", "c")

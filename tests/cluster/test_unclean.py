@@ -93,8 +93,17 @@ def test_of_a_history_that_was_given_up_only_what_was_confirmed_counts() -> None
 
 
 def test_a_copy_that_lacks_the_logs_last_epoch_may_end_in_a_history_that_was_given_up() -> None:
-    """Also when nobody is there who has that epoch; by two copies of the one before."""
-    reports = {"b": Report("b 1", 3, 500, 80), "c": Report("c 1", 3, 150, 140)}
+    """Also when nobody is there who has that epoch. Then what any copy of its own epoch knows to be confirmed counts,
+    up to where it ends: both hold the same. By two copies of the epoch before, and a third one of an older epoch."""
+    reports = {"a": Report("a 1", 2, 600, 60), "b": Report("b 1", 3, 500, 80), "c": Report("c 1", 3, 150, 140)}
+    assert [lost_from(node, reports, epoch=4) for node in "abc"] == [60, 140, 140]
+    reports["b"] = replace(reports["b"], end=100)
+    assert lost_from("b", reports, epoch=4) == 100
+
+
+def test_what_a_damaged_copy_held_is_not_known_to_be_confirmed() -> None:
+    """Of two copies that lack the last epoch; by one that held more than it can show."""
+    reports = {"b": Report("b 1", 3, 500, 80), "c": Report("c 1", 3, 150, 400)}
     assert lost_from("b", reports, epoch=4) == 80
 
 

@@ -32,3 +32,10 @@ def test_a_log_that_is_first_opened_on_a_full_disk_is_opened_once_there_is_room(
     """A node was given a copy to hold while its disk was full: it was opening it for ever. By the plan that showed
     it."""
     assert not reason_of("first_opened_on_a_full_disk")
+
+
+def test_what_one_copy_alone_knows_to_be_confirmed_is_not_given_up() -> None:
+    """All of a log stands on both disks, flushed, and one of the nodes alone knows that it is confirmed. An epoch is
+    given out that nobody opens, and both lose their power. The other one was promoted, and gave up as doubtful what it
+    did not know itself to be confirmed: everything, the queue too. By the plan that showed it."""
+    assert not reason_of("confirmed_for_one_copy_only")
