@@ -52,11 +52,10 @@ class Outside:
         return self.logs[self.history.log_ids[queue]].losses
 
     def excused(self, queue: str, *, log_offset: int, epoch: int) -> bool:
-        """Whether what stood there in that epoch was reported as lost."""
-        return any(
-            loss.epoch > epoch and loss.start <= log_offset and (loss.end is None or log_offset < loss.end)
-            for loss in self.losses(queue)
-        )
+        """Whether what stood there in that epoch was reported as lost: by where a loss starts. Its end is what copies
+        have told that came back, each up to where it held the log: one that had left the set, or was set back, does not
+        know how far the log had gone."""
+        return any(loss.epoch > epoch and loss.start <= log_offset for loss in self.losses(queue))
 
 
 def check_all(outside: Outside) -> None:

@@ -39,3 +39,10 @@ def test_what_one_copy_alone_knows_to_be_confirmed_is_not_given_up() -> None:
     given out that nobody opens, and both lose their power. The other one was promoted, and gave up as doubtful what it
     did not know itself to be confirmed: everything, the queue too. By the plan that showed it."""
     assert not reason_of("confirmed_for_one_copy_only")
+
+
+def test_a_copy_that_was_set_back_does_not_say_where_a_loss_ends() -> None:
+    """A snapshot of a machine is taken, more is confirmed, and all lose their power with the last of it. Later the
+    machine is set back to the snapshot: it held more than the log has now, and less than was lost. The checks took
+    that for the end of the loss. By the plan that showed it."""
+    assert not reason_of("set_back_to_before_a_loss")
