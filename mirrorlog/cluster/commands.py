@@ -220,7 +220,7 @@ class LeapConfirmed(Command, frozen=True):
 
 
 class LossEndFound(Command, frozen=True):
-    """A copy that returned knows that the loss of `epoch` reaches up to log offset `end`, at least."""
+    """A copy that returned held what was lost when `epoch` began up to log offset `end`: it reaches there at least."""
 
     log_id: str
     epoch: int

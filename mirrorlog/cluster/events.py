@@ -211,7 +211,7 @@ def _loss_end_found(step: Step, command: LossEndFound) -> Iterator[Event]:
         if loss.epoch == command.epoch:
             yield Event(
                 kind="loss_end_found",
-                text=f"log {log.name}: what was lost when epoch {loss.epoch} began is {loss.start}..{loss.end}",
+                text=f"log {log.name}: lost when epoch {loss.epoch} began is {loss.start}..{loss.end} or further",
                 log=log.name,
                 details={"epoch": loss.epoch, "start": loss.start, "end": loss.end},
             )

@@ -74,7 +74,7 @@ def _placed(logs: Sequence[PlacedLog]) -> Iterator[Metric]:
     yield each("lost_ranges", meaning, lambda log: len(log.losses))
     meaning = "Lost ranges whose end no copy has told yet"
     yield each("open_lost_ranges", meaning, lambda log: sum(loss.end is None for loss in log.losses))
-    yield each("lost_bytes", "Size of the lost ranges whose end is known", _lost_bytes)
+    yield each("lost_bytes", "Size of the lost ranges, as far as copies have told", _lost_bytes)
 
 
 def _lost_bytes(log: PlacedLog) -> int:

@@ -49,8 +49,8 @@ def copies(view: ClusterStatus, node_id: str) -> list[str]:
 
 
 def loss_text(loss: LossStatus) -> str:
-    """Which range, in log offsets."""
-    end = "unknown" if loss.end is None else str(loss.end)
+    """Which range, in log offsets; up to where copies that came back held the log, which may have gone further."""
+    end = "unknown" if loss.end is None else f"{loss.end} or further"
     return f"{loss.start}..{end} when epoch {loss.epoch} began"
 
 

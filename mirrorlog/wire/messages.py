@@ -415,8 +415,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirmed records may be gone from log offset `start` up to `end`, which is None while no copy has told. `epoch`:
-    the one that began there; `leapt`: the queue offsets are past it."""
+    """Confirmed records may be gone from log offset `start` up to `end`, or further: where the copy ended that came
+    back and held most; None while no copy has told. `epoch`: the one that began there; `leapt`: the queue offsets are
+    past it."""
 
     epoch: int
     start: int

@@ -134,7 +134,7 @@ def test_a_loss_is_told_from_its_declaration_to_its_end() -> None:
     assert promoted.index == declared.index
     assert kinds(history.tell(LeapConfirmed(log_id="log", seen=history.seen))) == [("leap_confirmed", "", "main")]
     (found,) = history.tell(LossEndFound(log_id="log", epoch=2, end=8_192))
-    assert found.text == "log main: what was lost when epoch 2 began is 4096..8192"
+    assert found.text == "log main: lost when epoch 2 began is 4096..8192 or further"
 
 
 def test_a_start_that_has_lost_something_says_which_copies_are_marked() -> None:

@@ -34,7 +34,7 @@ def test_of_a_healthy_cluster_nothing_is_told() -> None:
         ),
         (
             placed(losses=[LossStatus(epoch=7, start=4_096, end=8_192)]),
-            "log main: confirmed records may be lost, log offsets 4096..8192 when epoch 7 began",
+            "log main: confirmed records may be lost, log offsets 4096..8192 or further when epoch 7 began",
         ),
     ],
 )
