@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from mirrorlog.wire.messages import LossStatus, PlacedLog
-from sim.cluster_checks import Outside
+from sim.cluster_checks import Outside, losses_have_a_reason
+
+LOSS = LossStatus(epoch=5, start=100)
 
 
-def outside(*losses: LossStatus) -> Outside:
-    """A cluster with the queue q in one log, which has lost something."""
+def outside(
+    *losses: LossStatus, flush: str = "memory", damage: Mapping[str, str] | None = None, copies_wanted: int = 1
+) -> Outside:
+    """A cluster with the queue q in one log, which has reported losses. `damage`: of each node's disk, in words; by
+    default a loss of power of the first one."""
     log = PlacedLog(
-        log_id="x", name="main", flush="memory", replicas=["a"], master="a", epoch=9, version=1, in_sync=["a"],
-        marked=[], copies=1, copies_wanted=1, losses=list(losses),
+        log_id="x", name="main", flush=flush, replicas=["a", "b"], master="a", epoch=9, version=1, in_sync=["a"],
+        marked=[], copies=2, copies_wanted=copies_wanted, losses=list(losses),
     )  # fmt: skip
     history = SimpleNamespace(cluster=SimpleNamespace(logs=[log]), log_ids={"q": "x"})
+    plan = SimpleNamespace(copies_wanted=copies_wanted)
+    kinds = {node: frozenset(each.split()) for node, each in (damage or {"a": "power"}).items()}
     nothing = cast(Any, None)
-    return Outside(nothing, cast(Any, history), nothing, nothing, {}, {})
+    return Outside(cast(Any, plan), cast(Any, history), nothing, nothing, kinds, {})
 
 
 def test_what_stood_in_an_older_epoch_from_the_start_of_a_loss_on_is_reported() -> None:
@@ -27,3 +37,31 @@ def test_what_stood_in_an_older_epoch_from_the_start_of_a_loss_on_is_reported() 
         found = outside(LossStatus(epoch=5, start=100, end=end))
         for log_offset, epoch, excused in ((100, 4, True), (400, 4, True), (99, 4, False), (400, 5, False)):
             assert found.excused("q", log_offset=log_offset, epoch=epoch) is excused
+
+
+@pytest.mark.parametrize(
+    ("flush", "damage", "copies_wanted", "excused"),
+    [
+        ("memory", {"a": "power"}, 1, True),
+        ("memory", {"a": "power"}, 2, False),
+        ("disk", {"a": "power"}, 1, False),
+        ("disk", {"a": "power flip"}, 1, True),
+        ("disk", {"a": "power flip", "b": "power"}, 2, False),
+        ("disk", {"a": "fsync", "b": "restore power"}, 2, True),
+    ],
+)
+def test_a_report_excuses_what_so_much_damage_can_cost(
+    flush: str, damage: Mapping[str, str], copies_wanted: int, excused: bool
+) -> None:
+    """A disk log is not damaged by a loss of power, whatever it reports; by a record behind the start of a loss."""
+    found = outside(LOSS, flush=flush, damage=damage, copies_wanted=copies_wanted)
+    assert found.excused("q", log_offset=200, epoch=4) is excused
+
+
+def test_a_report_has_a_reason() -> None:
+    """As many disks as a confirm needs were damaged or lost power, also of a disk log; by one disk, and two."""
+    for flush in ("memory", "disk"):
+        losses_have_a_reason(outside(LOSS, flush=flush))
+        losses_have_a_reason(outside(flush=flush, copies_wanted=2))
+        with pytest.raises(AssertionError, match=r"losses have a reason: .* only a was damaged"):
+            losses_have_a_reason(outside(LOSS, flush=flush, copies_wanted=2))
