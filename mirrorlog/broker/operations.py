@@ -129,7 +129,7 @@ class Operations:
             holder=Holder(node, reports[node].start_id),
             epoch=max([log.epoch + 1, *(max(each.last_epoch + 1, each.promised) for each in reports.values())]),
             unclean=True,
-            lost_from=lost_from(node, reports, epoch=log.last_led),
+            lost_from=lost_from(log, node, reports),
         )
         logger.warning("promoting_by_hand log=%s node=%s lost_from=%s", log.name, node, promoted.lost_from)
         await self._decide(promoted)
@@ -142,7 +142,7 @@ class Operations:
             node=node,
             epoch=promoted.epoch,
             lost_from=promoted.lost_from,
-            lost_to=lost_to(node, reports, epoch=log.last_led),
+            lost_to=lost_to(log, node, reports),
             copies=copies,
         )
 

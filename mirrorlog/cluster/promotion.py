@@ -50,18 +50,20 @@ class Report:
         return self.end < self.confirmed
 
 
-def lost_behind(chosen: Report, reports: Iterable[Report], *, epoch: int) -> int:
-    """From which log offset on confirmed records may be lost when this copy becomes the log, which was in `epoch`: its
-    end. Where it lacks the last epoch its last bytes may be of a history that was given up, and only what is known to
-    be confirmed is surely of this one. Another copy may be the only one to know it: when the last bytes of both are of
-    one epoch they hold the same, and what the other knows to be confirmed stands here too, as far as this one reaches.
+def lost_behind(chosen: Report, reports: Iterable[Report], log: LogFacts) -> int:
+    """From which log offset on confirmed records may be lost when this copy becomes the log: its end. Where it lacks
+    the log's last epoch its last bytes may be of a history that was given up, and only what is known to be confirmed is
+    surely of this one. Another copy may be the only one to know it: when the last bytes of both are of one epoch they
+    hold the same, and what the other knows to be confirmed stands here too, as far as this one reaches. It was given up
+    all the same where a loss was declared from: from there on the epoch that came of that had its records.
     """
     known = list(reports)
-    if chosen.last_epoch >= max(epoch, *(each.last_epoch for each in known)):
+    if chosen.last_epoch >= max(log.last_led, *(each.last_epoch for each in known)):
         return chosen.end
     # Of a damaged copy it is not known what was confirmed.
     equal = (each for each in known if each.last_epoch == chosen.last_epoch and not each.damaged)
-    return min(chosen.end, max([chosen.confirmed, *(each.confirmed for each in equal)]))
+    confirmed = max([chosen.confirmed, *(each.confirmed for each in equal)])
+    return min([chosen.end, confirmed, *(loss.start for loss in log.losses if loss.epoch > chosen.last_epoch)])
 
 
 class Promotion:
@@ -142,7 +144,7 @@ class Promotion:
             return None
         unclean = self.log.recovering
         confirmed = max(report.confirmed for report in self._reports.values())
-        lost_from = lost_behind(best, self._reports.values(), epoch=self.log.last_led)
+        lost_from = lost_behind(best, self._reports.values(), self.log)
         return Promoted(
             log_id=self.log_id,
             seen=self.log.seen,

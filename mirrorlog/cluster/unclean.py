@@ -70,16 +70,15 @@ def best_of(log: LogFacts, reports: Mapping[str, Report]) -> str:
     return max(reports, key=lambda node: (*_place(reports[node]), -log.replicas.index(node)))
 
 
-def lost_from(node: str, reports: Mapping[str, Report], *, epoch: int) -> int:
-    """From which log offset on confirmed records may be lost when this copy becomes the log, which was in `epoch`: see
-    `lost_behind`."""
-    return lost_behind(reports[node], reports.values(), epoch=epoch)
+def lost_from(log: LogFacts, node: str, reports: Mapping[str, Report]) -> int:
+    """From which log offset on confirmed records may be lost when this copy becomes the log: see `lost_behind`."""
+    return lost_behind(reports[node], reports.values(), log)
 
 
-def lost_to(node: str, reports: Mapping[str, Report], *, epoch: int) -> int | None:
+def lost_to(log: LogFacts, node: str, reports: Mapping[str, Report]) -> int | None:
     """Up to where confirmed records are lost, as the copies that are there know; None when they know of none."""
     confirmed = max(report.confirmed for report in reports.values())
-    return confirmed if confirmed > lost_from(node, reports, epoch=epoch) else None
+    return confirmed if confirmed > lost_from(log, node, reports) else None
 
 
 def _place(report: Report) -> tuple[int, int]:

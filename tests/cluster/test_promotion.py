@@ -27,7 +27,7 @@ from mirrorlog.cluster.commands import (
     StartKind,
 )
 from mirrorlog.cluster.promotion import Promotion, Report
-from mirrorlog.cluster.state import ClusterState, LogFacts, applied
+from mirrorlog.cluster.state import ClusterState, LogFacts, Loss, applied
 
 WAIT_S = 2.0
 
@@ -317,6 +317,18 @@ def test_what_another_copy_of_its_epoch_knows_to_be_confirmed_is_not_lost(confir
     attempt.reported("b", report("b", 70, last_epoch=2, confirmed=confirmed))
     attempt.reported("c", report("c", 60, last_epoch=1, confirmed=60))
     assert (decided(attempt).holder.node, decided(attempt).lost_from) == ("a", lost_from)
+
+
+def test_what_was_declared_lost_does_not_come_back_with_an_older_copy() -> None:
+    """Goal: invariant 6, nothing is lost without a report. A loss was declared, and the epoch that came of it confirmed
+    records in the place of what was lost. Its copy goes bad, and one from before is the best that is left: the next
+    loss starts where the former one did, whatever that copy knows to be confirmed."""
+    facts = log(in_sync={"b": "b1"}, marked=frozenset({"b"}), losses=(Loss(2, 10), Loss(4, 40)))
+    attempt = promotion(facts)
+    attempt.reported("a", report("a", 100, last_epoch=3, confirmed=90))
+    attempt.reported("b", report("b", 20, last_epoch=3, confirmed=80))
+    attempt.gone("c")
+    assert (decided(attempt).holder.node, decided(attempt).lost_from) == ("a", 40)
 
 
 # --- Whole histories ------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from mirrorlog.cluster.commands import Addresses, Holder
 from mirrorlog.cluster.liveness import Life
 from mirrorlog.cluster.promotion import Report
-from mirrorlog.cluster.state import ClusterState, LogFacts, NodeFacts
+from mirrorlog.cluster.state import ClusterState, LogFacts, Loss, NodeFacts
 from mirrorlog.cluster.unclean import Unclean, best_of, lost_from, lost_to, unclean_promotion
 from mirrorlog.errors import Refused
 
@@ -81,30 +81,38 @@ def test_the_loss_starts_where_the_copy_ends() -> None:
     """In the same epoch nothing below is missing; by a copy that is behind another one's confirmed offset."""
     reports = {"b": Report("b 1", 4, 100, 90), "c": Report("c 1", 4, 150, 140)}
     assert best_of(LOG, reports) == "c"
-    assert (lost_from("c", reports, epoch=4), lost_to("c", reports, epoch=4)) == (150, None)
-    assert (lost_from("b", reports, epoch=4), lost_to("b", reports, epoch=4)) == (100, 140)
+    assert (lost_from(LOG, "c", reports), lost_to(LOG, "c", reports)) == (150, None)
+    assert (lost_from(LOG, "b", reports), lost_to(LOG, "b", reports)) == (100, 140)
 
 
 def test_of_a_history_that_was_given_up_only_what_was_confirmed_counts() -> None:
     """Its last bytes may be others in the later epoch; by a longer copy of an older epoch."""
     reports = {"b": Report("b 1", 3, 500, 80), "c": Report("c 1", 4, 150, 140)}
     assert best_of(LOG, reports) == "c"
-    assert (lost_from("b", reports, epoch=4), lost_to("b", reports, epoch=4)) == (80, 140)
+    assert (lost_from(LOG, "b", reports), lost_to(LOG, "b", reports)) == (80, 140)
 
 
 def test_a_copy_that_lacks_the_logs_last_epoch_may_end_in_a_history_that_was_given_up() -> None:
     """Also when nobody is there who has that epoch. Then what any copy of its own epoch knows to be confirmed counts,
     up to where it ends: both hold the same. By two copies of the epoch before, and a third one of an older epoch."""
     reports = {"a": Report("a 1", 2, 600, 60), "b": Report("b 1", 3, 500, 80), "c": Report("c 1", 3, 150, 140)}
-    assert [lost_from(node, reports, epoch=4) for node in "abc"] == [60, 140, 140]
+    assert [lost_from(LOG, node, reports) for node in "abc"] == [60, 140, 140]
     reports["b"] = replace(reports["b"], end=100)
-    assert lost_from("b", reports, epoch=4) == 100
+    assert lost_from(LOG, "b", reports) == 100
 
 
 def test_what_a_damaged_copy_held_is_not_known_to_be_confirmed() -> None:
     """Of two copies that lack the last epoch; by one that held more than it can show."""
     reports = {"b": Report("b 1", 3, 500, 80), "c": Report("c 1", 3, 150, 400)}
-    assert lost_from("b", reports, epoch=4) == 80
+    assert lost_from(LOG, "b", reports) == 80
+
+
+def test_what_was_declared_lost_does_not_come_back() -> None:
+    """Records may have been confirmed in its place, in the epoch that came of the loss; by a copy that lacks that
+    epoch, and one that has it."""
+    log = msgspec.structs.replace(LOG, losses=(Loss(3, 70), Loss(2, 20)))
+    reports = {"b": Report("b 1", 2, 500, 80), "c": Report("c 1", 3, 150, 140)}
+    assert [lost_from(log, node, reports) for node in "bc"] == [70, 140]
 
 
 def test_of_equal_copies_the_first_replica_is_the_best() -> None:

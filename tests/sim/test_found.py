@@ -53,3 +53,11 @@ def test_a_disk_log_that_is_torn_by_a_loss_of_power_reports_more_than_it_lost() 
     far above the offset that was last written down as flushed. The only copy says that it may have lost something, as
     it has to; the checks held that a disk log never does. By the plan that showed it, in which nothing is gone."""
     assert not reason_of("torn_behind_the_flushed_offset")
+
+
+def test_what_was_confirmed_in_the_place_of_a_declared_loss_is_not_lost_in_silence() -> None:
+    """The master dies, bytes of its mirror go bad, and the mirror goes on with a loss declared and new records in its
+    place. Its bytes go bad once more, and the former master, which is back, is the best copy: the next loss began where
+    that one knew to be confirmed, far behind the records that had been confirmed since and are gone, and the mirror
+    refused to be cut. By the plan that showed it."""
+    assert not reason_of("lost_behind_a_declared_loss")
