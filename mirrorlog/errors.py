@@ -195,7 +195,7 @@ class QueueExists(MirrorlogError):
 
 class HoldTaken(MirrorlogError):
     """Another landing holds the queue's records under this name; details carry its `holder`, its `epoch`, and
-    `left_ms`, what is left of its lease."""
+    `left_ms`, what is left of its lease. Or a renewal came after the hold's end: then they carry `ended`, why."""
 
     code = "HOLD_TAKEN"
     grpc_status = "FAILED_PRECONDITION"

@@ -42,6 +42,14 @@ class _Lease(NamedTuple):
     ends_at: float
 
 
+class _Kept(NamedTuple):
+    """How many bytes of the log a hold kept, when it stood so."""
+
+    epoch: int
+    queue_offset: int
+    size: int
+
+
 class HoldKeeper:
     """The holds of a log that this node masters. `hold_bytes`: see `log.hold_bytes`; `past_helper`: the one that has
     the past for itself; `tell`: the node's chronicle."""
@@ -61,7 +69,7 @@ class HoldKeeper:
         self._past_helper = past_helper
         self._tell = tell
         self._leases: dict[_Key, _Lease] = {}
-        self._kept: Mapping[_Key, int] = {}
+        self._kept: dict[_Key, _Kept] = {}
         self._look_at = self._measure_at = 0.0
         self._measuring: asyncio.Task[None] | None = None
 
@@ -74,10 +82,11 @@ class HoldKeeper:
         self._look_at = now + LOOK_S
         live = {(queue_id, hold.name): hold for queue_id, hold in self._replica.holds.live()}
         self._leases = {key: lease for key, lease in self._leases.items() if key in live}
+        self._kept = {key: kept for key, kept in self._kept.items() if key in live}
         for key, hold in live.items():
             if self._lease(key, hold, now).ends_at <= now:
                 self._end(key, EXPIRED)
-            elif 0 <= self._hold_bytes < self._kept.get(key, _UNKNOWN):
+            elif 0 <= self._hold_bytes < self._kept_now(key, hold):
                 self._end(key, TOO_MUCH)
         if live and now >= self._measure_at and (self._measuring is None or self._measuring.done()):
             self._measuring = asyncio.ensure_future(self._measure(live))
@@ -99,7 +108,9 @@ class HoldKeeper:
 
     def kept_bytes(self, queue_id: int, name: str) -> int:
         """From the first record that the hold keeps to the log's end, when it was last measured; -1 before."""
-        return self._kept.get((queue_id, name), _UNKNOWN)
+        kept = self._kept.get((queue_id, name))
+        hold = self._replica.holds.newest(queue_id).get(name)
+        return kept.size if kept is not None and hold is not None and hold.epoch == kept.epoch else _UNKNOWN
 
     async def stop(self) -> None:
         """Wait for the look at the past that is under way. After `Publisher.stopping`."""
@@ -173,15 +184,24 @@ class HoldKeeper:
 
     # --- what is kept ---
 
+    def _kept_now(self, key: _Key, hold: Hold) -> int:
+        """What this hold keeps, as it stands now. One that was registered again, or that has moved on, is not judged by
+        what it, or another one, kept before."""
+        kept = self._kept.get(key)
+        if kept is None or (kept.epoch, kept.queue_offset) != (hold.epoch, hold.queue_offset):
+            return _UNKNOWN
+        return kept.size
+
     async def _measure(self, live: Mapping[_Key, Hold]) -> None:
         loop = asyncio.get_running_loop()
-        began, kept = loop.time(), {}
+        began = loop.time()
         try:
             for key, hold in live.items():
                 if self._publisher.stopping or not self._replica.usable:
                     return
-                kept[key] = await self._kept_by(key[0], hold.queue_offset)
-            self._kept = kept
+                size = await self._kept_by(key[0], hold.queue_offset)
+                # At once: one that moves often would not stand there any more when all are measured.
+                self._kept[key] = _Kept(hold.epoch, hold.queue_offset, size)
         except MirrorlogError as error:
             logger.debug("holds_not_measured log=%s reason=%r", self._replica.assignment.name, str(error))
         except Exception:

@@ -18,7 +18,7 @@ from mirrorlog.broker.status import hold_info
 from mirrorlog.config import LogAssignment, Member, Settings
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, UnsupportedVersion
 from mirrorlog.queues.changes import HoldEnded, PositionCommitted, encode_change
-from mirrorlog.queues.holds import RELEASED, Hold, Wish, taken
+from mirrorlog.queues.holds import RELEASED, Hold, Wish, gone, taken
 from mirrorlog.queues.registry import Queue, check_declaration, no_such_queue
 from mirrorlog.wire.messages import (
     ClusterStatus,
@@ -277,17 +277,29 @@ class Requests:
     async def _give_hold(self, log: HostedLog, queue: Queue, wish: Wish, old: Hold | None, respond: Respond) -> None:
         """When the log begins where it was decided before the hold: then `begin` tells what the landing has missed."""
         replica, keeper = log.replica, self._keeper(log)
-        hold = replica.holds.confirmed(queue.queue_id).get(wish.name)
-        if hold is None or not hold.live:
-            raise LogUnavailable(f"the hold of landing {wish.name!r} was ended at its confirm; ask again")
-        if hold.holder != wish.holder:
-            raise taken(hold, keeper.left_ms(queue.queue_id, hold, _now()))
+        hold = self._hold_given(log, queue, wish)
         keeper.renewed(queue.queue_id, hold.name, _now())
         keeper.was_set(queue.queue_id, old, hold)
         decided, give_up_at = replica.begin_decided, _now() + FOLLOW_S
         while replica.usable and replica.begin < decided and _now() < give_up_at:  # noqa: ASYNC110  (nobody tells)
             await asyncio.sleep(FOLLOW_LOOK_S)
+        hold = self._hold_given(log, queue, wish)
         respond(HoldGiven(hold=hold_info(replica, queue, hold, keeper, _now())))
+
+    def _hold_given(self, log: HostedLog, queue: Queue, wish: Wish) -> Hold:
+        """As confirmed, while nothing else is appended: what comes behind it is not its landing's any more. Raises
+        HoldTaken, LogUnavailable."""
+        holds, keeper, queue_id = log.replica.holds, self._keeper(log), queue.queue_id
+        hold = holds.confirmed(queue_id).get(wish.name)
+        for each in (hold, holds.newest(queue_id).get(wish.name)):
+            if each is None or not each.live:
+                if wish.epoch:
+                    raise gone(wish, each)
+                raise LogUnavailable(f"the hold of landing {wish.name!r} was ended while it was asked for; ask again")
+            if each.holder != wish.holder:
+                raise taken(each, keeper.left_ms(queue_id, each, _now()))
+        assert hold is not None
+        return hold
 
     def _end_hold(self, message: EndHold, respond: Respond) -> Message | None:
         if (older := self._older_than_holds()) is not None:
@@ -463,9 +475,10 @@ def _now() -> float:
 
 
 def _tiers(log: HostedLog, queue: Queue) -> list[TierInfo]:
-    """The tables that have more first. Ended holds too: what was landed is there still."""
+    """The tables that have more first. Ended holds too: what was landed is there still; of none that has landed nothing
+    yet: its table may not be there."""
     holds = log.replica.holds.confirmed(queue.queue_id).values()
-    found = [TierInfo(name=hold.name, location=hold.location, next=hold.queue_offset) for hold in holds if hold.tiered]
+    found = [TierInfo(name=hold.name, location=hold.location, next=hold.queue_offset) for hold in holds if hold.is_tier]
     return sorted(found, key=lambda tier: (-tier.next, tier.name))
 
 

@@ -173,7 +173,8 @@ class Admin:
         hold meanwhile is told. `location`: of the Delta table that has what is below; `tiered`: this may go from the
         log early, and readers find it there. `take_over`: take the hold from another holder whose lease runs.
 
-        Raises HoldTaken naming the holder, BadRequest (a queue offset above the confirmed end), Overloaded,
+        Raises HoldTaken naming the holder, or for a renewal whose hold has ended (details `ended`: why), BadRequest (a
+        queue offset above the confirmed end; another table in place of one that readers look in), Overloaded,
         UnsupportedVersion in a cluster that is still being updated, NoSuchQueue, Refused, OutcomeUnknown.
         """
         message = SetHold(

@@ -3,22 +3,25 @@
 A reader that is refused an offset below the queue's begin is served from here up to that begin, and goes on in the
 log. What comes from a table has the form of a node's answer, so that prefetching, seeking and the end of reading are
 the same on both sides of the border. A table changes while it is read: when it does not go as far as it should, or a
-file of it is gone, it is opened anew, once.
+file of it is gone or broken, the tables are opened anew, and the first one that has what follows is gone on with.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from mirrorlog.client.ahead import Answer
-from mirrorlog.errors import BadRequest, MirrorlogError, MissingDependency, OffsetOutOfRange, TierUnreachable
+from mirrorlog.errors import BadRequest, MirrorlogError, MissingDependency, OffsetOutOfRange
 from mirrorlog.wire.messages import QueueInfo, TierInfo
 
 if TYPE_CHECKING:
     from mirrorlog.client.tier_table import TierBatches, TierTable
+
+logger = logging.getLogger(__name__)
 
 _BODY_BYTES_MAX: Final = 2**28
 
@@ -89,8 +92,11 @@ class Tiers:
             return None
         try:
             return await self._next(walk)
-        except TierUnreachable:
-            return None  # a file may have been compacted away: it is opened anew
+        except MirrorlogError as error:
+            # A file may have been compacted away: it is opened anew. Or another table has what this one lacks; if none
+            # has, `answer` says why.
+            logger.info("tier_left table=%r queue_offset=%s reason=%r", walk.location, queue_offset, str(error))
+            return None
 
     async def answer(
         self, info: QueueInfo, cluster_id: str, queue_offset: int, *, until: int, epoch: int

@@ -7,8 +7,10 @@ statistics lie outside a window are not opened. A window is as large as some meg
 takes little memory.
 
 What stands in the table is believed only as far as the table itself says that it has the queue: by Delta's transaction
-id of the landing, which names the queue's incarnation. A row twice, or one that is missing between others, is an error:
-it cannot be told which of two rows is the record, and nobody may pass over one unnoticed.
+id of the landing, which names the queue's incarnation, and tells up to which queue offset it is landed; one beside it
+tells from which one on. Rows outside of that stretch are of a former queue of the same name, or of nobody. A row twice
+within it, or one that is missing between others, is an error: it cannot be told which of two rows is the record, and
+nobody may pass over one unnoticed.
 
 Rejected: always file by file in the order of their first offset (a hash partition has every stretch in every file);
 always windows (a row group that is larger than a window would be read again for each).
@@ -82,6 +84,7 @@ class TierTable:
             table = DeltaTable(location, storage_options=dict(options) or None)
             application = f"mirrorlog:{cluster_id}:{info.incarnation}"
             landed = table.transaction_version(application)
+            landed_from = table.transaction_version(f"{application}:begin")
             self._dataset = table.to_pyarrow_dataset()
             self._files = list(self._files_of(table))
         except TableNotFoundError as error:
@@ -97,25 +100,27 @@ class TierTable:
             )
         self.next: int = landed
         """The queue offset behind the last record that is landed."""
+        # Tables of landings that did not write it yet have none: then all that is below `next` counts.
+        self._landed_from = landed_from or 0
         self._alone = _disjoint(self._files)
         self._fragments = {unquote(fragment.path): fragment for fragment in self._dataset.get_fragments()}
 
     def begin(self) -> int:
         """The first queue offset in it; `next` when it has none."""
-        return self._first(
-            pc.field("topic") == self._info.name, [each for each in self._files if each.first < self.next]
-        )
+        return self._first(self._rows(self._landed_from, self.next), self._files)
 
     def find_time(self, append_time_us: int) -> int:
         """The first queue offset whose record was appended at or after a time (µs UTC); `next` when there is none."""
         time = pa.scalar(append_time_us, _TIME)
-        wanted = (pc.field("topic") == self._info.name) & (self._time_field() >= time)
+        wanted = self._rows(self._landed_from, self.next) & (self._time_field() >= time)
         return self._first(wanted, [each for each in self._files if each.latest_us + _TIME_SLACK_US >= append_time_us])
 
     def batches(self, first: int, until: int, *, epoch: int) -> Iterator[TierBatches]:
         """The records [first, until), as batches that carry `epoch`, as far as they are landed; nothing when the table
         does not have `first`. Raises TierBroken for a row that is missing behind `first`, or there twice;
         TierUnreachable."""
+        if first < self._landed_from:
+            return
         at, rows, until = first, _ROWS_FIRST, min(until, self.next)
         while at < until:
             for window in self._in_a_row(at, until):
@@ -162,6 +167,8 @@ class TierTable:
         for file in sorted(files, key=lambda each: each.first):
             if file.first >= found:
                 break
+            if file.last < self._landed_from:
+                continue
             for batch in self._scan([file], wanted, ["offset"]):
                 if batch.num_rows:
                     found = min(found, pc.min(batch.column(0)).as_py())
@@ -184,8 +191,7 @@ class TierTable:
         if index < 0 or self._alone[index].last < at:
             return
         file = self._alone[index]
-        offset = pc.field("offset")
-        wanted = (pc.field("topic") == self._info.name) & (offset >= at) & (offset < until)
+        wanted = self._rows(at, until)
         rows = min(_ROWS_MAX, max(1, WINDOW_BYTES // self._row_bytes(file)))
         for batch in self._scan([file], wanted, self._columns, rows):
             if not batch.num_rows:
@@ -196,6 +202,11 @@ class TierTable:
                 return
             at += len(found)
             yield pa.Table.from_batches([batch])
+
+    def _rows(self, first: int, end: int) -> Any:
+        """The condition for the queue's rows [first, end)."""
+        offset = pc.field("offset")
+        return (pc.field("topic") == self._info.name) & (offset >= first) & (offset < end)
 
     def _row_bytes(self, file: _File) -> int:
         """Of a row on average, before its compression."""
@@ -212,8 +223,7 @@ class TierTable:
 
     def _window(self, first: int, end: int) -> pa.Table | None:
         """The rows [first, end) in order; None when they are too many bytes, and more than one."""
-        offset = pc.field("offset")
-        wanted = (pc.field("topic") == self._info.name) & (offset >= first) & (offset < end)
+        wanted = self._rows(first, end)
         files = [each for each in self._files if each.first < end and each.last >= first]
         names = self._columns
         kept: list[pa.RecordBatch] = []
@@ -263,8 +273,9 @@ class TierTable:
         count = min(len(found), len(expected))
         other = np.flatnonzero(found[:count] != expected[:count])
         missing = first + (int(other[0]) if len(other) else count)
-        behind = (pc.field("topic") == name) & (pc.field("offset") > missing)
-        following = self._first(behind, [each for each in self._files if each.last > missing])
+        following = self._first(
+            self._rows(missing + 1, self.next), [each for each in self._files if each.last > missing]
+        )
         raise TierBroken(
             f"{there} lacks {missing} up to {following} of queue {name!r}, and the log has them no more: they were "
             f"lost, or rows were deleted; seek to {following} to go on without them",

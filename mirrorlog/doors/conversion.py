@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import structs
+
 from mirrorlog.errors import BadRequest
 from mirrorlog.pb.v1 import admin_pb2 as pb
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.pb.v1 import status_pb2 as status_pb
 from mirrorlog.wire.messages import (
     GroupStatus,
+    HoldInfo,
     LogStatus,
     MirrorStatus,
     NodeInfo,
@@ -38,6 +41,8 @@ def queue_message(queue: QueueInfo) -> pb.QueueInfo:
         incarnation=queue.incarnation,
         producer_epoch=queue.producer_epoch,
         current=queue.current,
+        tiers=[pb.TierInfo(name=tier.name, location=tier.location, next=tier.next) for tier in queue.tiers],
+        gaps=[pb.OffsetRange(first=first, next=following) for first, following in queue.gaps],
     )
 
 
@@ -122,7 +127,12 @@ def _log(log: LogStatus) -> status_pb.LogStatus:
         mirrors=[_mirror(mirror) for mirror in log.mirrors],
         queues=[_queue(queue) for queue in log.queues],
         groups=[_group(group) for group in log.groups],
+        holds=[_hold(hold) for hold in log.holds],
     )
+
+
+def _hold(hold: HoldInfo) -> status_pb.HoldStatus:
+    return status_pb.HoldStatus(**structs.asdict(hold))
 
 
 def _mirror(mirror: MirrorStatus) -> status_pb.MirrorStatus:

@@ -63,7 +63,8 @@ class HoldSet(_Change, frozen=True):
 
     `holder`: who has the hold, `epoch`: rises with each other holder, and after an end that nobody asked for.
     `lease_ms`: how long it stays without a renewal, a duration. `location`: where the records below are, a Delta table;
-    `tiered`: what is there need not be kept in the log.
+    `tiered`: what is there need not be kept in the log. `landed_from`: where the landing of that name and location was
+    registered first; what it has landed since is [landed_from, queue_offset).
     """
 
     name: str
@@ -73,6 +74,7 @@ class HoldSet(_Change, frozen=True):
     lease_ms: int
     location: str = ""
     tiered: bool = False
+    landed_from: int = 0
 
 
 class HoldEnded(_Change, frozen=True):
@@ -130,14 +132,25 @@ class GapsState(_State, frozen=True, tag="G"):
     gaps: dict[int, tuple[int, int]]
 
 
-class HoldsState(_State, frozen=True, tag="H"):
-    """A queue's holds as of this place in the log, some of them; fields as of `HoldSet`.
+class HoldRow(_State, frozen=True):
+    """A hold in a checkpoint; fields as of `HoldSet`. `ended`: why, empty while it holds."""
 
-    `holds`: name, holder, epoch, queue offset, lease (ms), location, tiered, and why it ended: empty while it holds.
-    """
+    name: str
+    holder: str
+    epoch: int
+    queue_offset: int
+    lease_ms: int
+    location: str
+    tiered: bool
+    ended: str
+    landed_from: int = 0
+
+
+class HoldsState(_State, frozen=True, tag="H"):
+    """A queue's holds as of this place in the log, some of them."""
 
     queue_id: int
-    holds: list[tuple[str, str, int, int, int, str, bool, str]]
+    holds: list[HoldRow]
 
 
 class ProducerState(_State, frozen=True, tag="P"):

@@ -8,6 +8,9 @@ is appended behind a change is confirmed behind it, or not at all.
 A hold that was released is forgotten. One that expired, or kept too much, stays known as *ended*: it keeps nothing, but
 its epoch goes on from there, its landing can be told, and readers of what it has tiered find the table.
 
+A table is a *tier*, where readers look and for which the log lets records go, once a landing has landed something there
+under its name: from `landed_from`, where it was registered first, to its queue offset. Before, there may be no table.
+
 Pure: batches in, state out; deciding gives the change to append. How long a lease has run is the keeper's to know, for
 it is measured on the master's clock alone (invariant 13).
 
@@ -20,12 +23,14 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Final, NamedTuple
+
+import msgspec
 
 from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
 from mirrorlog.errors import BadRequest, HoldTaken, Overloaded
-from mirrorlog.queues.changes import HoldEnded, HoldSet, HoldsState, State, decode_changes
+from mirrorlog.queues.changes import HoldEnded, HoldRow, HoldSet, HoldsState, State, decode_changes
 
 RELEASED: Final = "released"
 EXPIRED: Final = "expired"
@@ -44,7 +49,7 @@ _LOCATION: Final = re.compile(rf"[^\x00-\x1f\x7f]{{0,{LOCATION_CHARS_MAX}}}")
 @dataclass(frozen=True, slots=True)
 class Hold:
     """`queue_offset`: records below are not needed by this landing. `ended`: why it keeps nothing any more, or empty.
-    The other fields as of `HoldSet`."""
+    The other fields as of `HoldSet`; `landed_from` of entries that are older than it is 0."""
 
     name: str
     holder: str
@@ -54,16 +59,22 @@ class Hold:
     location: str = ""
     tiered: bool = False
     ended: str = ""
+    landed_from: int = 0
 
     @property
     def live(self) -> bool:
         """Whether it keeps anything."""
         return not self.ended
 
+    @property
+    def is_tier(self) -> bool:
+        """Whether its location is where readers find what the log has no more, also after its end."""
+        return self.tiered and self.queue_offset > self.landed_from
+
 
 class Wish(NamedTuple):
-    """What a landing asks for. `epoch`: the one it was given, 0 when it registers; a renewal under another is
-    refused."""
+    """What a landing asks for. `epoch`: the one it was given, 0 when it registers. With an epoch it renews, or hands
+    over (`take_over`, another `holder`), the live hold of that epoch, and is refused when there is none."""
 
     name: str
     holder: str
@@ -122,8 +133,8 @@ class HoldTable:
         return found
 
     def tiered(self) -> set[int]:
-        """The ids of the queues of which a landing that holds says that what is landed may go."""
-        return {queue_id for queue_id, hold in self.live() if hold.tiered}
+        """The ids of the queues of which a landing that holds, and has landed something, says that this may go."""
+        return {queue_id for queue_id, hold in self.live() if hold.is_tier}
 
     def states(self) -> Iterator[tuple[int, Sequence[str]]]:
         """Queue ids with the names of some of their holds, of which `state` makes a value of a checkpoint."""
@@ -154,13 +165,26 @@ class HoldTable:
                 "those that nobody wants with: mqtool landing-end",
                 limit="max_holds_per_queue",
             )
+        if wish.epoch:
+            _check_renewal(wish, old, left_ms)
+        if old is not None:
+            _check_tier(wish, old)
         epoch, queue_offset = 1 if old is None else old.epoch + 1, wish.queue_offset
         if old is not None and old.live and not (wish.take_over and wish.holder != old.holder):
-            if wish.holder == old.holder and wish.epoch in (0, old.epoch):
+            if wish.holder == old.holder:
                 epoch, queue_offset = old.epoch, max(old.queue_offset, wish.queue_offset)
-            elif wish.holder == old.holder or left_ms > 0:
+            elif left_ms > 0:
                 raise taken(old, left_ms)
-        hold = Hold(wish.name, wish.holder, epoch, queue_offset, wish.lease_ms, wish.location, wish.tiered)
+        hold = Hold(
+            wish.name,
+            wish.holder,
+            epoch,
+            queue_offset,
+            wish.lease_ms,
+            wish.location,
+            wish.tiered,
+            landed_from=_landed_from(wish, old, epoch=epoch, queue_offset=queue_offset),
+        )
         return None if hold == old else _change_of(hold)
 
     def end(self, queue_id: int, name: str, reason: str, *, holder: str = "") -> HoldEnded | None:
@@ -190,7 +214,7 @@ class HoldTable:
         for state in states:
             if isinstance(state, HoldsState):
                 for row in state.holds:
-                    self._appended(header, state.queue_id, row[0], Hold(*row))
+                    self._appended(header, state.queue_id, row.name, Hold(*msgspec.structs.astuple(row)))
 
     def confirm(self, log_offset: int) -> None:
         """Everything below `log_offset` is confirmed."""
@@ -258,6 +282,35 @@ def _check(wish: Wish, next_confirmed: int) -> None:
         )
 
 
+def _check_renewal(wish: Wish, old: Hold | None, left_ms: int) -> None:
+    """What has ended is not revived by who has not heard of it: its records may have gone."""
+    if old is None or not old.live:
+        raise gone(wish, old)
+    if old.epoch != wish.epoch:
+        raise taken(old, left_ms)
+
+
+def _check_tier(wish: Wish, old: Hold) -> None:
+    """The log may have let go what is in the table: readers must go on finding it."""
+    if old.is_tier and not (wish.tiered and wish.location == old.location):
+        raise BadRequest(
+            f"landing {wish.name!r} has tiered this queue's records up to {old.queue_offset} to {old.location}, where "
+            "readers look for what the log has no more; give the new landing a name of its own, or forget that table "
+            f"first: mqtool landing-end QUEUE {wish.name}"
+        )
+
+
+def _landed_from(wish: Wish, old: Hold | None, *, epoch: int, queue_offset: int) -> int:
+    """Goes on over renewals, other holders and ends, as the table does. Another location begins anew, and so does a
+    landing that is set back behind its own beginning, for its table was made anew; and one that has landed nothing, and
+    comes again where the queue begins by now."""
+    if old is None or old.location != wish.location:
+        return queue_offset
+    if epoch != old.epoch and old.queue_offset <= old.landed_from:
+        return queue_offset
+    return min(old.landed_from, queue_offset)
+
+
 def taken(hold: Hold, left_ms: int) -> HoldTaken:
     """The refusal of whoever does not have the hold; `left_ms`: of its lease."""
     left = f", {left_ms / 1000:.1f} s of its lease are left" if left_ms > 0 else ""
@@ -270,6 +323,19 @@ def taken(hold: Hold, left_ms: int) -> HoldTaken:
     )
 
 
+def gone(wish: Wish, ended: Hold | None) -> HoldTaken:
+    """The refusal of a renewal whose hold has ended; None: it was released."""
+    reason = f"it ended in epoch {ended.epoch} ({ended.ended})" if ended is not None else "it was ended (landing-end)"
+    return HoldTaken(
+        f"landing {wish.name!r} has no hold of epoch {wish.epoch} any more: {reason}; register again, as for the first "
+        "time, to hold what is there",
+        holder=ended.holder if ended is not None else "",
+        epoch=ended.epoch if ended is not None else 0,
+        left_ms=0,
+        ended=ended.ended if ended is not None else RELEASED,
+    )
+
+
 def _hold_of(change: HoldSet) -> Hold:
     return Hold(
         change.name,
@@ -279,6 +345,7 @@ def _hold_of(change: HoldSet) -> Hold:
         change.lease_ms,
         change.location,
         change.tiered,
+        landed_from=change.landed_from,
     )
 
 
@@ -291,10 +358,9 @@ def _change_of(hold: Hold) -> HoldSet:
         lease_ms=hold.lease_ms,
         location=hold.location,
         tiered=hold.tiered,
+        landed_from=hold.landed_from,
     )
 
 
-def _row(hold: Hold) -> tuple[str, str, int, int, int, str, bool, str]:
-    return (
-        hold.name, hold.holder, hold.epoch, hold.queue_offset, hold.lease_ms, hold.location, hold.tiered, hold.ended,
-    )  # fmt: skip
+def _row(hold: Hold) -> HoldRow:
+    return HoldRow(*astuple(hold))

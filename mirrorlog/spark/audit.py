@@ -1,6 +1,6 @@
 """The mirror audit: whether every node that holds a copy of a queue has the same bytes as the others.
 
-    python -m mirrorlog.spark.audit --servers 127.0.0.1:7401,127.0.0.1:7402 --queue flights
+    python -m mirrorlog.spark.audit flights --servers 127.0.0.1:7401,127.0.0.1:7402
 
 Each copy is read from its own node, whole, in pieces that run side by side: as Spark tasks under spark-submit, else in
 threads, for it needs no JVM. A piece comes back as a CRC-32C per range of queue offsets, over the batches as they are
@@ -19,17 +19,19 @@ import json
 import os
 import sys
 import time
-import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from mirrorlog.client import Client
 from mirrorlog.client.begins import newest_of, views_of
 from mirrorlog.errors import BadInput, LogCorrupt, MirrorlogError, NoSuchQueue
+from mirrorlog.spark import command_line
 from mirrorlog.spark.buckets import BUCKET_OFFSETS, width
 from mirrorlog.spark.copy_audit import Audit, Copy, Finding, State, Sum, differing, merged, whole
 from mirrorlog.spark.copy_reading import Piece, Reading, read_piece
@@ -305,53 +307,47 @@ def _by_batch(asked: _Asked, finding: Finding, witness: str) -> Iterator[Finding
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code is 0 when all copies were seen whole and are equal, 15 when one differs or is damaged, 9 when one
     could not be read, else that of the error."""
-    options = _parser().parse_args(arguments)
-    try:
-        found = _run(options)
-    except MirrorlogError as error:
-        if options.debug:
-            traceback.print_exc()
-        print(f"error: {' '.join(error.message.split())}", file=sys.stderr)
-        return error.exit_code
-    _show(found, as_json=options.json)
-    return max((wrong.exit_code for each in found if (wrong := each.error())), default=0)
+    return command_line.run(parser().parse_args(arguments), _work)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m mirrorlog.spark.audit",
-        description="Compare all copies of a queue by the bytes of their batches; print where they differ.\n"
+def parser() -> argparse.ArgumentParser:
+    """Of the command."""
+    parser = command_line.command(
+        "mirrorlog.spark.audit",
+        "Compare all copies of a queue by the bytes of their batches; print where they differ.\n"
         "Exit code 0: all equal; 15: one differs or is damaged; 9: one could not be read.",
-        epilog="Example: python -m mirrorlog.spark.audit --servers 127.0.0.1:7401 --queue flights",
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example stays one line
+        example="flights --servers 127.0.0.1:7401",
     )
-    parser.add_argument("--servers", required=True, help="client addresses host:port, commas between")
-    parser.add_argument("--queue", required=True, metavar="NAME", help="or several with commas between")
+    command_line.add_queue(parser)
+    command_line.add_servers(parser)
     parser.add_argument("--from", dest="first", type=int, metavar="N", help="first queue offset; by default the begin")
     parser.add_argument(
         "--until", type=int, metavar="N", help="queue offset to end before; by default the confirmed end"
     )
     parser.add_argument("--bucket", type=int, default=BUCKET_OFFSETS, metavar="N", help="queue offsets per checksum")
-    parser.add_argument("--tls-ca", metavar="FILE", help="for nodes that speak TLS: the authorities that are trusted")
-    parser.add_argument("--tls-cert", metavar="FILE", help="a certificate to show, with --tls-key")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key, not encrypted")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="draw each queue's copies there: copies-QUEUE.png")
+    command_line.add_tls(parser)
+    command_line.add_json(parser)
     return parser
 
 
-def _run(options: argparse.Namespace) -> list[Audit]:
-    from rich.console import Console
+def _work(options: argparse.Namespace) -> int:
+    found = _run(options)
+    _show(found, as_json=options.json)
+    if options.out is not None:
+        _draw(found, options.out)
+    return max((wrong.exit_code for each in found if (wrong := each.error())), default=0)
 
-    tls = TlsFiles(options.tls_ca, options.tls_cert, options.tls_key)
-    servers = parse_servers(options.servers)
-    queues = [name.strip() for name in options.queue.split(",") if name.strip()]
-    with Console(stderr=True).status("asking the nodes") as status:
+
+def _run(options: argparse.Namespace) -> list[Audit]:
+    servers, tls = parse_servers(command_line.servers_of(options)), command_line.tls_of(options)
+    queues = command_line.queues_of(options)
+    with command_line.status("asking the nodes") as on_step:
         spark = _session() if _SUBMITTED in os.environ else None
         return [
             audit(
                 servers, queue, first=options.first, until=options.until, bucket_offsets=options.bucket, tls=tls,
-                spark=spark, on_step=status.update,
+                spark=spark, on_step=on_step,
             )
             for queue in queues
         ]  # fmt: skip
@@ -361,6 +357,17 @@ def _session() -> SparkSession:
     from mirrorlog.spark.session import any_session
 
     return any_session("mirror audit")
+
+
+def _draw(found: Sequence[Audit], folder: Path) -> None:
+    """Raises MissingDependency without matplotlib, ConfigError when a picture cannot be written."""
+    from mirrorlog.spark.analysis.copies import draw_copies
+    from mirrorlog.spark.analysis.plots import save
+
+    for each in found:
+        # A queue's name may have what a file's may not.
+        path = save(draw_copies(each), folder / f"copies-{quote(each.queue, safe='')}.png")
+        print(path, file=sys.stderr)
 
 
 def _show(found: Sequence[Audit], *, as_json: bool) -> None:

@@ -23,7 +23,8 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from mirrorlog.errors import MirrorlogError, MissingDependency
+from mirrorlog.errors import MissingDependency
+from mirrorlog.spark import command_line
 
 DELTA_VERSION = "4.4.0"
 DELTA_ARTIFACTS = (
@@ -107,21 +108,21 @@ def fetch_delta_jars(directory: Path) -> Iterator[tuple[Path, bool]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code is that of the error, 0 when all jars are there."""
-    parser = argparse.ArgumentParser(
-        "python -m mirrorlog.spark.jars",
-        description="Fetch the Delta jars.",
-        epilog="Example: python -m mirrorlog.spark.jars --dir jars",
-    )
+    return command_line.run(parser().parse_args(arguments), _work)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command."""
+    parser = command_line.command("mirrorlog.spark.jars", "Fetch the Delta jars.", example="--dir jars")
     where = f"where they go (default: ${DIRECTORY_VARIABLE} or {DEFAULT_DIRECTORY})"
     parser.add_argument("--dir", type=Path, default=default_directory(), metavar="DIR", help=where)
-    directory: Path = parser.parse_args(arguments).dir
-    try:
-        for number, (jar, fetched) in enumerate(fetch_delta_jars(directory), start=1):
-            state = "fetched" if fetched else "present"
-            print(f"[{number}/{len(DELTA_ARTIFACTS)}] {jar.name} {state}", flush=True)
-    except MirrorlogError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return parser
+
+
+def _work(options: argparse.Namespace) -> int:
+    for number, (jar, fetched) in enumerate(fetch_delta_jars(options.dir), start=1):
+        state = "fetched" if fetched else "present"
+        print(f"[{number}/{len(DELTA_ARTIFACTS)}] {jar.name} {state}", flush=True)
     return 0
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mirrorlog.spark.landing.holds import Holds
 
 OnStep = Callable[[str], None]
+OnResult = Callable[[StepResult], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def land(
     queue: str,
     table: str | PathLike[str],
     *,
-    read_from: str = "master",
+    read_from: str = "nearest",
     tls: TlsFiles = NO_TLS,
     on_step: OnStep = lambda step: None,
     on_moment: OnMoment = lambda moment: None,
@@ -73,8 +74,9 @@ def land(
     """Append what the table does not have of `queue`, up to what was confirmed at the start. Blocks; not for use on an
     event loop.
 
-    `settings`: other keys of a landing's definition, `partition_by=["date(timestamp)"]`. A large rest is several
-    commits. Raises BadLanding and what `Runner.step` does; then all commits before it count, and running again is safe.
+    `read_from`: nearest, mirror, master, or a node's id. `settings`: other keys of a landing's definition,
+    `partition_by=["date(timestamp)"]`. A large rest is several commits. Raises BadLanding and what `Runner.step` does;
+    then all commits before it count, and running again is safe.
     """
     addresses = parse_servers(servers) if isinstance(servers, str) else tuple(servers)
     given = {"queue": [queue], "servers": list(addresses), "table": fspath(table), "read_from": read_from}
@@ -83,12 +85,17 @@ def land(
     return land_all(Runner(spark, on_moment), made)
 
 
-def land_all(runner: Runner, made: Landing, holds: Holds | None = None) -> LandResult:
-    """Steps of a landing of one queue until it has what was confirmed at the first. Raises as `Runner.step`."""
-    steps = [runner.step(made, holds)]
-    until = steps[0].queues[0].confirmed
-    while steps[-1].queues[0].next < until:
+def land_all(
+    runner: Runner, made: Landing, holds: Holds | None = None, on_result: OnResult = lambda result: None
+) -> LandResult:
+    """Steps of a landing of one queue until it has what was confirmed at the first. `on_result`: told of each.
+
+    Raises as `Runner.step`.
+    """
+    steps: list[StepResult] = []
+    while not steps or steps[-1].queues[0].next < steps[0].queues[0].confirmed:
         steps.append(runner.step(made, holds))
+        on_result(steps[-1])
     return _summed(steps)
 
 

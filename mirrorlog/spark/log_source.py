@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Final, Self
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -14,7 +13,7 @@ from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.spark.differences import Gap
 from mirrorlog.spark.history import gaps_of
 from mirrorlog.spark.lookup import open_lookup
-from mirrorlog.spark.options import offsets_json, parse_options, parse_servers
+from mirrorlog.spark.options import offsets_json, parse_options
 from mirrorlog.spark.plan import QueueFacts
 from mirrorlog.spark.source import FORMAT, register, spark_schema
 from mirrorlog.spark.tls import NO_TLS, TlsFiles
@@ -34,13 +33,6 @@ class LogSource:
     def __post_init__(self) -> None:
         if bool(self.servers) == bool(self.path):
             raise BadInput("give the addresses of nodes, or a path with log directories, and not both")
-
-    @classmethod
-    def of(cls, options: argparse.Namespace) -> Self:
-        """By a command's --servers or --path, --read-from and --tls-*. Raises BadOption."""
-        tls = TlsFiles(options.tls_ca, options.tls_cert, options.tls_key)
-        servers = parse_servers(options.servers) if options.servers else ()
-        return cls(servers, options.path, options.read_from, tls)
 
     def facts(self, queue: str) -> QueueFacts:
         """Blocks; not for use on an event loop. Raises NoSuchQueue, ConnectionLost, and what log files are not."""

@@ -158,4 +158,5 @@ def _merged(queue: str, answers: Sequence[Metadata]) -> QueueFacts:
         silent_master=None if master in views else master,
         epoch=newest.epoch,
         current=leading.current,
+        mirrored=bool(newest.mirrors),
     )

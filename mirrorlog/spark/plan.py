@@ -31,6 +31,7 @@ class QueueFacts:
     `silent_master`: the master, when it did not answer, empty while there is none. Then whether anything below `begin`
     is left nobody can say: the copies that answered may all have begun late. `epoch`: the newest that anybody knows of,
     0 if unknown. `current`: False of a new master that does not know yet what its predecessor confirmed behind `next`.
+    `mirrored`: whether it has copies besides the master's.
     """
 
     cluster_id: str
@@ -43,6 +44,7 @@ class QueueFacts:
     silent_master: str | None = None
     epoch: int = 0
     current: bool = True
+    mirrored: bool = field(default=True, compare=False)
 
     @property
     def begin_unknown(self) -> str | None:

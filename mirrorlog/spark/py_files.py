@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.errors import ConfigError, MirrorlogError
+from mirrorlog.errors import ConfigError
+from mirrorlog.spark import command_line
 
 _PACKAGE: Final = Path(__file__).parents[1]
 _SUFFIXES: Final = (".py", ".properties", ".typed")
@@ -38,19 +39,22 @@ def write_py_files(out: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code is that of the error, 0 when the zip is there."""
-    parser = argparse.ArgumentParser(
-        "python -m mirrorlog.spark.py_files",
-        description="Pack mirrorlog's Python for spark-submit --py-files.",
-        epilog="Example: python -m mirrorlog.spark.py_files --out mirrorlog.zip",
+    return command_line.run(parser().parse_args(arguments), _work)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command."""
+    parser = command_line.command(
+        "mirrorlog.spark.py_files",
+        "Pack mirrorlog's Python for spark-submit --py-files.",
+        example="--out mirrorlog.zip",
     )
     parser.add_argument("--out", type=Path, default=Path("mirrorlog.zip"), metavar="FILE", help="default mirrorlog.zip")
-    out: Path = parser.parse_args(arguments).out
-    try:
-        count = write_py_files(out)
-    except MirrorlogError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"{out}: {count} files")
+    return parser
+
+
+def _work(options: argparse.Namespace) -> int:
+    print(f"{options.out}: {write_py_files(options.out)} files")
     return 0
 
 

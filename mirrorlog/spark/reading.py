@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from mirrorlog.client import Client, ConsumedBatch
-from mirrorlog.errors import OffsetOutOfRange, PositionLost
+from mirrorlog.errors import LogCorrupt, OffsetOutOfRange, PositionLost
 from mirrorlog.spark.arrow import merged
 from mirrorlog.spark.errors import RangeNotDense, RecordsMissing
 from mirrorlog.spark.filters import EVERY_TIME, TimeRange
@@ -132,6 +132,11 @@ async def _from_nodes(options: SourceOptions, wanted: QueueRange) -> AsyncGenera
                 group.append(missing)
                 at = missing.next
                 await consumer.seek(at)
+            except LogCorrupt as error:
+                # A node knows its log; whose records they are is known here.
+                raise LogCorrupt(
+                    f"queue {wanted.queue!r}, read from queue offset {at} on: {error.message}", **error.details
+                ) from error
         yield group
 
 

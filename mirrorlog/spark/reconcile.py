@@ -1,6 +1,6 @@
 """Reconciliation: a queue's log against the table that it was landed in, to the exact queue offsets that differ.
 
-    python -m mirrorlog.spark.reconcile --servers 127.0.0.1:7401 --queue flights --table lake/flights
+    python -m mirrorlog.spark.reconcile flights --servers 127.0.0.1:7401 --table lake/flights
 
 Both sides are read once, by tasks, and become a count and an order-independent sum of hashes per bucket of queue
 offsets (`fingerprints`, `buckets`). Only buckets whose lines differ are read again and looked at by offset, and of
@@ -20,25 +20,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import traceback
 from collections.abc import Sequence
 from os import PathLike
-from typing import Final
 
 from pyspark.sql import SparkSession
 
-from mirrorlog.errors import BadInput, MirrorlogError
+from mirrorlog.errors import BadInput
+from mirrorlog.spark import command_line
 from mirrorlog.spark.buckets import BUCKET_OFFSETS
 from mirrorlog.spark.comparison import RANGES_MAX, Comparison, Limits, OnStep
 from mirrorlog.spark.differences import Reconciliation
 from mirrorlog.spark.errors import SPARK_ERRORS, BeginUnknown, from_spark
 from mirrorlog.spark.landed_table import open_table
 from mirrorlog.spark.log_source import LogSource
+from mirrorlog.spark.options import parse_servers
 from mirrorlog.spark.scope import Asked, Until, Write, scope
-
-_EXAMPLE: Final = (
-    "Example: python -m mirrorlog.spark.reconcile --servers 127.0.0.1:7401 --queue flights --table lake/flights"
-)
 
 
 def reconcile(
@@ -80,30 +76,20 @@ def reconcile(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code is 0 when all tables are equal to their logs, 15 when one differs, else that of the error."""
-    options = _parser().parse_args(arguments)
-    try:
-        found = _run(options)
-    except MirrorlogError as error:
-        if options.debug:
-            traceback.print_exc()
-        print(f"error: {' '.join(error.message.split())}", file=sys.stderr)
-        return error.exit_code
-    _show(found, as_json=options.json)
-    return max((wrong.exit_code for each in found if (wrong := each.error())), default=0)
+    return command_line.run(parser().parse_args(arguments), _work)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m mirrorlog.spark.reconcile",
-        description="Compare a queue's log with the Delta table that it was landed in; print the ranges that differ.\n"
+def parser() -> argparse.ArgumentParser:
+    """Of the command."""
+    parser = command_line.command(
+        "mirrorlog.spark.reconcile",
+        "Compare a queue's log with the Delta table that it was landed in; print the ranges that differ.\n"
         "Exit code 0: equal; 15: they differ.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example stays one line
+        example="flights --servers 127.0.0.1:7401 --table lake/flights",
     )
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--servers", help="client addresses host:port, commas between")
-    where.add_argument("--path", metavar="DIR", help="log directories on a shared or local path instead of nodes")
-    parser.add_argument("--queue", required=True, metavar="NAME", help="or several with commas between")
+    command_line.add_queue(parser)
+    command_line.add_servers(parser)
+    parser.add_argument("--path", metavar="DIR", help="log directories on a shared or local path instead of nodes")
     parser.add_argument("--table", required=True, metavar="PATH", help="the Delta table")
     parser.add_argument("--dead-letters", metavar="PATH", help="the table of what could not be decoded")
     parser.add_argument("--write", choices=("append", "upsert"), default="append", help="of the landing")
@@ -113,38 +99,41 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bucket", type=int, default=BUCKET_OFFSETS, metavar="N", help="queue offsets per checksum")
     parser.add_argument("--ranges", type=int, default=RANGES_MAX, metavar="N", help="ranges to name at most")
-    parser.add_argument("--read-from", default="master", help="master (default), mirror, or a node's id")
-    parser.add_argument("--tls-ca", metavar="FILE", help="for nodes that speak TLS: the authorities that are trusted")
-    parser.add_argument("--tls-cert", metavar="FILE", help="a certificate to show, with --tls-key")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key, not encrypted")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    parser.add_argument("--read-from", metavar="WHO", help="master (default), mirror, or a node's id")
+    command_line.add_tls(parser)
+    command_line.add_json(parser)
     return parser
 
 
+def _work(options: argparse.Namespace) -> int:
+    found = _run(options)
+    _show(found, as_json=options.json)
+    return max((wrong.exit_code for each in found if (wrong := each.error())), default=0)
+
+
 def _run(options: argparse.Namespace) -> list[Reconciliation]:
-    from rich.console import Console
-
-    from mirrorlog.spark.session import any_session
-
-    log = LogSource.of(options)
-    queues = [name.strip() for name in options.queue.split(",") if name.strip()]
+    log = _log(options)
+    queues = command_line.queues_of(options)
     limits = Limits(options.bucket, options.ranges)
     until = _until(options.until)
     for queue in queues:
         log.facts(queue)  # before the session, which takes seconds: an unknown queue is told at once
-    with Console(stderr=True).status("starting Spark") as status:
-        spark = any_session(f"reconcile {options.queue}")
-        try:
-            return [
-                reconcile(
-                    spark, log, queue, options.table, dead_letters=options.dead_letters, first=options.first,
-                    until=until, write=options.write, limits=limits, on_step=status.update,
-                )
-                for queue in queues
-            ]  # fmt: skip
-        finally:
-            spark.stop()
+    with command_line.spark_session(f"reconcile {', '.join(queues)}") as (spark, on_step):
+        return [
+            reconcile(
+                spark, log, queue, options.table, dead_letters=options.dead_letters, first=options.first,
+                until=until, write=options.write, limits=limits, on_step=on_step,
+            )
+            for queue in queues
+        ]  # fmt: skip
+
+
+def _log(options: argparse.Namespace) -> LogSource:
+    command_line.refuse_beside_path(options)
+    if options.path is not None:
+        return LogSource(path=options.path)
+    servers = parse_servers(command_line.servers_of(options))
+    return LogSource(servers, read_from=options.read_from or "master", tls=command_line.tls_of(options))
 
 
 def _until(text: str | None) -> Until:

@@ -22,7 +22,6 @@ import argparse
 import json
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -34,7 +33,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mirrorlog.client.sync import BulkDelivery, Client, Producer
-from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue
+from mirrorlog.errors import BadInput, NoSuchQueue
+from mirrorlog.spark import command_line
 from mirrorlog.spark.columns_out import header_lists
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
 from mirrorlog.spark.options import parse_servers
@@ -280,30 +280,19 @@ class _Part:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code is that of the error, 0 when the queue has everything that was selected."""
-    options = _parser().parse_args(arguments)
-    try:
-        done = _run(options)
-    except MirrorlogError as error:
-        if options.debug:
-            traceback.print_exc()
-        print(f"error: {' '.join(error.message.split())}", file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(done.as_json()) if options.json else "\n".join(_lines(done)), flush=True)
-    return 0
+    return command_line.run(parser().parse_args(arguments), _work)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m mirrorlog.spark.replay",
-        description="Publish records of a landed Delta table, or of a table of dead letters, to a queue again, once.",
-        epilog=(
-            "Example: python -m mirrorlog.spark.replay --servers 127.0.0.1:7401 --table lake/flights --queue flights "
-            "--to-queue flights-again --from-offset 1000 --until-offset 2000 --dry-run"
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example stays one line
+def parser() -> argparse.ArgumentParser:
+    """Of the command."""
+    parser = command_line.command(
+        "mirrorlog.spark.replay",
+        "Publish records of a landed Delta table, or of a table of dead letters, to a queue again, once.",
+        example="--servers 127.0.0.1:7401 --table lake/flights --queue flights --to-queue flights-again "
+        "--from-offset 1000 --until-offset 2000 --dry-run",
     )
+    command_line.add_servers(parser)
     add = parser.add_argument
-    add("--servers", required=True, help="client addresses host:port, commas between")
     add("--table", required=True, metavar="PATH", help="the Delta table")
     add("--queue", metavar="NAME", help="records of this queue; by default of all that the table has")
     add("--to-queue", required=True, metavar="NAME", help="where to publish; it must be there")
@@ -315,12 +304,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--confirm", default="all", metavar="LEVEL", help="all (default), majority, one, master, or a number of copies")
     add("--compression", default="none", choices=("none", "lz4", "zstd"), help="of batches")
     add("--dry-run", action="store_true", help="tell what would be published; change nothing")
-    add("--json", action="store_true", help="print a JSON object")
-    add("--tls-ca", metavar="FILE", help="for nodes that speak TLS: the authorities that are trusted")
-    add("--tls-cert", metavar="FILE", help="a certificate to show, with --tls-key")
-    add("--tls-key", metavar="FILE", help="its key, not encrypted")
-    add("--debug", action="store_true", help="show a traceback with an error")
+    command_line.add_tls(parser)
+    command_line.add_json(parser, "print a JSON object")
     return parser
+
+
+def _work(options: argparse.Namespace) -> int:
+    done = _run(options)
+    print(json.dumps(done.as_json()) if options.json else "\n".join(_lines(done)), flush=True)
+    return 0
 
 
 def _time(text: str) -> datetime:
@@ -334,12 +326,8 @@ def _time(text: str) -> datetime:
 
 
 def _run(options: argparse.Namespace) -> Replayed:
-    from rich.console import Console
-
-    from mirrorlog.spark.session import any_session
-
-    tls = TlsFiles(options.tls_ca, options.tls_cert, options.tls_key)
-    target = Target(parse_servers(options.servers), options.to_queue, options.confirm, options.compression, tls)
+    servers, tls = parse_servers(command_line.servers_of(options)), command_line.tls_of(options)
+    target = Target(servers, options.to_queue, options.confirm, options.compression, tls)
     selection = Selection(
         options.queue, options.from_offset, options.until_offset, options.from_time, options.until_time
     )
@@ -348,21 +336,17 @@ def _run(options: argparse.Namespace) -> Replayed:
     tls.context()
     if options.id is not None:
         _check_name(options.id)
-    with Console(stderr=True).status("starting Spark") as status:
-        spark = any_session(f"replay to {options.to_queue}")
-        try:
-            status.update(f"looking at {options.table}")
-            return replay_table(
-                spark,
-                options.table,
-                target,
-                selection,
-                name=options.id,
-                dry_run=options.dry_run,
-                on_moment=lambda moment: status.update(_progress_line(moment)),
-            )
-        finally:
-            spark.stop()
+    with command_line.spark_session(f"replay to {options.to_queue}") as (spark, on_step):
+        on_step(f"looking at {options.table}")
+        return replay_table(
+            spark,
+            options.table,
+            target,
+            selection,
+            name=options.id,
+            dry_run=options.dry_run,
+            on_moment=lambda moment: on_step(_progress_line(moment)),
+        )
 
 
 def _progress_line(moment: Moment) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,8 @@ _SMALL: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Of Spark's own catalog, which nothing here uses; else it may make a folder in the working directory.
+    "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "mirrorlog-spark-warehouse"),
 }
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 # Set by spark-submit for the Python program that it runs: the JVM is there already, with the settings given to it.

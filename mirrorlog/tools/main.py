@@ -13,7 +13,7 @@ import typer
 
 from mirrorlog import __version__
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.tools.audit import audit
+from mirrorlog.tools import analysis, audit, land, reconcile, replay, upkeep
 from mirrorlog.tools.consume import consume
 from mirrorlog.tools.declare import declare
 from mirrorlog.tools.drain import drain
@@ -22,7 +22,6 @@ from mirrorlog.tools.events import events
 from mirrorlog.tools.find_offset import find_offset
 from mirrorlog.tools.forget_node import forget_node
 from mirrorlog.tools.groups import groups
-from mirrorlog.tools.land import land
 from mirrorlog.tools.landing_end import landing_end
 from mirrorlog.tools.landings import landings
 from mirrorlog.tools.nodes import nodes
@@ -31,7 +30,6 @@ from mirrorlog.tools.promote import promote
 from mirrorlog.tools.publish import publish
 from mirrorlog.tools.queues import queues
 from mirrorlog.tools.rebalance import rebalance
-from mirrorlog.tools.reconcile import reconcile
 from mirrorlog.tools.recover import recover
 from mirrorlog.tools.recover_cluster import recover_cluster
 from mirrorlog.tools.session import (
@@ -45,6 +43,7 @@ from mirrorlog.tools.session import (
     session_of,
     tls_of,
 )
+from mirrorlog.tools.spark_job import add_job
 from mirrorlog.tools.tail import tail
 from mirrorlog.tools.verify import verify
 
@@ -97,13 +96,19 @@ def options(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
 
 for command in (
     *(offsets, nodes, events, queues, groups, landings, declare, publish, consume, tail, dump, verify, recover),
-    *(drain, rebalance, promote, land, reconcile, audit),
+    *(drain, rebalance, promote),
 ):
     app.command()(command)
 app.command("find-offset")(find_offset)
 app.command("landing-end")(landing_end)
 app.command("forget-node")(forget_node)
 app.command("recover-cluster")(recover_cluster)
+add_job(app, land.land, land.JOB)
+add_job(app, reconcile.reconcile, reconcile.JOB)
+add_job(app, audit.audit, audit.JOB)
+add_job(app, replay.replay, replay.JOB)
+add_job(app, analysis.analysis, analysis.JOB)
+add_job(app, upkeep.upkeep, upkeep.JOB)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

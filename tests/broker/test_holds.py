@@ -324,7 +324,10 @@ def test_what_is_tiered_goes_early_and_readers_are_told_where_it_is(tmp_path: Pa
         async with landing(settings_of(tmp_path), tier_keep_ms=0) as (it, nodes):
             await it.publish(2048 * KIB)
             await it.set(100, name="other")
-            given = await it.set(1500, location="file:///lake", tiered=True, lease_ms=2000)
+            tiered = {"location": "file:///lake", "tiered": True, "lease_ms": 2000}
+            given = await it.set(0, **tiered)
+            assert (await it.info()).tiers == [], "nothing is landed yet, and there may be no table"
+            given = await it.set(1500, epoch=given.epoch, **tiered)
             await it.rounds(nodes[0])
             assert (await it.info()).begin <= 100
             await it.admin.end_hold("q", "other")
@@ -337,12 +340,35 @@ def test_what_is_tiered_goes_early_and_readers_are_told_where_it_is(tmp_path: Pa
     run(test)
 
 
+def test_what_no_landing_has_landed_is_not_let_go_and_no_table_is_left_behind(tmp_path: Path) -> None:
+    """Goal: readers find all that is gone. A landing that is tiered at once, and registers at the end: nothing goes
+    before it has landed something; then it may not go to another table under its name, or be tiered no more."""
+
+    async def test() -> None:
+        async with landing(settings_of(tmp_path), tier_keep_ms=0) as (it, nodes):
+            await it.publish(2048 * KIB)
+            tiered = {"location": "file:///lake", "tiered": True}
+            await it.set(1500, **tiered)
+            await it.rounds(nodes[0])
+            assert (await it.info()).begin == 0
+            await it.set(1600, **tiered)
+            await it.begins_at(800)
+            for change in ({"location": "file:///new"}, {"tiered": False}):
+                with pytest.raises(BadRequest, match="name of its own"):
+                    await it.set(1700, **{**tiered, **change})
+                await it.set(1700, **{**tiered, **change}, name=f"new {change}")
+            assert ("lake", "file:///lake") in [(tier.name, tier.location) for tier in (await it.info()).tiers]
+
+    run(test)
+
+
 def test_what_is_tiered_stays_while_it_is_young(tmp_path: Path) -> None:
     """By default an hour: nothing goes in the time of a test, though all of it is landed."""
 
     async def test() -> None:
         async with landing(settings_of(tmp_path)) as (it, nodes):
             await it.publish(1024 * KIB)
+            await it.set(0, location="file:///lake", tiered=True)
             await it.set(1024, location="file:///lake", tiered=True)
             await it.rounds(nodes[0])
             assert (await it.info()).begin == 0
@@ -399,6 +425,79 @@ def test_a_hold_that_keeps_more_than_it_may_is_ended(tmp_path: Path) -> None:
                 ("behind", "too-much", False),
                 ("lake", "", True),
             ]
+
+    run(test)
+
+
+def test_a_hold_is_not_judged_by_what_was_kept_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: what a landing keeps is measured as it stands. One that was ended as too-much registers again at the end of
+    the log, and is looked at before it was measured anew: it lives. So does one that has moved on since."""
+
+    async def test() -> None:
+        async with landing(settings_of(tmp_path, hold_bytes=1024 * KIB)) as (it, nodes):
+            await it.publish(2048 * KIB)
+            await it.set(0)
+            keeper, holds = keeper_of(nodes[0]), replica_of(nodes[0]).holds
+            (queue_id,) = (queue.queue_id for queue in replica_of(nodes[0]).queues)
+            await until(lambda: holds.confirmed(queue_id)["lake"].ended == "too-much")
+            monkeypatch.setattr(keeper, "_measure_at", float("inf"))
+            assert (await it.set(2048)).epoch == 2
+            keeper.tick(asyncio.get_running_loop().time() + 1)
+            assert holds.newest(queue_id)["lake"].live
+            monkeypatch.setattr(keeper, "_measure_at", 0.0)
+            await until(lambda: keeper.kept_bytes(queue_id, "lake") >= 0)
+            assert holds.newest(queue_id)["lake"].live
+
+            monkeypatch.setattr(keeper, "_hold_bytes", -1)
+            await it.set(0, name="moves")
+            await until(lambda: keeper.kept_bytes(queue_id, "moves") > 1024 * KIB)
+            monkeypatch.setattr(keeper, "_measure_at", float("inf"))
+            await it.set(2048, name="moves", epoch=1)
+            monkeypatch.setattr(keeper, "_hold_bytes", 1024 * KIB)
+            assert keeper.kept_bytes(queue_id, "moves") > 1024 * KIB, "the old figure"
+            keeper.tick(asyncio.get_running_loop().time() + 2)
+            assert holds.newest(queue_id)["moves"].live
+
+    run(test)
+
+
+def test_a_renewal_whose_end_is_appended_is_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: no landing believes that it holds what is let go. A renewal that changes nothing waits for its answer; then
+    the lease ends, in the log, but not confirmed yet: the landing is told of the end. After `landing-end`, too; a new
+    registration is given."""
+
+    async def test() -> None:
+        async with landing(settings_of(tmp_path)) as (it, nodes):
+            await it.publish(KIB)
+            given = await it.set(0)
+            log = hosted_by(nodes[0])
+            holds, keeper, publisher = log.replica.holds, keeper_of(nodes[0]), log.publisher
+            confirmed, confirm = publisher.when_confirmed, holds.confirm
+            (queue_id,) = holds.floors()
+            seen: list[tuple[bool, bool]] = []
+
+            def when_confirmed(done: Callable[[Any], None]) -> None:
+                monkeypatch.setattr(publisher, "when_confirmed", confirmed)
+
+                def ends(error: Any) -> None:
+                    done(error)  # the answer is worked out in a step of its own
+                    monkeypatch.setattr(holds, "confirm", lambda log_offset: None)
+                    keeper.tick(asyncio.get_running_loop().time() + LONG_MS)
+                    seen.append((holds.confirmed(queue_id)["lake"].live, holds.newest(queue_id)["lake"].live))
+
+                confirmed(ends)
+
+            monkeypatch.setattr(publisher, "when_confirmed", when_confirmed)
+            with pytest.raises(HoldTaken, match=r"no hold of epoch 1 any more: it ended in epoch 1 \(expired\)"):
+                await it.set(0, epoch=given.epoch)
+            assert seen == [(True, False)]
+            monkeypatch.setattr(holds, "confirm", confirm)
+            assert (await it.set(0)).epoch == 2
+            await it.admin.end_hold("q", "lake")
+            with pytest.raises(HoldTaken, match="it was ended"):
+                await it.set(0, epoch=2)
+            assert await it.admin.holds("q") == []
+            assert (await it.set(0)).epoch == 1
 
     run(test)
 

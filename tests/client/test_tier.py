@@ -82,14 +82,19 @@ class Tiered:
             self.path, table_of(records), mode="append", commit_properties=await self.properties(upto), **options
         )
 
-    async def properties(self, upto: int | None) -> CommitProperties | None:
+    async def properties(self, upto: int | None, *, since: int | None = None) -> CommitProperties | None:
+        """`since`: the first queue offset that was landed, where the landing says so."""
         if upto is None:
             return None
         metadata = await self.client.admin.metadata(["q"])
         self.application = f"mirrorlog:{metadata.cluster_id}:{metadata.queues[0].incarnation}"
-        return CommitProperties(app_transactions=[Transaction(self.application, upto)])
+        ids = [Transaction(self.application, upto)]
+        if since is not None:
+            ids.append(Transaction(f"{self.application}:begin", since))
+        return CommitProperties(app_transactions=ids)
 
     async def hold(self, queue_offset: int = COUNT, **options: Any) -> None:
+        """Of a landing that began with the queue, and has landed so far."""
         given = {
             "name": "lake",
             "location": str(self.path),
@@ -98,7 +103,9 @@ class Tiered:
             "lease_ms": HOUR_MS,
             **options,
         }
-        await self.client.admin.set_hold("q", given.pop("name"), queue_offset=queue_offset, **given)
+        name = given.pop("name")
+        await self.client.admin.set_hold("q", name, queue_offset=0, **given)
+        await self.client.admin.set_hold("q", name, queue_offset=queue_offset, **given)
 
     async def let_go(self, least: int = 1) -> None:
         """Until the log begins there, and then no more of it. More is published meanwhile, as checkpoints want it, to
@@ -339,6 +346,115 @@ def test_a_table_that_is_not_what_it_should_be_is_never_read_over(
                     await it.read(305)
                 assert broken.value.details["go_on_at"] == 310
                 assert await it.read(310) == it.records[310:]
+
+    run(test)
+
+
+def formerly(records: Sequence[ConsumedRecord]) -> list[ConsumedRecord]:
+    """Records of a queue of the same name that was there before."""
+    return [record._replace(value=b"former", append_time_us=record.append_time_us - 10**9) for record in records]
+
+
+@pytest.mark.parametrize("layout", ["files", "one file"])
+def test_rows_of_a_former_queue_are_not_served(tmp_path: Path, layout: str) -> None:
+    """Goal: a queue that was made anew has its own records only. Method: its landing began at 100 and says so; below
+    stand the former queue's rows, and beyond what is landed, in files of their own or joined with the others. Begin at
+    the earliest, at a time, at offsets, and within what only the former queue had."""
+
+    async def test() -> None:
+        async with tiered(tmp_path) as it:
+            beyond = [record._replace(queue_offset=record.queue_offset + COUNT) for record in it.records[:500]]
+            former, own = formerly([*it.records[:100], *it.records[1900:], *beyond]), it.records[100:1900]
+            properties = await it.properties(1900, since=100)
+            if layout == "one file":
+                write_deltalake(it.path, table_of([*former, *own]), commit_properties=properties)
+            else:
+                await it.land(former[:60])
+                await it.land(former[60:])
+                write_deltalake(it.path, table_of(own), mode="append", commit_properties=properties)
+            await it.hold(1900)
+            await it.let_go(1000)
+            assert await it.read() == it.records[100:]
+            assert await it.read(150) == it.records[150:]
+            assert await it.read(datetime.now(UTC) - timedelta(days=1)) == it.records[100:]
+            with pytest.raises(OffsetOutOfRange) as refusal:
+                await it.read(50)
+            assert refusal.value.details["begin"] == 100
+
+    run(test)
+
+
+def test_a_former_queues_row_among_the_present_ones_is_told(tmp_path: Path) -> None:
+    """At an offset that the present queue has landed too: nobody can say which of them it is, and neither is served;
+    what stands before it is."""
+
+    async def test() -> None:
+        async with tiered(tmp_path) as it:
+            await it.land(formerly(it.records[50:200]))
+            properties = await it.properties(COUNT, since=100)
+            write_deltalake(it.path, table_of(it.records[100:]), mode="append", commit_properties=properties)
+            await it.hold()
+            await it.let_go(1000)
+            with pytest.raises(TierBroken, match="has queue offset 100 of queue 'q' more than once"):
+                await it.read()
+            assert await it.read(200) == it.records[200:]
+
+    run(test)
+
+
+# --- several tables ---
+
+
+@pytest.mark.parametrize("how", ["hole", "gone"])
+def test_what_one_table_lacks_in_the_middle_another_one_serves(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a reader is stopped only when nobody has what follows. Two tables; the one that is asked first lacks ten
+    records, or its storage goes away, when it has served some; the other one has them, and not what comes last."""
+
+    async def test() -> None:
+        async with tiered(tmp_path) as it:
+            await it.land(it.records[:300], upto=300)
+            await it.land(it.records[310:] if how == "hole" else it.records[300:], upto=COUNT)
+            await it.hold(name="new")
+            new, it.path = it.path, tmp_path / "old lake"
+            await it.land(it.records[:1500], upto=1500)
+            await it.hold(1500, name="old")
+            await it.let_go(1000)
+            if how == "gone":
+                window = tier_table.TierTable._in_a_row
+
+                def gone(table: tier_table.TierTable, at: int, until: int) -> Any:
+                    if table.location == str(new) and at >= 300:
+                        raise TierUnreachable("its storage is away", location=table.location)
+                    for found in window(table, at, until):
+                        yield found
+                        return
+
+                monkeypatch.setattr(tier_table.TierTable, "_in_a_row", gone)
+            found = await it.read()
+            assert found == it.records
+            assert new != it.path
+
+    run(test)
+
+
+def test_a_table_of_which_nothing_is_landed_yet_stops_no_reader(tmp_path: Path) -> None:
+    """Goal: a landing that has just registered, before its first commit, breaks nobody. Two landings: one's table has
+    what is gone, the other's is not there. Read from the earliest, in a new group, and from an old time; then the
+    second one says that it has landed something, and is believed."""
+
+    async def test() -> None:
+        async with tiered(tmp_path) as it:
+            await landed(it)
+            wanted = {"holder": "x", "lease_ms": HOUR_MS, "location": str(tmp_path / "none"), "tiered": True}
+            await it.client.admin.set_hold("q", "new", queue_offset=it.begin, **wanted)
+            assert await it.read() == it.records
+            assert await it.read(group="g", start="committed") == it.records
+            assert await it.read(datetime.now(UTC) - timedelta(days=1)) == it.records
+            await it.client.admin.set_hold("q", "new", queue_offset=it.begin + 1, **wanted)
+            with pytest.raises(TierUnreachable, match="none, which cannot be read"):
+                await it.read()
 
     run(test)
 

@@ -73,7 +73,8 @@ def test_a_hold_is_there_after_its_master_with_a_whole_lease(seed: int) -> None:
 
 def test_renewals_that_write_nothing_keep_a_hold() -> None:
     """Goal: an idle log does not grow for a landing that waits. Method: renew, unchanged, three times as long as the
-    lease; the log ends where it did, and the hold is there; without renewals it is ended, once."""
+    lease; the log ends where it did, and the hold is there; without renewals it is ended, once; a renewal that comes
+    then is told so and revives nothing, a registration has the next epoch."""
 
     async def story(world: World) -> None:
         group = Group(world)
@@ -94,6 +95,13 @@ def test_renewals_that_write_nothing_keep_a_hold() -> None:
         assert ended > end
         await asyncio.sleep(2 * LEASE_S)
         assert group.end(group.master) == ended
+        late = await group.do(holding(3, epoch=1))
+        assert isinstance(late, HoldTaken)
+        assert late.details["ended"] == "expired"
+        assert group.end(group.master) == ended
+        again = await group.do(holding(3))
+        assert isinstance(again, HoldInfo)
+        assert again.epoch == 2
 
     tell(story, 0)
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from mirrorlog.cluster.commands import NodeDraining
+import pytest
+
+from mirrorlog.cluster.commands import Addresses, NodeDraining
 from mirrorlog.cluster.liveness import Life
-from mirrorlog.errors import NotAMember
+from mirrorlog.cluster.questions import AskJoin
+from mirrorlog.errors import NotAMember, NotLeader
 from mirrorlog.versions import run_id
 from tests.cluster.members import ServiceNode
 from tests.cluster.ports import WAIT_S, until
@@ -89,5 +93,34 @@ def test_the_version_waits_for_the_last_node(tmp_path: Path) -> None:
             await nodes[-1].start(list(nodes))
             await until(lambda: version_is(2, nodes))
             assert not [failure for node in nodes for failure in node.failures]
+
+    asyncio.run(run())
+
+
+def test_a_node_that_is_behind_its_cluster_turns_nobody_away_for_good(tmp_path: Path) -> None:
+    """Goal: a node that has not heard yet of the version that its cluster was raised to refuses no newcomer by the old
+    one: that would end the newcomer's start. Method: one node whose state says version 2 and whose run is of version 4,
+    as after its restart: who asks it is sent to ask again. As a run of version 2 it says no."""
+
+    async def run() -> None:
+        (node,) = nodes = [VersionedNode("a", tmp_path)]
+        try:
+            await node.listen()
+            await node.start(list(nodes))
+            await until(lambda: len(node.state.logs) == 1 and version_is(2, nodes))
+            service = node.service
+            assert service is not None
+            asked = AskJoin(node="n", addresses=Addresses(client="h:1", replication="h:2"), token="t", version=4)
+            own = service.identity
+            service.identity = replace(own, start_id=run_id("a", 4))
+            with pytest.raises(NotLeader, match="does not know yet what its cluster has decided"):
+                await service.let_in(asked)
+            service.identity = own
+            with pytest.raises(NotAMember, match="software of version 4"):
+                await service.let_in(asked)
+            assert "n" not in node.state.nodes
+        finally:
+            await node.die()
+            node.close()
 
     asyncio.run(run())

@@ -21,6 +21,7 @@ from mirrorlog.pb.v1 import admin_pb2 as pb
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.wire.messages import (
     GroupStatus,
+    HoldInfo,
     LogStatus,
     MirrorStatus,
     NodeInfo,
@@ -28,6 +29,7 @@ from mirrorlog.wire.messages import (
     QueueInfo,
     QueueStatus,
     Status,
+    TierInfo,
 )
 
 POSITION = Position(log_id="l", epoch=3, queue_offset=9)
@@ -41,6 +43,12 @@ LOG = LogStatus(
     end=5, flushed=6, confirmed=7, mirrors=[MIRROR],
     queues=[QueueStatus(name="q", queue_id=1, begin=2, next=3, confirmed=4)],
     groups=[GroupStatus(group="g", queue="q", position=POSITION, lag=5)],
+    holds=[
+        HoldInfo(
+            queue="q", name="n", holder="h", epoch=2, queue_offset=3, lease_ms=4, left_ms=5, location="/t", tiered=True,
+            ended="expired", begin=6, next=7, lag=8, kept_bytes=9,
+        )
+    ],
 )  # fmt: skip
 STATUS = Status(cluster_id="c", cluster_name="n", node_id="i", start_id="s", now_us=1, logs=[LOG])
 
@@ -99,11 +107,14 @@ def test_a_queue_and_a_node_keep_their_facts() -> None:
         QueueInfo(
             name="q", queue_id=1, log_id="l", epoch=2, master="m", mirrors=["a", "b"], begin=3, next=4,
             arguments={"x": 5}, incarnation="i", producer_epoch=6, current=False,
+            tiers=[TierInfo(name="t", location="/t", next=7)], gaps=[(8, 9)],
         )
     )  # fmt: skip
     assert (queue.name, queue.queue_id, queue.log_id, queue.epoch, queue.master) == ("q", 1, "l", 2, "m")
     assert (list(queue.mirrors), queue.begin, queue.next, queue.arguments["x"].integer) == (["a", "b"], 3, 4, 5)
     assert (queue.incarnation, queue.producer_epoch, queue.current) == ("i", 6, False)
+    assert [(each.name, each.location, each.next) for each in queue.tiers] == [("t", "/t", 7)]
+    assert [(each.first, each.next) for each in queue.gaps] == [(8, 9)]
     assert {field.name for field in queue.DESCRIPTOR.fields} == set(QueueInfo.__struct_fields__)
     node = node_message(NodeInfo(node_id="n", client="c:1", replication="r:2", http="h:4"))
     assert (node.node_id, node.client_address, node.replication_address, node.grpc_address, node.http_address) == (

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from mirrorlog import __version__
-from mirrorlog.errors import NoSuchQueue, OutcomeUnknown, PortTaken
+from mirrorlog.errors import NoSuchQueue, OutcomeUnknown, PortTaken, UnsupportedVersion
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.ports import free_ports
 from mirrorlog.wire.frames import Level
-from mirrorlog.wire.messages import CommitPosition, Done, LogCounts, NodeCounts, Position
+from mirrorlog.wire.messages import CommitPosition, Done, HoldGiven, LogCounts, NodeCounts, Position, SetHold
 from tests.doors.http_door import HOST, HttpDoor, samples, value
 from tests.process.clusters import declare, eventually, fast_cluster, log_of
 from tests.process.raw import Raw, batch_of
@@ -30,6 +30,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
 UNITS = {
     "bytes": "bytes",
+    "holds": "holds",
     "seconds": "seconds",
     "records": "records",
     "offset": "queue offset",
@@ -64,8 +65,8 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two copies with a queue of three records, of which a group has passed one. A publish was refused, and one was not
-    confirmed in time."""
+    """Two copies with a queue of three records, of which a group has passed one and a landing holds two. A publish was
+    refused, and one was not confirmed in time."""
     with fast_cluster(2) as started:
         started.wait_in_sync()
         queue = declare(started.nodes[NODE].client, "flights")
@@ -73,6 +74,7 @@ def cluster() -> Iterator[Cluster]:
             raw.produce(batch_of([b"a", b"b", b"c"], queue))
             position = Position(log_id=queue.log_id, epoch=queue.epoch, queue_offset=1)
             raw.request(CommitPosition(queue="flights", group="landing", position=position), Done)
+            eventually(lambda: is_held(raw, "flights"), "a landing holds the queue")
             with pytest.raises(NoSuchQueue):
                 raw.produce(batch_of([b"x"], queue.queue_id + 1_000))
             late = declare(started.nodes[NODE].client, "late")
@@ -82,6 +84,16 @@ def cluster() -> Iterator[Cluster]:
             started.nodes[MIRROR].resume()
         started.wait_confirmed()
         yield started
+
+
+def is_held(raw: Raw, queue: str) -> bool:
+    """False while the cluster, new as it is, does not run at a version that has holds."""
+    hold = SetHold(queue=queue, name="lake", holder="h", queue_offset=1, lease_ms=3_600_000, location="/lake/flights")
+    try:
+        raw.request(hold, HoldGiven)
+    except UnsupportedVersion:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +113,7 @@ def test_a_scrape_tells_what_the_node_says(cluster: Cluster, door: HttpDoor) -> 
     assert value(found, "mirrorlog_mirror_lag_bytes", log="main", mirror=MIRROR) == 0
     assert value(found, "mirrorlog_queue_confirmed_offset", log="main", queue="flights") == 3
     assert value(found, "mirrorlog_group_lag_records", log="main", queue="flights", group="landing") == 2
+    assert value(found, "mirrorlog_hold_lag_records", log="main", queue="flights", landing="lake") == 2
     ((labels, _),) = samples(found, "mirrorlog_node_info")
     assert (labels["node"], labels["version"]) == (NODE, __version__)
     assert labels["start_id"] == cluster.nodes[NODE].status().start_id

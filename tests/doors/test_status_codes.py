@@ -31,26 +31,27 @@ CLASSES = sorted(set(tree(MirrorlogError)), key=lambda kind: kind.__name__)
 STATUSES = {
     "ABORTED": [],
     "ALREADY_EXISTS": ["QueueExists"],
-    "DATA_LOSS": ["LogCorrupt"],
+    "DATA_LOSS": ["LogCorrupt", "TierBroken"],
     "DEADLINE_EXCEEDED": [
         "FlushDiskTimeout", "FlushSlaveTimeout", "MasterChanged", "OutcomeUnknown", "RequestTimeout",
         "SlaveNotAvailable",
     ],
     "FAILED_PRECONDITION": [
-        "ConfigError", "DirectoryInUse", "ForeignDirectory", "MirrorAhead", "MissingDependency", "PortTaken",
-        "UnsupportedVersion", "WrongCluster",
+        "ConfigError", "DirectoryInUse", "ForeignDirectory", "HoldTaken", "MirrorAhead", "MissingDependency",
+        "PortTaken", "UnsupportedVersion", "WrongCluster",
     ],
     "INTERNAL": ["AckBeyondEnd", "FrameTooLarge", "MirrorlogError", "ProtocolError", "StalledFrame"],
     "INVALID_ARGUMENT": [
         "BadBatch", "BadInput", "BadRequest", "BatchTooLarge", "OutOfSequence", "RecordTooLarge", "StaleProducerEpoch",
     ],
-    "NOT_FOUND": ["NoSuchLog", "NoSuchQueue"],
+    "NOT_FOUND": ["NoSuchHold", "NoSuchLog", "NoSuchQueue"],
     "OUT_OF_RANGE": ["OffsetOutOfRange", "PositionLost"],
     "PERMISSION_DENIED": ["NotAMember"],
     "UNAUTHENTICATED": ["NotProven"],
     "UNAVAILABLE": [
         "ConnectionLost", "DiskFailed", "DiskFull", "InSyncReplicasNotEnough", "IndexDoubtful", "LogRecovering",
         "LogUnavailable", "NodeStopping", "NotCurrent", "NotLeader", "NotMaster", "Overloaded", "Refused",
+        "TierUnreachable",
     ],
 }  # fmt: skip
 

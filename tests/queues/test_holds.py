@@ -6,12 +6,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mirrorlog.errors import BadRequest, HoldTaken, Overloaded
-from mirrorlog.queues.changes import HoldEnded, HoldSet, encode_change
+from mirrorlog.queues.changes import HoldEnded, HoldSet, HoldsState, encode_change
 from mirrorlog.queues.holds import (
     EXPIRED,
     LEASE_MS_MAX,
@@ -65,7 +66,7 @@ def test_the_first_registration_begins_with_epoch_1_and_counts_from_its_confirm(
     """Register; look before and after the confirm."""
     book = Book()
     hold = book.ask(X)
-    assert hold == Hold("lake", "x", 1, 10, LEASE_MS, "file:///lake")
+    assert hold == Hold("lake", "x", 1, 10, LEASE_MS, "file:///lake", landed_from=10)
     assert (book.holds.confirmed(QUEUE), book.holds.floors()) == ({}, {QUEUE: 10})
     book.confirm()
     assert book.holds.confirmed(QUEUE) == {"lake": hold}
@@ -99,17 +100,31 @@ def test_another_holder_waits_for_the_lease_or_takes_over() -> None:
     assert book.ask(X, left_ms=0).epoch == 3
 
 
+def test_who_has_a_hold_hands_it_over_under_its_epoch() -> None:
+    """To another name, by force, as a run that ends does; one whose hold was taken meanwhile is refused, also with
+    force."""
+    book = Book()
+    book.ask(X)
+    assert book.ask(X._replace(holder="nobody", epoch=1, take_over=True)).epoch == 2
+    assert book.ask(X._replace(holder="y", take_over=True)).epoch == 3
+    with pytest.raises(HoldTaken, match="held by 'y' in epoch 3"):
+        book.ask(X._replace(holder="nobody", epoch=1, take_over=True))
+
+
 @pytest.mark.parametrize("reason", [EXPIRED, TOO_MUCH])
 def test_what_ended_by_itself_stays_known_and_the_epoch_goes_on(reason: str) -> None:
     """End one; it keeps nothing and says why; its own holder, or another, registers again in the next epoch, where it
-    asks to begin."""
+    asks to begin; a renewal that has not heard of the end does not revive it, but is told why."""
     book = Book()
     ended = replace(book.ask(X), ended=reason)
     book.end(reason)
     assert book.holds.newest(QUEUE) == {"lake": ended}
     assert (book.holds.floors(), list(book.holds.live())) == ({}, [])
     assert book.holds.end(QUEUE, "lake", reason) is None
-    again = book.ask(X._replace(queue_offset=3, epoch=1))
+    with pytest.raises(HoldTaken, match=rf"has no hold of epoch 1 any more: it ended in epoch 1 \({reason}\)") as late:
+        book.ask(X._replace(queue_offset=30, epoch=1))
+    assert late.value.details["ended"] == reason
+    again = book.ask(X._replace(queue_offset=3))
     assert (again.epoch, again.queue_offset, again.ended) == (2, 3, "")
 
 
@@ -120,6 +135,9 @@ def test_what_was_released_is_forgotten() -> None:
     with pytest.raises(HoldTaken):
         book.end(RELEASED, holder="y")
     book.end(RELEASED, holder="x")
+    assert book.holds.newest(QUEUE) == {}
+    with pytest.raises(HoldTaken, match="it was ended"):
+        book.ask(X._replace(epoch=1))
     assert book.holds.newest(QUEUE) == {}
     assert book.ask(X).epoch == 1
     book.end(EXPIRED)
@@ -165,15 +183,118 @@ def test_a_queue_has_so_many_holds_ended_ones_among_them() -> None:
 
 
 def test_the_floor_is_the_smallest_of_those_that_hold() -> None:
-    """Three holds, one tiered, that end one after the other."""
+    """Three holds, one tiered and moved on, that end one after the other."""
     book = Book()
     for name, queue_offset in (("a", 30), ("b", 20), ("c", 40)):
         book.ask(X._replace(name=name, queue_offset=queue_offset, tiered=name == "c"))
+    book.ask(X._replace(name="c", queue_offset=41, tiered=True))
     assert (book.holds.floors(), book.holds.tiered()) == ({QUEUE: 20}, {QUEUE})
     book.end(EXPIRED, "b")
     assert book.holds.floors() == {QUEUE: 30}
     book.end(EXPIRED, "c")
     assert (book.holds.floors(), book.holds.tiered()) == ({QUEUE: 30}, set())
+
+
+# --- tiers ---
+
+T = X._replace(tiered=True)
+
+
+def test_a_table_is_a_tier_once_its_landing_has_landed_something() -> None:
+    """Registered, as any holder, it is none yet, and frees nothing; moved on, it is, over another holder and an end;
+    set back to where it began it has a new table, which is none."""
+    book = Book()
+
+    def is_tier() -> bool:
+        return book.holds.newest(QUEUE)["lake"].is_tier
+
+    book.ask(T._replace(queue_offset=5))
+    book.end(EXPIRED)
+    book.ask(T)  # retention has gone on meanwhile
+    book.ask(T._replace(holder="y", take_over=True))
+    assert (is_tier(), book.holds.tiered()) == (False, set())
+    book.ask(T._replace(holder="y", queue_offset=11))
+    assert (is_tier(), book.holds.tiered()) == (True, {QUEUE})
+    book.ask(T._replace(queue_offset=11, take_over=True))
+    assert is_tier(), "the same table in another run"
+    book.end(EXPIRED)
+    assert (is_tier(), book.holds.tiered()) == (True, set())
+    book.ask(T._replace(queue_offset=11))
+    assert is_tier()
+    book.ask(T._replace(holder="y", queue_offset=10, take_over=True))
+    assert not is_tier()
+    book.ask(T._replace(holder="y", queue_offset=20))
+    book.end(RELEASED)
+    book.ask(T._replace(queue_offset=20))
+    assert not is_tier(), "forgotten"
+
+
+def test_what_was_landed_before_it_was_tiered_counts() -> None:
+    """Land to a table that is not tiered, then say that it is; and to another place, where it begins anew."""
+    book = Book()
+    book.ask(X)
+    book.ask(X._replace(queue_offset=20))
+    assert not book.holds.newest(QUEUE)["lake"].is_tier
+    assert book.ask(T._replace(queue_offset=20)).is_tier
+    other = Book()
+    other.ask(X)
+    other.ask(X._replace(queue_offset=20))
+    assert not other.ask(T._replace(queue_offset=20, location="file:///new")).is_tier
+
+
+@pytest.mark.parametrize("change", [{"location": "file:///new"}, {"tiered": False}])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_table_that_readers_look_in_is_not_left_under_its_name(change: dict, ended: bool) -> None:
+    """Another place, or not tiered any more, by a renewal or a new run: refused, saying what to do; a name of its own
+    is given, and so is the same name before anything was landed, or once the table is forgotten."""
+    book = Book()
+    book.ask(T)
+    book.ask(T._replace(location="file:///second"))
+    book.ask(T)
+    book.ask(T._replace(queue_offset=20))
+    if ended:
+        book.end(EXPIRED)
+    before = dict(book.holds.newest(QUEUE))
+    for wish in (T._replace(holder="y", take_over=True), *(() if ended else (T._replace(epoch=1, queue_offset=30),))):
+        with pytest.raises(BadRequest, match=r"up to 20 to file:///lake.*name of its own.*mqtool landing-end"):
+            book.ask(wish._replace(**change))
+    assert book.holds.newest(QUEUE) == before
+    book.ask(T._replace(name="new", **change))
+    assert book.holds.newest(QUEUE)["lake"].is_tier
+    book.end(RELEASED)
+    assert book.ask(T._replace(**change)).location == change.get("location", T.location)
+
+
+def test_entries_of_before_say_that_all_was_landed() -> None:
+    """A change, and a checkpoint's row, that do not say where their landing began."""
+    book = Book()
+    old = HoldSet(name="lake", holder="x", epoch=1, queue_offset=10, lease_ms=LEASE_MS, location="t", tiered=True)
+    assert b"landed_from" not in msgspec.msgpack.encode(old)
+    book.append(old)
+    assert book.holds.tiered() == {QUEUE}
+    row = ["lake", "x", 1, 10, LEASE_MS, "t", True, ""]
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(["H", QUEUE, [row]]), type=HoldsState)
+    restored = HoldTable(per_queue_max=4)
+    header, _ = book.log.batches[-1]
+    restored.restore(header, [state])
+    assert restored.newest(QUEUE) == book.holds.newest(QUEUE)
+
+
+def test_a_checkpoint_keeps_where_a_landing_began() -> None:
+    """Restore from the state of one that has landed nothing, and one that has."""
+    book, restored = Book(), HoldTable(per_queue_max=4)
+    book.ask(T)
+    book.ask(T._replace(name="on"))
+    book.ask(T._replace(name="on", queue_offset=20))
+    state = book.holds.state(QUEUE, ["lake", "on"])
+    assert state is not None
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=HoldsState)
+    restored.restore(book.log.batches[-1][0], [decoded])
+    assert restored.newest(QUEUE) == book.holds.newest(QUEUE)
+    assert [hold.is_tier for hold in restored.newest(QUEUE).values()] == [False, True]
+
+
+# --- deciding ---
 
 
 def test_who_decided_before_a_hold_came_has_to_look_again() -> None:

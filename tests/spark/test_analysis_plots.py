@@ -12,6 +12,7 @@ import pytest
 from mirrorlog.errors import ConfigError
 from mirrorlog.spark.analysis.copies import draw_copies
 from mirrorlog.spark.analysis.plots import PANELS, QUEUES_MAX, draw, save, with_silence
+from mirrorlog.spark.audit import _draw
 from mirrorlog.spark.copy_audit import Audit, Copy, Finding, State
 
 _TOLD = ("other bytes", "damaged", "could not be read", "does not have it")
@@ -115,3 +116,10 @@ def test_copies_that_are_equal_are_drawn_as_such() -> None:
     figure = draw_copies(Audit("q", 0, 10, (Copy("n1", True, 0, 10),), (), ()))
     assert "all equal" in figure.axes[0].get_title(loc="left")
     assert len(figure.legends[0].get_texts()) == 1
+
+
+def test_a_queues_name_is_no_path_for_its_picture(tmp_path: Path) -> None:
+    """Goal: whatever a queue is called, its picture lands in the folder. One with a slash and dots."""
+    _draw([Audit("../a/b", 0, 10, (Copy("n1", True, 0, 10),), (), ())], tmp_path / "out")
+    (picture,) = (tmp_path / "out").iterdir()
+    assert picture.read_bytes()[:4] == b"\x89PNG"

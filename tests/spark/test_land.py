@@ -6,27 +6,33 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from mirrorlog.client.sync import Client
 from mirrorlog.commitlog.body import Record
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
 from mirrorlog.spark.errors import LandingConflict, TableRefused
-from mirrorlog.spark.land import LandResult, land
-from mirrorlog.spark.landing.runner import Moment
+from mirrorlog.spark.land import LandResult, land, land_all
+from mirrorlog.spark.landing.definition import landing
+from mirrorlog.spark.landing.holds import Holds
+from mirrorlog.spark.landing.runner import Moment, Runner
+from mirrorlog.spark.log_source import LogSource
+from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing.asking import wait_for
 from tests.spark import landing_child
 from tests.spark.landing_child import WRITING
 from tests.spark.queues import every_kind_of_record, publish
 
 _CHILD_S = 240
-# The JVM's own, not to be had without; and the progress.
-_EXPECTED_STDERR = {"WARNING: Using incubator modules: jdk.incubator.vector", "starting Spark"}
+# The JVM's own, not to be had without.
+_NOISE = "WARNING: Using incubator modules: jdk.incubator.vector"
 
 JSON = {"mode": "json", "decoder": {"schema": "n BIGINT"}}
 
@@ -44,6 +50,34 @@ def positions(table: Path) -> list[int]:
     return [each["version"] for each in found if each["appId"].count(":") == 2]
 
 
+def assert_is_the_log(
+    spark: SparkSession,
+    servers: Sequence[str],
+    queue: str,
+    table: Path,
+    count: int,
+    *,
+    dead_letters: Path | None = None,
+) -> None:
+    """Every record of the queue, `count` from 0 on, once and with its contents, in the table or its dead letters."""
+    found = reconcile(spark, LogSource(tuple(servers)), queue, table, dead_letters=dead_letters)
+    assert found.equal, (queue, found.differences, found.notes)
+    assert (found.first, found.next, found.log_first, found.log.rows) == (0, count, 0, count), queue
+
+
+def unnamed(table: Path) -> set[str]:
+    """Data files that no commit names, unfinished ones among them."""
+    named = {Path(uri).name for uri in DeltaTable(table).file_uris()}
+    return {path.name for path in table.rglob("*.parquet*") if "_delta_log" not in path.parts} - named
+
+
+def held(servers: Sequence[str], queue: str) -> int:
+    """From where on the only hold of the queue keeps it."""
+    with Client(*servers) as client:
+        (hold,) = client.admin.holds(queue)
+    return hold.queue_offset
+
+
 def numbered(first: int, count: int) -> list[Record]:
     return [Record(b"%d" % number) for number in range(first, first + count)]
 
@@ -53,12 +87,9 @@ def half_good(first: int, count: int) -> list[Record]:
     return [Record(b'{"n": %d}' % n if n % 2 else b"bad %d" % n) for n in range(first, first + count)]
 
 
-def die_landing(
-    servers: Sequence[str], queue: str, table: Path, moment: str, settings: dict[str, object] | None = None
-) -> None:
-    """Land in a process of its own which is killed at `moment`; it must not get further."""
-    given = json.dumps(settings or {})
-    command = [sys.executable, landing_child.__file__, ",".join(servers), queue, str(table), moment, given]
+def die_landing(*cases: Mapping[str, object]) -> None:
+    """Land in a process of its own which is killed at the moments of all `cases`; none must get further."""
+    command = [sys.executable, landing_child.__file__, json.dumps(cases)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=_CHILD_S, check=False)
     assert child.returncode == -signal.SIGKILL, child.stderr
 
@@ -99,43 +130,80 @@ def test_a_landing_adds_each_record_once_with_the_sources_columns(
     assert landed.orderBy("offset").collect() == expected.orderBy("offset").collect()
 
 
+BEFORE = [Moment.PLANNED, WRITING, Moment.WRITTEN, Moment.COMMITTING]
+AFTER = [Moment.COMMITTED]
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """What a dead driver has left: a queue and a table for each place at which it died."""
+
+    root: Path
+    prefix: str
+    servers: Sequence[str]
+
+    def queue(self, place: str) -> str:
+        return f"{self.prefix}-{place.replace(' ', '-')}"
+
+    def table(self, place: str) -> Path:
+        return self.root / self.queue(place)
+
+    @property
+    def dead(self) -> Path:
+        return self.root / "dead"
+
+    def keys(self, place: str, **more: object) -> dict[str, object]:
+        """Of the landing that died there, registered but for the one with dead letters."""
+        where = {"queue": self.queue(place), "table": str(self.table(place)), "servers": list(self.servers)}
+        own = {"dead_letters": str(self.dead), **JSON} if place == Moment.DEAD_LETTERS else {"hold": True}
+        return {**where, "read_from": "master", **own, **more}
+
+
+@pytest.fixture(scope="module")
+def killed(spark: SparkSession, servers: list[str], tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    """One driver, dead by SIGKILL at all places at once: land 300 and publish 1,000 for each; it dies in landing
+    those. In the landing with dead letters it is 40, half of them bad, and a table that is not there yet."""
+    left = Killed(tmp_path_factory.mktemp("killed"), f"q-{uuid.uuid4().hex}", servers)
+    records = every_kind_of_record(1300)
+    for place in (*BEFORE, *AFTER):
+        publish(servers, left.queue(place), records[:300])
+        land(spark, servers, left.queue(place), left.table(place))
+        publish(servers, left.queue(place), records[300:])
+    publish(servers, left.queue(Moment.DEAD_LETTERS), half_good(0, 40))
+    die_landing(*(left.keys(place, moment=place) for place in (*BEFORE, *AFTER, Moment.DEAD_LETTERS)))
+    return left
+
+
+@pytest.mark.parametrize("place", [*BEFORE, *AFTER])
 def test_a_driver_that_is_killed_at_any_place_leaves_a_table_that_the_next_one_completes(
-    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
+    spark: SparkSession, killed: Killed, place: str
 ) -> None:
-    """Goal: exactly once. Land 300, publish 1,000, SIGKILL the driver at each place of its step, on a queue and table
-    of its own each; then land again. Before the commit all 1,000 are still to be landed, behind it none."""
-    before = [Moment.PLANNED, WRITING, Moment.COMMITTING]
-    after = [Moment.COMMITTED]
-    places = {place: f"{queue}-{number}" for number, place in enumerate([*before, *after])}
-
-    def die(place: str) -> None:
-        table = tmp_path / places[place]
-        publish(servers, places[place], numbered(0, 300))
-        land(spark, servers, places[place], table)
-        publish(servers, places[place], numbered(300, 1000))
-        die_landing(servers, places[place], table, place)
-
-    with ThreadPoolExecutor(3) as threads:
-        list(threads.map(die, places))
-    for place, name in places.items():
-        table = tmp_path / name
-        result = land(spark, servers, name, table)
-        assert (result.first, result.rows) == ((1300, 0) if place in after else (300, 1000)), place
-        assert landed_offsets(table) == list(range(1300)), place
-        assert positions(table) == [300, 1300], place
+    """Goal: exactly once. Where a registered landing was killed, land again, and compare every record with the log.
+    Before the commit all 1,000 are still to be landed, behind it none; the hold stays where the table was before the
+    dead step, until the next one has renewed it."""
+    name, table = killed.queue(place), killed.table(place)
+    assert positions(table) == ([300, 1300] if place in AFTER else [300])
+    assert bool(unnamed(table)) == (place in {WRITING, Moment.WRITTEN, Moment.COMMITTING})
+    assert held(killed.servers, name) == 300
+    made = landing(killed.keys(place))
+    result = land_all(Runner(spark), made, Holds(made))
+    assert (result.first, result.rows) == ((1300, 0) if place in AFTER else (300, 1000))
+    assert positions(table) == [300, 1300]
+    assert held(killed.servers, name) == 1300
+    assert_is_the_log(spark, killed.servers, name, table, 1300)
 
 
 def test_a_driver_that_dies_between_two_commits_leaves_each_record_in_one_table(
-    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
+    spark: SparkSession, killed: Killed
 ) -> None:
-    """Goal: landed or a dead letter, never both. SIGKILL the driver behind the commit of the dead letters; change the
-    schema so that other records are bad, and land again: the dead letters of the dead driver are gone."""
-    table, dead = tmp_path / "table", tmp_path / "dead"
-    publish(servers, queue, half_good(0, 40))
-    die_landing(servers, queue, table, Moment.DEAD_LETTERS, {**JSON, "dead_letters": str(dead)})
+    """Goal: landed or a dead letter, never both. The driver was killed behind the commit of the dead letters; change
+    the schema so that other records are bad, and land again: the dead letters of the dead driver are gone."""
+    servers, queue = killed.servers, killed.queue(Moment.DEAD_LETTERS)
+    table, dead = killed.table(Moment.DEAD_LETTERS), killed.dead
     assert landed_offsets(dead) == list(range(0, 40, 2))
-    assert not (table / "_delta_log").exists()
-    other = {"mode": "json", "decoder": {"schema": "n STRING"}, "dead_letters": str(dead)}
+    assert positions(table) == landed_offsets(table, "_offset") == []
+    schema = {"schema": "n BIGINT, other BIGINT NOT NULL"}
+    other = {"mode": "json", "decoder": schema, "evolution": "add", "dead_letters": str(dead)}
     result = land(spark, servers, queue, table, **other)
     assert (result.rows, result.dead_letters) == (0, 40)
     assert landed_offsets(dead) == list(range(40))
@@ -146,6 +214,7 @@ def test_a_driver_that_dies_between_two_commits_leaves_each_record_in_one_table(
     for _ in range(2):
         land(spark, servers, queue, table, **other)
         assert landed_offsets(dead) == list(range(50))
+    assert_is_the_log(spark, servers, queue, table, 50, dead_letters=dead)
 
 
 @pytest.mark.parametrize("moment", [Moment.WRITTEN, Moment.COMMITTED])
@@ -193,7 +262,8 @@ def test_of_two_drivers_at_once_one_lands_and_the_other_is_told(
     table, meeting = tmp_path / "table", tmp_path / "meeting"
     meeting.mkdir()
     publish(servers, queue, numbered(0, 1000))
-    arguments = [",".join(servers), queue, str(table), Moment.WRITTEN, "{}", str(meeting)]
+    case = {"moment": Moment.WRITTEN, "queue": queue, "table": str(table), "servers": servers}
+    arguments = [json.dumps([case]), str(meeting)]
     with subprocess.Popen([sys.executable, landing_child.__file__, *arguments]) as other:
         try:
             there = meeting / "there"
@@ -203,8 +273,8 @@ def test_of_two_drivers_at_once_one_lands_and_the_other_is_told(
         finally:
             (meeting / "go").touch()
         assert other.wait(_CHILD_S) == LandingConflict.exit_code
-    assert landed_offsets(table) == list(range(1010))
     assert positions(table) == [1010]
+    assert_is_the_log(spark, servers, queue, table, 1010)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +346,8 @@ def test_what_stops_a_landing_is_said_and_nothing_is_added(
 
 
 def test_the_command_lands_and_says_so_in_one_line(jvm: None, servers: list[str], queue: str, tmp_path: Path) -> None:
-    """Goal: `mqtool land` works by itself and is quiet. Run it as a program; then without a node."""
+    """Goal: `mqtool land` works by itself, and tells how it goes on stderr. Run it as a program; then without a
+    node."""
     publish(servers, queue, numbered(0, 40))
 
     def run(server: str) -> subprocess.CompletedProcess[str]:
@@ -289,8 +360,10 @@ def test_the_command_lands_and_says_so_in_one_line(jvm: None, servers: list[str]
     (line,) = landed.stdout.splitlines()
     assert "40" in line
     assert landed_offsets(tmp_path / "table") == list(range(40))
-    noise = [line for line in landed.stderr.splitlines() if line.strip() and line not in _EXPECTED_STDERR]
-    assert noise == []
+    told = [line for line in landed.stderr.splitlines() if line.strip() and line != _NOISE]
+    stages = [f"{queue}: {stage}" for stage in ("writing files", "committing", "committed")]
+    assert told[:-1] == ["starting Spark", f"{queue}: 40 records to land, 0 up to 40", *stages]
+    assert told[-1].startswith(f"{queue}: 40 records in ")
     refused = run("127.0.0.1:1")
     assert (refused.returncode, refused.stdout) == (9, "")
     (line,) = refused.stderr.splitlines()

@@ -25,7 +25,7 @@ def test_the_least_that_is_given_has_defaults_for_the_rest() -> None:
         ("n1:7401",),
     )
     assert (made.mode, made.write, made.read_from, made.on_data_loss, made.hold) == (
-        *("raw", "append", "mirror", "fail"),
+        *("raw", "append", "nearest", "fail"),
         True,
     )
     assert made.upkeep == Upkeep()
@@ -56,7 +56,6 @@ def test_every_key_arrives_where_it_belongs() -> None:
             "on_data_loss": "skip",
             "hold": True,
             "lease_s": 60,
-            "tiered": True,
             "compact_every_s": 1,
             "checkpoint_every_s": 2,
             "vacuum_every_s": 3,
@@ -72,7 +71,8 @@ def test_every_key_arrives_where_it_belongs() -> None:
     assert (made.zorder_by, made.compression, made.target_file_bytes) == (("_offset",), "zstd", 1 << 20)
     assert (made.max_records, made.max_bytes, made.max_latency_s) == (5, 6, 0.5)
     assert (made.read_from, made.change_data_feed, made.on_data_loss) == ("n2", True, "skip")
-    assert (made.hold, made.lease_s, made.tiered) == (True, 60.0, True)
+    assert (made.hold, made.lease_s, made.tiered) == (True, 60.0, False)
+    assert landing({**LEAST, "tiered": True}).tiered
     assert made.upkeep == Upkeep(1.0, 2.0, 3.0, 100_000.0)
     assert made.tls == TlsFiles("ca.pem")
 
@@ -107,7 +107,12 @@ def test_every_key_arrives_where_it_belongs() -> None:
         ({"queue_pattern": "a.*"}, "'queue'.*'queue_pattern'"),
         ({"path": "/logs"}, "'servers'.*'path'"),
         ({"dead_letters": "/lake/flights"}, "'dead_letters'"),
-        ({"tiered": True, "hold": False}, "'tiered'"),
+        ({"tiered": True, "hold": False}, "'tiered'.*'hold'"),
+        ({"tiered": True, "mode": "json", "decoder": {"schema": "a INT"}}, "'tiered'.*'mode'.*'json'"),
+        ({"tiered": True, "write": "upsert"}, "'tiered'.*'write'"),
+        ({"name": "a\nb"}, "'name'.*255"),
+        ({"name": "x" * 256}, "'name'.*255"),
+        ({"name": " "}, "'name'"),
         ({"tls_cert": "a.pem"}, "'tls_cert'.*'tls_key'"),
         ({"cluster_by": ["offset"], "partition_by": ["hash(key,4)"]}, "'cluster_by'"),
     ],
@@ -129,11 +134,26 @@ def test_a_broken_pattern_is_refused() -> None:
         landing({"queue_pattern": "(", "table": "/t", "servers": "n1:7401"})
 
 
+def test_a_landing_of_several_queues_is_called_as_its_table() -> None:
+    """Goal: a name that a hold can have, however many queues there are. Two, a hundred, a pattern; another place."""
+    tables = {"table": "s3://lake/orders/", "servers": "n1:7401"}
+    assert landing({**tables, "queue": ["one"]}).name == "one"
+    assert landing({**tables, "queue": ["a", "b"]}).name == "orders"
+    assert landing({**tables, "queue": [f"a-long-name-{number}" for number in range(100)]}).name == "orders"
+    assert landing({**tables, "queue_pattern": "orders-.*"}).name == "orders"
+    assert landing({**tables, "queue_pattern": "orders-.*", "name": "x" * 255}).name == "x" * 255
+    for table in ("/", "/lake/" + "x" * 256):
+        with pytest.raises(BadLanding, match="'name'"):
+            landing({**tables, "table": table, "queue_pattern": "orders-.*"})
+
+
 def test_log_directories_need_no_servers_and_hold_nothing() -> None:
     made = landing({"queue": "q", "table": "/t", "path": "/logs"})
     assert (made.path, made.servers, made.hold) == ("/logs", (), False)
     with pytest.raises(BadLanding, match="'hold'"):
         landing({"queue": "q", "table": "/t", "path": "/logs", "hold": True})
+    with pytest.raises(BadLanding, match=r"'tiered'.*'path'"):
+        landing({"queue": "q", "table": "/t", "path": "/logs", "tiered": True})
 
 
 def test_a_relative_table_is_where_the_command_was_given() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import socket
 import urllib.request
@@ -17,19 +16,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from mirrorlog.errors import ConnectionLost, PortTaken
-from mirrorlog.spark.errors import LandingConflict
+from mirrorlog.spark.errors import LandingConflict, StorageFailed
+from mirrorlog.spark.landing.counts import STATES, LandingCounts
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.metrics import STATES, LandingCounts, LandingMetrics, Observers, json_lines, serve_metrics
+from mirrorlog.spark.landing.metrics import LandingMetrics, serve_metrics
 from mirrorlog.spark.landing.positions import MissedRange
 from mirrorlog.spark.landing.progress_view import (
     ROWS_MAX,
     LiveView,
     QueueRow,
-    plain_lines,
     progress_table,
     queue_rows,
 )
-from mirrorlog.spark.landing.results import QueueStep, StepResult
+from mirrorlog.spark.landing.results import QueueStep, Several, StepResult
 
 ORDERS = Landing(name="orders", table="/lake/orders", queues=("o1", "o2"), mode="json")
 FLIGHTS = Landing(name="flights", table="/lake/flights", queues=("f",))
@@ -91,6 +90,7 @@ def full() -> tuple[Clock, LandingCounts]:
     counts.step_began(ORDERS)
     counts.step_ended(ORDERS, STEP)
     counts.upkeep_done(ORDERS, Done())
+    counts.upkeep_failed(ORDERS, StorageFailed("disk full"))
     counts.step_began(FLIGHTS)
     counts.step_failed(FLIGHTS, LandingConflict("another landing\ncommitted"))
     counts.step_began(FLIGHTS)
@@ -176,13 +176,37 @@ def test_lag_in_seconds_is_that_of_the_oldest_record_and_grows_while_nothing_is_
     assert value(scraped(counts), "queue_lag_seconds", queue="o1") == 3.0
 
 
+def test_upkeep_that_failed_is_counted_and_fails_no_landing() -> None:
+    """Goal: an alert on failed landings is about landings. One step, then upkeep that failed."""
+    _, counts = full()
+    found = scraped(counts)
+    assert value(found, "upkeep_failures_total", landing="orders", code="STORAGE_FAILED") == 1
+    assert value(found, "state", landing="orders", state="behind") == 1
+    assert [each.labels["landing"] for each in found["mirrorlog_landing_failures"].samples] == ["flights", "flights"]
+
+
+def test_a_record_that_a_look_saw_first_is_as_old_as_the_last_landed_one_at_most() -> None:
+    """Goal: lag has one meaning, whoever asks. A look sees more confirmed than the step that ends afterwards."""
+    clock = Clock()
+    counts = clock.counts(ORDERS)
+    counts.looked(ORDERS, {"o1": 150})
+    clock.seconds = 1_050.0
+    step = QueueStep("o1", 0, 140, 140, landed_time_us=1_030_000_000)
+    assert step.lag_seconds(1_050_000_000) == 0.0
+    counts.step_ended(ORDERS, replace(STEP, queues=(step,)))
+    assert value(scraped(counts), "queue_lag_seconds", queue="o1") == 20.0
+
+
 def test_several_observers_are_told_the_same() -> None:
     """Goal: a display and the counts at once. Two counts behind one observer."""
     clock = Clock()
     one, other = clock.counts(), clock.counts()
-    both = Observers(one, other)
+    both = Several(one, other)
     both.step_began(ORDERS)
     both.step_ended(ORDERS, STEP)
+    both.looked(ORDERS, {"o2": 9})
+    both.upkeep_done(ORDERS, Done())
+    both.upkeep_failed(ORDERS, ConnectionLost("away"))
     both.step_failed(ORDERS, ConnectionLost("away"))
     assert one.copy() == other.copy()
     assert one.copy()[0]["orders"].state == "failed"
@@ -260,26 +284,6 @@ def test_metrics_are_served_on_a_port_of_their_own_and_a_taken_one_is_said() -> 
         free.bind(("127.0.0.1", port))
 
 
-def test_json_lines_tell_the_same() -> None:
-    """Goal: numbers without a scraper. A line per landing, each a whole object."""
-    clock, counts = full()
-    flights, orders = map(json.loads, json_lines(*counts.copy()))
-    assert (orders["landing"], orders["rows"], orders["table_version"], orders["state"]) == ("orders", 98, 6, "behind")
-    assert orders["queues"]["o1"] == {
-        "records": 95,
-        "missed_records": 5,
-        "next_offset": 110,
-        "confirmed_offset": 150,
-        "lag_records": 40,
-        "lag_seconds": 10.0,
-    }
-    assert (flights["error"], flights["failures"]) == (
-        "no node answers",
-        {"LANDING_CONFLICT": 1, "CONNECTION_LOST": 1},
-    )
-    assert flights["last_failure_us"] == clock.seconds * 1e6
-
-
 # --- The view ---
 
 
@@ -300,8 +304,6 @@ def test_the_view_has_a_row_for_each_queue_with_lag_and_reason() -> None:
     assert lines[1] == ["flights", "/lake/flights", "0", "0", "0", "0.0", "failed:", "no", "node", "answers"]
     assert lines[2] == ["o1", "/lake/orders", "95", "51", "40", "10.0", "behind"]
     assert lines[3] == ["o2", "/lake/orders", "7", "51", "0", "0.0", "landed"]
-    assert plain_lines(rows)[1] == "o1 -> /lake/orders: 95 landed, 51/s, lag 40 records 10.0 s, behind"
-    assert plain_lines(rows)[0].endswith("failed: no node answers")
 
 
 def test_the_view_bears_many_queues_long_reasons_and_names_that_look_like_markup() -> None:
@@ -327,8 +329,10 @@ def test_the_live_view_counts_and_shows_what_was_missed() -> None:
         view.step_ended(ORDERS, STEP)
         view.looked(ORDERS, {"o2": 9})
         view.upkeep_done(ORDERS, Done())
+        view.upkeep_failed(ORDERS, StorageFailed("disk\nfull"))
         view.step_failed(ORDERS, ConnectionLost("away"))
     assert "orders: queue 'o1': 20 up to 25 were not landed: gone" in out.getvalue()
     assert "failed: away" in out.getvalue()
+    assert "orders: upkeep failed: disk full" in out.getvalue()
     totals, _ = view.counts.copy()
     assert (totals["orders"].rows, totals["orders"].queues["o2"].lag_records) == (98, 2)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
 import pytest
 
+from mirrorlog.commitlog.format import BatchHeader
 from mirrorlog.errors import NoSuchQueue
 from mirrorlog.spark.errors import BeginUnknown, HistoryChanged, RecordsMissing, TableOutOfStep
 from mirrorlog.spark.landing.definition import landing
 from mirrorlog.spark.landing.delta_log import TableState
-from mirrorlog.spark.landing.planning import QueuePlan, limited, queue_plans, queues_of
-from mirrorlog.spark.landing.positions import MissedRange, QueueIds
+from mirrorlog.spark.landing.planning import (
+    RECORD_BYTES_MAX,
+    QueuePlan,
+    limited,
+    lookup_options,
+    queue_plans,
+    queues_of,
+    record_bytes,
+    source_options,
+    unmirrored,
+)
+from mirrorlog.spark.landing.positions import MissedRange, QueueIds, begin_set
+from mirrorlog.spark.lookup import Place, Seen
 from tests.spark.fake_log import FakeLog
 
 
@@ -144,3 +159,101 @@ def test_queues_are_named_or_match_a_pattern() -> None:
     assert [facts.name for facts in queues_of(made, log)] == ["orders-1", "orders-2"]
     with pytest.raises(NoSuchQueue, match="'gone'"):
         queues_of(landing({"queue": "other,gone", "table": "/t", "servers": "n1:7401"}), log)
+
+
+# --- How much a commit takes ---
+
+
+@dataclass
+class SizedLog(FakeLog):
+    """Batches of ten records, which have so many bytes from a queue offset on."""
+
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    def headers_at(self, places: Sequence[Place]) -> list[Seen]:
+        return [self._sized(place, seen) for place, seen in zip(places, super().headers_at(places), strict=True)]
+
+    def _sized(self, place: Place, seen: Seen) -> Seen:
+        if not isinstance(seen, BatchHeader):
+            return seen
+        size = self.sizes[max(first for first in self.sizes if first <= place.queue_offset)]
+        return seen._replace(length=10 * size, record_count=10)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({0: 100}, 100),
+        ({0: 5_000, 1: 100}, 5_000),
+        ({0: 100, 5_000: 70_000, 5_001: 100}, 70_000),
+        ({0: 100, 9_999: 1_000_000}, 1_000_000),
+    ],
+)
+def test_a_commit_is_bounded_by_the_largest_records_that_a_look_finds(sizes: dict[int, int], expected: int) -> None:
+    """Goal: max_bytes counts from the first step on. Records are larger at the begin, in the middle, at the end."""
+    log = SizedLog(sizes=sizes)
+    log.add("q", 10_000)
+    found = plan(log)
+    assert record_bytes(log, [found], 1 << 30) == expected
+    assert log.looks == [("q", 0), ("q", 5_000), ("q", 9_999)]
+    (cut,) = limited([found], 1_000_000 // expected)
+    assert sum(map(len, cut.pieces)) * expected <= 1_000_000
+
+
+def test_the_largest_of_all_queues_counts_and_what_is_gone_does_not() -> None:
+    """Goal: no queue hides behind another, and what is lost is not looked at. Two queues, one with a loss inside."""
+    log = SizedLog(sizes={0: 10, 70: 300})
+    log.add("small", 70)
+    queue = log.add("q", 100)
+    queue.lose_from(70)
+    queue.publish(30, epoch=2)
+    plans = [plan(log, queue="small"), plan(log, skip=True)]
+    log.looks.clear()
+    assert record_bytes(log, plans, 1) == 300
+    assert log.looks == [("small", 0), ("small", 35), ("small", 69), ("q", 0), ("q", 50), ("q", queue.next - 1)]
+    queue.free_below(queue.next)
+    assert record_bytes(log, plans, 1) == 10
+
+
+def test_nobody_looks_where_so_little_is_pending_that_it_fits_anyhow() -> None:
+    """Goal: a step of few records costs no look. As many of the largest records as fit, and one more; none."""
+    log = SizedLog(sizes={0: 10})
+    log.add("q", 5)
+    found = plan(log)
+    assert record_bytes(log, [found], 5 * RECORD_BYTES_MAX) == 0
+    assert record_bytes(log, [plan(log, 5, epoch=1)], 1) == 0
+    assert record_bytes(log, [found], 5 * RECORD_BYTES_MAX - 1) == 10
+
+
+# --- Whom a landing reads from ---
+
+
+def test_mirrors_are_read_where_there_are_any_and_the_master_of_a_queue_of_one_copy() -> None:
+    """Goal: a word means what it says, and a queue of one copy is landed too. Two queues, each word."""
+    log = one_queue()
+    both = plan(log)
+    alone = replace(both, facts=replace(both.facts, name="alone", mirrored=False))
+    for word in ("nearest", "mirror", "master", "n2"):
+        made = landing({"queue": "q", "table": "/t", "servers": "n1:7401", "read_from": word})
+        assert source_options(made).read_from == word
+        assert unmirrored(made, [both, alone]) == ({"alone"} if word == "mirror" else set())
+        assert lookup_options(made).read_from == {"mirror": "nearest"}.get(word, word)
+
+
+def test_an_epoch_that_nobody_knows_proves_nothing() -> None:
+    """Goal: what was landed from a copy that was moved has no epoch to compare, which the table has as 0."""
+    log = FakeLog()
+    log.add("q").publish(100, epoch=5)
+    assert stretches(plan(log, 50, epoch=0)) == [(50, 100)]
+
+
+def test_where_a_table_begins_is_noted_by_the_first_commit_alone() -> None:
+    log = one_queue()
+    log.queues["q"].free_below(30)
+    (facts,) = log.facts(["q"])
+    ids = QueueIds.of(facts)
+    found = plan(log)
+    assert begin_set(ids, dict.fromkeys(ids), found.first) == {ids.begin: 30}
+    for begin in (30, None):
+        assert begin_set(ids, {**dict.fromkeys(ids), ids.offset: 40, ids.begin: begin}, 40) == {}
+    assert {ids.offset, ids.epoch, ids.fence, ids.dead, ids.begin} == {*ids}

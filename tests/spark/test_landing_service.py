@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from mirrorlog.client import Client
-from mirrorlog.errors import ConnectionLost, HoldTaken
+from mirrorlog.errors import ConnectionLost, HoldTaken, MirrorlogError
+from mirrorlog.spark.errors import SparkFailed
 from mirrorlog.spark.landing.definition import Landing, landing
-from mirrorlog.spark.landing.display import JsonLines, Lines, lag_seconds
+from mirrorlog.spark.landing.display import JsonLines, Lines
 from mirrorlog.spark.landing.holds import NOBODY, Holds, is_gone, this_holder
 from mirrorlog.spark.landing.positions import MissedRange
-from mirrorlog.spark.landing.results import QueueStep, StepResult
+from mirrorlog.spark.landing.results import QueueStep, Silent, StepResult
 from mirrorlog.spark.landing.runner import Moment, Runner
 from mirrorlog.spark.landing.schedule import Turn
 from mirrorlog.spark.landing.service import Service
 from mirrorlog.testing.asking import wait_for
 from mirrorlog.wire.messages import HoldInfo
+from tests.spark.fake_log import FakeLog
 from tests.spark.queues import publish
 from tests.spark.test_land import Died, dying_at, landed_offsets, numbered
 
@@ -80,7 +83,7 @@ def test_one_that_fails_stops_no_other_and_is_told_with_its_reason(
     landings = [
         made(["127.0.0.1:1"], "away", tmp_path / "away", hold=False),
         made(servers, f"{queue}-refused", tmp_path / "refused", hold=False),
-        made(servers, f"{queue}-a", tmp_path / "a", hold=False, max_records=7),
+        made(servers, f"{queue}-a", tmp_path / "a", hold=False, max_records=7, read_from="mirror"),
         made(servers, f"{queue}-b", tmp_path / "b", hold=False),
     ]
     out = io.StringIO()
@@ -137,6 +140,31 @@ def test_a_driver_that_dies_before_it_renews_its_hold_keeps_more_and_loses_nothi
     assert landed_offsets(tmp_path) == list(range(15))
 
 
+def test_a_step_that_lost_its_hold_commits_nothing(
+    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
+) -> None:
+    """Goal: who was replaced does not commit. While a step's files are written another run takes over by force, and the
+    lease comes to be renewed."""
+    publish(servers, queue, numbered(0, 10))
+    one = made(servers, queue, tmp_path)
+    now_s = 0.0
+    first, second = Holds(one, now=lambda: now_s), Holds(one, take_over=True)
+
+    def replaced(moment: Moment) -> None:
+        nonlocal now_s
+        if moment is Moment.WRITTEN:
+            second.begin({queue: 0})
+            now_s += one.lease_s
+            first.renew_due()
+
+    with pytest.raises(HoldTaken):
+        Runner(spark, replaced).step(one, first)
+    assert Runner(spark).step(one, second).rows == 10
+    first.end()
+    assert [(hold.holder == NOBODY, hold.queue_offset) for hold in holds_of(servers, queue)] == [(False, 10)]
+    assert landed_offsets(tmp_path) == list(range(10))
+
+
 def test_a_landing_that_failed_goes_on_when_its_reason_is_gone(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -186,6 +214,48 @@ def test_the_service_ends_by_sigterm_behind_its_commit(
 # --- Without Spark --------------------------------------------------------------------------------------------------
 
 
+class Waits(Silent):
+    """Hears what upkeep came to, and stops the service when it has heard it `times` times."""
+
+    def __init__(self, stop: threading.Event, times: int) -> None:
+        self.failed: list[str] = []
+        self._stop, self._times = stop, times
+
+    def upkeep_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        self.failed.append(error.code)
+        if len(self.failed) == self._times:
+            self._stop.set()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(SparkFailed("OOM"), "SPARK_FAILED"), (OSError(28, "full"), "STORAGE_FAILED")]
+)
+def test_upkeep_that_fails_is_told_and_tried_again_and_delays_no_landing(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
+) -> None:
+    """Goal: a table that cannot be tidied is landed in. Upkeep fails at every look; the landing is neither failed nor
+    put off. A service over a plain list in place of nodes and table."""
+    log = FakeLog()
+    log.add("q", 10)
+    monkeypatch.setattr("mirrorlog.spark.landing.service.open_lookup", log.opened)
+    monkeypatch.setattr(Service, "_spark_lives", lambda service: True)
+    stop = threading.Event()
+    heard, times = Waits(stop, 3), iter(range(1_000))
+
+    def fail(landing: Landing) -> None:
+        raise error
+
+    spark: Any = None
+    service = Service(
+        spark, [made(["n1:7401"], "q", Path("/t"), hold=False)], observer=heard, upkeep=fail, now=lambda: next(times)
+    )
+    (turn,) = service.schedule.turns
+    turn.ended(StepResult("q", (QueueStep("q", 0, 10, 10),)), 0.0)
+    service.run(stop)
+    assert heard.failed == [code] * 3
+    assert (turn.error, turn.failures, turn.done, turn.retry_at) == (None, 0, False, float("-inf"))
+
+
 def test_a_holder_is_gone_when_its_process_is_and_only_on_this_machine() -> None:
     mine = this_holder()
     host, boot, pid, started, number = mine.rsplit("/", 4)
@@ -229,6 +299,12 @@ def test_a_line_says_records_rate_lag_and_what_was_missed() -> None:
     assert failed == "q: failed: two lines"
 
 
-def test_lag_in_seconds_is_the_age_of_the_last_landed_record_while_others_wait() -> None:
-    assert lag_seconds(step(), 3_500_000) == 2.5
-    assert lag_seconds(StepResult("n", (QueueStep("q", 0, 10, 10, landed_time_us=1_000_000),)), 3_500_000) == 0.0
+def test_lag_in_seconds_is_the_age_of_the_oldest_record_that_waits_at_most() -> None:
+    """Goal: one definition. Behind; nothing left; a step that landed nothing and cannot tell; the furthest behind."""
+    (behind,) = step().queues
+    assert behind.lag_seconds(3_500_000) == 2.5
+    assert behind.lag_seconds(500_000) == 0.0, "a node's clock may be ahead of this one's"
+    landed, unknown = replace(behind, confirmed=10), replace(behind, landed_time_us=None)
+    assert (landed.lag_seconds(3_500_000), unknown.lag_seconds(3_500_000)) == (0.0, None)
+    assert StepResult("n", (landed, unknown, behind)).lag_seconds(3_500_000) == 2.5
+    assert StepResult("n", (landed, unknown)).lag_seconds(3_500_000) == StepResult("n").lag_seconds(0) == 0.0

@@ -7,10 +7,12 @@ import math
 import random
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from mirrorlog.spark.landing.statistics import TEXT_MAX, FileStatistics
 
@@ -92,3 +94,24 @@ def test_only_the_first_columns_have_bounds_and_those_that_always_do() -> None:
     found = FileStatistics(table.schema, always=["c39", "elsewhere"])
     found.add(table)
     assert sorted(json.loads(found.json())["minValues"]) == sorted([*(f"c{number}" for number in range(32)), "c39"])
+
+
+def test_a_struct_does_not_cost_another_reader_all_statistics_of_a_file(tmp_path: Path) -> None:
+    """Goal: where Delta has an object there is no number. A table with a struct, an array and a map, made of one file;
+    delta-rs must see the rows, nulls and bounds of its other columns."""
+    kinds = {"struct<x:bigint>": pa.struct([("x", pa.int64())]), "array<bigint>": pa.list_(pa.int64())}
+    rows = pa.table(
+        {
+            "n": pa.array([1, None], pa.int64()),
+            "s": pa.array([{"x": 1}, None], kinds["struct<x:bigint>"]),
+            "a": pa.array([[1], None], kinds["array<bigint>"]),
+        }
+    )
+    found = FileStatistics(rows.schema)
+    found.add(rows)
+    DeltaTable.create(tmp_path, rows.schema)
+    log = tmp_path / "_delta_log" / f"{1:020d}.json"
+    add = {"path": "f.parquet", "partitionValues": {}, "size": 1, "modificationTime": 0, "dataChange": True}
+    log.write_text(json.dumps({"add": {**add, "stats": found.json()}}))
+    (seen,) = pa.table(DeltaTable(tmp_path).get_add_actions(flatten=True)).to_pylist()
+    assert (seen["num_records"], seen["null_count.n"], seen["min.n"], seen["max.n"]) == (2, 1, 1, 1)

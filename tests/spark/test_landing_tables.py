@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from mirrorlog.spark.errors import TableRefused
 from mirrorlog.spark.landing.definition import Landing, landing
-from mirrorlog.spark.landing.delta_log import TableShape, TableState
+from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, table_state
+from mirrorlog.spark.landing.files import FileFormat, FileWriter
 from mirrorlog.spark.landing.tables import RAW, columns_of, refuse_shape, settled_shape
 
 
@@ -102,3 +105,59 @@ def test_columns_of_values_are_added_only_where_that_is_asked_for() -> None:
     shape = settled_shape(there(first), wider, one, may_add=["a", "b"])
     assert shape is not None
     assert shape.schema.names == [*first.names, "b"]
+
+
+X = pa.field("x", pa.int64())
+NESTED = {
+    "a struct": pa.struct,
+    "in a struct": lambda fields: pa.struct([("s", pa.struct(fields)), ("z", pa.int32())]),
+    "in an array": lambda fields: pa.list_(pa.struct(fields)),
+    "in a map": lambda fields: pa.map_(pa.string(), pa.struct(fields)),
+}
+
+
+@pytest.mark.parametrize("kind", NESTED.values(), ids=NESTED)
+def test_a_field_at_the_end_of_a_struct_is_added_like_a_column(kind: Any) -> None:
+    """Goal: evolution reaches inside. The same struct with a field more, wherever it stands; not where its type, its
+    place or its name is another one, and only where that is asked for."""
+    one = made(mode="json", decoder={"schema": "a INT"}, evolution="add")
+
+    def columns(*fields: Any) -> StructType:
+        return columns_of(one, pa.schema([("v", kind([*fields]))]))
+
+    first, wider = columns(X), columns(X, ("y", pa.string()))
+    shape = settled_shape(there(first), wider, one, may_add=["v"])
+    assert shape is not None
+    assert shape.schema == wider
+    assert settled_shape(there(wider), wider, one, may_add=["v"]) is None
+    with pytest.raises(TableRefused, match=r"no column v of type .*y:string.*evolution"):
+        settled_shape(there(first), wider, one)
+    for other in (columns(("x", pa.string())), columns(("y", pa.string()), X), columns(X, ("X", pa.int64()))):
+        with pytest.raises(TableRefused, match="a type is never changed but by fields at the end"):
+            settled_shape(there(first), other, one, may_add=["v"])
+    with pytest.raises(TableRefused, match="never changed"):
+        settled_shape(there(wider), first, one, may_add=["v"])
+
+
+def test_spark_reads_files_from_before_and_after_a_struct_grew(spark: SparkSession, tmp_path: Path) -> None:
+    """Goal: Delta takes the change, and old rows have null there. A file of the old type, then one of the new, in a
+    struct, an array and a map of structs."""
+    one = made(mode="json", decoder={"schema": "a INT"}, evolution="add")
+    table = str(tmp_path)
+
+    def put(value: dict[str, int]) -> None:
+        struct = pa.struct([(name, pa.int64()) for name in value])
+        kinds = {"s": struct, "a": pa.list_(pa.field("element", struct)), "m": pa.map_(pa.string(), struct)}
+        values = {"s": value, "a": [value], "m": [("k", value)]}
+        rows = pa.RecordBatch.from_pydict({name: pa.array([values[name]], kinds[name]) for name in kinds})
+        with FileWriter(FileFormat(table), 0) as writer:
+            writer.write(rows)
+            files = writer.finish()
+        seen = table_state(spark, table, ())
+        shape = settled_shape(seen, columns_of(one, rows.schema), one, may_add=[*kinds])
+        commit(spark, table, files, seen=seen, sets={}, note={}, shape=shape)
+
+    put({"x": 1})
+    put({"x": 2, "y": 3})
+    found = spark.read.format("delta").load(table).selectExpr("s.x", "s.y", "a[0].y AS a", "m['k'].y AS m")
+    assert sorted(map(tuple, found.collect())) == [(1, None, None, None), (2, 3, 3, 3)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from mirrorlog.client import ConsumedBatch
 from mirrorlog.commitlog.body import Record
 from mirrorlog.errors import LogCorrupt
 from mirrorlog.spark.errors import StorageFailed
@@ -130,3 +132,20 @@ def test_a_range_of_which_nothing_is_left_says_nothing_of_its_epoch(tmp_path: Pa
     written = write_range(0, Work(ranges, options, FileFormat(str(tmp_path / "table")), DeadLettersOf("table", {})))
     assert [(each.queue, each.first, each.next) for each in written.missed] == [("q2", 0, 10)]
     assert list(written.epochs) == [("q1", ranges[0].next)]
+
+
+def test_a_task_reads_a_queue_of_one_copy_from_its_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: `read_from = "mirror"` lands queues without mirrors beside others. Two queues; whom each is read from."""
+    asked: dict[str, str] = {}
+    batch = given_out(stamped([Record(b"x")]))
+
+    def read(options: SourceOptions, wanted: QueueRange, on_missing: object) -> Iterator[ConsumedBatch]:
+        asked[wanted.queue] = options.read_from
+        return iter([batch])
+
+    monkeypatch.setattr(tasks, "consumed_batches", read)
+    options = SourceOptions(servers=("n1:7401",), queues=("q", "alone"), read_from="mirror")
+    ranges = (queue_range("q", 0, 1), queue_range("alone", 0, 1))
+    work = Work(ranges, options, FileFormat(str(tmp_path)), DeadLettersOf(str(tmp_path), {}))
+    assert write_range(0, replace(work, from_master=frozenset({"alone"}))).records == 2
+    assert asked == {"q": "mirror", "alone": "master"}

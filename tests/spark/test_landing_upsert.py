@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -26,7 +27,7 @@ from mirrorlog.spark.landing.delta_log import TableShape, commit
 from mirrorlog.spark.landing.files import FileFormat, FileWriter
 from mirrorlog.spark.landing.staging import Staging, remove_old
 from mirrorlog.spark.landing.tables import RAW
-from mirrorlog.spark.landing.upsert import PROPERTIES, RAW_COLUMNS, MergeMoment, _Step, merge_step, shut_out
+from mirrorlog.spark.landing.upsert import PROPERTIES, RAW_COLUMNS, MergeMoment, Move, _Step, merge_step, shut_out
 from mirrorlog.spark.landing.upsert_positions import UpsertIds, announcement, landed_epoch, passage
 from mirrorlog.spark.landing.upsert_rows import TOMBSTONE, refuse_keyless, staged_rows
 from mirrorlog.spark.plan import QueueFacts
@@ -83,11 +84,23 @@ def test_a_range_without_rows_moves_the_position_with_its_epoch() -> None:
     )
     announced = after(merged, announcement(merged, IDS, first=50, following=90, epoch=5, staging=8))
     for start in (merged, announced):
-        moved = after(start, passage(start, IDS, following=60, epoch=4))
+        moved = after(start, passage(start, IDS, first=50, following=60, epoch=4))
         assert (moved[IDS.offset], landed_epoch(moved, IDS)) == (60, 4)
-        skipped = after(start, passage(start, IDS, following=60, epoch=None))
+        skipped = after(start, passage(start, IDS, first=50, following=60, epoch=None))
         assert (skipped[IDS.offset], landed_epoch(skipped, IDS)) == (60, 3)
-    assert passage(NOTHING, IDS, following=60, epoch=None) == {IDS.offset: 60, IDS.pending: 0}
+    from_nothing = passage(NOTHING, IDS, first=50, following=60, epoch=None)
+    assert from_nothing == {IDS.begin: 50, IDS.offset: 60, IDS.pending: 0}
+
+
+def test_where_a_table_begins_is_announced_once() -> None:
+    """Goal: the first announcement says it, also when its merge never happens. Announce twice; look at the ids."""
+    first = announcement(NOTHING, IDS, first=30, following=50, epoch=3, staging=7)
+    announced = after(NOTHING, first)
+    assert announced[IDS.begin] == 30
+    assert IDS.begin not in announcement(announced, IDS, first=30, following=60, epoch=3, staging=8)
+    older = after(NOTHING, {IDS.offset: 40})
+    assert IDS.begin not in announcement(older, IDS, first=40, following=60, epoch=3, staging=8)
+    assert {IDS.begin, IDS.dead} <= {*IDS}
 
 
 # --- Rows ---
@@ -335,6 +348,21 @@ def test_rows_that_cannot_be_placed_are_refused(spark: SparkSession, tmp_path: P
         )  # fmt: skip
     assert in_table(table) == latest(queue.records)
     assert not list((tmp_path / "table" / "_staging").iterdir())
+
+
+def test_a_spark_error_while_looking_for_an_older_queue_is_named(tmp_path: Path) -> None:
+    """Goal: it ends a step, not the service. Let the table's reader fail where the frame is made."""
+
+    class Broken:
+        @property
+        def read(self) -> Any:
+            raise AnalysisException("the table cannot be read")
+
+    queue = ListQueue.of(sample(3))
+    spark: Any = Broken()
+    step = _Step(spark, str(tmp_path), Staging.new(), (), RAW_COLUMNS, {}, lambda moment: None)
+    with pytest.raises(SparkFailed, match="the table cannot be read"):
+        step._refuse_older_queue(Move(queue=queue.name, ids=queue.ids, first=0, next=3, epoch=0))
 
 
 def test_a_column_that_is_added_is_there_before_the_merge(spark: SparkSession, tmp_path: Path) -> None:

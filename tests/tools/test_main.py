@@ -15,7 +15,7 @@ COMMANDS = [
     *("offsets", "nodes", "queues", "groups", "declare", "publish", "consume", "find-offset"),
     *("tail", "dump", "verify", "recover"),
     *("events", "drain", "rebalance", "promote", "forget-node", "recover-cluster"),
-    *("reconcile", "audit"),
+    *("reconcile", "audit", "replay", "analysis", "upkeep"),
     *("land", "landings", "landing-end"),
 ]
 

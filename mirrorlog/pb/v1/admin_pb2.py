@@ -26,7 +26,7 @@ from mirrorlog.pb.v1 import common_pb2 as mirrorlog_dot_v1_dot_common__pb2
 from mirrorlog.pb.v1 import status_pb2 as mirrorlog_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mirrorlog/v1/admin.proto\x12\x0cmirrorlog.v1\x1a\x19mirrorlog/v1/common.proto\x1a\x19mirrorlog/v1/status.proto\"\xcb\x02\n\tQueueInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x0e\n\x06log_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x0e\n\x06master\x18\x05 \x01(\t\x12\x0f\n\x07mirrors\x18\x06 \x03(\t\x12\r\n\x05\x62\x65gin\x18\x07 \x01(\x03\x12\x0c\n\x04next\x18\x08 \x01(\x03\x12\x39\n\targuments\x18\t \x03(\x0b\x32&.mirrorlog.v1.QueueInfo.ArgumentsEntry\x12\x13\n\x0bincarnation\x18\n \x01(\t\x12\x16\n\x0eproducer_epoch\x18\x0b \x01(\r\x12\x0f\n\x07\x63urrent\x18\x0c \x01(\x08\x1aH\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.mirrorlog.v1.Argument:\x02\x38\x01\"\xc6\x01\n\x08\x41rgument\x12\x11\n\x07\x62oolean\x18\x01 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12\x10\n\x06\x62inary\x18\x05 \x01(\x0cH\x00\x12*\n\x04list\x18\x06 \x01(\x0b\x32\x1a.mirrorlog.v1.ArgumentListH\x00\x12,\n\x05table\x18\x07 \x01(\x0b\x32\x1b.mirrorlog.v1.ArgumentTableH\x00\x42\x06\n\x04kind\"5\n\x0c\x41rgumentList\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.mirrorlog.v1.Argument\"\x92\x01\n\rArgumentTable\x12\x39\n\x07\x65ntries\x18\x01 \x03(\x0b\x32(.mirrorlog.v1.ArgumentTable.EntriesEntry\x1a\x46\n\x0c\x45ntriesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.mirrorlog.v1.Argument:\x02\x38\x01\"|\n\x08NodeInfo\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x1b\n\x13replication_address\x18\x03 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x04 \x01(\t\x12\x14\n\x0chttp_address\x18\x05 \x01(\t\"\xb2\x01\n\x13\x44\x65\x63lareQueueRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x43\n\targuments\x18\x02 \x03(\x0b\x32\x30.mirrorlog.v1.DeclareQueueRequest.ArgumentsEntry\x1aH\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.mirrorlog.v1.Argument:\x02\x38\x01\">\n\x14\x44\x65\x63lareQueueResponse\x12&\n\x05queue\x18\x01 \x01(\x0b\x32\x17.mirrorlog.v1.QueueInfo\":\n\x11ListQueuesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x12ListQueuesResponse\x12\'\n\x06queues\x18\x01 \x03(\x0b\x32\x17.mirrorlog.v1.QueueInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"&\n\x15\x44\x65scribeQueuesRequest\x12\r\n\x05names\x18\x01 \x03(\t\"\xb4\x01\n\x16\x44\x65scribeQueuesResponse\x12\'\n\x06queues\x18\x01 \x03(\x0b\x32\x17.mirrorlog.v1.QueueInfo\x12\x0f\n\x07missing\x18\x02 \x03(\t\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x14\n\x0c\x63luster_name\x18\x04 \x01(\t\x12\x0f\n\x07node_id\x18\x05 \x01(\t\x12%\n\x05nodes\x18\x06 \x03(\x0b\x32\x16.mirrorlog.v1.NodeInfo\"\x12\n\x10GetStatusRequest\"=\n\x11GetStatusResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.mirrorlog.v1.NodeStatus\":\n\x11\x46indOffsetRequest\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x16\n\x0e\x61ppend_time_us\x18\x02 \x01(\x03\"*\n\x12\x46indOffsetResponse\x12\x14\n\x0cqueue_offset\x18\x01 \x01(\x03\"_\n\x15\x43ommitPositionRequest\x12\r\n\x05queue\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12(\n\x08position\x18\x03 \x01(\x0b\x32\x16.mirrorlog.v1.Position\"\x18\n\x16\x43ommitPositionResponse\"4\n\x14\x46\x65tchPositionRequest\x12\r\n\x05queue\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\"A\n\x15\x46\x65tchPositionResponse\x12(\n\x08position\x18\x01 \x01(\x0b\x32\x16.mirrorlog.v1.Position2\xe2\x04\n\x05\x41\x64min\x12U\n\x0c\x44\x65\x63lareQueue\x12!.mirrorlog.v1.DeclareQueueRequest\x1a\".mirrorlog.v1.DeclareQueueResponse\x12O\n\nListQueues\x12\x1f.mirrorlog.v1.ListQueuesRequest\x1a .mirrorlog.v1.ListQueuesResponse\x12[\n\x0e\x44\x65scribeQueues\x12#.mirrorlog.v1.DescribeQueuesRequest\x1a$.mirrorlog.v1.DescribeQueuesResponse\x12L\n\tGetStatus\x12\x1e.mirrorlog.v1.GetStatusRequest\x1a\x1f.mirrorlog.v1.GetStatusResponse\x12O\n\nFindOffset\x12\x1f.mirrorlog.v1.FindOffsetRequest\x1a .mirrorlog.v1.FindOffsetResponse\x12[\n\x0e\x43ommitPosition\x12#.mirrorlog.v1.CommitPositionRequest\x1a$.mirrorlog.v1.CommitPositionResponse\x12X\n\rFetchPosition\x12\".mirrorlog.v1.FetchPositionRequest\x1a#.mirrorlog.v1.FetchPositionResponseB\x1cP\x01Z\x18mirrorlog/v1;mirrorlogv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mirrorlog/v1/admin.proto\x12\x0cmirrorlog.v1\x1a\x19mirrorlog/v1/common.proto\x1a\x19mirrorlog/v1/status.proto\"\x9b\x03\n\tQueueInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x0e\n\x06log_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x0e\n\x06master\x18\x05 \x01(\t\x12\x0f\n\x07mirrors\x18\x06 \x03(\t\x12\r\n\x05\x62\x65gin\x18\x07 \x01(\x03\x12\x0c\n\x04next\x18\x08 \x01(\x03\x12\x39\n\targuments\x18\t \x03(\x0b\x32&.mirrorlog.v1.QueueInfo.ArgumentsEntry\x12\x13\n\x0bincarnation\x18\n \x01(\t\x12\x16\n\x0eproducer_epoch\x18\x0b \x01(\r\x12\x0f\n\x07\x63urrent\x18\x0c \x01(\x08\x12%\n\x05tiers\x18\r \x03(\x0b\x32\x16.mirrorlog.v1.TierInfo\x12\'\n\x04gaps\x18\x0e \x03(\x0b\x32\x19.mirrorlog.v1.OffsetRange\x1aH\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.mirrorlog.v1.Argument:\x02\x38\x01\"8\n\x08TierInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08location\x18\x02 \x01(\t\x12\x0c\n\x04next\x18\x03 \x01(\x03\"*\n\x0bOffsetRange\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\x0c\n\x04next\x18\x02 \x01(\x03\"\xc6\x01\n\x08\x41rgument\x12\x11\n\x07\x62oolean\x18\x01 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12\x10\n\x06\x62inary\x18\x05 \x01(\x0cH\x00\x12*\n\x04list\x18\x06 \x01(\x0b\x32\x1a.mirrorlog.v1.ArgumentListH\x00\x12,\n\x05table\x18\x07 \x01(\x0b\x32\x1b.mirrorlog.v1.ArgumentTableH\x00\x42\x06\n\x04kind\"5\n\x0c\x41rgumentList\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.mirrorlog.v1.Argument\"\x92\x01\n\rArgumentTable\x12\x39\n\x07\x65ntries\x18\x01 \x03(\x0b\x32(.mirrorlog.v1.ArgumentTable.EntriesEntry\x1a\x46\n\x0c\x45ntriesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.mirrorlog.v1.Argument:\x02\x38\x01\"|\n\x08NodeInfo\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x1b\n\x13replication_address\x18\x03 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x04 \x01(\t\x12\x14\n\x0chttp_address\x18\x05 \x01(\t\"\xb2\x01\n\x13\x44\x65\x63lareQueueRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x43\n\targuments\x18\x02 \x03(\x0b\x32\x30.mirrorlog.v1.DeclareQueueRequest.ArgumentsEntry\x1aH\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.mirrorlog.v1.Argument:\x02\x38\x01\">\n\x14\x44\x65\x63lareQueueResponse\x12&\n\x05queue\x18\x01 \x01(\x0b\x32\x17.mirrorlog.v1.QueueInfo\":\n\x11ListQueuesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x12ListQueuesResponse\x12\'\n\x06queues\x18\x01 \x03(\x0b\x32\x17.mirrorlog.v1.QueueInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"&\n\x15\x44\x65scribeQueuesRequest\x12\r\n\x05names\x18\x01 \x03(\t\"\xb4\x01\n\x16\x44\x65scribeQueuesResponse\x12\'\n\x06queues\x18\x01 \x03(\x0b\x32\x17.mirrorlog.v1.QueueInfo\x12\x0f\n\x07missing\x18\x02 \x03(\t\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x14\n\x0c\x63luster_name\x18\x04 \x01(\t\x12\x0f\n\x07node_id\x18\x05 \x01(\t\x12%\n\x05nodes\x18\x06 \x03(\x0b\x32\x16.mirrorlog.v1.NodeInfo\"\x12\n\x10GetStatusRequest\"=\n\x11GetStatusResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.mirrorlog.v1.NodeStatus\":\n\x11\x46indOffsetRequest\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x16\n\x0e\x61ppend_time_us\x18\x02 \x01(\x03\"*\n\x12\x46indOffsetResponse\x12\x14\n\x0cqueue_offset\x18\x01 \x01(\x03\"_\n\x15\x43ommitPositionRequest\x12\r\n\x05queue\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12(\n\x08position\x18\x03 \x01(\x0b\x32\x16.mirrorlog.v1.Position\"\x18\n\x16\x43ommitPositionResponse\"4\n\x14\x46\x65tchPositionRequest\x12\r\n\x05queue\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\"A\n\x15\x46\x65tchPositionResponse\x12(\n\x08position\x18\x01 \x01(\x0b\x32\x16.mirrorlog.v1.Position2\xe2\x04\n\x05\x41\x64min\x12U\n\x0c\x44\x65\x63lareQueue\x12!.mirrorlog.v1.DeclareQueueRequest\x1a\".mirrorlog.v1.DeclareQueueResponse\x12O\n\nListQueues\x12\x1f.mirrorlog.v1.ListQueuesRequest\x1a .mirrorlog.v1.ListQueuesResponse\x12[\n\x0e\x44\x65scribeQueues\x12#.mirrorlog.v1.DescribeQueuesRequest\x1a$.mirrorlog.v1.DescribeQueuesResponse\x12L\n\tGetStatus\x12\x1e.mirrorlog.v1.GetStatusRequest\x1a\x1f.mirrorlog.v1.GetStatusResponse\x12O\n\nFindOffset\x12\x1f.mirrorlog.v1.FindOffsetRequest\x1a .mirrorlog.v1.FindOffsetResponse\x12[\n\x0e\x43ommitPosition\x12#.mirrorlog.v1.CommitPositionRequest\x1a$.mirrorlog.v1.CommitPositionResponse\x12X\n\rFetchPosition\x12\".mirrorlog.v1.FetchPositionRequest\x1a#.mirrorlog.v1.FetchPositionResponseB\x1cP\x01Z\x18mirrorlog/v1;mirrorlogv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,49 +41,53 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECLAREQUEUEREQUEST_ARGUMENTSENTRY']._loaded_options = None
   _globals['_DECLAREQUEUEREQUEST_ARGUMENTSENTRY']._serialized_options = b'8\001'
   _globals['_QUEUEINFO']._serialized_start=97
-  _globals['_QUEUEINFO']._serialized_end=428
-  _globals['_QUEUEINFO_ARGUMENTSENTRY']._serialized_start=356
-  _globals['_QUEUEINFO_ARGUMENTSENTRY']._serialized_end=428
-  _globals['_ARGUMENT']._serialized_start=431
-  _globals['_ARGUMENT']._serialized_end=629
-  _globals['_ARGUMENTLIST']._serialized_start=631
-  _globals['_ARGUMENTLIST']._serialized_end=684
-  _globals['_ARGUMENTTABLE']._serialized_start=687
-  _globals['_ARGUMENTTABLE']._serialized_end=833
-  _globals['_ARGUMENTTABLE_ENTRIESENTRY']._serialized_start=763
-  _globals['_ARGUMENTTABLE_ENTRIESENTRY']._serialized_end=833
-  _globals['_NODEINFO']._serialized_start=835
-  _globals['_NODEINFO']._serialized_end=959
-  _globals['_DECLAREQUEUEREQUEST']._serialized_start=962
-  _globals['_DECLAREQUEUEREQUEST']._serialized_end=1140
-  _globals['_DECLAREQUEUEREQUEST_ARGUMENTSENTRY']._serialized_start=356
-  _globals['_DECLAREQUEUEREQUEST_ARGUMENTSENTRY']._serialized_end=428
-  _globals['_DECLAREQUEUERESPONSE']._serialized_start=1142
-  _globals['_DECLAREQUEUERESPONSE']._serialized_end=1204
-  _globals['_LISTQUEUESREQUEST']._serialized_start=1206
-  _globals['_LISTQUEUESREQUEST']._serialized_end=1264
-  _globals['_LISTQUEUESRESPONSE']._serialized_start=1266
-  _globals['_LISTQUEUESRESPONSE']._serialized_end=1352
-  _globals['_DESCRIBEQUEUESREQUEST']._serialized_start=1354
-  _globals['_DESCRIBEQUEUESREQUEST']._serialized_end=1392
-  _globals['_DESCRIBEQUEUESRESPONSE']._serialized_start=1395
-  _globals['_DESCRIBEQUEUESRESPONSE']._serialized_end=1575
-  _globals['_GETSTATUSREQUEST']._serialized_start=1577
-  _globals['_GETSTATUSREQUEST']._serialized_end=1595
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1597
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1658
-  _globals['_FINDOFFSETREQUEST']._serialized_start=1660
-  _globals['_FINDOFFSETREQUEST']._serialized_end=1718
-  _globals['_FINDOFFSETRESPONSE']._serialized_start=1720
-  _globals['_FINDOFFSETRESPONSE']._serialized_end=1762
-  _globals['_COMMITPOSITIONREQUEST']._serialized_start=1764
-  _globals['_COMMITPOSITIONREQUEST']._serialized_end=1859
-  _globals['_COMMITPOSITIONRESPONSE']._serialized_start=1861
-  _globals['_COMMITPOSITIONRESPONSE']._serialized_end=1885
-  _globals['_FETCHPOSITIONREQUEST']._serialized_start=1887
-  _globals['_FETCHPOSITIONREQUEST']._serialized_end=1939
-  _globals['_FETCHPOSITIONRESPONSE']._serialized_start=1941
-  _globals['_FETCHPOSITIONRESPONSE']._serialized_end=2006
-  _globals['_ADMIN']._serialized_start=2009
-  _globals['_ADMIN']._serialized_end=2619
+  _globals['_QUEUEINFO']._serialized_end=508
+  _globals['_QUEUEINFO_ARGUMENTSENTRY']._serialized_start=436
+  _globals['_QUEUEINFO_ARGUMENTSENTRY']._serialized_end=508
+  _globals['_TIERINFO']._serialized_start=510
+  _globals['_TIERINFO']._serialized_end=566
+  _globals['_OFFSETRANGE']._serialized_start=568
+  _globals['_OFFSETRANGE']._serialized_end=610
+  _globals['_ARGUMENT']._serialized_start=613
+  _globals['_ARGUMENT']._serialized_end=811
+  _globals['_ARGUMENTLIST']._serialized_start=813
+  _globals['_ARGUMENTLIST']._serialized_end=866
+  _globals['_ARGUMENTTABLE']._serialized_start=869
+  _globals['_ARGUMENTTABLE']._serialized_end=1015
+  _globals['_ARGUMENTTABLE_ENTRIESENTRY']._serialized_start=945
+  _globals['_ARGUMENTTABLE_ENTRIESENTRY']._serialized_end=1015
+  _globals['_NODEINFO']._serialized_start=1017
+  _globals['_NODEINFO']._serialized_end=1141
+  _globals['_DECLAREQUEUEREQUEST']._serialized_start=1144
+  _globals['_DECLAREQUEUEREQUEST']._serialized_end=1322
+  _globals['_DECLAREQUEUEREQUEST_ARGUMENTSENTRY']._serialized_start=436
+  _globals['_DECLAREQUEUEREQUEST_ARGUMENTSENTRY']._serialized_end=508
+  _globals['_DECLAREQUEUERESPONSE']._serialized_start=1324
+  _globals['_DECLAREQUEUERESPONSE']._serialized_end=1386
+  _globals['_LISTQUEUESREQUEST']._serialized_start=1388
+  _globals['_LISTQUEUESREQUEST']._serialized_end=1446
+  _globals['_LISTQUEUESRESPONSE']._serialized_start=1448
+  _globals['_LISTQUEUESRESPONSE']._serialized_end=1534
+  _globals['_DESCRIBEQUEUESREQUEST']._serialized_start=1536
+  _globals['_DESCRIBEQUEUESREQUEST']._serialized_end=1574
+  _globals['_DESCRIBEQUEUESRESPONSE']._serialized_start=1577
+  _globals['_DESCRIBEQUEUESRESPONSE']._serialized_end=1757
+  _globals['_GETSTATUSREQUEST']._serialized_start=1759
+  _globals['_GETSTATUSREQUEST']._serialized_end=1777
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1779
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1840
+  _globals['_FINDOFFSETREQUEST']._serialized_start=1842
+  _globals['_FINDOFFSETREQUEST']._serialized_end=1900
+  _globals['_FINDOFFSETRESPONSE']._serialized_start=1902
+  _globals['_FINDOFFSETRESPONSE']._serialized_end=1944
+  _globals['_COMMITPOSITIONREQUEST']._serialized_start=1946
+  _globals['_COMMITPOSITIONREQUEST']._serialized_end=2041
+  _globals['_COMMITPOSITIONRESPONSE']._serialized_start=2043
+  _globals['_COMMITPOSITIONRESPONSE']._serialized_end=2067
+  _globals['_FETCHPOSITIONREQUEST']._serialized_start=2069
+  _globals['_FETCHPOSITIONREQUEST']._serialized_end=2121
+  _globals['_FETCHPOSITIONRESPONSE']._serialized_start=2123
+  _globals['_FETCHPOSITIONRESPONSE']._serialized_end=2188
+  _globals['_ADMIN']._serialized_start=2191
+  _globals['_ADMIN']._serialized_end=2801
 # @@protoc_insertion_point(module_scope)

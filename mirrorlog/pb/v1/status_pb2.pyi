@@ -24,7 +24,7 @@ class NodeStatus(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., cluster_name: _Optional[str] = ..., node_id: _Optional[str] = ..., start_id: _Optional[str] = ..., now_us: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[LogStatus, _Mapping]]] = ...) -> None: ...
 
 class LogStatus(_message.Message):
-    __slots__ = ("log_id", "name", "role", "state", "reason", "flush", "min_in_sync", "epoch", "begin", "end", "flushed", "confirmed", "mirrors", "queues", "groups")
+    __slots__ = ("log_id", "name", "role", "state", "reason", "flush", "min_in_sync", "epoch", "begin", "end", "flushed", "confirmed", "mirrors", "queues", "groups", "holds")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class LogStatus(_message.Message):
     MIRRORS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
     log_id: str
     name: str
     role: str
@@ -55,7 +56,40 @@ class LogStatus(_message.Message):
     mirrors: _containers.RepeatedCompositeFieldContainer[MirrorStatus]
     queues: _containers.RepeatedCompositeFieldContainer[QueueStatus]
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
-    def __init__(self, log_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., flush: _Optional[_Union[_common_pb2.Durability, str]] = ..., min_in_sync: _Optional[int] = ..., epoch: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., flushed: _Optional[int] = ..., confirmed: _Optional[int] = ..., mirrors: _Optional[_Iterable[_Union[MirrorStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ...) -> None: ...
+    holds: _containers.RepeatedCompositeFieldContainer[HoldStatus]
+    def __init__(self, log_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., flush: _Optional[_Union[_common_pb2.Durability, str]] = ..., min_in_sync: _Optional[int] = ..., epoch: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., flushed: _Optional[int] = ..., confirmed: _Optional[int] = ..., mirrors: _Optional[_Iterable[_Union[MirrorStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ...) -> None: ...
+
+class HoldStatus(_message.Message):
+    __slots__ = ("queue", "name", "holder", "epoch", "queue_offset", "lease_ms", "left_ms", "location", "tiered", "ended", "begin", "next", "lag", "kept_bytes")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    TIERED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    name: str
+    holder: str
+    epoch: int
+    queue_offset: int
+    lease_ms: int
+    left_ms: int
+    location: str
+    tiered: bool
+    ended: str
+    begin: int
+    next: int
+    lag: int
+    kept_bytes: int
+    def __init__(self, queue: _Optional[str] = ..., name: _Optional[str] = ..., holder: _Optional[str] = ..., epoch: _Optional[int] = ..., queue_offset: _Optional[int] = ..., lease_ms: _Optional[int] = ..., left_ms: _Optional[int] = ..., location: _Optional[str] = ..., tiered: _Optional[bool] = ..., ended: _Optional[str] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., lag: _Optional[int] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class MirrorStatus(_message.Message):
     __slots__ = ("node_id", "connected", "proven", "in_sync", "requested", "sent", "acked", "flushed", "lag_bytes", "lag_records", "lag_records_estimated", "lag_seconds", "bytes_per_second", "last_read_us", "last_write_us")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.spark import command_line
 from mirrorlog.spark.analysis.jobs import JOBS, Asked, report
 from mirrorlog.spark.analysis.plots import draw, save
 from mirrorlog.spark.analysis.report import FORMATS, Report
@@ -21,23 +20,15 @@ _ALL = "all"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code is that of the error, 0 without one."""
-    options = _parser().parse_args(arguments)
-    try:
-        _run(options)
-    except MirrorlogError as error:
-        if options.debug:
-            traceback.print_exc()
-        print(f"error: {' '.join(error.message.split())}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return command_line.run(parser().parse_args(arguments), _work)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m mirrorlog.spark.analysis",
-        description="Measure a landed queue: throughput, lag, redeliveries, latency; the time is that of the append.",
-        epilog="Example: python -m mirrorlog.spark.analysis latency --table lake/flights --out report",
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example stays one line
+def parser() -> argparse.ArgumentParser:
+    """Of the command."""
+    parser = command_line.command(
+        "mirrorlog.spark.analysis",
+        "Measure a landed queue: throughput, lag, redeliveries, latency; the time is that of the append.",
+        example="latency --table lake/flights --out report",
     )
     parser.add_argument("job", choices=(*JOBS, _ALL))
     parser.add_argument("--table", required=True, metavar="PATH", help="the Delta table, raw or decoded")
@@ -46,17 +37,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--by-key", action="store_true", help="redeliveries: a record's key is its identity")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write JOB.csv or JOB.parquet, and JOB.png, there")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the rows in DIR (csv)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    command_line.add_json(parser)
     return parser
 
 
-def _run(options: argparse.Namespace) -> None:
+def _work(options: argparse.Namespace) -> int:
     found = _reports(options)
     written = [path for each in found for path in _write(each, options)] if options.out else []
     if options.json:
         print(json.dumps([each.fields() for each in found], indent=2))
-        return
+        return 0
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
@@ -64,26 +54,19 @@ def _run(options: argparse.Namespace) -> None:
         console.print(each.view())
     for path in written:
         console.print(f"wrote {path}", markup=False)
+    return 0
 
 
 def _reports(options: argparse.Namespace) -> list[Report]:
-    from rich.console import Console
-
-    from mirrorlog.spark.session import any_session
-
     queues = tuple(name.strip() for name in options.queue.split(",") if name.strip())
     asked = Asked(queues, options.every, options.by_key)
-    with Console(stderr=True).status("starting Spark") as status:
-        spark = any_session(f"analysis {options.job}")
-        try:
-            table = open_table(spark, options.table)
-            found = []
-            for job in JOBS if options.job == _ALL else (options.job,):
-                status.update(f"{job} of {table.path}")
-                found.append(report(spark, table, job, asked))
-            return found
-        finally:
-            spark.stop()
+    with command_line.spark_session(f"analysis {options.job}") as (spark, on_step):
+        table = open_table(spark, options.table)
+        found = []
+        for job in JOBS if options.job == _ALL else (options.job,):
+            on_step(f"{job} of {table.path}")
+            found.append(report(spark, table, job, asked))
+        return found
 
 
 def _write(found: Report, options: argparse.Namespace) -> list[Path]:

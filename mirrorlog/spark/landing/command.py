@@ -2,7 +2,7 @@
 
 One queue into one table, once, is the plain form; `--follow` goes on, and `--config` takes many from a TOML file and
 goes on unless `--once` is given. What has no option of its own is given as `--set key=value`, with the keys of that
-file.
+file. An option that would have no effect is refused: whoever gave it expects one.
 """
 
 from __future__ import annotations
@@ -12,78 +12,143 @@ import signal
 import sys
 import threading
 import tomllib
-import traceback
 from collections.abc import Sequence
-from typing import Any, Final
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue
+from mirrorlog.spark import command_line
 from mirrorlog.spark.errors import BadLanding
 from mirrorlog.spark.landing.definition import Landing, landing, read_landings
 
-_ONE: Final = ("servers", "path", "mode", "read_from", "on_data_loss", "tls_ca", "tls_cert", "tls_key")
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from mirrorlog.spark.land import LandResult
+    from mirrorlog.spark.landing.display import RunView
+    from mirrorlog.spark.plan import QueueFacts
+
+# Options that are keys of a landing, by the key.
+_KEYS: Final = {
+    **{key: key for key in ("servers", "path", "mode", "partition_by", "dead_letters", "read_from", "on_data_loss")},
+    **{key: key for key in ("name", "tls_ca", "tls_cert", "tls_key")},
+    "table": "to",
+}
+_WITH_CONFIG: Final = {"config", "once", "take_over", "metrics_port", "json", "debug"}
+_PORT_MAX: Final = 65_535
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code is that of the error, 0 when the tables have everything that was confirmed, or on SIGTERM."""
-    given = _parser().parse_args(arguments)
-    try:
-        landings = read_landings(given.config) if given.config else [landing(_keys(given))]
-        return _run(given, landings)
-    except MirrorlogError as error:
-        if given.debug:
-            traceback.print_exc()
-        print(f"error: {' '.join(error.message.split())}", file=sys.stderr)
-        return error.exit_code
+    return command_line.run(parser().parse_args(arguments), _work)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m mirrorlog.spark.land",
-        description="Append queues' confirmed records to Delta tables, each exactly once.",
-        epilog="Example: python -m mirrorlog.spark.land flights --servers 127.0.0.1:7401 --to lake/flights",
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example stays one line
+def parser() -> argparse.ArgumentParser:
+    """Of the command."""
+    parser = command_line.command(
+        "mirrorlog.spark.land",
+        "Append queues' confirmed records to Delta tables, each exactly once.\n"
+        "With --config the file says which queues go where, and from which servers; options of a single landing are\n"
+        "refused beside it, and the variables for servers and TLS do not count.",
+        example="flights --servers 127.0.0.1:7401 --to lake/flights",
     )
+    command_line.add_queue(parser)
     add = parser.add_argument
-    add("queue", nargs="?", metavar="QUEUE", help="the queue's name, or several with commas between")
-    add("--queue", dest="queue_option", metavar="NAME", help="the same")
     add("--to", metavar="TABLE", help="the Delta table: a path, delta://path, s3://…; made when it is not there")
     add("--config", metavar="FILE", help="a TOML file of many landings, instead of a queue and a table")
-    add("--servers", help="client addresses host:port, commas between")
+    command_line.add_servers(parser)
     add("--path", metavar="DIR", help="instead of servers: log directories of a cluster that is offline")
     add("--follow", action="store_true", help="go on landing what comes")
     add("--once", action="store_true", help="with --config: end when everything that is confirmed now is landed")
     add("--mode", help="raw (default), json, avro, protobuf")
     add("--partition-by", action="append", metavar="PART", help="date(timestamp), date(appendTime), hash(key, 16)")
     add("--dead-letters", metavar="TABLE", help="a Delta table for records that cannot be decoded")
-    add("--read-from", help="mirror (default), nearest, master, or a node's id")
+    add("--read-from", help="nearest (default), mirror, master, or a node's id")
     add("--on-data-loss", help="fail (default) or skip: go on behind records that are gone")
     add("--hold", action="store_true", help="keep what is not landed from retention, also for a single run")
     add("--take-over", action="store_true", help="take the hold of a run of the same name that may still live")
     add("--name", help="of the landing, for its hold; by default the queue's")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any other key of a landing, as in the file")
-    add("--tls-ca", metavar="FILE", help="for nodes that speak TLS: the authorities that are trusted")
-    add("--tls-cert", metavar="FILE", help="a certificate to show, with --tls-key")
-    add("--tls-key", metavar="FILE", help="its key, not encrypted")
-    add("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics while it runs (0: any port)")
-    add("--json", action="store_true", help="print a JSON object per step")
-    add("--debug", action="store_true", help="show a traceback with an error")
+    command_line.add_tls(parser)
+    told = "serve Prometheus metrics while it runs, with --follow or --config (0: any port)"
+    add("--metrics-port", type=_port, metavar="PORT", help=told)
+    command_line.add_json(parser, "print a JSON object per step")
     return parser
 
 
-def _keys(given: argparse.Namespace) -> dict[str, Any]:
-    """As the keys of a landing. Raises BadLanding naming what is missing."""
-    queue = given.queue or given.queue_option
-    pattern = any(each.partition("=")[0].strip() == "queue_pattern" for each in given.set)
-    if not given.to or not (queue or pattern):
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= _PORT_MAX):
+        raise argparse.ArgumentTypeError(f"a port is 0 to {_PORT_MAX}, not {text!r}")
+    return int(text)
+
+
+# --- What is wanted -------------------------------------------------------------------------------------------------
+
+
+def landings_of(options: argparse.Namespace) -> list[Landing]:
+    """What the options describe. Raises BadInput for options that mean nothing together, BadLanding, ConfigError."""
+    _refuse_idle(options)
+    landings = read_landings(options.config) if options.config is not None else [landing(_keys(options))]
+    if options.take_over and not any(made.hold for made in landings):
+        raise BadInput("--take-over: there is no hold to take; a single run has one with --hold")
+    return landings
+
+
+def _refuse_idle(options: argparse.Namespace) -> None:
+    """Raise BadInput naming two options of which one would do nothing."""
+    if options.config is not None:
+        _refuse_beside_config(options)
+    elif options.once and options.follow:
+        raise BadInput("--once and --follow: give one of them")
+    elif options.once:
+        raise BadInput("--once without --config: a single landing ends by itself, unless --follow is given")
+    elif options.metrics_port is not None and not options.follow:
+        raise BadInput("--metrics-port without --follow or --config: a run that ends has nobody who asks for metrics")
+    command_line.refuse_beside_path(options)
+
+
+def _refuse_beside_config(options: argparse.Namespace) -> None:
+    if options.follow:
+        raise BadInput("--follow and --config: the landings of a file go on by themselves, unless --once is given")
+    for name, value in vars(options).items():
+        if name not in _WITH_CONFIG and value not in (None, False, []):
+            raise BadInput(f"{_spelled(name)} and --config: the file says it for each landing; leave one of them out")
+
+
+def _spelled(name: str) -> str:
+    if name == "queue":
+        return "QUEUE"
+    return "--queue" if name == "queue_option" else f"--{name.replace('_', '-')}"
+
+
+def _keys(options: argparse.Namespace) -> dict[str, Any]:
+    """As the keys of a landing. Raises BadLanding naming what is missing, or given twice."""
+    named = {key: getattr(options, option) for key, option in _KEYS.items()}
+    named |= {"queue": command_line.queue_of(options), "hold": options.hold or None}
+    given = {key: value for key, value in named.items() if value is not None}
+    keys = given | _settings(options.set, given)
+    if "table" not in keys or not keys.keys() & {"queue", "queue_pattern"}:
         raise BadLanding("give a queue and a table: QUEUE --to TABLE, or many with --config FILE")
-    keys: dict[str, Any] = {"table": given.to, "hold": given.hold or given.follow}
-    named = {name: getattr(given, name) for name in (*_ONE, "partition_by", "dead_letters", "name")}
-    keys |= {name: value for name, value in named.items() if value is not None}
-    if queue:
-        keys["queue"] = queue
-    if "path" in keys:
-        keys.pop("hold")
-    return keys | dict(map(_setting, given.set))
+    return keys if "path" in keys else _for_nodes(options) | keys
+
+
+def _for_nodes(options: argparse.Namespace) -> dict[str, Any]:
+    """What is taken where nothing is given."""
+    tls = command_line.tls_of(options).options()
+    return {**tls, "servers": command_line.servers_of(options), "hold": options.follow}
+
+
+def _settings(texts: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in map(_setting, texts):
+        if key in found:
+            raise BadLanding(f"--set {key} is given twice: give it once")
+        if key in given:
+            option = "QUEUE" if key == "queue" else _spelled(_KEYS.get(key, key))
+            raise BadLanding(f"--set {key} and {option}: give one of them")
+        found[key] = value
+    return found
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -97,48 +162,65 @@ def _setting(text: str) -> tuple[str, Any]:
         return key.strip(), value
 
 
-def _run(given: argparse.Namespace, landings: Sequence[Landing]) -> int:
-    from rich.console import Console
-
-    from mirrorlog.spark.landing.planning import source_options
-    from mirrorlog.spark.lookup import open_lookup
-    from mirrorlog.spark.session import any_session
-
-    if not given.config:
-        # Before the session, which takes seconds: an unknown queue or a wrong address is told at once.
-        with open_lookup(source_options(landings[0])) as lookup:
-            refuse_missing(landings[0], lookup.facts(landings[0].queues or None))
-    with Console(stderr=True).status("starting Spark"):
-        spark = any_session(f"land {', '.join(each.name for each in landings)}"[:200])
-    try:
-        service = bool(given.config) or given.follow or landings[0].queue_pattern or len(landings[0].queues) > 1
-        return _serve(given, spark, landings) if service else _land(given, spark, landings[0])
-    finally:
-        spark.stop()
+# --- The work -------------------------------------------------------------------------------------------------------
 
 
-def _land(given: argparse.Namespace, spark: Any, made: Landing) -> int:
+def _work(options: argparse.Namespace) -> int:
+    landings = landings_of(options)
+    if options.config is not None or options.follow or not _is_single(landings[0]):
+        return _serve(options, landings)
+    return _land(options, landings[0])
+
+
+def _is_single(made: Landing) -> bool:
+    return made.queue_pattern is None and len(made.queues) == 1
+
+
+def _app_name(landings: Sequence[Landing]) -> str:
+    return f"land {', '.join(each.name for each in landings)}"
+
+
+def _land(options: argparse.Namespace, made: Landing) -> int:
     """One queue, to what is confirmed now."""
-    from mirrorlog.spark.land import land_all
-    from mirrorlog.spark.landing.holds import Holds
-    from mirrorlog.spark.landing.runner import Runner
+    from mirrorlog.spark.landing.display import watching_run
 
-    holds = Holds(made, take_over=given.take_over) if made.hold else None
-    try:
-        result = land_all(Runner(spark), made, holds)
-    finally:
-        if holds is not None:
-            holds.end()
-    if given.json:
-        import json
-
-        print(json.dumps({"queue": made.queues[0], "table": made.table, **result.as_json()}), flush=True)
-    else:
+    (facts,) = _facts(made)
+    with watching_run(made, as_json=options.json) as view:
+        result = _landed(made, facts, view, take_over=options.take_over)
+    if not options.json:
         print(land_line(result, made), flush=True)
     return 0
 
 
-def land_line(result: Any, made: Landing) -> str:
+def _landed(made: Landing, facts: QueueFacts, view: RunView, *, take_over: bool) -> LandResult:
+    from mirrorlog.spark.land import land_all
+    from mirrorlog.spark.landing.holds import Holds
+    from mirrorlog.spark.landing.runner import Runner
+
+    with ExitStack() as stack:
+        spark = stack.enter_context(command_line.started_spark(_app_name([made])))
+        holds = Holds(made, take_over=take_over) if made.hold else None
+        if holds is not None:
+            stack.callback(holds.end)
+        try:
+            view.planned(_remaining(spark, made, facts))
+            return land_all(Runner(spark, view.moment), made, holds, partial(view.step_ended, made))
+        except MirrorlogError as error:
+            view.step_failed(made, error)
+            raise
+
+
+def _remaining(spark: SparkSession, made: Landing, facts: QueueFacts) -> range:
+    """Queue offsets that the table does not have."""
+    from mirrorlog.spark.landing.delta_log import table_state
+    from mirrorlog.spark.landing.positions import QueueIds
+
+    ids = QueueIds.of(facts)
+    landed = table_state(spark, made.table, [ids.offset]).versions[ids.offset]
+    return range(max(landed or 0, facts.begin), facts.next)
+
+
+def land_line(result: LandResult, made: Landing) -> str:
     """What a run did, in one line."""
     version = "no table yet" if result.table_version is None else f"table version {result.table_version}"
     queue, table = made.queues[0], made.table
@@ -152,18 +234,24 @@ def land_line(result: Any, made: Landing) -> str:
     )
 
 
-def _serve(given: argparse.Namespace, spark: Any, landings: Sequence[Landing]) -> int:
+def _serve(options: argparse.Namespace, landings: Sequence[Landing]) -> int:
     from mirrorlog.spark.landing.display import watching
     from mirrorlog.spark.landing.service import Service
     from mirrorlog.spark.landing.upkeep import TableUpkeep
 
+    if options.config is None:
+        _facts(landings[0])
     stop = threading.Event()
-    once = given.once or not (given.config or given.follow)
-    _stop_on_signals(stop)
-    with watching(landings, as_json=given.json, metrics_port=given.metrics_port) as observer:
-        upkeep = TableUpkeep(spark, on_done=observer.upkeep_done)
-        service = Service(spark, landings, observer=observer, once=once, take_over=given.take_over, upkeep=upkeep)
-        turns = service.run(stop)
+    once = options.once or not (options.config or options.follow)
+    with ExitStack() as stack:
+        with command_line.status("starting Spark"):
+            spark = stack.enter_context(command_line.started_spark(_app_name(landings)))
+        _stop_on_signals(stop)
+        with watching(landings, as_json=options.json, metrics_port=options.metrics_port) as observer:
+            upkeep = TableUpkeep(spark, on_done=observer.upkeep_done)
+            take_over = options.take_over
+            service = Service(spark, landings, observer=observer, once=once, take_over=take_over, upkeep=upkeep)
+            turns = service.run(stop)
     failed = [turn.error for turn in turns if turn.error is not None]
     return failed[0].exit_code if once and failed else 0
 
@@ -180,14 +268,19 @@ def _stop_on_signals(stop: threading.Event) -> None:
         signal.signal(number, ask)
 
 
-def refuse_missing(made: Landing, found: Sequence[Any]) -> None:
-    """Raise NoSuchQueue naming the landing's queues that there are not."""
-    from mirrorlog.errors import NoSuchQueue
+def _facts(made: Landing) -> Sequence[QueueFacts]:
+    """Of its queues. Asked before the session, which takes seconds: an unknown queue or a wrong address is told at
+    once. Raises NoSuchQueue, and what the nodes answer."""
+    from mirrorlog.spark.landing.planning import source_options
+    from mirrorlog.spark.lookup import open_lookup
 
+    with open_lookup(source_options(made)) as lookup:
+        found = lookup.facts(made.queues or None)
     names = {facts.name for facts in found}
     missing = [name for name in made.queues if name not in names]
     if missing:
         raise NoSuchQueue(f"no queue {', '.join(map(repr, missing))}; see: mqtool queues")
+    return found
 
 
 if __name__ == "__main__":

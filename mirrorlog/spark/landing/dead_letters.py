@@ -1,10 +1,30 @@
 """The table of records that could not be decoded: each with its reason and its bytes, once.
 
-Its files are committed before the landing's own, with a position of its own in its log (decision 0031). A driver that
-dies between the two commits leaves it ahead of its table. Nobody knows then what the next run will make of those
-records: the schema may be another one. So the next run takes them out again before it begins: it raises the fence of
-the table, so that a driver that is only slow cannot commit any more, then that of the dead letters, deletes what is
-ahead, and sets the position back. Each of the three can be done again by whoever comes after a death in between.
+Its files are committed before the landing's own, each with a position of its own (decision 0031). A step that has dead
+letters makes three commits:
+
+    announce_dead   the landing's table: there may be dead letters up to `next` (id `…:dead`); a compare-and-set without
+                    files, so a landing that was overtaken ends here and leaves none
+    commit_dead     the table of dead letters: its files, and its own position
+    the landing's   the landing's table: its files, and that it has the queue up to `next`
+
+A driver that dies in between leaves one of the first two ahead of what is landed. Nobody knows then what the next run
+will make of those records: the schema may be another one. So the next run takes them out again before it begins
+(`take_back`), of which each commit may be the last one before another death:
+
+    1. the table of dead letters: a higher fence. No dead letters that were announced before come any more.
+    2. the landing's table: a higher fence. What was announced before cannot be landed any more; if it has been, this
+       one is a conflict, and nothing is deleted. If 1 found no dead letters `…:dead` is set back here, and that is all.
+    3. the table of dead letters: delete what is ahead, unless somebody has raised its fence since: then he does it.
+    4. the table of dead letters: its position set back.
+    5. the landing's table: `…:dead` set back. Until then all others see it ahead, and do the same.
+
+Wherever `…:dead` goes back the fence goes up, so no two states of a table look alike: who has seen it ahead before it
+went back must not take it for ahead after the next announcement.
+
+Rejected: 2 before 1, which would set `…:dead` back while dead letters can still come; 5 with 2, after which a landing
+that has no dead letters sees nothing to wait for; a delete without the fence, which a landing that stalls before it
+would do to the letters of one that began later.
 
 Several landings may share one such table: positions and rows carry the name of the table that they belong to.
 """
@@ -12,17 +32,20 @@ Several landings may share one such table: positions and rows carry the name of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, TableRefused, from_spark
+from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, TableOutOfStep, TableRefused, from_spark
+from mirrorlog.spark.landing.conflicts import is_conflict
 from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, table_state
+from mirrorlog.spark.landing.durable import sync_commits
 from mirrorlog.spark.landing.files import DataFile, FileWriter
+from mirrorlog.spark.landing.own_session import own_session
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.landing.tables import DEAD_LETTERS, refuse_shape, same_type
 from mirrorlog.spark.landing.upsert import shut_out
@@ -30,11 +53,22 @@ from mirrorlog.spark.landing.upsert_positions import UpsertIds
 from mirrorlog.spark.plan import QueueFacts
 
 
-def ids_of(facts: QueueFacts, table: str) -> QueueIds:
-    """The application ids of a queue's dead letters that belong to `table`."""
+@dataclass(frozen=True, slots=True)
+class DeadIds:
+    """The application ids of a queue's dead letters that belong to one table; iterating gives all of them."""
+
+    offset: str
+    fence: str
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self.offset, self.fence))
+
+
+def ids_of(facts: QueueFacts, table: str) -> DeadIds:
+    """Of the queue's dead letters that belong to `table`."""
     digest = hashlib.sha256(table.encode()).hexdigest()[:16]
     name = f"mirrorlog:{facts.cluster_id}:{facts.incarnation}:dead:{digest}"
-    return QueueIds(name, f"{name}:log:{facts.log_id}", f"{name}:fence")
+    return DeadIds(name, f"{name}:fence")
 
 
 def dead_state(spark: SparkSession, dead: str, table: str, queues: Sequence[QueueFacts]) -> TableState:
@@ -47,14 +81,30 @@ def dead_state(spark: SparkSession, dead: str, table: str, queues: Sequence[Queu
 
 
 def ahead_of(state: TableState, dead: TableState, table: str, queues: Sequence[QueueFacts]) -> list[QueueFacts]:
-    """The queues of which there are dead letters behind what the table has."""
-    found = []
-    for facts in queues:
-        there = dead.versions[ids_of(facts, table).offset]
-        landed = state.versions[QueueIds.of(facts).offset]
-        if there is not None and (landed is None or there > landed):
-            found.append(facts)
-    return found
+    """The queues of which there are, or may come, dead letters behind what the table has."""
+    announced = set(_announced_ahead(state, queues))
+    return [
+        facts
+        for facts in queues
+        if facts in announced or (dead.versions[ids_of(facts, table).offset] or 0) > _landed(state, facts)
+    ]
+
+
+def refuse_ahead(state: TableState, table: str, queues: Sequence[QueueFacts]) -> None:
+    """For a landing without dead letters: raise TableOutOfStep when another one has announced some and not landed."""
+    for facts in _announced_ahead(state, queues):
+        raise TableOutOfStep(
+            f"{table}: a landing of queue {facts.name!r} has announced dead letters and not finished; land once with "
+            "the same dead_letters as it, so that they are taken back"
+        )
+
+
+def _announced_ahead(state: TableState, queues: Sequence[QueueFacts]) -> list[QueueFacts]:
+    return [facts for facts in queues if (state.versions[QueueIds.of(facts).dead] or 0) > _landed(state, facts)]
+
+
+def _landed(state: TableState, facts: QueueFacts) -> int:
+    return state.versions[QueueIds.of(facts).offset] or 0
 
 
 def take_back(
@@ -62,23 +112,77 @@ def take_back(
 ) -> None:
     """Delete the queue's dead letters that are ahead of the table, and let nobody bring them back.
 
-    Raises LandingConflict when another landing of the queue is at work, SparkFailed.
+    `dead_seen`: read after `seen`. Raises LandingConflict when another landing of the queue is at work, SparkFailed.
     """
-    ids, dead_ids = QueueIds.of(facts), ids_of(facts, table)
-    landed = seen.versions[ids.offset] or 0
+    ids, main = ids_of(facts, table), QueueIds.of(facts)
+    landed = _landed(seen, facts)
     note = {"why": "dead letters ahead of their table", "queue": facts.name, "from": landed}
-    if seen.version is not None:
-        upsert = UpsertIds.of(facts)
-        shut = shut_out(spark, table, seen, upsert) if upsert.staging in seen.versions else {}
-        raised = (seen.versions[ids.fence] or 0) + 1
-        commit(spark, table, seen=seen, sets={ids.fence: raised, **shut}, note=note)
-    fence = (dead_seen.versions[dead_ids.fence] or 0) + 1
-    commit(spark, dead, seen=dead_seen, sets={dead_ids.fence: fence}, note=note)
-    _delete(spark, dead, table, facts, landed)
+    fence = _next_fence(dead_seen.versions[ids.fence])
+    fenced = commit_dead(spark, dead, (), seen=dead_seen, sets={ids.fence: fence}, note=note)
+    there = (dead_seen.versions[ids.offset] or 0) > landed
+    back = {main.dead: landed}
+    shut = _shut_out(spark, table, facts, seen, sets={} if there else back, note=note)
+    if not there:
+        return
+    _delete(spark, dead, table, facts, landed=landed, fence=fence)
     now = table_state(spark, dead, dead_seen.versions)
-    if now.versions[dead_ids.fence] != fence:
+    if now.versions[ids.fence] not in {fence, fence + 1} or now.version is None:
         raise LandingConflict(f"another landing of queue {facts.name!r} takes its dead letters back, run again")
-    commit(spark, dead, seen=now, sets={dead_ids.offset: landed}, note=note)
+    sync_commits(dead, above=fenced, up_to=now.version)
+    commit(spark, dead, seen=now, sets={ids.offset: landed}, note=note)
+    if shut is not None:
+        commit(spark, table, seen=shut, sets={**back, **_raised(shut, main)}, note=note)
+
+
+def _next_fence(fence: int | None) -> int:
+    """Even; the odd one above it is that of the delete, so that no two landings give out the same number."""
+    return ((fence or 0) // 2 + 1) * 2
+
+
+def _raised(state: TableState, ids: QueueIds) -> dict[str, int]:
+    return {ids.fence: (state.versions[ids.fence] or 0) + 1}
+
+
+def _shut_out(
+    spark: SparkSession,
+    table: str,
+    facts: QueueFacts,
+    seen: TableState,
+    *,
+    sets: Mapping[str, int],
+    note: Mapping[str, Any],
+) -> TableState | None:
+    """What was announced before is not landed any more. The table as this left it, None when there is none."""
+    if seen.version is None:
+        # Dead letters of a table that was removed. Whoever makes it anew meanwhile may have had time to write his own.
+        if table_state(spark, table, ()).version is not None:
+            raise LandingConflict(f"another landing of queue {facts.name!r} has made {table} meanwhile, run again")
+        return None
+    upsert = UpsertIds.of(facts)
+    shut = shut_out(spark, table, seen, upsert) if upsert.staging in seen.versions else {}
+    sets = {**sets, **shut, **_raised(seen, QueueIds.of(facts))}
+    commit(spark, table, seen=seen, sets=sets, note=note)
+    return replace(seen, versions={**seen.versions, **sets})
+
+
+def announce_dead(
+    spark: SparkSession,
+    table: str,
+    ends: Mapping[QueueFacts, int],
+    *,
+    seen: TableState,
+    note: Mapping[str, Any],
+    shape: TableShape | None = None,
+) -> TableState:
+    """Say in the landing's table that there may be dead letters of these queues up to their `ends` (exclusive).
+
+    Comes before `commit_dead`. `shape`: what a table becomes that is not there yet. What the step's last commit has to
+    see in place of `seen`, which has the announcement. Raises LandingConflict, SparkFailed.
+    """
+    sets = {QueueIds.of(facts).dead: following for facts, following in ends.items()}
+    commit(spark, table, seen=seen, sets=sets, note=note, shape=shape if seen.version is None else None)
+    now = table_state(spark, table, ()) if seen.version is None else seen
+    return replace(now, versions={**seen.versions, **sets})
 
 
 def commit_dead(
@@ -93,12 +197,6 @@ def commit_dead(
     """As `delta_log.commit`; makes the table when there is none."""
     shape = TableShape(DEAD_LETTERS) if seen.version is None else None
     return commit(spark, dead, files, seen=seen, sets=sets, note=note, shape=shape)
-
-
-def refuse_moved(spark: SparkSession, dead: str, *, seen: TableState) -> None:
-    """For who has none to commit: another landing, of another schema, may just have made some of the same records."""
-    if table_state(spark, dead, seen.versions).versions != seen.versions:
-        raise LandingConflict(f"another landing committed to {dead} meanwhile; nothing was added, run again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +255,21 @@ def _same(text: str, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(text, pa.string()), count)
 
 
-def _delete(spark: SparkSession, dead: str, table: str, facts: QueueFacts, landed: int) -> None:
+def _delete(spark: SparkSession, dead: str, table: str, facts: QueueFacts, *, landed: int, fence: int) -> None:
+    """Delta itself leaves it undone when the fence is above `fence`, and refuses it when that is raised meanwhile."""
     from delta.tables import DeltaTable
 
     theirs = (f.col("incarnation") == facts.incarnation) & (f.col("landedIn") == table)
+    settings = {
+        "spark.databricks.delta.write.txnAppId": ids_of(facts, table).fence,
+        "spark.databricks.delta.write.txnVersion": str(fence + 1),
+    }
     try:
-        DeltaTable.forPath(spark, dead).delete(theirs & (f.col("offset") >= landed))
+        session = own_session(spark, settings)
+        DeltaTable.forPath(session, dead).delete(theirs & (f.col("offset") >= landed))
     except SPARK_ERRORS as error:
+        if is_conflict(error):
+            raise LandingConflict(f"another landing committed to {dead} meanwhile, run again") from error
         raise from_spark(error) from error
 
 

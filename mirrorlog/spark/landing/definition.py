@@ -20,7 +20,8 @@
 
 Every key is checked when the file is read, so that a service does not find a mistyped number hours later; a key that is
 not known is refused, and a near one named. A landing's `name` tells it from others in holds, metrics and in the table's
-history; it is not part of the position, so it may be changed.
+history; it is not part of the position, so it may be changed. By default it is the queue's, or the last part of the
+table's path where there are several queues.
 """
 
 from __future__ import annotations
@@ -50,8 +51,12 @@ ON_DATA_LOSS: Final = ("fail", "skip")
 KEEP_S_MIN: Final = 24 * 3600.0
 """The shortest retention that VACUUM is run with: twice as long as a step may take until its files are committed."""
 
+NAME_CHARS_MAX: Final = 255
+"""Of a landing's name: nodes take no longer ones for a hold."""
+
 _MIB: Final = 1024 * 1024
 _LEASE_S_MIN: Final = 10.0
+_NAME: Final = re.compile(rf"[^\x00-\x1f\x7f]{{1,{NAME_CHARS_MAX}}}")
 
 _T = TypeVar("_T")
 
@@ -76,12 +81,15 @@ class Landing:
     - `table`, `dead_letters`: as Spark names them.
     - `decoder`: settings of the decoder of `mode`, by name.
     - `evolution`: what a record that has more than the table does: add columns, or go to the dead letters.
-    - `max_records`, `max_bytes`: of one commit; `max_latency_s`: how old the oldest record that is not landed may
-      become in a service before it commits.
+    - `max_records`, `max_bytes`: of one commit. The bytes are those in the log and an estimate: a step looks at some
+      batches of what is pending, and takes all records to be as large as the largest there.
+    - `max_latency_s`: how old the oldest record that is not landed may become in a service before it commits.
+    - `read_from`: nearest (a copy on the same host, else any mirror, else the master), mirror (any mirror; the master
+      of a queue that has none), master, or a node's id.
     - `write`, `key`: append every record, or keep the latest of each key: the record's own, or these columns of its
       value.
     - `hold`, `lease_s`: whether the landing keeps its records from retention, and how long after its last sign of life.
-    - `tiered`: what is landed may be dropped from the log early.
+    - `tiered`: what is landed may be dropped from the log early; its bytes are in the table then, so only raw.
     """
 
     name: str
@@ -102,7 +110,7 @@ class Landing:
     max_records: int = 10_000_000
     max_bytes: int = 4096 * _MIB
     max_latency_s: float = 60.0
-    read_from: str = "mirror"
+    read_from: str = "nearest"
     write: str = "append"
     key: tuple[str, ...] = ()
     change_data_feed: bool = False
@@ -176,12 +184,18 @@ def _settled(values: dict[str, Any]) -> Landing:
         raise BadLanding("give either key 'queue' or key 'queue_pattern'")
     if bool(values.get("servers")) == bool(values.get("path")):
         raise BadLanding("give either key 'servers' (running nodes) or key 'path' (log directories)")
-    values.setdefault("name", ",".join(values.get("queues") or ()) or values.get("queue_pattern"))
+    values.setdefault("name", _default_name(values))
     upkeep = Upkeep(**{name: values.pop(name) for name in _names(Upkeep) if name in values})
     tls = TlsFiles(*(values.pop(name, None) for name in _TLS))
     if values.get("path"):
         values.setdefault("hold", False)
     return Landing(**values, upkeep=upkeep, tls=tls)
+
+
+def _default_name(values: Mapping[str, Any]) -> str:
+    """The queue's, or that of the table of several: all their names may be more than a hold's name can be."""
+    queues: Sequence[str] = values.get("queues") or ()
+    return str(queues[0] if len(queues) == 1 else _name("name", values["table"].rstrip("/").rpartition("/")[2]))
 
 
 def _refuse_contradictions(made: Landing) -> None:
@@ -191,13 +205,18 @@ def _refuse_contradictions(made: Landing) -> None:
         (made.dead_letters == made.table, "key 'dead_letters': it is the table itself; give it one of its own"),
         (bool(made.cluster_by) and bool(made.partition_by), "key 'cluster_by': a table has partitions or clusters"),
         (bool(made.cluster_by) and bool(made.zorder_by), "key 'zorder_by': a clustered table orders itself"),
-        (made.tiered and not made.hold, "key 'tiered': only a landing with hold = true can let records go early"),
+        (made.tiered and bool(made.path), "keys 'tiered' and 'path': log directories are read offline, nothing goes"),
+        (made.tiered and not made.hold, "keys 'tiered' and 'hold': only with hold = true can records go early"),
+        (made.tiered and made.decoded, f"keys 'tiered' and 'mode': only mode 'raw' keeps bytes, not {made.mode!r}"),
         (bool(made.path) and made.hold, "key 'hold': log directories that are read offline keep everything"),
         ((made.tls.certificate is None) != (made.tls.key is None), "keys 'tls_cert' and 'tls_key' belong together"),
         (made.write == "upsert" and bool(made.partition_by), "key 'partition_by': not with write = 'upsert' yet"),
         (bool(made.key) and made.write != "upsert", "key 'key': only with write = 'upsert'"),
         (bool(made.key) and not made.decoded, "key 'key': names columns of values; set key 'mode' to decode them"),
-        (made.tiered and made.write == "upsert", "key 'tiered': an upserted table does not have every record"),
+        (
+            made.tiered and made.write == "upsert",
+            "keys 'tiered' and 'write': an upserted table does not have every record",
+        ),
     ]
     for is_wrong, message in wrong:
         if is_wrong:
@@ -223,6 +242,13 @@ def _text(key: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise BadLanding(f"key {key!r}: give a text, not {value!r}")
     return value.strip()
+
+
+def _name(key: str, value: object) -> str:
+    text = _text(key, value)
+    if not _NAME.fullmatch(text):
+        raise BadLanding(f"key {key!r}: give 1 to {NAME_CHARS_MAX} characters without control characters, not {text!r}")
+    return text
 
 
 def _texts(key: str, value: object) -> tuple[str, ...]:
@@ -308,7 +334,7 @@ def _seconds(least: float) -> Callable[[str, object], float]:
 _TLS: Final = ("tls_ca", "tls_cert", "tls_key")
 
 _PARSERS: Final[dict[str, Callable[[str, Any], Any]]] = {
-    "name": _text,
+    "name": _name,
     "servers": _servers,
     "path": _text,
     "queue": _texts,

@@ -14,27 +14,35 @@ table's protocol is kept by the code that defines it, and storage is reached by 
 `txnAppId` and `txnVersion` as options of a write, which only skip what is not newer and let a longer overlapping range
 pass.
 
-On a local path the commit's file is on the disk when `commit` returns: what is landed may be freed from the log next.
+On a local path the commit and all below it are on the disk when `commit` returns: what is landed may be freed next.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from py4j.java_gateway import JavaPackage  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from mirrorlog.errors import MirrorlogError, MissingDependency
 from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, from_spark
+from mirrorlog.spark.jars import DELTA_VERSION
 from mirrorlog.spark.landing.conflicts import is_conflict
-from mirrorlog.spark.landing.storage import sync_local
+from mirrorlog.spark.landing.durable import sync_own
 
 # Parameters of DeltaOperations.Write behind the mode: partitionBy, predicate, userMetadata, and five that stay empty.
 _WRITE_AFTER_NOTE: Final = 5
-_LOG_FILE: Final = "_delta_log/{:020d}.json"
+
+_NEEDED: Final = f"a landing needs a classic Spark session with the jars of Delta {DELTA_VERSION}, see docs/landing.md"
+# What py4j says of a call that a class does not have; of an object that is gone it says something like it.
+_UNKNOWN_CALL: Final = re.compile(r"(?:Method|Constructor) .+ does not exist")
 
 
 class AddedFile(Protocol):
@@ -80,11 +88,11 @@ class TableState:
 
 def table_state(spark: SparkSession, table: str, application_ids: Iterable[str]) -> TableState:
     """The table at path or URI `table` as it is now, not as the session last saw it. Raises SparkFailed when its log
-    cannot be read."""
+    cannot be read, MissingDependency in a session without the Delta that is needed."""
     try:
         return _state(_snapshot(spark, _log(spark, table)), application_ids)
     except SPARK_ERRORS as error:
-        raise from_spark(error) from error
+        raise _failed(error) from error
 
 
 def commit(
@@ -103,7 +111,8 @@ def commit(
     `seen`: what the files were planned from; its ids should hold every id of `sets`. `note`: JSON, into the commit's
     userMetadata. `shape`: what the table becomes in the same commit: of one that is not there all of it, of one that
     is there its columns and properties. `on_begun`: called when the transaction has compared and not yet committed, for
-    those who want to be in between. Raises LandingConflict when the table is not as seen any more, SparkFailed.
+    those who want to be in between. Raises LandingConflict when the table is not as seen any more, SparkFailed,
+    MissingDependency as `table_state`.
     """
     try:
         log = _log(spark, table)
@@ -120,20 +129,23 @@ def commit(
     except SPARK_ERRORS as error:
         if is_conflict(error):
             raise _conflict(table, "its log has another commit") from error
-        raise from_spark(error) from error
-    sync_local(table, _LOG_FILE.format(version))
+        raise _failed(error) from error
+    sync_own(table, version, above=int(snapshot.version()))
     return version
 
 
 def make_clustered(
     spark: SparkSession, table: str, schema: StructType, columns: Sequence[str], properties: Mapping[str, str]
 ) -> None:
-    """Make an empty table with liquid clustering, unless there is one. Raises LandingConflict, SparkFailed.
+    """Make an empty table with liquid clustering, unless there is one. Raises LandingConflict, SparkFailed,
+    MissingDependency.
 
     The clustering columns stand in a domain of the table's metadata, which a commit of files cannot make.
     """
-    from delta.tables import DeltaTable
-
+    try:
+        from delta.tables import DeltaTable
+    except ImportError:
+        raise MissingDependency(f"clustered tables need the package delta-spark {DELTA_VERSION}") from None
     try:
         made = DeltaTable.createIfNotExists(spark).location(table).addColumns(schema).clusterBy(*columns)
         for name, value in properties.items():
@@ -142,7 +154,7 @@ def make_clustered(
     except SPARK_ERRORS as error:
         if is_conflict(error):
             raise _conflict(table, "it was made") from error
-        raise from_spark(error) from error
+        raise _failed(error) from error
 
 
 # --- The comparison -------------------------------------------------------------------------------------------------
@@ -170,8 +182,29 @@ def _conflict(table: str, why: str) -> LandingConflict:
 
 
 def _log(spark: SparkSession, table: str) -> Any:
-    jvm: Any = spark._jvm
-    return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, table)
+    return _delta_class(spark, "DeltaLog").forTable(spark._jsparkSession, table)
+
+
+def _delta_class(spark: SparkSession, name: str) -> Any:
+    """Raises MissingDependency in a session without it: py4j takes a class that there is not for a package, and says
+    so only when it is called, by a TypeError that nobody understands."""
+    # A session of Spark Connect has no JVM, and raises an AttributeError.
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:
+        raise MissingDependency(f"this session has no JVM of its own (Spark Connect): {_NEEDED}")
+    found = jvm.org.apache.spark.sql.delta
+    for part in name.split("."):
+        found = getattr(found, part)
+    if isinstance(found, JavaPackage):
+        raise MissingDependency(f"this session has no Delta (class {name}): {_NEEDED}")
+    return found
+
+
+def _failed(error: BaseException) -> MirrorlogError:
+    """As `from_spark`, but for calls that the session's Delta does not know."""
+    if isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError) and _UNKNOWN_CALL.search(str(error)):
+        return MissingDependency(f"this session's Delta is another one: {_NEEDED}")
+    return from_spark(error)
 
 
 def _snapshot(spark: SparkSession, log: Any) -> Any:
@@ -245,8 +278,7 @@ def _now_ms() -> int:
 
 
 def _action(spark: SparkSession, described: Mapping[str, Any]) -> Any:
-    jvm: Any = spark._jvm
-    return jvm.org.apache.spark.sql.delta.actions.Action.fromJson(json.dumps(described))
+    return _delta_class(spark, "actions.Action").fromJson(json.dumps(described))
 
 
 def _actions(spark: SparkSession, described: Sequence[Mapping[str, Any]]) -> Any:
@@ -260,7 +292,7 @@ def _actions(spark: SparkSession, described: Sequence[Mapping[str, Any]]) -> Any
 def _operation(spark: SparkSession, note: str) -> Any:
     jvm: Any = spark._jvm
     nothing = _none(spark)
-    write = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$Write")
+    write = _delta_class(spark, "DeltaOperations$Write")
     append = jvm.org.apache.spark.sql.SaveMode.Append
     return write(append, nothing, nothing, jvm.scala.Option.apply(note), *[nothing] * _WRITE_AFTER_NOTE)
 

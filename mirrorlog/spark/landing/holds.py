@@ -1,126 +1,250 @@
 """A landing's hold on the records that it has not landed (decision 0032): registered, renewed, handed on.
 
     holds = Holds(landing)
-    holds.begin({queue: offset})      once per queue and run; refused while another run of the landing lives
-    holds.renew({queue: offset})      after every commit, and while there is nothing to do
-    holds.end()                       the records stay held; the next run may have them at once
+    with holds.kept():                  leases are renewed in a thread, several times in each, while the block runs
+        holds.begin({queue: offset})    once per queue and run; refused while another run of the landing lives
+        holds.check()                   before a commit: raises when a renewal was refused
+        holds.renew({queue: offset})    after every commit
+    holds.end()                         the records stay held; the next run may have them at once
 
 A run is a holder of its own, so a second one of the same name is told (HoldTaken). A run that ends cleanly hands the
 hold to nobody, and one on the same machine that is dead for sure is not waited for; after another machine's death the
-next run waits for the end of the lease, or takes over by force.
+next run waits for the end of the lease, or takes over by force. A run that was replaced leaves the hold to its
+successor.
 
 That two runs cannot both add a record is not the hold's doing but the commit's.
+
+Rejected: renewing between steps and duties alone, for one of them may take longer than a lease, or be many landings'.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol
 
 from mirrorlog.client import Client
-from mirrorlog.errors import HoldTaken, NoSuchHold
+from mirrorlog.errors import HoldTaken, MirrorlogError
 from mirrorlog.spark.landing.definition import Landing
+from mirrorlog.wire.messages import HoldInfo
+
+logger: Final = logging.getLogger(__name__)
 
 NOBODY: Final = "nobody"
 """The holder between two runs."""
 
+_BY_HAND: Final = "released"
 _HOLDER: Final = re.compile(r"(?P<host>.*)/(?P<boot>[^/]*)/(?P<pid>\d+)/(?P<started>\d+)/[0-9a-f]+")
-# A renewal may be late by a step, and fail once.
-_RENEWALS_PER_LEASE: Final = 4
+_RENEWALS_PER_LEASE: Final = 3
+# So a renewal that fails is tried again eight times before the lease is over.
+_LOOKS_PER_LEASE: Final = 12
 
-_T = TypeVar("_T")
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """A queue that this run holds: under which epoch, from where on, and when that was said last."""
+
+    epoch: int
+    queue_offset: int
+    renewed_s: float
+
+
+class HoldsAdmin(Protocol):
+    """What is asked of the nodes; `client.admin` is one. Raises HoldTaken, and what nodes answer."""
+
+    async def set_hold(
+        self,
+        queue: str,
+        name: str,
+        *,
+        holder: str,
+        queue_offset: int,
+        lease_ms: int,
+        location: str,
+        tiered: bool,
+        take_over: bool,
+        epoch: int,
+    ) -> HoldInfo: ...
+
+    async def holds(self, queue: str) -> list[HoldInfo]: ...
+
+
+Connect = Callable[[Landing], AbstractAsyncContextManager[HoldsAdmin]]
+
+
+@asynccontextmanager
+async def _connected(landing: Landing) -> AsyncIterator[HoldsAdmin]:
+    async with Client(*landing.servers, tls=landing.tls.context()) as client:
+        yield client.admin
 
 
 class Holds:
-    """Of one landing in one run. Every method blocks; not for use on an event loop.
+    """Of one landing in one run. Every method blocks; not for use on an event loop. May be used by several threads.
 
-    `take_over`: from another run that may still live.
+    `take_over`: from another run that may still live, once per queue. `now`: a monotonic clock, seconds.
     """
 
-    def __init__(self, landing: Landing, *, take_over: bool = False, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        landing: Landing,
+        *,
+        take_over: bool = False,
+        now: Callable[[], float] = time.monotonic,
+        connect: Connect = _connected,
+    ) -> None:
+        self.name = landing.name
         self._landing = landing
         self._take_over = take_over
         self._now = now
+        self._connect = connect
         self._holder = this_holder()
-        self._epochs: dict[str, int] = {}
-        self._renewed: dict[str, tuple[int, float]] = {}
+        self._lock = threading.RLock()
+        self._registered: dict[str, _Registered] = {}
+        self._lost: dict[str, HoldTaken] = {}
+        self._had: set[str] = set()
+        self._kept = False
 
     @property
-    def due(self) -> bool:
-        """Whether a renewal should not wait any longer."""
-        return any(self._is_due(queue) for queue in self._epochs)
+    def tick_s(self) -> float:
+        """How often to look whether a renewal is due: one that fails is tried again several times in a lease."""
+        return self._landing.lease_s / _LOOKS_PER_LEASE
 
     def begin(self, positions: Mapping[str, int]) -> None:
         """Register the queues that are not yet. Raises HoldTaken naming who has the hold, and what nodes answer."""
-        new = {queue: offset for queue, offset in positions.items() if queue not in self._epochs}
-        if new:
-            self._run(lambda client: self._register(client, new))
+        with self._lock:
+            new = {queue: offset for queue, offset in positions.items() if queue not in self._registered}
+            for queue in new:
+                self._lost.pop(queue, None)  # what comes now is news
+            if new:
+                self._run(lambda admin: self._register(admin, new))
 
     def renew(self, positions: Mapping[str, int]) -> None:
-        """What lies below `positions` is landed. Asks nobody when nothing moved and the lease is young.
+        """What lies below `positions` is landed. Asks nobody when nothing moved and the lease is young. A hold that
+        ended meanwhile, because it kept too much or nobody heard of this run for a lease, is registered anew.
 
         Raises HoldTaken when another run has taken the hold.
         """
-        moved = {queue: offset for queue, offset in positions.items() if self._wants(queue, offset)}
-        if moved:
-            self._run(lambda client: self._renew(client, moved))
+        with self._lock:
+            self._renew(positions)
+            self.check()
 
     def renew_due(self) -> None:
-        """Renew as it is what would soon expire."""
-        self.renew({queue: offset for queue, (offset, _) in self._renewed.items() if self._is_due(queue)})
+        """Renew as it is what would soon expire. A refusal is kept for `check`; raises what else nodes answer."""
+        with self._lock:
+            self._renew({queue: each.queue_offset for queue, each in self._registered.items()})
+
+    def check(self) -> None:
+        """Raise what a renewal was refused with (HoldTaken), once."""
+        with self._lock:
+            lost, self._lost = self._lost, {}
+            for error in lost.values():
+                raise error
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Renew in a thread, at the queue offsets last said, while the block runs, however long that is. A block in
+        such a block has the same thread."""
+        if self._kept:
+            yield
+            return
+        stop = threading.Event()
+        thread = threading.Thread(target=keep_renewed, args=(self, stop.wait), name="mirrorlog-hold", daemon=True)
+        thread.start()
+        self._kept = True
+        try:
+            yield
+        finally:
+            self._kept = False
+            stop.set()
+            thread.join()
 
     def end(self) -> None:
-        """Hand what is held to nobody, for as long as the lease runs."""
-        if self._epochs:
-            held = {queue: self._renewed[queue][0] for queue in self._epochs}
-            self._run(lambda client: self._hand_over(client, held))
-            self._epochs.clear()
-            self._renewed.clear()
+        """Hand what is held to nobody, for as long as the lease runs. Raises HoldTaken, when the rest is handed over,
+        for what another run has taken: that stays as it is."""
+        with self._lock:
+            if self._registered:
+                self._run(self._hand_over)
+
+    def _renew(self, positions: Mapping[str, int]) -> None:
+        wanted = {queue: offset for queue, offset in positions.items() if self._wants(queue, offset)}
+        if wanted:
+            self._run(lambda admin: self._ask_again(admin, wanted))
 
     def _wants(self, queue: str, offset: int) -> bool:
-        if queue not in self._epochs:
+        known = self._registered.get(queue)
+        if known is None:
             return False
-        return self._renewed[queue][0] != offset or self._is_due(queue)
+        is_due = self._now() - known.renewed_s >= self._landing.lease_s / _RENEWALS_PER_LEASE
+        return is_due or known.queue_offset != offset
 
-    def _is_due(self, queue: str) -> bool:
-        return self._now() - self._renewed[queue][1] >= self._landing.lease_s / _RENEWALS_PER_LEASE
+    def _run(self, do: Callable[[HoldsAdmin], Coroutine[Any, Any, None]]) -> None:
+        async def connected() -> None:
+            async with self._connect(self._landing) as admin:
+                await do(admin)
 
-    def _run(self, do: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
-        async def connected() -> _T:
-            async with Client(*self._landing.servers, tls=self._landing.tls.context()) as client:
-                return await do(client)
+        asyncio.run(connected())
 
-        return asyncio.run(connected())
-
-    async def _register(self, client: Client, positions: Mapping[str, int]) -> None:
+    async def _register(self, admin: HoldsAdmin, positions: Mapping[str, int]) -> None:
         for queue, offset in positions.items():
-            known = [hold for hold in await client.admin.holds(queue) if hold.name == self._landing.name]
-            take_over = self._take_over or any(is_gone(hold.holder) for hold in known)
-            await self._set(client, queue, offset, holder=self._holder, take_over=take_over, epoch=0)
+            known = [hold for hold in await admin.holds(queue) if hold.name == self._landing.name]
+            # By force once: who was replaced by force does not take it back.
+            forced = self._take_over and queue not in self._had
+            take_over = forced or any(is_gone(hold.holder) for hold in known)
+            given = await self._ask(admin, queue, offset, holder=self._holder, take_over=take_over, epoch=0)
+            self._registered[queue] = _Registered(given.epoch, offset, self._now())
+            self._had.add(queue)
 
-    async def _renew(self, client: Client, positions: Mapping[str, int]) -> None:
+    async def _ask_again(self, admin: HoldsAdmin, positions: Mapping[str, int]) -> None:
         for queue, offset in positions.items():
             try:
-                await self._set(client, queue, offset, holder=self._holder, epoch=self._epochs[queue])
-            except (HoldTaken, NoSuchHold):
-                del self._epochs[queue], self._renewed[queue]
+                given = await self._ask_as_holder(admin, queue, offset)
+                self._registered[queue] = _Registered(given.epoch, offset, self._now())
+            except HoldTaken as error:
+                logger.warning("hold_lost landing=%r queue=%r reason=%r", self.name, queue, error.message)
+                self._lost[queue] = error
+                del self._registered[queue]
+
+    async def _hand_over(self, admin: HoldsAdmin) -> None:
+        refused: HoldTaken | None = None
+        for queue in list(self._registered):
+            mine = self._registered[queue]
+            try:
+                await self._ask(admin, queue, mine.queue_offset, holder=NOBODY, take_over=True, epoch=mine.epoch)
+            except HoldTaken as error:
+                # Nobody's already, asked for twice because the first answer was lost; or ended, and nobody wants it.
+                if error.details.get("holder") != NOBODY and "ended" not in error.details:
+                    refused = error
+            del self._registered[queue]
+        if refused is not None:
+            raise refused
+
+    async def _ask_as_holder(self, admin: HoldsAdmin, queue: str, offset: int) -> HoldInfo:
+        """Under the own epoch, so that a node refuses it when another run has taken the hold meanwhile."""
+        epoch = self._registered[queue].epoch
+        try:
+            return await self._ask(admin, queue, offset, holder=self._holder, take_over=False, epoch=epoch)
+        except HoldTaken as error:
+            # Who ended it by hand wants this run to hear of it.
+            if error.details.get("ended") in (None, _BY_HAND):
                 raise
+            # It ended by itself: what is left is held anew, and what is gone is told by the next plan.
+            logger.warning("hold_ended landing=%r queue=%r reason=%r", self.name, queue, error.message)
+            return await self._ask(admin, queue, offset, holder=self._holder, take_over=False, epoch=0)
 
-    async def _hand_over(self, client: Client, positions: Mapping[str, int]) -> None:
-        for queue, offset in positions.items():
-            await self._set(client, queue, offset, holder=NOBODY, take_over=True, epoch=0)
-
-    async def _set(
-        self, client: Client, queue: str, offset: int, *, holder: str, take_over: bool = False, epoch: int = 0
-    ) -> None:
-        given = await client.admin.set_hold(
+    async def _ask(
+        self, admin: HoldsAdmin, queue: str, offset: int, *, holder: str, take_over: bool, epoch: int
+    ) -> HoldInfo:
+        return await admin.set_hold(
             queue,
             self._landing.name,
             holder=holder,
@@ -131,8 +255,15 @@ class Holds:
             take_over=take_over,
             epoch=epoch,
         )
-        self._epochs[queue] = given.epoch
-        self._renewed[queue] = (offset, self._now())
+
+
+def keep_renewed(holds: Holds, wait: Callable[[float], bool]) -> None:
+    """Renew what is due until `wait`, given seconds, says that it is over. An error is told, and tried again."""
+    while not wait(holds.tick_s):
+        try:
+            holds.renew_due()
+        except MirrorlogError as error:
+            logger.warning("hold_not_renewed landing=%r reason=%r", holds.name, error.message)
 
 
 def this_holder() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from mirrorlog.commitlog.format import BatchHeader
 from mirrorlog.errors import NoSuchQueue
@@ -27,16 +28,23 @@ from mirrorlog.spark.lookup import Lookup, Place
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueFacts, QueueRange
 
+RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What `limits.max_record_bytes` can be at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
-    """What a step lands of a queue: the pieces between declared losses, and where the queue stands afterwards."""
+    """What a step lands of a queue: the pieces between declared losses, and where the queue stands afterwards.
+
+    `epoch`: of the record below `first`, where the log has another history than the table was landed from.
+    """
 
     facts: QueueFacts
     first: int
     next: int
     pieces: tuple[QueueRange, ...] = ()
     missed: tuple[MissedRange, ...] = ()
+    epoch: int | None = None
 
     @property
     def moves(self) -> bool:
@@ -46,17 +54,28 @@ class QueuePlan:
 
 def source_options(landing: Landing) -> SourceOptions:
     """What a landing reads, as the data source names it."""
-    # From any copy, the master last: a queue of one copy has no mirror to be asked.
-    read_from = "nearest" if landing.read_from == "mirror" else landing.read_from
     return SourceOptions(
         servers=landing.servers,
         path=landing.path,
         queues=landing.queues,
         pattern=landing.queue_pattern,
-        read_from=read_from,
+        read_from=landing.read_from,
         fail_on_data_loss=landing.on_data_loss == "fail",
         tls=landing.tls,
     )
+
+
+def lookup_options(landing: Landing) -> SourceOptions:
+    """As `source_options`, for looks at single batches: of any copy, so that queues without mirrors have one too."""
+    options = source_options(landing)
+    return replace(options, read_from="nearest") if landing.read_from == "mirror" else options
+
+
+def unmirrored(landing: Landing, plans: Sequence[QueuePlan]) -> frozenset[str]:
+    """The queues that are read from their masters because the mirrors that are asked for do not exist."""
+    if landing.read_from != "mirror":
+        return frozenset()
+    return frozenset(plan.facts.name for plan in plans if not plan.facts.mirrored)
 
 
 def queues_of(landing: Landing, lookup: Lookup) -> list[QueueFacts]:
@@ -77,23 +96,49 @@ def queue_plans(landing: Landing, lookup: Lookup, queues: Sequence[QueueFacts], 
     return [_queue_plan(landing, lookup, facts, state, below.get(facts.name)) for facts in queues]
 
 
+def record_bytes(lookup: Lookup, plans: Sequence[QueuePlan], bytes_max: int) -> float:
+    """About how many bytes of the log a record of the plans has: the largest of their first, middle and last ones.
+
+    0 when nobody needs to know it, because so few records are pending that they are below `bytes_max` anyhow.
+    """
+    if sum(_pending(plan) for plan in plans) * RECORD_BYTES_MAX <= bytes_max:
+        return 0.0
+    places = [Place(plan.facts, at) for plan in plans if plan.pieces for at in _samples(plan)]
+    seen = lookup.headers_at(places)
+    return max((each.length / max(1, each.record_count) for each in seen if isinstance(each, BatchHeader)), default=0.0)
+
+
+def _pending(plan: QueuePlan) -> int:
+    return sum(map(len, plan.pieces))
+
+
+def _samples(plan: QueuePlan) -> list[int]:
+    """The first, the middle and the last queue offset of what a plan lands, each once."""
+    middle = _pending(plan) // 2
+    for piece in plan.pieces:
+        if middle < len(piece):
+            return sorted({plan.pieces[0].first, piece.first + middle, plan.pieces[-1].next - 1})
+        middle -= len(piece)
+    raise AssertionError("a plan without records has no samples")
+
+
 def limited(plans: Sequence[QueuePlan], records_max: int) -> list[QueuePlan]:
     """The same plans with at most `records_max` records in all: each queue gets an equal share, and what others
     leave."""
     found: dict[str, QueuePlan] = {}
     room = records_max
     # The shortest first: what it leaves is shared by those that have more.
-    waiting = sorted(plans, key=lambda plan: sum(map(len, plan.pieces)))
+    waiting = sorted(plans, key=_pending)
     for number, plan in enumerate(waiting):
         share = -(-room // (len(waiting) - number))
         cut = _cut(plan, share)
         found[plan.facts.name] = cut
-        room -= sum(map(len, cut.pieces))
+        room -= _pending(cut)
     return [found[plan.facts.name] for plan in plans]
 
 
 def _cut(plan: QueuePlan, records_max: int) -> QueuePlan:
-    if sum(map(len, plan.pieces)) <= records_max:
+    if _pending(plan) <= records_max:
         return plan
     pieces: list[QueueRange] = []
     room = records_max
@@ -135,6 +180,7 @@ def _queue_plan(
     missed = start.missed
     if changed is not None:
         missed = (*missed, MissedRange(facts.name, start.first, start.first, changed))
+    found = below.epoch if changed is not None and below is not None else None
     gaps = _gaps(lookup, facts, start.first)
     if not skip:
         refuse_gap(facts.name, start.first, gaps, landing.table)
@@ -142,7 +188,7 @@ def _queue_plan(
         end = gaps[0][0] if gaps else facts.next
         return QueuePlan(facts, first, end, _pieces(facts, start.first, end, ()), missed)
     lost = tuple(MissedRange(facts.name, begin, end, "a declared loss") for begin, end in gaps)
-    return QueuePlan(facts, first, facts.next, _pieces(facts, start.first, facts.next, gaps), (*missed, *lost))
+    return QueuePlan(facts, first, facts.next, _pieces(facts, start.first, facts.next, gaps), (*missed, *lost), found)
 
 
 def _gaps(lookup: Lookup, facts: QueueFacts, first: int) -> list[tuple[int, int]]:

@@ -3,6 +3,8 @@
     mirrorlog:<cluster>:<incarnation>                the next queue offset
     mirrorlog:<cluster>:<incarnation>:log:<log id>   the epoch of the last record that was landed from that log
     mirrorlog:<cluster>:<incarnation>:fence          the number of the landing that may commit
+    mirrorlog:<cluster>:<incarnation>:dead           the queue offset up to which there may be dead letters
+    mirrorlog:<cluster>:<incarnation>:begin          the first queue offset that was landed, where somebody noted it
 
 A queue that is deleted and made again, or a cluster made anew under the same name, has another incarnation: it is
 landed from its begin, and the rows of the old one stay beside it.
@@ -10,8 +12,9 @@ landed from its begin, and the rows of the old one stay beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mirrorlog.commitlog.format import BatchHeader
 from mirrorlog.spark.errors import BeginUnknown, HistoryChanged, RecordsMissing, TableOutOfStep
@@ -33,6 +36,15 @@ class MissedRange:
         return f"queue {self.queue!r}: {self.first} up to {self.next} were not landed: {self.why}"
 
 
+class HasBegin(Protocol):
+    """The ids of a queue, as `QueueIds` or those of a table that is upserted."""
+
+    @property
+    def offset(self) -> str: ...
+    @property
+    def begin(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class QueueIds:
     """The application ids of a queue as it is now."""
@@ -40,14 +52,24 @@ class QueueIds:
     offset: str
     epoch: str
     fence: str
+    dead: str
+    begin: str
 
     @classmethod
     def of(cls, facts: QueueFacts) -> QueueIds:
         name = f"mirrorlog:{facts.cluster_id}:{facts.incarnation}"
-        return cls(name, f"{name}:log:{facts.log_id}", f"{name}:fence")
+        return cls(name, f"{name}:log:{facts.log_id}", f"{name}:fence", f"{name}:dead", f"{name}:begin")
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return iter((self.offset, self.epoch, self.fence))
+    def __iter__(self) -> Iterator[str]:
+        return iter((self.offset, self.epoch, self.fence, self.dead, self.begin))
+
+
+def begin_set(ids: HasBegin, versions: Mapping[str, int | None], first: int) -> dict[str, int]:
+    """What a commit of records from `first` on sets besides: where the table begins, if nothing was landed before.
+
+    A table of an older landing never gets it: nobody knows any more.
+    """
+    return {ids.begin: first} if versions[ids.offset] is None else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +114,11 @@ def starting_offset(facts: QueueFacts, landed: int | None, table: str, *, skip: 
 def changed_history(facts: QueueFacts, state: TableState, below: BatchHeader | None, table: str) -> str | None:
     """Why the log is not the one that the table was landed from, None when it is or nobody can tell.
 
-    `below`: the header of the batch that holds the last landed record.
+    `below`: the header of the batch that holds the last landed record. An epoch of 0 is one that is not known.
     """
     ids = QueueIds.of(facts)
     landed, epoch = state.versions.get(ids.offset), state.versions.get(ids.epoch)
-    if landed is None or epoch is None:
+    if landed is None or not epoch:
         return None
     position = QueuePosition(landed, epoch, facts.log_id, facts.incarnation)
     why = broken_history(position, log_id=facts.log_id, incarnation=facts.incarnation, below=below)

@@ -1,7 +1,6 @@
 """What landings do, as a table for people: a row per queue, made from the counts of the observer. Pure.
 
-On a terminal the table is shown live by `LiveView`; elsewhere `plain_lines` gives the same as lines, one per queue,
-for a log.
+On a terminal the table is shown live by `LiveView`; elsewhere `display` writes a line per step.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.spark.landing.counts import LandingCounts, LandingTotals
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.metrics import LandingCounts, LandingTotals, UpkeepDone
-from mirrorlog.spark.landing.results import StepResult
+from mirrorlog.spark.landing.results import StepResult, Tidied
 
 ROWS_MAX: Final = 30
 """Queues that a terminal shows; those furthest behind first when there are more."""
@@ -64,15 +63,6 @@ def progress_table(rows: Iterable[QueueRow]) -> Table:
     if len(every) > len(shown):
         table.caption = f"and {len(every) - len(shown):,} queues that are less far behind"
     return table
-
-
-def plain_lines(rows: Iterable[QueueRow]) -> list[str]:
-    """For a log: a line per queue, without colours or columns."""
-    return [
-        f"{row.queue} -> {row.table}: {row.records:,} landed, {row.rate:,.0f}/s, lag {row.lag_records:,} records "
-        f"{row.lag_seconds:.1f} s, {_state(row)}"
-        for row in rows
-    ]
 
 
 def _rows(name: str, totals: LandingTotals, now_s: float) -> Iterator[QueueRow]:
@@ -133,8 +123,12 @@ class LiveView:
     def looked(self, landing: Landing, confirmed: Mapping[str, int]) -> None:
         self.counts.looked(landing, confirmed)
 
-    def upkeep_done(self, landing: Landing, done: UpkeepDone) -> None:
+    def upkeep_done(self, landing: Landing, done: Tidied) -> None:
         self.counts.upkeep_done(landing, done)
+
+    def upkeep_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        self.counts.upkeep_failed(landing, error)
+        self._live.console.print(Text(f"{landing.name}: upkeep failed: {' '.join(error.message.split())}"))
 
     def _table(self) -> RenderableType:
         return progress_table(queue_rows(*self.counts.copy()))

@@ -30,6 +30,14 @@ class QueueStep:
         """Records that are confirmed and not landed."""
         return self.confirmed - self.next
 
+    def lag_seconds(self, now_us: int) -> float | None:
+        """How old the oldest record not landed is at most, by this machine's clock, `now_us` being µs since 1970: it
+        was appended behind the last one that was landed. 0 when all is landed, None when this step landed nothing and
+        so cannot tell."""
+        if self.lag <= 0:
+            return 0.0
+        return None if self.landed_time_us is None else max(0.0, (now_us - self.landed_time_us) / 1e6)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -55,6 +63,10 @@ class StepResult:
     def lag(self) -> int:
         """Records of all its queues that are confirmed and not landed."""
         return sum(queue.lag for queue in self.queues)
+
+    def lag_seconds(self, now_us: int) -> float:
+        """Of the queue that is furthest behind, as far as this step can tell; see `QueueStep.lag_seconds`."""
+        return max((queue.lag_seconds(now_us) or 0.0 for queue in self.queues), default=0.0)
 
     @property
     def missed(self) -> tuple[MissedRange, ...]:
@@ -96,7 +108,8 @@ class Tidied(Protocol):
 class Observer(Protocol):
     """Told of every step, look and duty, in the thread that does it. What it raises ends the service.
 
-    `looked`: what is confirmed of the landing's queues, by name.
+    `looked`: what is confirmed of the landing's queues, by name. `upkeep_failed`: that ends no landing, and is tried
+    again at the duty's next time.
     """
 
     def step_began(self, landing: Landing) -> None: ...
@@ -104,6 +117,7 @@ class Observer(Protocol):
     def step_failed(self, landing: Landing, error: MirrorlogError) -> None: ...
     def looked(self, landing: Landing, confirmed: Mapping[str, int]) -> None: ...
     def upkeep_done(self, landing: Landing, done: Tidied) -> None: ...
+    def upkeep_failed(self, landing: Landing, error: MirrorlogError) -> None: ...
 
 
 class Silent:
@@ -122,6 +136,9 @@ class Silent:
         pass
 
     def upkeep_done(self, landing: Landing, done: Tidied) -> None:
+        pass
+
+    def upkeep_failed(self, landing: Landing, error: MirrorlogError) -> None:
         pass
 
 
@@ -150,3 +167,7 @@ class Several:
     def upkeep_done(self, landing: Landing, done: Tidied) -> None:
         for each in self._observers:
             each.upkeep_done(landing, done)
+
+    def upkeep_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        for each in self._observers:
+            each.upkeep_failed(landing, error)

@@ -2,6 +2,8 @@
 
     read the table → look at the queues → plan → tasks write files → commit dead letters → commit → renew the hold
 
+The hold's lease is renewed beside all that; a step that has lost it commits nothing.
+
 A step keeps nothing from the one before: the table tells where it stands, so a driver that dies at any place leaves
 either all of a step or none, and whoever comes next goes on. Two at once plan the same records and write them twice,
 but one commit alone goes through.
@@ -12,8 +14,8 @@ but one commit alone goes through.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -24,26 +26,37 @@ from mirrorlog.spark.errors import SPARK_ERRORS, TableRefused, from_spark
 from mirrorlog.spark.landing.dead_letters import (
     DeadLettersOf,
     ahead_of,
+    announce_dead,
     commit_dead,
     dead_state,
     ids_of,
-    refuse_moved,
+    refuse_ahead,
     take_back,
 )
 from mirrorlog.spark.landing.decoding import decoder_for, widened
 from mirrorlog.spark.landing.definition import Landing
 from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, make_clustered, table_state
+from mirrorlog.spark.landing.durable import sync_table
 from mirrorlog.spark.landing.files import FileFormat, run_in_tasks
 from mirrorlog.spark.landing.holds import Holds
-from mirrorlog.spark.landing.planning import QueuePlan, limited, queue_plans, queues_of, source_options
-from mirrorlog.spark.landing.positions import MissedRange, QueueIds
+from mirrorlog.spark.landing.planning import (
+    QueuePlan,
+    limited,
+    lookup_options,
+    queue_plans,
+    queues_of,
+    record_bytes,
+    source_options,
+    unmirrored,
+)
+from mirrorlog.spark.landing.positions import MissedRange, QueueIds, begin_set
 from mirrorlog.spark.landing.results import QueueStep, StepResult
 from mirrorlog.spark.landing.staging import Staging
 from mirrorlog.spark.landing.tables import BOUNDED, columns_of, prefix_of, refuse_shape, settled_shape
 from mirrorlog.spark.landing.tasks import Work, Written, gathered, tasks_for, write_range
 from mirrorlog.spark.landing.upkeep_schedule import refuse_old_files
 from mirrorlog.spark.landing.upsert import PROPERTIES, MergeMoment
-from mirrorlog.spark.landing.upserting import ids_for, merge, resumed, row_columns
+from mirrorlog.spark.landing.upserting import ids_for, merge, resumed, row_columns, with_properties
 from mirrorlog.spark.lookup import open_lookup
 from mirrorlog.spark.plan import QueueFacts
 
@@ -52,7 +65,7 @@ if TYPE_CHECKING:
 
     from mirrorlog.spark.decode import Decoder
 
-# What a record is taken to have before one was seen.
+# What a record is taken to have where none could be looked at.
 _RECORD_BYTES: Final = 1024.0
 # Each look finds every field that any record of the step has and the last one did not take; one nearly always does.
 _WIDENINGS_MAX: Final = 8
@@ -87,6 +100,10 @@ class Runner:
         Raises what the nodes answer, RecordsMissing, BeginUnknown, HistoryChanged, TableOutOfStep, TableRefused,
         LandingConflict, HoldTaken, SparkFailed. After any of them the table has all of the step or none.
         """
+        with nullcontext() if holds is None else holds.kept():
+            return self._step(landing, holds)
+
+    def _step(self, landing: Landing, holds: Holds | None) -> StepResult:
         clock = _Clock()
         self.on_moment(Moment.BEGAN)
         with clock.part("plan"):
@@ -101,7 +118,7 @@ class Runner:
                 written, shape = self._write(landing, state, plans, staging)
             self.on_moment(Moment.WRITTEN)
             with clock.part("commit"), self._removed_on_error(landing, staging):
-                version = self._commit(landing, (state, dead), plans, written, (shape, staging))
+                version = self._commit(_Ready(landing, state, dead, plans, written, shape, staging, holds))
             self.on_moment(Moment.COMMITTED)
         if holds is not None:
             holds.renew({plan.facts.name: plan.next for plan in plans})
@@ -130,7 +147,7 @@ class Runner:
     # --- the plan ---
 
     def _plan(self, landing: Landing, holds: Holds | None) -> tuple[TableState, TableState | None, list[QueuePlan]]:
-        with open_lookup(source_options(landing)) as lookup:
+        with open_lookup(lookup_options(landing)) as lookup:
             queues = queues_of(landing, lookup)
             state = self._state(landing, queues)
             if state.version is not None:
@@ -139,11 +156,16 @@ class Runner:
             dead = None
             if landing.dead_letters is not None:
                 state, dead = self._without_ahead(landing, landing.dead_letters, queues, state)
+            else:
+                refuse_ahead(state, landing.table, queues)
             if holds is not None:
+                # What the table says here the log is told, and may free below it.
+                sync_table(landing.table, state.version)
                 landed = {facts.name: state.versions[QueueIds.of(facts).offset] for facts in queues}
                 holds.begin({facts.name: max(landed[facts.name] or 0, facts.begin) for facts in queues})
             plans = queue_plans(landing, lookup, queues, resumed(landing, queues, state))
-        return state, dead, limited(plans, self._records_max(landing))
+            size = record_bytes(lookup, plans, landing.max_bytes)
+        return state, dead, limited(plans, self._records_max(landing, size))
 
     def _state(self, landing: Landing, queues: Sequence[QueueFacts]) -> TableState:
         names = [name for facts in queues for name in ids_for(landing, facts)]
@@ -153,14 +175,16 @@ class Runner:
         self, landing: Landing, dead: str, queues: Sequence[QueueFacts], state: TableState
     ) -> tuple[TableState, TableState]:
         found = dead_state(self.spark, dead, landing.table, queues)
-        for facts in ahead_of(state, found, landing.table, queues):
-            take_back(self.spark, dead, landing.table, facts, seen=state, dead_seen=found)
+        while ahead := ahead_of(state, found, landing.table, queues):
+            take_back(self.spark, dead, landing.table, ahead[0], seen=state, dead_seen=found)
             state = self._state(landing, queues)
             found = dead_state(self.spark, dead, landing.table, queues)
         return state, found
 
-    def _records_max(self, landing: Landing) -> int:
-        size = self._record_bytes.get(landing.name, _RECORD_BYTES)
+    def _records_max(self, landing: Landing, size: float) -> int:
+        """About as many records as a commit may have, each of `size` bytes, or of what was learned if that is more."""
+        size = max(size, self._record_bytes.get(landing.name, 0.0)) or _RECORD_BYTES
+        self._record_bytes[landing.name] = size
         return max(1, min(landing.max_records, int(landing.max_bytes / size)))
 
     # --- its execution ---
@@ -194,7 +218,8 @@ class Runner:
         upsert = row_columns(landing) if landing.write == "upsert" else None
         target = landing.table if staging is None else staging.root(landing.table)
         options, form, dead = source_options(landing), _format(landing, target), _dead_format(landing)
-        work = [Work(each, options, form, origin, decoder, dead, upsert) for each in tasks]
+        alone = unmirrored(landing, plans)
+        work = [Work(each, options, form, origin, decoder, dead, upsert, alone) for each in tasks]
         try:
             written = gathered(run_in_tasks(self.spark, work, write_range))
         except SPARK_ERRORS as error:
@@ -203,52 +228,80 @@ class Runner:
             self._record_bytes[landing.name] = max(1.0, written.bytes / written.records)
         return written
 
-    def _commit(
-        self,
-        landing: Landing,
-        seen: tuple[TableState, TableState | None],
-        plans: Sequence[QueuePlan],
-        written: Written,
-        change: tuple[TableShape | None, Staging | None],
-    ) -> int:
-        shape, staging = change
-        state, dead = seen
+    def _commit(self, step: _Ready) -> int:
+        landing, written = step.landing, step.written
         refuse_old_files((file.modified_ms for file in (*written.files, *written.dead)), now_ms=_now_ms())
-        moved = [plan for plan in plans if plan.moves]
+        step.check_hold()
+        moved = [plan for plan in step.plans if plan.moves]
         note = _note(landing, moved, written)
-        if dead is not None and landing.dead_letters is not None and not written.dead:
-            refuse_moved(self.spark, landing.dead_letters, seen=dead)
-        elif dead is not None and landing.dead_letters is not None:
-            sets = {ids_of(plan.facts, landing.table).offset: plan.next for plan in moved}
-            commit_dead(self.spark, landing.dead_letters, written.dead, seen=dead, sets=sets, note=note)
-            self.on_moment(Moment.DEAD_LETTERS)
-        if staging is not None:
+        epochs = _epochs(moved, written)
+        step = self._commit_dead(step, moved, note)
+        if step.staging is not None:
             return merge(
                 self.spark,
                 landing,
-                staging,
+                step.staging,
                 written.files,
-                seen=state,
+                seen=step.state,
                 plans=moved,
-                epochs=written.epochs,
+                epochs=epochs,
                 note=note,
-                shape=shape,
-                on_moment=self._merging,
+                shape=step.shape,
+                on_moment=partial(self._merging, step),
             ).table_version
         return commit(
             self.spark,
             landing.table,
             written.files,
-            seen=state,
-            sets=_sets(moved, written),
+            seen=step.state,
+            sets=_sets(moved, epochs, step.state),
             note=note,
-            shape=shape,
-            on_begun=partial(self.on_moment, Moment.COMMITTING),
+            shape=step.shape,
+            on_begun=partial(self._committing, step),
         )
 
-    def _merging(self, moment: MergeMoment) -> None:
+    def _commit_dead(self, step: _Ready, moved: Sequence[QueuePlan], note: dict[str, Any]) -> _Ready:
+        """The step with what its last commit has to see then."""
+        landing, dead = step.landing, step.dead
+        if dead is None or landing.dead_letters is None or not step.written.dead:
+            return step
+        shape = step.shape if step.staging is None else with_properties(step.shape, step.state)
+        ends = {plan.facts: plan.next for plan in moved}
+        announced = {"mirrorlog": {"landing": landing.name, "dead_letters": {each.name: ends[each] for each in ends}}}
+        state = announce_dead(self.spark, landing.table, ends, seen=step.state, note=announced, shape=shape)
+        sets = {ids_of(facts, landing.table).offset: following for facts, following in ends.items()}
+        commit_dead(self.spark, landing.dead_letters, step.written.dead, seen=dead, sets=sets, note=note)
+        self.on_moment(Moment.DEAD_LETTERS)
+        return replace(step, state=state, shape=None if step.state.version is None else step.shape)
+
+    def _committing(self, step: _Ready) -> None:
+        """The last place before the table changes."""
+        self.on_moment(Moment.COMMITTING)
+        step.check_hold()
+
+    def _merging(self, step: _Ready, moment: MergeMoment) -> None:
         if moment is MergeMoment.ANNOUNCED:
-            self.on_moment(Moment.COMMITTING)
+            self._committing(step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A step before its commit. `state`, `dead`: the table and that of the dead letters as they were when it was
+    planned; `shape`: what the table has to become; `staging`: of a landing that merges."""
+
+    landing: Landing
+    state: TableState
+    dead: TableState | None
+    plans: Sequence[QueuePlan]
+    written: Written
+    shape: TableShape | None
+    staging: Staging | None
+    holds: Holds | None
+
+    def check_hold(self) -> None:
+        """Raise HoldTaken when another run has taken what this one holds."""
+        if self.holds is not None:
+            self.holds.check()
 
 
 def _format(landing: Landing, target: str) -> FileFormat:
@@ -268,12 +321,19 @@ def _dead_format(landing: Landing) -> FileFormat | None:
     return FileFormat(landing.dead_letters, compression=landing.compression, bounded=BOUNDED)
 
 
-def _sets(plans: Sequence[QueuePlan], written: Written) -> dict[str, int]:
-    sets = {}
+def _epochs(plans: Sequence[QueuePlan], written: Written) -> dict[tuple[str, int], int]:
+    """Of the last record of each queue. Where another history was found and nothing is new it is that one's, so that
+    it is told once."""
+    stay = [plan for plan in plans if plan.next == plan.first and plan.epoch is not None]
+    return {**{(plan.facts.name, plan.next): plan.epoch or 0 for plan in stay}, **written.epochs}
+
+
+def _sets(plans: Sequence[QueuePlan], epochs: Mapping[tuple[str, int], int], state: TableState) -> dict[str, int]:
+    sets: dict[str, int] = {}
     for plan in plans:
         ids = QueueIds.of(plan.facts)
-        sets[ids.offset] = plan.next
-        epoch = written.epochs.get((plan.facts.name, plan.next))
+        sets |= {**begin_set(ids, state.versions, plan.first), ids.offset: plan.next}
+        epoch = epochs.get((plan.facts.name, plan.next))
         if epoch is not None:
             sets[ids.epoch] = epoch
     return sets

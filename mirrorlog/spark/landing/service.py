@@ -5,7 +5,8 @@
 It looks at the queues about once a second, one question per cluster, and lets one landing at a time take its step: a
 step uses all of Spark's workers anyway, and the driver's commits stay in order. A landing that fails (its table is
 refused, its nodes are away, another one commits to its table) is told with its reason and tried again, and the others
-go on. `stop` ends the service after the step that is under way; what is landed by then is landed.
+go on. The holds of all are renewed beside that, however long a step or a duty of upkeep takes. `stop` ends the service
+after the step that is under way; what is landed by then is landed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from mirrorlog.errors import MirrorlogError
@@ -38,8 +40,8 @@ Upkeep = Callable[[Landing], None]
 
 class Service:
     """`once`: ends when everything is landed that was confirmed at the first look; a landing that fails is not tried
-    again then. `take_over`: the holds of runs that may still live. `upkeep`: see there; what it raises is told like a
-    failed step."""
+    again then. `take_over`: the holds of runs that may still live. `upkeep`: see there; what it raises is told, and
+    ends or delays no landing."""
 
     def __init__(
         self,
@@ -66,9 +68,12 @@ class Service:
     def run(self, stop: threading.Event) -> list[Turn]:
         """Until `stop` is set, or with `once` until all is landed; how each landing stands then."""
         try:
-            while not stop.is_set() and not all(turn.done for turn in self.schedule.turns):
-                if not self._advance():
-                    stop.wait(LOOK_EVERY_S / 4)
+            with ExitStack() as stack:
+                for holds in self._holds.values():
+                    stack.enter_context(holds.kept())
+                while not stop.is_set() and not all(turn.done for turn in self.schedule.turns):
+                    if not self._advance():
+                        stop.wait(LOOK_EVERY_S / 4)
         finally:
             self._end_holds()
         return self.schedule.turns
@@ -98,19 +103,26 @@ class Service:
                 self._observer.looked(turn.landing, {queue: end for queue, (_, end) in ends.items()})
         self._looked = self._now()
         for turn in self.schedule.turns:
-            self._attempt(turn, self._renew)
+            self._attempt(turn, self._check_hold)
+            self._tidy(turn)
 
     def _fail_all(self, turns: Iterable[Turn], error: MirrorlogError) -> None:
         for turn in turns:
             if not turn.done and self._now() >= turn.retry_at:
                 self._failed(turn, error)
 
-    def _renew(self, turn: Turn) -> None:
+    def _check_hold(self, turn: Turn) -> None:
         holds = self._holds.get(turn.landing.name)
-        if holds is not None and holds.due:
-            holds.renew_due()
-        if turn.landed is not None and not turn.done:
+        if holds is not None:
+            holds.check()
+
+    def _tidy(self, turn: Turn) -> None:
+        if turn.landed is None or turn.done:
+            return
+        try:
             self._upkeep(turn.landing)
+        except (MirrorlogError, OSError) as error:
+            self._observer.upkeep_failed(turn.landing, self._told(turn, error))
 
     # --- steps ---
 
@@ -128,12 +140,14 @@ class Service:
     def _attempt(self, turn: Turn, do: Callable[[Turn], None]) -> None:
         try:
             do(turn)
-        except MirrorlogError as error:
-            if isinstance(error, SparkFailed) and not self._spark_lives():
-                raise  # nothing can be landed any more, and whoever started the service must know
-            self._failed(turn, error)
-        except OSError as error:
-            self._failed(turn, StorageFailed(f"{turn.landing.table}: {error}"))
+        except (MirrorlogError, OSError) as error:
+            self._failed(turn, self._told(turn, error))
+
+    def _told(self, turn: Turn, error: MirrorlogError | OSError) -> MirrorlogError:
+        """The error as one that has a code. Raises it when Spark is gone."""
+        if isinstance(error, SparkFailed) and not self._spark_lives():
+            raise error  # nothing can be landed any more, and whoever started the service must know
+        return StorageFailed(f"{turn.landing.table}: {error}") if isinstance(error, OSError) else error
 
     def _spark_lives(self) -> bool:
         jvm: Any = self._spark._jvm

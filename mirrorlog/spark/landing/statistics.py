@@ -1,5 +1,8 @@
 """A data file's statistics as Delta has them: rows, and per column the least, the greatest and how many are null.
 
+Of a struct there is nothing: a reader expects an object there, with an entry for each field, and one that finds a
+number gives up all statistics of the file.
+
 Readers skip a file by them, so a bound may be too wide and never too narrow: a long text is cut, upwards for the
 greatest; times have milliseconds, rounded down and up; a column that holds NaN, an infinity or a time outside of the
 calendar has no bound at all, because JSON, or another reader's order, has no place for them. Pure.
@@ -39,13 +42,13 @@ class FileStatistics:
         self._least: dict[str, Any] = {}
         self._greatest: dict[str, Any] = {}
         self._open: set[str] = set()
-        self._nulls = dict.fromkeys(self._counted, 0)
+        self._nulls = {name: 0 for name in self._counted if not pa.types.is_struct(schema.field(name).type)}
         self.rows = 0
 
     def add(self, group: pa.Table) -> None:
         """Count these rows in."""
         self.rows += group.num_rows
-        for name in self._counted:
+        for name in self._nulls:
             self._nulls[name] += group.column(name).null_count
         for name in self._bounded:
             self._add_bounds(name, group.column(name))

@@ -55,8 +55,8 @@ def sync_local(table: str, name: str) -> None:
     """Have the file `name` below a local table on the disk, and its entry in its directory."""
     root = local_path(table)
     if root is not None:
-        _sync(root / name)
-        _sync((root / name).parent)
+        sync_file(root / name)
+        sync_file((root / name).parent)
 
 
 class Storage:
@@ -103,10 +103,10 @@ class _LocalFile(OpenFile):
 
     def complete(self) -> tuple[int, int]:
         self.stream.close()
-        _sync(self._unfinished)
+        sync_file(self._unfinished)
         self._unfinished.rename(self._path)
         for directory in (self._path.parent, *self._above):
-            _sync(directory)
+            sync_file(directory)
         found = self._path.stat()
         return found.st_size, found.st_mtime_ns // 1_000_000
 
@@ -147,7 +147,8 @@ def _make(directory: Path, root: Path) -> Iterator[Path]:
     yield from (each.parent for each in missing)
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Have a file's contents, or a directory's entries, on the disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

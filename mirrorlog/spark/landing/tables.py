@@ -6,7 +6,8 @@ again.
 
 A table that is there may have more columns than a landing writes (they become null) and in another order. One that
 lacks some gets them in the commit that first needs them: `appendTime`, which older landings did not write, always;
-columns of values when the landing's `evolution` is `add`. A type is never changed. What a writer of files would have to
+columns of values when the landing's `evolution` is `add`. A type is never changed but by fields at the end of a struct,
+which old files have as null, under the same rule. What a writer of files would have to
 keep and this one does not is refused by name: the JVM's own checks are for Spark's writers, and would let our files
 pass.
 """
@@ -22,9 +23,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     DateType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -151,16 +154,9 @@ def settled_shape(
     if state.shape.partition_columns != partitions:
         there, asked = (", ".join(names) or "nothing" for names in (state.shape.partition_columns, partitions))
         raise TableRefused(f"{landing.table} has partitions by {there}, the landing by {asked} (key 'partition_by')")
-    missing = _missing(landing.table, state.shape.schema, wanted)
-    refused = [each.name for each in missing if each.name not in _ALWAYS_ADDED and each.name not in may_add]
-    if refused:
-        raise TableRefused(
-            f"{landing.table} has no column {', '.join(refused)}; land into another table, or let it be added "
-            "(evolution = 'add', for columns of values)"
-        )
-    schema = StructType([*state.shape.schema.fields, *missing])
+    schema = _grown(landing.table, state.shape.schema, wanted, may_add)
     properties = {**state.shape.properties, **_properties(landing)}
-    if not missing and properties == state.shape.properties:
+    if schema == state.shape.schema and properties == state.shape.properties:
         return None
     return replace(state.shape, schema=schema, properties=properties)
 
@@ -196,19 +192,64 @@ def _columns(schema: StructType, written: Collection[str]) -> list[str]:
     return found
 
 
-def _missing(table: str, there: StructType, wanted: StructType) -> list[StructField]:
-    known = {column.name.lower(): column for column in there}
-    missing = []
+def _grown(table: str, there: StructType, wanted: StructType, may_add: Collection[str]) -> StructType:
+    """The table's columns with what rows of `wanted` have besides. Raises TableRefused."""
+    grown = {column.name.lower(): column for column in there}
+    refused = []
     for column in wanted:
-        found = known.get(column.name.lower())
-        if found is None:
-            missing.append(column)
-        elif found.name != column.name or not same_type(found.dataType, column.dataType):
-            raise TableRefused(
-                f"{table} has a column {found.name} of type {found.dataType.simpleString()}, the landing writes "
-                f"{column.name} of type {column.dataType.simpleString()}; a type is never changed, use another table"
-            )
-    return missing
+        found = grown.get(column.name.lower())
+        settled = column if found is None else _settled(table, found, column)
+        if settled != found and column.name not in may_add and column.name not in _ALWAYS_ADDED:
+            refused.append(column.name if found is None else f"{column.name} of type {_text(column)}")
+        grown[column.name.lower()] = settled
+    if refused:
+        raise TableRefused(
+            f"{table} has no column {', '.join(refused)}; land into another table, or let it be added "
+            "(evolution = 'add', for columns of values)"
+        )
+    return StructType(list(grown.values()))
+
+
+def _settled(table: str, found: StructField, wanted: StructField) -> StructField:
+    kind = grown_type(found.dataType, wanted.dataType)
+    if found.name != wanted.name or kind is None:
+        raise TableRefused(
+            f"{table} has a column {found.name} of type {_text(found)}, the landing writes {wanted.name} of type "
+            f"{_text(wanted)}; a type is never changed but by fields at the end of a struct, use another table"
+        )
+    return StructField(found.name, kind, found.nullable, found.metadata)
+
+
+def _text(column: StructField) -> str:
+    return column.dataType.simpleString()
+
+
+def grown_type(there: DataType, wanted: DataType) -> DataType | None:
+    """The table's type with the nullable fields that `wanted` has at the ends of structs, also of those in arrays and
+    in the values of maps; None when that does not make `wanted` of it."""
+    if isinstance(there, StructType) and isinstance(wanted, StructType):
+        return _grown_struct(there, wanted)
+    if isinstance(there, ArrayType) and isinstance(wanted, ArrayType):
+        element = grown_type(there.elementType, wanted.elementType)
+        return None if element is None else ArrayType(element, there.containsNull)
+    if isinstance(there, MapType) and isinstance(wanted, MapType) and same_type(there.keyType, wanted.keyType):
+        value = grown_type(there.valueType, wanted.valueType)
+        return None if value is None else MapType(there.keyType, value, there.valueContainsNull)
+    return there if same_type(there, wanted) else None
+
+
+def _grown_struct(there: StructType, wanted: StructType) -> StructType | None:
+    known = len(there)
+    fields = []
+    for found, column in zip(there, wanted.fields[:known], strict=False):
+        kind = grown_type(found.dataType, column.dataType)
+        if kind is not None and found.name == column.name:
+            fields.append(StructField(found.name, kind, found.nullable, found.metadata))
+    new = wanted.fields[known:]
+    names = {column.name.lower() for column in [*fields, *new]}
+    # Names that differ by case only are one name to Spark, and what is NOT NULL no old row has.
+    fits = len(fields) == known and all(column.nullable for column in new) and len(names) == known + len(new)
+    return StructType([*fields, *new]) if fits else None
 
 
 def same_type(one: Any, other: Any) -> bool:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mirrorlog.client import ConsumedBatch
-from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.format import BatchHeader, Flag
 from mirrorlog.spark.arrow import merged
 from mirrorlog.spark.errors import StorageFailed
 from mirrorlog.spark.landing.dead_letters import DeadLetters, DeadLettersOf
@@ -43,7 +43,8 @@ RAW_COLUMNS: Final = (*KAFKA_COLUMNS, "headers", "appendTime")
 @dataclass(frozen=True, slots=True)
 class Work:
     """Of one task. `table`: what dead letters say of where they are from; `dead`: how their files are written, None
-    when there can be none; `upsert`: of a landing that merges, which columns of its table are what."""
+    when there can be none; `upsert`: of a landing that merges, which columns of its table are what; `from_master`: the
+    queues that are read there, whatever the options say."""
 
     ranges: tuple[QueueRange, ...]
     options: SourceOptions
@@ -52,6 +53,11 @@ class Work:
     decoder: Decoder | None = None
     dead: FileFormat | None = None
     upsert: RowColumns | None = None
+    from_master: frozenset[str] = frozenset()
+
+    def options_for(self, queue: str) -> SourceOptions:
+        """Where and how that queue is read."""
+        return replace(self.options, read_from="master") if queue in self.from_master else self.options
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,7 @@ def _write_range(number: int, work: Work) -> Written:
         decoding = None if work.decoder is None else Decoding(work.decoder, write, letters)
         take = write if decoding is None else decoding.take
         for wanted in work.ranges:
-            batches = consumed_batches(work.options, wanted, counted.missing(wanted.queue))
+            batches = consumed_batches(work.options_for(wanted.queue), wanted, counted.missing(wanted.queue))
             for rows in merged(counted.passed(batches), RAW_COLUMNS):
                 take(rows)
             counted.end(wanted)
@@ -173,7 +179,9 @@ class _Counted:
     def end(self, wanted: QueueRange) -> None:
         """All of a range was read. One of which nothing is left says nothing of its epoch."""
         if self._last is not None:
-            self.epochs[wanted.queue, wanted.next] = self._last.epoch
+            # A copy that was moved has the epoch of its move: 0 says that nobody knows, and forgets what was there.
+            copied = self._last.flags & Flag.COPIED
+            self.epochs[wanted.queue, wanted.next] = 0 if copied else self._last.epoch
             self.times[wanted.queue, wanted.next] = self._last.append_time_us
         self._last = None
 

@@ -13,12 +13,12 @@ import argparse
 import json
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mirrorlog.errors import BadInput, MirrorlogError
+from mirrorlog.spark import command_line
 from mirrorlog.spark.errors import TableBusy
 from mirrorlog.spark.landing.definition import KEEP_S_MIN, Landing
 from mirrorlog.spark.landing.storage import table_uri
@@ -140,16 +140,21 @@ class TableUpkeep:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code is that of the error, 0 when all was done."""
-    options = _parser().parse_args(arguments)
+    return command_line.run(parser().parse_args(arguments), _work)
+
+
+def _work(options: argparse.Namespace) -> int:
+    care, duties = _care(options), _duties(options)
+    done: list[Done] = []
     try:
-        care, duties = _care(options), _duties(options)
-        for done in _run(care, duties, dry_run=options.dry_run):
-            print(json.dumps(done.as_json()) if options.json else done_line(done), flush=True)
-    except MirrorlogError as error:
-        if options.debug:
-            traceback.print_exc()
-        print(f"error: {' '.join(error.message.split())}", file=sys.stderr)
-        return error.exit_code
+        with command_line.spark_session(f"upkeep of {care.table}") as (spark, on_step):
+            for duty in duties:
+                on_step(f"{duty} of {care.table}")
+                done.append(do_duty(spark, care, duty, dry_run=options.dry_run))
+    finally:
+        # Also when a later duty failed.
+        for each in done:
+            print(json.dumps(each.as_json()) if options.json else done_line(each), flush=True)
     return 0
 
 
@@ -161,20 +166,6 @@ def done_line(done: Done) -> str:
         f"{done.table}: {done.duty}: {done.files_before:,} {what}, {would} {done.files_after:,} "
         f"({done.bytes_before / _MIB:.1f} MiB, {would} {done.bytes_after / _MIB:.1f}), {done.seconds:.1f} s"
     )
-
-
-def _run(care: TableCare, duties: Sequence[Duty], *, dry_run: bool) -> Iterator[Done]:
-    from rich.console import Console
-
-    from mirrorlog.spark.session import any_session
-
-    with Console(stderr=True).status("starting Spark"):
-        spark = any_session(f"upkeep of {care.table}"[:200])
-    try:
-        for duty in duties:
-            yield do_duty(spark, care, duty, dry_run=dry_run)
-    finally:
-        spark.stop()
 
 
 def _duties(options: argparse.Namespace) -> list[Duty]:
@@ -206,12 +197,12 @@ def _whole(text: str) -> int:
     return number
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m mirrorlog.spark.landing.upkeep",
-        description="Tidy a landed Delta table, also while landings run.",
-        epilog="Example: python -m mirrorlog.spark.landing.upkeep --table lake/flights --compact --checkpoint --vacuum",
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example stays one line
+def parser() -> argparse.ArgumentParser:
+    """Of the command."""
+    parser = command_line.command(
+        "mirrorlog.spark.landing.upkeep",
+        "Tidy a landed Delta table, also while landings run.",
+        example="--table lake/flights --compact --checkpoint --vacuum",
     )
     add = parser.add_argument
     add("--table", required=True, metavar="TABLE", help="the Delta table: a path, delta://path, s3://…")
@@ -223,8 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--zorder-by", metavar="COLUMNS", help="order what is compacted by these columns, commas between")
     add("--cluster-by", metavar="COLUMNS", help="make it a table of clusters by these columns (liquid clustering)")
     add("--keep-hours", type=float, default=168.0, metavar="H", help=f"retention, from {KEEP_S_MIN / 3600:g} on (168)")
-    add("--json", action="store_true", help="print a JSON object per duty")
-    add("--debug", action="store_true", help="show a traceback with an error")
+    command_line.add_json(parser, "print a JSON object per duty")
     return parser
 
 

@@ -165,7 +165,7 @@ class _Step:
             self._refuse_older_queue(move)
         shut_out(self.spark, self.table, seen, move.ids)
         if not self.files:
-            sets = passage(seen.versions, move.ids, following=move.next, epoch=move.epoch)
+            sets = passage(seen.versions, move.ids, first=move.first, following=move.next, epoch=move.epoch)
             return MergeResult(self._commit(seen, sets, shape))
         sets = announcement(
             seen.versions,
@@ -206,9 +206,9 @@ class _Step:
         return latest_per_key(rows.where(f.col(_quoted(self.columns.queue)) == move.queue), self.columns)
 
     def _refuse_older_queue(self, move: Move) -> None:
-        rows = self.spark.read.format("delta").load(self.table).where(f.col(_quoted(self.columns.queue)) == move.queue)
         try:
-            if not rows.limit(1).count():
+            table = self.spark.read.format("delta").load(self.table)
+            if not table.where(f.col(_quoted(self.columns.queue)) == move.queue).limit(1).count():
                 return
         except SPARK_ERRORS as error:
             raise from_spark(error) from error

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mirrorlog.spark.landing.positions import QueueIds
+from mirrorlog.spark.landing.positions import QueueIds, begin_set
 from mirrorlog.spark.plan import QueueFacts
 
 Versions = Mapping[str, int | None]
@@ -43,16 +43,21 @@ class UpsertIds:
     pending: str
     pending_epoch: str
     staging: str
+    dead: str
+    begin: str
 
     @classmethod
     def of(cls, facts: QueueFacts) -> UpsertIds:
         ids = QueueIds.of(facts)
         name = ids.offset
         pending = f"{name}:pending"
-        return cls(name, ids.epoch, ids.fence, pending, f"{pending}:{facts.log_id}", f"{name}:staging")
+        return cls(
+            name, ids.epoch, ids.fence, pending, f"{pending}:{facts.log_id}", f"{name}:staging", ids.dead, ids.begin
+        )
 
     def __iter__(self) -> Iterator[str]:
-        return iter((self.offset, self.epoch, self.fence, self.pending, self.pending_epoch, self.staging))
+        yield from (self.offset, self.epoch, self.fence, self.pending, self.pending_epoch, self.staging)
+        yield from (self.dead, self.begin)
 
 
 def landed_epoch(versions: Versions, ids: UpsertIds) -> int | None:
@@ -78,17 +83,17 @@ def announcement(
     `epoch`: of the record `following - 1`, None when there is none (the range ends in a gap): then no epoch is
     announced, and that of the last record before the step stands.
     """
-    sets = {ids.offset: first, ids.pending: _NOTHING, ids.staging: staging}
+    sets = {**begin_set(ids, versions, first), ids.offset: first, ids.pending: _NOTHING, ids.staging: staging}
     if epoch is not None:
         sets |= {ids.pending: following, ids.pending_epoch: epoch}
     landed = landed_epoch(versions, ids)
     return sets if landed is None else {ids.epoch: landed, **sets}
 
 
-def passage(versions: Versions, ids: UpsertIds, *, following: int, epoch: int | None) -> dict[str, int]:
+def passage(versions: Versions, ids: UpsertIds, *, first: int, following: int, epoch: int | None) -> dict[str, int]:
     """What one commit sets when there is nothing to merge. `epoch`: None when there was no record at all."""
+    sets = {**begin_set(ids, versions, first), ids.offset: following, ids.pending: _NOTHING}
     if epoch is not None:
-        return {ids.offset: following, ids.epoch: epoch, ids.pending: following, ids.pending_epoch: epoch}
-    sets = {ids.offset: following, ids.pending: _NOTHING}
+        return {**sets, ids.epoch: epoch, ids.pending: following, ids.pending_epoch: epoch}
     landed = landed_epoch(versions, ids)
     return sets if landed is None else {ids.epoch: landed, **sets}

@@ -1,0 +1,234 @@
+"""What the commands of Spark's jobs share: options for nodes and TLS, errors in one line, Ctrl-C, a line of progress.
+
+    def main(arguments=None):
+        return run(parser().parse_args(arguments), _work)
+
+Each of these commands is a module (`python -m mirrorlog.spark.reconcile`), and most are mqtool's as well, which becomes
+the module and says by a variable how it was called. So help and examples name what the user typed. Servers and TLS
+have mqtool's variables and default.
+
+Light: nothing here imports pyspark or pyarrow before a session is asked for, so help and wrong options cost no second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from mirrorlog.config import CLIENT_PORT
+from mirrorlog.errors import BadInput, MirrorlogError
+from mirrorlog.spark.tls import TlsFiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PROGRAM_VARIABLE: Final = "MIRRORLOG_PROGRAM"
+"""How the user called a module: "mqtool land"."""
+
+SERVERS_VARIABLE: Final = "MIRRORLOG_SERVERS"
+TLS_VARIABLES: Final = ("MIRRORLOG_TLS_CA", "MIRRORLOG_TLS_CERT", "MIRRORLOG_TLS_KEY")
+DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
+
+_TLS: Final = ("tls_ca", "tls_cert", "tls_key")
+
+INTERRUPTED: Final = 128 + signal.SIGINT
+_USAGE: Final = 2
+_APP_NAME_MAX: Final = 200
+
+OnStep = Callable[[str], None]
+
+
+class Parser(argparse.ArgumentParser):
+    """As argparse's, but a wrong call is one line, and an option is written out: an abbreviation that works today is
+    another option tomorrow."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_USAGE, f"error: {' '.join(message.split())}; see: {self.prog} --help\n")
+
+
+def command(module: str, description: str, *, example: str) -> Parser:
+    """The parser of `python -m module`. `example`: its arguments, which end the help behind the program's name."""
+    program = os.environ.get(PROGRAM_VARIABLE) or f"python -m {module}"
+    parser = Parser(
+        program,
+        description=description,
+        epilog=f"Example: {program} {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example stays one line
+        allow_abbrev=False,
+    )
+    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    return parser
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "print JSON instead of tables") -> None:
+    """Add --json. `what` it does."""
+    parser.add_argument("--json", action="store_true", help=what)
+
+
+def add_queue(parser: argparse.ArgumentParser) -> None:
+    """Add QUEUE, and --queue for the same."""
+    parser.add_argument("queue", nargs="?", metavar="QUEUE", help="the queue's name, or several with commas between")
+    parser.add_argument("--queue", dest="queue_option", metavar="NAME", help="the same")
+
+
+def add_servers(parser: argparse.ArgumentParser) -> None:
+    """Add --servers. What is not given is in the variable of mqtool, or this machine."""
+    told = f"client addresses host:port, commas between (default: ${SERVERS_VARIABLE} or {DEFAULT_SERVERS})"
+    parser.add_argument("--servers", metavar="ADDRESSES", help=told)
+
+
+def add_tls(parser: argparse.ArgumentParser) -> None:
+    """Add --tls-ca, --tls-cert and --tls-key."""
+    ca, certificate, key = (f"(default: ${name})" for name in TLS_VARIABLES)
+    told = f"for nodes that speak TLS: the authorities that are trusted {ca}"
+    parser.add_argument("--tls-ca", metavar="FILE", help=told)
+    parser.add_argument("--tls-cert", metavar="FILE", help=f"a certificate to show, with --tls-key {certificate}")
+    parser.add_argument("--tls-key", metavar="FILE", help=f"its key, not encrypted {key}")
+
+
+def queue_of(options: argparse.Namespace) -> str | None:
+    """Given in one way or the other, if at all. Raises BadInput when in both."""
+    if options.queue is not None and options.queue_option is not None:
+        raise BadInput(f"QUEUE {options.queue!r} and --queue {options.queue_option!r}: give one of them")
+    queue: str | None = options.queue if options.queue is not None else options.queue_option
+    return queue
+
+
+def queues_of(options: argparse.Namespace) -> list[str]:
+    """The names, at least one. Raises BadInput."""
+    names = [name.strip() for name in (queue_of(options) or "").split(",") if name.strip()]
+    if not names:
+        raise BadInput("give a queue: QUEUE or --queue NAME")
+    return names
+
+
+def servers_of(options: argparse.Namespace) -> str:
+    """As text: given, else of the environment, else of this machine."""
+    return str(options.servers or os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVERS)
+
+
+def tls_of(options: argparse.Namespace) -> TlsFiles:
+    """Given, else of the environment."""
+    names = zip(_TLS, TLS_VARIABLES, strict=True)
+    return TlsFiles(*(getattr(options, option) or os.environ.get(variable) for option, variable in names))
+
+
+def refuse_beside_path(options: argparse.Namespace) -> None:
+    """Raise BadInput for options of nodes where log directories are read."""
+    for name in ("servers", "read_from", *_TLS):
+        if options.path is not None and getattr(options, name) is not None:
+            option = name.replace("_", "-")
+            raise BadInput(f"--{option} and --path: log directories are read without nodes; leave one of them out")
+
+
+def run(options: argparse.Namespace, work: Callable[[argparse.Namespace], int]) -> int:
+    """The exit code of `work`, or of the error that it ended with, which is told in one line on stderr; 130 after
+    Ctrl-C, and 1 without a word when nobody reads the output any more."""
+    try:
+        with _quiet(options):
+            code = work(options)
+            sys.stdout.flush()
+            return code
+    except MirrorlogError as error:
+        return _told(options, error.message, error.exit_code)
+    except KeyboardInterrupt:
+        return _told(options, "interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # `… | head`: the reader has what it wanted. Python would complain when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _told(options: argparse.Namespace, message: str, code: int) -> int:
+    if options.debug:
+        traceback.print_exc()
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+@contextmanager
+def status(text: str) -> Iterator[OnStep]:
+    """A line on stderr that says what is under way, and how to change it; it goes with the block. In a log there is
+    the first one only. Nothing may be printed in the block, or it would stand in that line."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        print(text, file=sys.stderr, flush=True)
+        yield lambda step: None
+        return
+    with console.status(Text(text)) as shown:
+        yield lambda step: shown.update(Text(step))  # no markup: a queue may be called [red]
+
+
+@contextmanager
+def spark_session(app_name: str) -> Iterator[tuple[SparkSession, OnStep]]:
+    """A session that ends with the block, and how to say what is under way; the first is that Spark starts.
+
+    Raises MissingDependency, SparkFailed; what Spark raises in the block becomes one of ours.
+    """
+    with status("starting Spark") as on_step, started_spark(app_name) as spark:
+        yield spark, on_step
+
+
+@contextmanager
+def started_spark(app_name: str) -> Iterator[SparkSession]:
+    """As `spark_session`, for those who show by themselves what is under way."""
+    from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
+    from mirrorlog.spark.session import any_session
+
+    try:
+        with _ctrl_c_later():
+            spark = any_session(app_name[:_APP_NAME_MAX])
+        try:
+            yield spark
+        finally:
+            spark.stop()
+    except SPARK_ERRORS as error:
+        raise from_spark(error) from error
+
+
+@contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C in the block raises KeyboardInterrupt at its end: a JVM that loses its driver while it starts lives on.
+
+    Behind it, Python's own handler counts: Spark's asks the JVM to cancel jobs, over the connection that was just
+    interrupted, and the end of the session cancels them too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = threading.Event()
+    signal.signal(signal.SIGINT, lambda number, frame: asked.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked.is_set():
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _quiet(options: argparse.Namespace) -> Iterator[None]:
+    """py4j logs what it raises as well, with a traceback."""
+    log = logging.getLogger()
+    if not options.debug:
+        log.addFilter(_is_not_of_py4j)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in Path(record.pathname).parts
