@@ -30,8 +30,7 @@ from sim.world import World
 
 BEGIN_S: Final = 30.0
 FLUSHED_S: Final = 0.9
-"""The storm does not begin earlier: a log in memory may lose a queue that has just been made, with all that is in it,
-and nobody makes it anew."""
+"""By then most logs were flushed for the first time since they have queues; the storm does not begin earlier."""
 STORM_END_S: Final = 40.0
 """How long the last faults take to undo themselves."""
 OPERATOR_S: Final = 120.0
@@ -71,6 +70,7 @@ class _Schedule:
         world.machine("readers").start(self._readers)
         await self._confirms("nothing is confirmed at first", within_s=BEGIN_S)
         await asyncio.sleep(max(0.0, START_S + FLUSHED_S - world.now))
+        await world.until(self._queues_are_on_disk, within_s=BEGIN_S, otherwise="the queues are not flushed")
         operators = [asyncio.ensure_future(work) for work in (cluster.watch(), cluster.operate())]
         storm = asyncio.gather(*(self._faults.do(event) for event in self._plan.events))
         await asyncio.wait_for(storm, self._plan.seconds + STORM_END_S)
@@ -103,6 +103,17 @@ class _Schedule:
             lambda: all(counts[f"confirmed of {name}"] >= before[name] + _FIRST_CONFIRMS for name in producers),
             within_s=within_s,
             otherwise=otherwise,
+        )
+
+    def _queues_are_on_disk(self) -> bool:
+        """On that of every copy in sync. A log in memory may lose a queue that has just been made, with all that is in
+        it, when all machines lose power, and nobody makes it anew."""
+        state, history = self._cluster.decided(), self._history
+        first = {sent.queue: sent.receipt.log_offset for sent in reversed(history.sent) if sent.receipt is not None}
+        return state is not None and all(
+            self._cluster.nodes[node].flushed(log_id) > first[queue]
+            for queue, log_id in history.log_ids.items()
+            for node in state.logs[log_id].in_sync
         )
 
     def _make_peace(self) -> None:

@@ -55,6 +55,11 @@ class SimulatedNode:
         service = self.node._service if self.node is not None and self.machine.up else None
         return service.state if service is not None and service._driver is not None else None
 
+    def flushed(self, log_id: str) -> int:
+        """Up to which log offset its run has the log on disk; 0 when it does not hold it."""
+        held = self.node.logs.held(log_id) if self.node is not None else None
+        return held.replica.flushed if held is not None else 0
+
     def start(self) -> None:
         """The next run."""
         files = self.machine.files

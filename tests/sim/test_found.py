@@ -61,3 +61,10 @@ def test_what_was_confirmed_in_the_place_of_a_declared_loss_is_not_lost_in_silen
     that one knew to be confirmed, far behind the records that had been confirmed since and are gone, and the mirror
     refused to be cut. By the plan that showed it."""
     assert not reason_of("lost_behind_a_declared_loss")
+
+
+def test_no_storm_begins_before_the_queues_are_on_disk() -> None:
+    """A cluster was slow to begin, and all machines lost power before any copy had flushed the queues. These were lost
+    with the log, as was declared, and the producers waited for them for ever: nobody makes them anew. By the plan that
+    showed it."""
+    assert not reason_of("blackout_before_the_first_flush")
