@@ -103,6 +103,11 @@ class SimulatedCluster:
         """Client addresses of those that are present now."""
         return [node.client_address for node in self.present]
 
+    @property
+    def flipped(self) -> set[str]:
+        """Nodes on whose disks a bit was."""
+        return {name for name, kinds in self.damage.items() if "flip" in kinds}
+
     def hold(self, name: str) -> None:
         """It is not started before as many `release`."""
         self.held[name] += 1
@@ -130,6 +135,15 @@ class SimulatedCluster:
         founders = there & set(self.plan.names) - {name}
         up = {node for node in there - {name} if self.nodes[node].machine.up}
         return len(there) >= 3 and bool(founders) and all(up & set(log.promotable) for log in state.logs.values())
+
+    def whole_beside(self, name: str) -> bool:
+        """Whether every log that it holds has another good copy that stays, as far as anybody can tell: one in sync, of
+        which no bit was flipped. A start believes sealed segments: bad bytes there are found when they are read."""
+        state = self.decided()
+        gone = {name, *self.left, *self.doubtful, *self.to_leave[:1], *self.flipped}
+        return state is not None and all(
+            set(log.promotable) - gone for log in state.logs.values() if name in log.replicas
+        )
 
     def lets_in_unknown_to(self, name: str) -> bool:
         """Whether the cluster has let a copy into a log that this node masters, and it does not know yet."""
@@ -192,7 +206,9 @@ class SimulatedCluster:
             node.machine.ask_to_stop(node.node.stop)
         await asyncio.sleep(_DRAIN_S)
         node.machine.kill()
-        if await self.ask(ForgetNode(node=name, force=True), Done):
+        if self.flipped - {name, *self.left} and not self.whole_beside(name):
+            self.release(name)  # the last good copy would go, and that the one that stays is bad may not be known yet
+        elif await self.ask(ForgetNode(node=name, force=True), Done):
             self.left.add(name)
             self.seen["left"] += 1
         else:  # it holds what nobody else does, or nobody has said what came of it
@@ -431,9 +447,11 @@ class Faults:
 
     async def _flip(self, target: str, where: str, depth: float, bit: int, down_s: float) -> bool | None:
         """While its node is down, as a bad sector is found: by the next start, or by whoever reads it."""
-        node = self._node(target)
-        if self._cluster.plan.copies < 2:
+        node, cluster = self._node(target), self._cluster
+        if cluster.plan.copies < 2:
             return False  # the only copy: nothing would be left of its queues
+        if (cluster.left or cluster.doubtful or cluster.to_leave) and not cluster.whole_beside(node.name):
+            return False  # the only copy that stays: one that is away comes back, one that was forgotten does not
         node.machine.kill()
         self._cluster.hold(node.name)
         flipped = self._flipped(node, where, depth, bit)

@@ -68,3 +68,10 @@ def test_no_storm_begins_before_the_queues_are_on_disk() -> None:
     with the log, as was declared, and the producers waited for them for ever: nobody makes them anew. By the plan that
     showed it."""
     assert not reason_of("blackout_before_the_first_flush")
+
+
+def test_the_last_good_copy_is_not_forgotten_beside_one_whose_bytes_went_bad() -> None:
+    """A bit flips in a sealed segment, which a start believes: that copy is whole as far as anybody knows, and takes
+    the log over when the other one's node is drained. That node was forgotten with its disk, and no new copy could be
+    filled. By the plan that showed it; the operator starts such a node again."""
+    assert not reason_of("forgotten_beside_a_flipped_bit")
