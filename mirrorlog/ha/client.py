@@ -241,6 +241,8 @@ class HAClient:
             return []
         self.state = ClientState.TRANSFER
         self.requested = self._log.end
+        self.last_error = None
+        self._failed_attempts = 0
         return [self._say(FrameType.PULL, Pull(log_offset=self._log.end), now), self._ack(now)]
 
     def align_failed(self) -> None:
@@ -333,10 +335,6 @@ class HAClient:
             self._log.append_run(run, log_offset=facts.log_offset)
         self.master_end = facts.end
         self._log.set_confirmed(facts.confirmed)
-        if self._failed_attempts and (self._log.end > facts.log_offset or self._log.end >= facts.end):
-            # Not before: a master that cannot read what comes next agrees on the histories each time.
-            self._failed_attempts = 0
-            self.last_error = None
         actions: list[Action] = [self._ack(now)] if self._said < self._log.end else []
         if facts.flags & TRANSFER_FLUSH and self._log.flushed < self._log.end:
             actions.append(FlushSoon())
