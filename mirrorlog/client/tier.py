@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from mirrorlog.client.ahead import Answer
 from mirrorlog.errors import BadRequest, MirrorlogError, MissingDependency, OffsetOutOfRange
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BODY_BYTES_MAX: Final = 2**28
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class Tiers:
         begins = [info.begin]
         for tier in self.known(info):
             table = await self._open(tier, info, cluster_id)
-            begins.append(await _on_helper(table.begin))
+            begins.append(await asyncio.to_thread(table.begin))
         return min(begins)
 
     async def find_time(self, append_time_us: int, found: int, info: QueueInfo, cluster_id: str) -> int:
@@ -80,7 +78,7 @@ class Tiers:
         as `begin`."""
         for tier in self.known(info) if found <= info.begin else ():
             table = await self._open(tier, info, cluster_id)
-            at = await _on_helper(lambda table=table: table.find_time(append_time_us))  # type: ignore[misc]
+            at = await asyncio.to_thread(table.find_time, append_time_us)
             if at < min(found, table.next):
                 found = at
         return found
@@ -108,7 +106,7 @@ class Tiers:
 
     async def _next(self, walk: _Walk) -> Answer | None:
         at = walk.at
-        found = await _on_helper(walk.next)
+        found = await asyncio.to_thread(walk.next)
         if found is None:
             return None
         self._walk = walk
@@ -132,7 +130,7 @@ class Tiers:
             try:
                 table = await self._open(tier, info, cluster_id)
                 walk = _Walk(table, queue_offset, table.batches(queue_offset, until, epoch=epoch))
-                if await _on_helper(walk.peek):
+                if await asyncio.to_thread(walk.peek):
                     return walk
             except MirrorlogError as error:
                 failure = failure or error
@@ -149,7 +147,7 @@ class Tiers:
                 f"deltalake and pyarrow ({error}): pip install deltalake pyarrow; or read the log alone, tiers=False"
             ) from None
         location = self._options.located(tier.location)
-        return await _on_helper(lambda: TierTable(location, info, cluster_id, self._options.storage))
+        return await asyncio.to_thread(lambda: TierTable(location, info, cluster_id, self._options.storage))
 
 
 class _Walk:
@@ -172,7 +170,3 @@ class _Walk:
         if found is not None:
             self.at = found.next
         return found
-
-
-async def _on_helper(work: Callable[[], _T]) -> _T:
-    return await asyncio.to_thread(work)
