@@ -22,7 +22,7 @@ from mirrorlog.client.consumed import end_of
 class Answer:
     """`content`: `batch_count` batches back to back, unproven; `queue_offset`: the one asked for, of `address`.
 
-    `body_bytes_max`: what the body of one may have when it is opened.
+    `body_bytes_max`: what the body of one may have when it is opened; `node_id`: empty when no node has answered.
     """
 
     content: memoryview
@@ -30,6 +30,7 @@ class Answer:
     queue_offset: int
     address: str
     body_bytes_max: int
+    node_id: str = ""
 
 
 Fetch = Callable[[int], Awaitable[Answer]]

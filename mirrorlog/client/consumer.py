@@ -2,8 +2,9 @@
 
 The next fetch is under way while the user handles what the last one brought. What comes is received into memory that
 is used again once nobody looks into it, and given out as it stands there. Every batch is checked against its checksums
-before any of it is given out. When the node goes away, the reader connects again, to another mirror if
-it reads from mirrors, and goes on where it stood.
+before any of it is given out; what is bad is asked of another copy (`bad_stretch`), unless a node was named to be read
+from. When the node goes away, the reader connects again, to another mirror if it reads from mirrors, and goes on where
+it stood.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 
 from mirrorlog.client.ahead import Answer, FetchAhead
 from mirrorlog.client.backoff import Backoff
+from mirrorlog.client.bad_stretch import BadStretch
 from mirrorlog.client.batching import as_timestamp_us
 from mirrorlog.client.begins import is_elsewhere
 from mirrorlog.client.buffers import BufferPool
@@ -32,7 +34,9 @@ from mirrorlog.client.options import check_reading
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.silence import SILENCE_S, Silence
 from mirrorlog.client.tier import TierOptions, Tiers
+from mirrorlog.commitlog.format import HEADER_SIZE, place_of
 from mirrorlog.errors import (
+    BadBatch,
     BadRequest,
     ConnectionLost,
     LogUnavailable,
@@ -55,6 +59,8 @@ _BODY_BYTES: Final = 8 * 1024 * 1024
 
 # Read from like this, a copy that does not serve is left for another one.
 _ANY_COPY: Final = ("mirror", "nearest")
+# All that is not a node's id: who names a node wants its copy, whatever that is like.
+_NO_NODE: Final = ("master", *_ANY_COPY)
 
 _T = TypeVar("_T")
 
@@ -107,6 +113,8 @@ class Consumer:
         # The node that failed last: others are tried before it.
         self._failed_node: str | None = None
         self._copies = Copies(client, queue)
+        # Where the next fetch begins when what stands there was bad.
+        self._bad: BadStretch | None = None
         self._tiers = Tiers(tiers)
 
     # --- life ---
@@ -157,9 +165,10 @@ class Consumer:
     async def batches(self) -> AsyncGenerator[ConsumedBatch]:
         """Batches in queue order. Ends at `until`; otherwise it waits for new records.
 
-        Raises OffsetOutOfRange when the position is gone, BadBatch naming queue and log offset, ConnectionLost after
-        `request_timeout_ms` without any node that answers. Records that the log has no more come from the Delta table
-        of a tiered landing, if there is one: TierUnreachable, TierBroken or MissingDependency say why not.
+        Raises OffsetOutOfRange when the position is gone, BadBatch naming queue, log offset and nodes when no copy that
+        answers is whole there, ConnectionLost after `request_timeout_ms` without any node that answers. Records that
+        the log has no more come from the Delta table of a tiered landing, if there is one: TierUnreachable, TierBroken
+        or MissingDependency say why not.
 
         Where a loss was declared it raises PositionLost, behind the last record that is left, wherever the reader
         began; nothing is left out in silence. `seek` to its `details["go_on_at"]` goes on behind the gap.
@@ -252,10 +261,12 @@ class Consumer:
         try:
             self.cursor.hold(self._proven(answer))
             self._begin = None
-        except MirrorlogError:
+        except MirrorlogError as error:
+            mendable = isinstance(error, BadBatch) and self._passed_bad(answer, error)
             # What follows was asked for by headers that are not to be believed.
             await self._drop_ahead()
-            raise
+            if not mendable:
+                raise
 
     async def _follow_begin(self, error: OffsetOutOfRange) -> bool:
         """Whether the begin, where this reader starts, has moved on since it was asked for; then stand there."""
@@ -280,17 +291,44 @@ class Consumer:
             raise ConnectionLost("the consumer is closed")
 
     def _proven(self, answer: Answer) -> list[ClosedBatch]:
-        assert self._info is not None
-        found = proven_batches(
-            answer.content,
-            answer.batch_count,
-            queue=self.queue,
-            log_id=self._info.log_id,
-            body_bytes_max=answer.body_bytes_max,
-        )
+        found = self._checked(answer.content, answer.batch_count, answer.body_bytes_max)
         if found[-1].next <= answer.queue_offset:
             raise ProtocolError(f"{answer.address} answered with records below queue offset {answer.queue_offset}")
         return found
+
+    def _checked(self, content: memoryview, count: int, body_bytes_max: int) -> list[ClosedBatch]:
+        assert self._info is not None
+        return proven_batches(content, count, queue=self.queue, log_id=self._info.log_id, body_bytes_max=body_bytes_max)
+
+    def _passed_bad(self, answer: Answer, error: BadBatch) -> bool:
+        """Take in what is good in front of the bad batch, and have that asked of another copy next; False when there is
+        no other one."""
+        assert self._info is not None
+        if not answer.node_id or not {self._info.master, *self._info.mirrors} - {"", answer.node_id}:
+            return False
+        sound: list[ClosedBatch] = []
+        rest = answer.content
+        while (batch := self._sound(rest, answer)) is not None:
+            sound.append(batch)
+            rest = rest[batch.header.length :]
+        self.cursor.hold(sound)
+        self._begin = None if sound else self._begin
+        self._bad = BadStretch(
+            self.queue,
+            queue_offset=max(answer.queue_offset, sound[-1].next if sound else 0),
+            size=len(rest),
+            log_offset=place_of(rest) if len(rest) >= HEADER_SIZE else 0,
+            why=str(error),
+        )
+        self._copies.met_bad(self._bad, answer.node_id, error)
+        return True
+
+    def _sound(self, content: memoryview, answer: Answer) -> ClosedBatch | None:
+        """The first batch in what is left of an answer, unless it is bad."""
+        try:
+            return self._checked(content, 1, answer.body_bytes_max)[0]
+        except BadBatch:
+            return None
 
     def _fetch_ahead(self) -> FetchAhead:
         return FetchAhead(
@@ -331,7 +369,7 @@ class Consumer:
         if (more := await self._tiers.go_on(queue_offset)) is not None:
             return more
         try:
-            return await self._insist(lambda: self._fetch_once(queue_offset))
+            return await self._fetch_logged(queue_offset)
         except PositionLost:
             raise
         except OffsetOutOfRange as error:
@@ -363,22 +401,63 @@ class Consumer:
     async def _cluster_id(self) -> str:
         return (await self._connected()).welcome.cluster_id
 
+    async def _fetch_logged(self, queue_offset: int) -> Answer:
+        """From the node that is read from, or, where bad bytes have come from it, from another one."""
+        bad = self._bad
+        if bad is None or bad.queue_offset != queue_offset:
+            return await self._insist(lambda: self._fetch_once(queue_offset))
+        try:
+            return await self._insist(lambda: self._fetch_elsewhere(bad))
+        except ConnectionLost:
+            if self._client.closed:
+                raise
+            raise bad.verdict() from None
+        finally:
+            if self._bad is bad:
+                self._bad = None
+
+    async def _fetch_elsewhere(self, bad: BadStretch) -> Answer:
+        """From another node than those that are bad there. Raises BadBatch, or ConnectionLost, as `Copies.whole`."""
+        if self._read_from not in _NO_NODE:
+            raise bad.verdict("; with read_from master, mirror or nearest another copy is asked for it")
+        self._found = await self._client.find(self.queue)
+        info = self._info = self._found.info
+        in_order = sorted([*self._mirrors(info), info.master], key=self._rank)
+        return await self._copies.whole(bad, in_order, partial(self._fetch_sound, bad))
+
+    async def _fetch_sound(self, bad: BadStretch, node_id: str) -> Answer:
+        """That stretch from one node. Raises BadBatch when it begins with bad bytes there, too."""
+        connection = await self._client.reach(await self._client.node_address(node_id))
+        misplaced = partial(self._is_mute, connection)
+        answer = await self._fetch_from(connection, bad.queue_offset, max_bytes=max(bad.size, 1), misplaced=misplaced)
+        if not answer.batch_count:
+            raise NotCurrent(f"node {node_id} does not show queue offset {bad.queue_offset} yet")
+        self._checked(answer.content, 1, answer.body_bytes_max)
+        return answer
+
     async def _fetch_once(self, queue_offset: int) -> Answer:
         connection = await self._connected()
+        misplaced = partial(self._misplaced, connection)
+        return await self._fetch_from(connection, queue_offset, max_bytes=self._max_bytes, misplaced=misplaced)
+
+    async def _fetch_from(
+        self, connection: Connection, queue_offset: int, *, max_bytes: int, misplaced: Callable[[], Awaitable[bool]]
+    ) -> Answer:
         assert self._info is not None
-        silence = self._silence(connection, self._max_wait_ms / 1000)
+        silence = self._silence(connection, misplaced, self._max_wait_ms / 1000)
 
         def room(size: int) -> memoryview:
             silence.broken()
             return self._buffers.take(size)
 
+        node_id = connection.welcome.node_id
         try:
             async with silence:
                 facts, content = await connection.fetch(
                     queue_id=self._info.queue_id,
                     epoch=self.cursor.epoch,
                     queue_offset=queue_offset,
-                    max_bytes=self._max_bytes,
+                    max_bytes=max_bytes,
                     wait_ms=self._max_wait_ms,
                     timeout_ms=self._client.request_timeout_ms,
                     room=room,
@@ -386,17 +465,16 @@ class Consumer:
         except PositionLost:
             raise  # it is in the log, so every copy says the same
         except OffsetOutOfRange as error:
-            node_id = connection.welcome.node_id
             raise await self._copies.judged(error, self._info, node_id, queue_offset) from None
-        self._served_by = connection.welcome.node_id
+        self._served_by = node_id
         body_bytes_max = max(connection.welcome.limits.max_batch_bytes, _BODY_BYTES)
-        return Answer(content, facts.batch_count, queue_offset, connection.address, body_bytes_max)
+        return Answer(content, facts.batch_count, queue_offset, connection.address, body_bytes_max, node_id)
 
     async def _own_info(self) -> QueueInfo:
         """The queue as the node that is read from knows it: what another one has confirmed may be further on."""
         connection = await self._connected()
         asked = GetMetadata(queues=[self.queue])
-        async with self._silence(connection):
+        async with self._silence(connection, partial(self._misplaced, connection)):
             answer = await connection.request(asked, Metadata, timeout_ms=self._client.request_timeout_ms)
         if not answer.queues:
             raise NoSuchQueue(f"no queue {self.queue!r} on node {answer.node_id}", queue=self.queue)
@@ -405,10 +483,12 @@ class Consumer:
             raise NotCurrent(f"node {answer.node_id} has just become master of queue {self.queue!r}; ask again")
         return info
 
-    def _silence(self, connection: Connection, wait_s: float = 0.0) -> Silence:
+    def _silence(
+        self, connection: Connection, misplaced: Callable[[], Awaitable[bool]], wait_s: float = 0.0
+    ) -> Silence:
         """Around a request that may take `wait_s` without anything being wrong."""
         reason = f"{connection.address} answers nothing; queue {self.queue!r} is read elsewhere"
-        return Silence(partial(self._misplaced, connection), after_s=wait_s + SILENCE_S, reason=reason)
+        return Silence(misplaced, after_s=wait_s + SILENCE_S, reason=reason)
 
     async def _misplaced(self, connection: Connection) -> bool:
         """Whether a node that is silent is to be left: for a new master, or, of several mirrors, for another one when
@@ -418,6 +498,10 @@ class Consumer:
             return await self._client.has_moved(self._found)
         if self._read_from not in _ANY_COPY or len(self._found.info.mirrors) < 2:
             return False
+        return await self._is_mute(connection)
+
+    async def _is_mute(self, connection: Connection) -> bool:
+        """Whether a node that is silent does not answer a simple question either."""
         try:
             await connection.request(GetMetadata(queues=[]), Metadata, timeout_ms=int(SILENCE_S * 1000))
         except RequestTimeout:
@@ -445,8 +529,7 @@ class Consumer:
 
     def _wanted(self, info: QueueInfo) -> list[str]:
         """The nodes that may be read from; of mirrors another one first for each turn. Raises BadRequest."""
-        start = self._turn % max(1, len(info.mirrors))
-        mirrors = [*info.mirrors[start:], *info.mirrors[:start]]
+        mirrors = self._mirrors(info)
         wanted = {"master": [info.master], "mirror": mirrors, "nearest": mirrors}.get(
             self._read_from, [self._read_from]
         )
@@ -458,6 +541,11 @@ class Consumer:
                 f"queue {self.queue!r} is on {info.master}, {', '.join(info.mirrors)}; not {self._read_from!r}"
             )
         return wanted
+
+    def _mirrors(self, info: QueueInfo) -> list[str]:
+        """Another one first for each turn."""
+        start = self._turn % max(1, len(info.mirrors))
+        return [*info.mirrors[start:], *info.mirrors[:start]]
 
     async def _look_nearby(self, node_ids: list[str]) -> None:
         if self._read_from != "nearest":

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-from mirrorlog.client.begins import NO_ANSWER, begin_of, judged, views_of
+from mirrorlog.client.ahead import Answer
+from mirrorlog.client.bad_stretch import BadStretch
+from mirrorlog.client.begins import NO_ANSWER, begin_of, is_elsewhere, judged, views_of
 from mirrorlog.client.masters import ask_master
-from mirrorlog.errors import OffsetOutOfRange
+from mirrorlog.errors import BadBatch, LogCorrupt, MirrorlogError, OffsetOutOfRange
 from mirrorlog.wire.messages import FindOffset, FoundOffset, GetMetadata, Message, Metadata, QueueInfo
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
+
+logger = logging.getLogger(__name__)
 
 _M = TypeVar("_M", bound=Message)
 
@@ -66,6 +71,34 @@ class Copies:
         if whole is not None and whole < begin:
             self._lacking.add(node_id)
         return judged(error, queue=self._queue, node_id=node_id, queue_offset=queue_offset, whole=whole)
+
+    def met_bad(self, bad: BadStretch, node_id: str, error: MirrorlogError) -> None:
+        """The node sent bad bytes of the stretch, or refuses its own: it is not asked for it again, and named."""
+        bad.bad.append(node_id)
+        logger.warning(
+            "bad_bytes_met queue=%s node=%s log_offset=%s queue_offset=%s reason=%r",
+            self._queue, node_id, bad.log_offset, bad.queue_offset, str(error),
+        )  # fmt: skip
+
+    async def whole(self, bad: BadStretch, node_ids: Iterable[str], ask: Callable[[str], Awaitable[Answer]]) -> Answer:
+        """The stretch from the first of those nodes that has it whole; `ask` raises BadBatch for one that has not.
+
+        Raises ConnectionLost while one that may have it cannot be asked, BadBatch when nobody has it, and what is the
+        same on every copy: OffsetOutOfRange when it is freed, PositionLost when it is lost.
+        """
+        bad.unread.clear()
+        for node_id in bad.left(node_ids):
+            try:
+                return await ask(node_id)
+            except (BadBatch, LogCorrupt) as error:
+                self.met_bad(bad, node_id, error)
+            except OffsetOutOfRange as error:
+                if not is_elsewhere(error):
+                    raise
+                bad.unread[node_id] = str(error)
+            except MirrorlogError as error:
+                bad.unread[node_id] = str(error)
+        raise bad.refusal()
 
     async def _begin_elsewhere(self, info: QueueInfo, node_id: str) -> int | None:
         """Where the queue begins by what other nodes than `node_id` say; None when none of them knows."""

@@ -29,7 +29,15 @@ from uuid import UUID
 from mirrorlog.commitlog.epochs import EpochList, common_point
 from mirrorlog.commitlog.recovery import Claim
 from mirrorlog.config import HaSettings
-from mirrorlog.errors import DiskFull, LogRecovering, MirrorlogError, ProtocolError, StalledFrame, WrongCluster
+from mirrorlog.errors import (
+    DiskFailed,
+    DiskFull,
+    LogRecovering,
+    MirrorlogError,
+    ProtocolError,
+    StalledFrame,
+    WrongCluster,
+)
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
 from mirrorlog.ha.losses import DeclaredLoss, losses_since, lost_from
 from mirrorlog.wire.frames import TRANSFER, TRANSFER_FLUSH, Frame, FrameType, ack_frame, frame, read_transfer
@@ -137,6 +145,9 @@ class HAClient:
         self.retry_at = now
         """When the next attempt is due, while it waits (s)."""
         self._failed_attempts = 0
+        # So many links in a row agreed on the histories, brought nothing, and ended for a reason that does not pass.
+        self._barren_links = 0
+        self._brought = False
         self._room = True
         self.align_out = False
         """Whether a cut is with the helper, on whatever link it was asked for."""
@@ -185,6 +196,7 @@ class HAClient:
     def disconnected(self, now: float, error: MirrorlogError | None = None) -> None:
         """The connection is gone or could not be made; the next attempt is due soon, later after each that failed, or,
         when the own disk was full, as soon as there is space."""
+        self._count_barren(error)
         if self.state is not ClientState.STOPPED:
             self.state = ClientState.WAITING
         if self._placed is not None:
@@ -197,8 +209,16 @@ class HAClient:
             retry_s = DISK_FULL_RETRY_S if self._room else NO_SPACE_RETRY_S
         self.retry_at = now + retry_s
 
+    def _count_barren(self, error: MirrorlogError | None) -> None:
+        """A master that cannot read what stands where this copy ends agrees on the histories every time, and cannot
+        send. One that was stopped, was deposed or is out of reach is none of these, and is missed as soon as ever."""
+        if error is None or (error.retriable and not isinstance(error, DiskFailed)):
+            self._barren_links = 0
+        elif self.state is ClientState.TRANSFER and not self._brought:
+            self._barren_links += 1
+
     def _retry_s(self) -> float:
-        doublings = min(self._failed_attempts, _DOUBLINGS_MAX)
+        doublings = min(self._failed_attempts + max(self._barren_links - 1, 0), _DOUBLINGS_MAX)
         self._failed_attempts += 1
         return min(self._settings.reconnect_interval_ms / 1000, RECONNECT_FIRST_S * (1 << doublings))
 
@@ -241,8 +261,10 @@ class HAClient:
             return []
         self.state = ClientState.TRANSFER
         self.requested = self._log.end
-        self.last_error = None
         self._failed_attempts = 0
+        self._brought = False
+        if not self._barren_links:
+            self.last_error = None
         return [self._say(FrameType.PULL, Pull(log_offset=self._log.end), now), self._ack(now)]
 
     def align_failed(self) -> None:
@@ -335,6 +357,10 @@ class HAClient:
             self._log.append_run(run, log_offset=facts.log_offset)
         self.master_end = facts.end
         self._log.set_confirmed(facts.confirmed)
+        if not self._brought and (len(run) or self._log.end >= facts.end):
+            self._brought = True
+            self._barren_links = 0
+            self.last_error = None
         actions: list[Action] = [self._ack(now)] if self._said < self._log.end else []
         if facts.flags & TRANSFER_FLUSH and self._log.flushed < self._log.end:
             actions.append(FlushSoon())

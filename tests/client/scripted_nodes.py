@@ -102,7 +102,8 @@ class Nodes:
 @dataclass(eq=False)
 class Node:
     """`master`, `version`, `epoch`: as this one knows them. `refusal`: what it answers to batches. `hangs`: it takes
-    connections and requests, and answers none. `mute`: it answers all but batches and fetches."""
+    connections and requests, and answers none. `mute`: it answers all but batches and fetches. `rotten`: by a batch's
+    first queue offset, the byte of it that is bad here."""
 
     nodes: Nodes
     node_id: str
@@ -113,6 +114,7 @@ class Node:
     refusal: MirrorlogError | None = None
     hangs: bool = False
     mute: bool = False
+    rotten: dict[int, int] = field(default_factory=dict)
     taken: int = 0
     asked: int = 0
     fetches: int = 0
@@ -144,6 +146,20 @@ class Node:
             begin=0,
             next=len(self.nodes.values),
         )
+
+    def batches(self, queue_offset: int, max_bytes: int) -> list[bytes]:
+        """Those from there on, as this copy has them: one at least, and no more than fit."""
+        found: list[bytes] = []
+        size = 0
+        for base, content in self.nodes.batches:
+            size += len(content) if base >= queue_offset else 0
+            if base < queue_offset or (found and size > max_bytes):
+                continue
+            held = bytearray(content)
+            if base in self.rotten:
+                held[self.rotten[base]] ^= 0x10
+            found.append(bytes(held))
+        return found
 
     def metadata(self, queues: list[str] | None) -> Metadata:
         named = [QUEUE] if queues is None else queues
@@ -242,7 +258,7 @@ class Link:
 
     def _fetch(self, request: Frame) -> None:
         fetch = read_fetch(request.payload)
-        found = [content for base, content in self.node.nodes.batches if base >= fetch.queue_offset]
+        found = self.node.batches(fetch.queue_offset, fetch.max_bytes)
         head = BATCHES.pack(0, len(self.node.nodes.values), 0, self.node.epoch, len(found))
         answer = frame(FrameType.BATCHES, head + b"".join(found), request.correlation_id)
         if found:

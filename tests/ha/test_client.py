@@ -10,8 +10,13 @@ import pytest
 from mirrorlog.errors import (
     BadBatch,
     ConnectionLost,
+    DiskFailed,
     DiskFull,
+    LogCorrupt,
     LogRecovering,
+    MirrorlogError,
+    NodeStopping,
+    NotMaster,
     ProtocolError,
     StalledFrame,
     WrongCluster,
@@ -71,6 +76,65 @@ def test_a_mirror_tries_again_soon_and_then_after_the_reconnect_interval(pair: P
     lead_to_transfer(client, pair, now)
     client.disconnected(now)
     assert client.retry_at == now + 0.02
+
+
+@pytest.mark.parametrize("error", [BadBatch("bad on the way"), LogCorrupt("bad there"), DiskFailed("cannot be read")])
+def test_a_master_that_agrees_and_cannot_send_is_asked_less_and_less(pair: Pair, error: MirrorlogError) -> None:
+    """Goal: a master that goes on with bad bytes where its mirror ends is not dialled all the time, and nothing else is
+    missed for it. Lose link after link in its transfer, with nothing but an empty frame on it, to bytes that cannot be
+    sent or believed: each next attempt is due after twice the time, up to the interval, and the reason stays known.
+    Bytes, or a frame that says that none are lacking, begin that anew."""
+    append(pair.master, 100)
+    client = client_of(pair.mirror, pair.mirror_settings)
+
+    def lost(now: float, *frames: Frame, reason: MirrorlogError | None = error) -> float:
+        client.tick(now)
+        lead_to_transfer(client, pair, now)
+        for each in frames:
+            client.received(each, now)
+        client.disconnected(now, reason)
+        return round(client.retry_at - now, 6)
+
+    end = pair.master.end
+    assert [lost(float(number), transfer(pair.master, 0, 0)) for number in range(5)] == [0.02, 0.04, 0.08, 0.1, 0.1]
+    lead_to_transfer(client, pair, 5.0)
+    assert client.last_error is error
+    client.received(transfer(pair.master, 0, end), 5.0)
+    assert client.last_error is None
+    client.disconnected(5.0, error)
+    assert client.retry_at == 5.02
+    append(pair.master, 100)
+    assert [lost(float(number)) for number in range(6, 9)] == [0.02, 0.04, 0.08]
+    pair.master.log.truncate(end, pair.master.epochs.entries)
+    assert [lost(float(number), transfer(pair.master, end, end)) for number in range(9, 12)] == [0.02, 0.02, 0.02]
+
+
+@pytest.mark.parametrize("passing", [ConnectionLost("reset"), NotMaster("deposed"), NodeStopping("going down"), None])
+def test_a_master_that_could_not_send_is_missed_at_once_when_it_goes(
+    pair: Pair, passing: MirrorlogError | None
+) -> None:
+    """Goal: a restart or a failover is never met later for what was before. Lose links to bad bytes until the wait is
+    the longest; then lose one because the master goes, in its transfer or while it is dialled: the next attempt is due
+    as soon as after any link, and further ones as ever."""
+    append(pair.master, 100)
+    client = client_of(pair.mirror, pair.mirror_settings)
+    now = 0.0
+    for connects in (True, False):
+        for _ in range(10):
+            now += 1.0
+            lead_to_transfer(client, pair, now)
+            client.disconnected(now, BadBatch("bad"))
+        assert client.retry_at == now + 0.1
+        if connects:
+            lead_to_transfer(client, pair, now)
+        else:
+            client.tick(client.retry_at)
+        waits = []
+        for _ in range(4):
+            client.disconnected(now, passing)
+            waits.append(round(client.retry_at - now, 6))
+            client.tick(client.retry_at)
+        assert waits == ([0.02, 0.04, 0.08, 0.1] if connects else [0.04, 0.08, 0.1, 0.1])
 
 
 @pytest.mark.story("002:405-433")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from mirrorlog.errors import ConnectionLost, DiskFailed
 from mirrorlog.ha.client import ClientState
 from mirrorlog.ha.connection import HAConnection
 from tests.commitlog.faulty import FaultyFiles, opens_on
+from tests.commitlog.logs import patch
 from tests.ha.nodes import Node, cluster_settings, hosted_by, mastered_by, mirrored_by, replica_of, running, until
 from tests.ha.replicas import content
 
@@ -34,6 +36,39 @@ async def test_a_master_listens_and_a_mirror_follows_it_by_itself(tmp_path: Path
             await until(lambda: mirrored_by(second).following)
             await until(lambda: replica_of(second).end == replica_of(first).end > 0)
             assert content(replica_of(second)) == content(replica_of(first))
+
+
+async def test_a_mirror_whose_master_has_bad_bytes_dials_it_less_and_less(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Goal: the only whole copy that has met bad bytes is not kept busy by its mirror. Flip a bit of the master's file
+    and start an empty mirror: each link comes to its transfer and is refused, each time after a longer wait, and that
+    is told once. Flip it back: the mirror follows."""
+    caplog.set_level(logging.INFO, "mirrorlog.ha.client_service")
+
+    def told(event: str) -> list[float]:
+        return [record.created for record in caplog.records if record.getMessage().startswith(event)]
+
+    patient = HaSettings(reconnect_interval_ms=160)
+    master, mirror = cluster_settings(tmp_path, copies=2, ha=patient)
+    async with running(master) as first:
+        log = hosted_by(first)
+        batch = log.replica.queues.declare("q", {})
+        assert batch is not None
+        log.publisher.append_change(batch, lambda error: None)
+        path = replica_of(first).log.directory / ("0" * 20)
+        place = replica_of(first).end - 1
+        whole = path.read_bytes()[place]
+        patch(path, place, bytes([whole ^ 1]))
+        async with running(mirror) as second:
+            await until(lambda: len(told("mirror_follows")) == 7)
+            assert replica_of(second).end < replica_of(first).end
+            waits = [following - before for before, following in pairwise(told("mirror_follows"))]
+            assert all(wait >= least for wait, least in zip(waits[1:], (0.02, 0.04, 0.08, 0.16, 0.16), strict=True))
+            assert len(told("mirror_disconnected")) == 1
+            patch(path, place, bytes([whole]))
+            await until(lambda: replica_of(second).end == replica_of(first).end)
+            assert mirrored_by(second).client.last_error is None
 
 
 @pytest.mark.story("002:91-117")
