@@ -187,6 +187,12 @@ SPARK_MARKS: Final[tuple[Mark, ...]] = (
         2,
     ),
     Mark(
+        "source / a Python source that only hands over, noop",
+        _NOOP.format(way="mirrorlog source"),
+        _NOOP.format(way="Python source that only hands over"),
+        None,
+    ),
+    Mark(
         "source over path / Spark's Parquet source, noop",
         _NOOP.format(way="mirrorlog source over path"),
         _NOOP.format(way="Parquet source"),

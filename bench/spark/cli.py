@@ -27,7 +27,7 @@ from bench.spark.workloads import Lake, workloads
 from bench.workload import OWN, Workload
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.jars import default_directory, delta_jars
-from mirrorlog.spark.session import local_session
+from mirrorlog.spark.session import UNIX_SOCKETS, local_session
 from mirrorlog.testing import Cluster
 
 LATEST: Final = Path("bench/results/spark.json")
@@ -89,9 +89,8 @@ def _lake(rows: dict[str, Rows], *, with_kafka: bool) -> Iterator[Lake]:
         broker = stack.enter_context(Servers("kafka")) if with_kafka else None
         jars, address = _kafka(broker)
         classes = ",".join(map(str, [*delta_jars(default_directory()), *jars]))
-        spark = local_session(
-            "bench", **{"spark.master": "local[2]", "spark.driver.memory": "4g", "spark.jars": classes}
-        )
+        settings = {"spark.master": "local[2]", "spark.driver.memory": "4g", "spark.jars": classes, **UNIX_SOCKETS}
+        spark = local_session("bench", **settings)
         stack.callback(spark.stop)
         cluster = stack.enter_context(Cluster(1))
         node = next(iter(cluster.nodes.values()))

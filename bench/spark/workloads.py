@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bench.measure import Figure
 from bench.spark.data import CODEC, RECORD_BYTES, Rows
+from bench.spark.handing_over import HandingOver
 from bench.workload import LIMIT, OWN, PEER, Measured, WorkloadFailed
 from mirrorlog.spark.land import land
 
@@ -64,6 +65,7 @@ def workloads(lake: Lake, random: Rows, text: Rows) -> list[Measured]:
         _reading(lake, random, OWN, "mirrorlog source", from_nodes),
         _reading(lake, random, OWN, "mirrorlog source over path", from_path),
         _reading(lake, random, LIMIT, "Parquet source", from_parquet),
+        _reading(lake, random, LIMIT, "Python source that only hands over", from_memory),
         _reading(lake, random, PEER, "Kafka source", from_kafka),
     ]
     for rows in (random, text):
@@ -95,6 +97,13 @@ def from_parquet(lake: Lake, rows: Rows) -> None:
     _noop(lake.spark.read.parquet(str(lake.parquet(rows))))
 
 
+def from_memory(lake: Lake, rows: Rows) -> None:
+    """A Python source that hands over the same batch again and again: what Spark's interface for them allows."""
+    lake.spark.dataSource.register(HandingOver)
+    options = {"rows": str(rows.count), "tasks": str(_TASKS)}
+    _noop(lake.spark.read.format(HandingOver.name()).options(**options).load())
+
+
 def from_kafka(lake: Lake, rows: Rows) -> None:
     """Spark's own Kafka source. Raises Skipped without Kafka."""
     options = {"kafka.bootstrap.servers": _kafka(lake), "subscribe": rows.queue, "minPartitions": str(_TASKS)}
@@ -121,7 +130,8 @@ def land_columns(lake: Lake, rows: Rows, table: Path) -> None:
 def stream_to_delta(lake: Lake, rows: Rows, table: Path) -> None:
     """The plain way: a structured stream of the data source into Delta."""
     options = {"servers": ",".join(lake.servers), "subscribe": rows.queue, "minPartitions": str(_TASKS)}
-    _stream(lake.spark.readStream.format("mirrorlog").options(**options).load(), table)
+    # A stream begins with what comes after it by default, as one of Kafka's source does.
+    _stream(lake.spark.readStream.format("mirrorlog").options(**options, startingOffsets="earliest").load(), table)
 
 
 def kafka_to_delta(lake: Lake, rows: Rows, table: Path) -> None:

@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import Final, Generic, Self, TypeVar
 
+import uvloop
+
 from mirrorlog.errors import RequestTimeout
 
 AHEAD_MAX: Final = 8
@@ -74,7 +76,8 @@ class Pump(Generic[_T]):
     def _main(self) -> None:
         error: BaseException | None = None
         try:
-            asyncio.run(self._pump())
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._pump())
         except asyncio.CancelledError:
             pass
         except BaseException as raised:

@@ -51,6 +51,7 @@ from mirrorlog.spark.options import COLUMNS, AtTime, Mode, Offsets, SourceOption
 from mirrorlog.spark.plan import Found, QueueFacts, QueueRange, narrowed, ranges, tasks
 from mirrorlog.spark.positions import QueuePosition
 from mirrorlog.spark.reading import record_batches
+from mirrorlog.spark.worker_process import spare_modules
 
 FORMAT: Final = "mirrorlog"
 
@@ -168,6 +169,7 @@ class QueueReader(DataSourceReader):
         """Arrow batches of exactly the partition's records, in order. Raises RangeNotDense, or what the client does."""
         if not isinstance(partition, QueuePartition):
             return iter(())  # Spark makes one of its own when nothing is planned
+        spare_modules()
         return record_batches(self.options, partition.wanted, self.conditions.times)
 
 

@@ -43,6 +43,7 @@ from mirrorlog.spark.positions import QueuePosition, as_offsets, parse_offsets
 from mirrorlog.spark.reading import record_batches
 from mirrorlog.spark.source import QueuePartition, starting_positions, subscribed, times_of
 from mirrorlog.spark.triggers import Backlog, shares, waits
+from mirrorlog.spark.worker_process import spare_modules
 
 # A gap is 2^32 wide at least: one that came since the last look makes a range wider than this.
 _WIDE: Final = 2**31
@@ -140,6 +141,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """As of the batch reader."""
         assert isinstance(partition, QueuePartition)
+        spare_modules()
         return record_batches(self.options, partition.wanted)
 
     def commit(self, end: dict[str, Any]) -> None:
