@@ -2,8 +2,9 @@
 
 After each task such a process collects its garbage and answers nothing meanwhile: the next task waits. With all modules
 loaded that walk takes 23 ms, whatever the task did, and most of it is over what the modules are made of, which never
-goes. So what is there at the first task is set aside, once. Rejected: to switch the collection off (it is Spark's, and
-it is what ends a task's own garbage).
+goes. The collector's own looks during a task pass over the same, for a twentieth of its time. So what is there at the
+first task is set aside, once. Rejected: to switch the collection off (it is Spark's, and it is what ends a task's own
+garbage).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -102,6 +103,52 @@ def test_a_writer_that_does_not_finish_leaves_no_unfinished_file(
         writer.write(rows(0, 10))
         assert [path.suffix for path in tmp_path.iterdir()] == [".unfinished"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_that_does_not_finish_leaves_no_full_file_either(tmp_path: Path) -> None:
+    """Goal: a file that has reached its size and waits for the others is gone with them."""
+    with FileWriter(FileFormat(str(tmp_path), target_file_bytes=64 * KIB, compression="none"), 0) as writer:
+        for number in range(3):
+            writer.write(rows(number * 10, 10, value_bytes=10 * KIB))
+        assert [path.suffix for path in tmp_path.iterdir()] == [".unfinished"] * 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_disk_works_while_a_task_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: no task waits at its end for all that it wrote. Every byte of a file of four row groups is pushed once, in
+    order, and all but the last row group before the end."""
+    monkeypatch.setattr(files, "_GROUP_BYTES", 1)
+    pushed: list[tuple[int, int]] = []
+    monkeypatch.setattr(storage, "_push_file", lambda path, first, end: pushed.append((first, end)))
+    with FileWriter(FileFormat(str(tmp_path)), 0) as writer:
+        for number in range(4):
+            writer.write(rows(number * 10, 10))
+        before_the_end = list(pushed)
+        (file,) = writer.finish()
+    edges = [0, *(end for _, end in pushed)]
+    assert pushed == list(itertools.pairwise(edges))
+    assert edges[-1] == file.size
+    assert len(before_the_end) == 4
+
+
+def test_a_push_leaves_the_bytes_as_they_are(tmp_path: Path) -> None:
+    file = Storage(str(tmp_path)).open("part.parquet")
+    for number in range(3):
+        file.stream.write(bytes([number]) * 5000)
+        file.push()
+    file.close()
+    assert not (tmp_path / "part.parquet").exists()
+    assert file.complete()[0] == 15_000
+    assert (tmp_path / "part.parquet").read_bytes() == b"".join(bytes([number]) * 5000 for number in range(3))
+
+
+def test_rows_whose_columns_are_in_chunks_are_written_in_their_order(tmp_path: Path) -> None:
+    parts = [rows(first, 10) for first in range(0, 100, 10)]
+    with FileWriter(FileFormat(str(tmp_path)), 0) as writer:
+        writer.write_unsplit(pa.Table.from_batches(parts[:4]))
+        writer.write_unsplit(pa.Table.from_batches(parts[4:]))
+        (file,) = writer.finish()
+    assert pq.read_table(tmp_path / file.path).equals(pa.Table.from_batches(parts))
 
 
 def test_a_file_gets_its_name_when_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

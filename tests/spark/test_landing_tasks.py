@@ -17,8 +17,10 @@ from mirrorlog.spark.errors import StorageFailed
 from mirrorlog.spark.landing import tasks
 from mirrorlog.spark.landing.dead_letters import DeadLettersOf
 from mirrorlog.spark.landing.files import FileFormat
+from mirrorlog.spark.landing.layout import parse_layout
 from mirrorlog.spark.landing.planning import QueuePlan, limited
 from mirrorlog.spark.landing.tasks import RECORDS_PER_TASK_MIN, Work, tasks_for, write_range
+from mirrorlog.spark.landing.upsert import RAW_COLUMNS
 from mirrorlog.spark.lookup import open_lookup
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueFacts, QueueRange
@@ -132,6 +134,17 @@ def test_a_range_of_which_nothing_is_left_says_nothing_of_its_epoch(tmp_path: Pa
     written = write_range(0, Work(ranges, options, FileFormat(str(tmp_path / "table")), DeadLettersOf("table", {})))
     assert [(each.queue, each.first, each.next) for each in written.missed] == [("q2", 0, 10)]
     assert list(written.epochs) == [("q1", ranges[0].next)]
+
+
+def test_only_plain_records_of_nodes_stay_where_they_were_received() -> None:
+    """Goal: nothing is written from where it may change after its checksum was looked at, as bytes of a log file may,
+    and whatever looks into rows or parts them gets them in one piece."""
+    options = SourceOptions(servers=("n1:7401",), queues=("q",))
+    plain = Work((), options, FileFormat("t"), DeadLettersOf("t", {}))
+    assert plain.as_received
+    assert not replace(plain, options=SourceOptions(path="/log", queues=("q",))).as_received
+    assert not replace(plain, format=FileFormat("t", layout=parse_layout(["date(timestamp)"]))).as_received
+    assert not replace(plain, upsert=RAW_COLUMNS).as_received
 
 
 def test_a_task_reads_a_queue_of_one_copy_from_its_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ table's protocol is kept by the code that defines it, and storage is reached by 
 `txnAppId` and `txnVersion` as options of a write, which only skip what is not newer and let a longer overlapping range
 pass.
 
-On a local path the commit and all below it are on the disk when `commit` returns: what is landed may be freed next.
+On a local path only one landing commits at a time (`commit_lock`), and the commit and all below it are on the disk when
+`commit` returns: what is landed may be freed next.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pyspark.sql.types import StructType
 from mirrorlog.errors import MirrorlogError, MissingDependency
 from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, from_spark
 from mirrorlog.spark.jars import DELTA_VERSION
+from mirrorlog.spark.landing.commit_lock import one_commit
 from mirrorlog.spark.landing.conflicts import is_conflict
 from mirrorlog.spark.landing.durable import sync_own
 
@@ -125,7 +127,9 @@ def commit(
         on_begun()
         actions = [*map(_add, files), *(_set(name, version) for name, version in sets.items())]
         _register_metrics(spark, transaction, files)
-        version = int(transaction.commit(_actions(spark, actions), _operation(spark, json.dumps(note))))
+        made = _actions(spark, actions)
+        with one_commit(table):
+            version = int(transaction.commit(made, _operation(spark, json.dumps(note))))
     except SPARK_ERRORS as error:
         if is_conflict(error):
             raise _conflict(table, "its log has another commit") from error
@@ -284,8 +288,10 @@ def _action(spark: SparkSession, described: Mapping[str, Any]) -> Any:
 def _actions(spark: SparkSession, described: Sequence[Mapping[str, Any]]) -> Any:
     jvm: Any = spark._jvm
     made = jvm.java.util.ArrayList()
+    # Looked up once: py4j asks the JVM for each part of a class's name, and a commit may have thousands of files.
+    from_json = _delta_class(spark, "actions.Action").fromJson
     for each in described:
-        made.add(_action(spark, each))
+        made.add(from_json(json.dumps(each)))
     return jvm.scala.jdk.javaapi.CollectionConverters.asScala(made).toList()
 
 

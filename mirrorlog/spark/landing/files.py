@@ -5,6 +5,9 @@ get no dictionary and no bounds, because nobody filters by them and both cost mo
 per partition until a row group is worth it; when all of them together reach `_HELD_BYTES_MAX` the largest group goes
 out, so a task's memory does not grow with its range. Of many partitions at once only `_FILES_MAX` files are open.
 
+Each row group begins its way to the disk when it is written, and a file that is full is waited for at the task's end
+only: by then the disk has it.
+
 A file's name is random. A task that is run again, by Spark or by the next landing, writes other files, and those that
 no commit names are rubbish (decision 0031).
 """
@@ -23,8 +26,14 @@ import pyarrow.parquet as pq
 from mirrorlog.spark.landing.layout import Layout, Values, folder, partition_values
 from mirrorlog.spark.landing.statistics import FileStatistics
 from mirrorlog.spark.landing.storage import OpenFile, Storage
+from mirrorlog.spark.worker_process import spare_modules
 
-_GROUP_BYTES: Final = 64 * 1024 * 1024
+# Small enough that little is left to wait for at the end, large enough for readers that go by row groups.
+_GROUP_BYTES: Final = 32 * 1024 * 1024
+# A page is put together, compressed and written from the processor's second cache; a megabyte, the default, is pushed
+# out of it in between, and costs twice the time. Its size is looked at after so many rows.
+_PAGE_BYTES: Final = 256 * 1024
+_PAGE_ROWS: Final = 256
 _HELD_BYTES_MAX: Final = 256 * 1024 * 1024
 _FILES_MAX: Final = 64
 _CODECS: Final = {"none": "NONE", "snappy": "SNAPPY", "zstd": "ZSTD", "lz4": "LZ4"}
@@ -70,19 +79,20 @@ class FileWriter:
         self._columns = file_format.layout.columns(file_format.prefix)
         self._groups: dict[Values, _Group] = {}
         self._open: dict[Values, _Parquet] = {}
-        self._done: list[DataFile] = []
+        self._closed: list[tuple[Values, _Parquet]] = []
         self._held = 0
 
     def write(self, batch: pa.RecordBatch, _: pa.RecordBatch | None = None, /) -> None:
         """Take the rows. Raises what the storage does."""
         for values, rows in self._format.layout.split(batch, self._format.prefix):
-            group = self._groups.setdefault(values, _Group())
-            group.add(rows)
-            self._held += rows.nbytes
-            if group.size >= min(_GROUP_BYTES, self._format.target_file_bytes):
-                self._flush(values)
+            self._add(values, pa.Table.from_batches([rows]))
         while self._held > _HELD_BYTES_MAX:
             self._flush(max(self._groups, key=lambda values: self._groups[values].size))
+
+    def write_unsplit(self, rows: pa.Table) -> None:
+        """Take the rows, of a table without partitions; their columns may be in many chunks, which are not joined."""
+        assert not self._format.layout
+        self._add((), rows)
 
     def finish(self) -> list[DataFile]:
         """All files, complete and durable."""
@@ -90,19 +100,31 @@ class FileWriter:
             self._flush(values)
         for values in list(self._open):
             self._close(values)
-        return self._done
+        done = []
+        while self._closed:
+            values, file = self._closed[0]
+            done.append(file.complete(partition_values(self._columns, values)))
+            del self._closed[0]
+        return done
 
     def __enter__(self) -> FileWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._open.values():
+        for file in (*self._open.values(), *(file for _, file in self._closed)):
             file.abandon()
+
+    def _add(self, values: Values, rows: pa.Table) -> None:
+        group = self._groups.setdefault(values, _Group())
+        group.add(rows)
+        self._held += rows.nbytes
+        if group.size >= min(_GROUP_BYTES, self._format.target_file_bytes):
+            self._flush(values)
 
     def _flush(self, values: Values) -> None:
         group = self._groups.pop(values)
         self._held -= group.size
-        rows = pa.Table.from_batches(group.batches)
+        rows = pa.concat_tables(group.tables)
         if values not in self._open:
             self._make_room()
             self._open[values] = self._begin(values, rows.schema)
@@ -120,18 +142,20 @@ class FileWriter:
             self._close(max(self._open, key=lambda values: self._open[values].size))
 
     def _close(self, values: Values) -> None:
-        self._done.append(self._open.pop(values).complete(partition_values(self._columns, values)))
+        file = self._open.pop(values)
+        self._closed.append((values, file))
+        file.close()
 
 
 class _Group:
     """Rows of a partition that wait to become a row group."""
 
     def __init__(self) -> None:
-        self.batches: list[pa.RecordBatch] = []
+        self.tables: list[pa.Table] = []
         self.size = 0
 
-    def add(self, rows: pa.RecordBatch) -> None:
-        self.batches.append(rows)
+    def add(self, rows: pa.Table) -> None:
+        self.tables.append(rows)
         self.size += rows.nbytes
 
 
@@ -149,6 +173,8 @@ class _Parquet:
             use_dictionary=_with_dictionary(schema),
             write_statistics=_with_statistics(schema),
             store_schema=False,
+            data_page_size=_PAGE_BYTES,
+            write_batch_size=_PAGE_ROWS,
         )
 
     @property
@@ -160,9 +186,14 @@ class _Parquet:
         """One row group."""
         self._statistics.add(rows)
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        self._file.push()
+
+    def close(self) -> None:
+        """Whole, and on its way to the disk; `complete` waits until it is there."""
+        self._writer.close()
+        self._file.close()
 
     def complete(self, partition: Mapping[str, str | None]) -> DataFile:
-        self._writer.close()
         size, modified_ms = self._file.complete()
         return DataFile(self._name, partition, size, modified_ms, self._statistics.json(), self._statistics.rows)
 
@@ -193,6 +224,7 @@ def run_in_tasks(spark: Any, work: Sequence[Any], run: Any) -> list[Any]:
     numbered = spark.sparkContext.parallelize(list(enumerate(work)), len(work))
 
     def each(items: Iterator[tuple[int, Any]]) -> Iterator[Any]:
+        spare_modules()
         for number, item in items:
             yield run(number, item)
 

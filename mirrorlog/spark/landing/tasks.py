@@ -22,9 +22,10 @@ from mirrorlog.spark.landing.dead_letters import DeadLetters, DeadLettersOf
 from mirrorlog.spark.landing.decoding import Decoding, joined_fields
 from mirrorlog.spark.landing.files import DataFile, FileFormat, FileWriter
 from mirrorlog.spark.landing.positions import MissedRange
+from mirrorlog.spark.landing.raw_rows import RAW_COLUMNS, raw_tables
 from mirrorlog.spark.landing.upsert import RowColumns
 from mirrorlog.spark.landing.upsert_rows import NO_KEY, refuse_keyless, staged_rows
-from mirrorlog.spark.options import KAFKA_COLUMNS, SourceOptions
+from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueRange
 from mirrorlog.spark.reading import OnMissing, consumed_batches
 
@@ -36,8 +37,6 @@ RECORDS_PER_TASK_MIN: Final = 50_000
 BYTES_PER_TASK_MIN: Final = 32 * 1024 * 1024
 
 _T = TypeVar("_T")
-
-RAW_COLUMNS: Final = (*KAFKA_COLUMNS, "headers", "appendTime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,13 @@ class Work:
     def options_for(self, queue: str) -> SourceOptions:
         """Where and how that queue is read."""
         return replace(self.options, read_from="master") if queue in self.from_master else self.options
+
+    @property
+    def as_received(self) -> bool:
+        """Whether the records go to the files as they are and where they are. Not over log files: those may be cut or
+        used again once their bytes were checked, so what is read there is copied at once."""
+        plain = self.decoder is None and self.upsert is None and not self.format.layout
+        return plain and self.options.path is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +125,12 @@ def _write_range(number: int, work: Work) -> Written:
         take = write if decoding is None else decoding.take
         for wanted in work.ranges:
             batches = consumed_batches(work.options_for(wanted.queue), wanted, counted.missing(wanted.queue))
-            for rows in merged(counted.passed(batches), RAW_COLUMNS):
-                take(rows)
+            if work.as_received:
+                for table in raw_tables(counted.passed(batches)):
+                    writer.write_unsplit(table)
+            else:
+                for rows in merged(counted.passed(batches), RAW_COLUMNS):
+                    take(rows)
             counted.end(wanted)
         if decoding is not None and decoding.new_fields is not None:
             return Written(new_fields=decoding.new_fields)
