@@ -4,8 +4,8 @@
 
 Each copy is read from its own node, whole, in pieces that run side by side: as Spark tasks under spark-submit, else in
 threads, for it needs no JVM. A piece comes back as a CRC-32C per range of queue offsets, over the batches as they are
-stored (see `copy_audit` for why not over records). Ranges that differ, or that a copy could not show, are read again
-batch by batch, so that what is printed is the very batch.
+stored (see `checks.copy_audit` for why not over records). Ranges that differ, or that a copy could not show, are read
+again batch by batch, so that what is printed is the very batch.
 
 A node checks no checksum when it serves from memory; the reader here does, and a node that knows its copy to be
 damaged refuses to serve it. Both are told, as what they are.
@@ -32,9 +32,9 @@ from mirrorlog.client import Client
 from mirrorlog.client.begins import newest_of, views_of
 from mirrorlog.errors import BadInput, LogCorrupt, MirrorlogError, NoSuchQueue
 from mirrorlog.spark import command_line
-from mirrorlog.spark.buckets import BUCKET_OFFSETS, width
-from mirrorlog.spark.copy_audit import Audit, Copy, Finding, State, Sum, differing, merged, whole
-from mirrorlog.spark.copy_reading import Piece, Reading, read_piece
+from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS, width
+from mirrorlog.spark.checks.copy_audit import Audit, Copy, Finding, State, Sum, differing, merged, whole
+from mirrorlog.spark.checks.copy_reading import Piece, Reading, read_piece
 from mirrorlog.spark.options import parse_servers
 from mirrorlog.spark.tls import NO_TLS, TlsFiles
 from mirrorlog.wire.messages import GetMetadata, Metadata, QueueInfo

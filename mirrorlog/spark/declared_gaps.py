@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
-from mirrorlog.spark.differences import Gap
+from mirrorlog.spark.checks.differences import Gap
 
 LEAP_OFFSETS_MIN: Final = 2**32
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from mirrorlog.commitlog.format import BatchHeader
 from mirrorlog.errors import MirrorlogError, PositionLost
+from mirrorlog.spark.checks.differences import Gap
 from mirrorlog.spark.declared_gaps import answered, between, search
-from mirrorlog.spark.differences import Gap
 from mirrorlog.spark.errors import HistoryChanged
 from mirrorlog.spark.lookup import Lookup, Place
 from mirrorlog.spark.plan import QueueFacts, QueueRange

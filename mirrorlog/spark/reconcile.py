@@ -3,9 +3,9 @@
     python -m mirrorlog.spark.reconcile flights --servers 127.0.0.1:7401 --table lake/flights
 
 Both sides are read once, by tasks, and become a count and an order-independent sum of hashes per bucket of queue
-offsets (`fingerprints`, `buckets`). Only buckets whose lines differ are read again and looked at by offset, and of
-those as many as there are ranges to print. So equal tables cost one scan of each side, and a table that is wrong
-everywhere does not drown the driver.
+offsets (`checks.fingerprints`, `checks.buckets`). Only buckets whose lines differ are read again and looked at by
+offset, and of those as many as there are ranges to print. So equal tables cost one scan of each side, and a table that
+is wrong everywhere does not drown the driver.
 
 The log side is the data source itself, from nodes or from log directories (`path`), so what it guards (each offset of
 a range exactly once, below the confirmed end) is guarded here. What retention has taken cannot be compared: there the
@@ -27,14 +27,14 @@ from pyspark.sql import SparkSession
 
 from mirrorlog.errors import BadInput
 from mirrorlog.spark import command_line
-from mirrorlog.spark.buckets import BUCKET_OFFSETS
-from mirrorlog.spark.comparison import RANGES_MAX, Comparison, Limits, OnStep
-from mirrorlog.spark.differences import Reconciliation
+from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS
+from mirrorlog.spark.checks.comparison import RANGES_MAX, Comparison, Limits, OnStep
+from mirrorlog.spark.checks.differences import Reconciliation
+from mirrorlog.spark.checks.landed_table import open_table
+from mirrorlog.spark.checks.log_source import LogSource
+from mirrorlog.spark.checks.scope import Asked, Until, Write, scope
 from mirrorlog.spark.errors import SPARK_ERRORS, BeginUnknown, from_spark
-from mirrorlog.spark.landed_table import open_table
-from mirrorlog.spark.log_source import LogSource
 from mirrorlog.spark.options import parse_servers
-from mirrorlog.spark.scope import Asked, Until, Write, scope
 
 
 def reconcile(

@@ -35,11 +35,10 @@ import pyarrow.compute as pc
 from mirrorlog.client.sync import BulkDelivery, Client, Producer
 from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.spark import command_line
-from mirrorlog.spark.columns_out import header_lists
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
 from mirrorlog.spark.options import parse_servers
-from mirrorlog.spark.replay_progress import HEADER, Progress, Published, header_value
-from mirrorlog.spark.replay_rows import (
+from mirrorlog.spark.replaying.progress import HEADER, Progress, Published, header_value
+from mirrorlog.spark.replaying.rows import (
     EVERYTHING,
     Selection,
     Source,
@@ -51,6 +50,7 @@ from mirrorlog.spark.replay_rows import (
     table_id,
 )
 from mirrorlog.spark.tls import NO_TLS, TlsFiles
+from mirrorlog.spark.writing.columns_out import header_lists
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -110,13 +110,13 @@ class QueueSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Raises BadOption, NoSuchQueue, ConnectionLost."""
-        from mirrorlog.spark.writer import batch_writer, parse_writer_options
+        from mirrorlog.spark.writing.writer import batch_writer, parse_writer_options
 
         return batch_writer(parse_writer_options(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Raises as `writer`."""
-        from mirrorlog.spark.writer import parse_writer_options, stream_writer
+        from mirrorlog.spark.writing.writer import parse_writer_options, stream_writer
 
         return stream_writer(parse_writer_options(self.options), schema, overwrite=overwrite)
 

@@ -23,7 +23,7 @@ from mirrorlog.spark.analysis.latency import latency
 from mirrorlog.spark.analysis.redeliveries import redeliveries
 from mirrorlog.spark.analysis.rows import records
 from mirrorlog.spark.analysis.throughput import throughput
-from mirrorlog.spark.landed_table import open_table
+from mirrorlog.spark.checks.landed_table import open_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 

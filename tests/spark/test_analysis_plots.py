@@ -13,7 +13,7 @@ from mirrorlog.errors import ConfigError
 from mirrorlog.spark.analysis.copies import draw_copies
 from mirrorlog.spark.analysis.plots import PANELS, QUEUES_MAX, draw, save, with_silence
 from mirrorlog.spark.audit import _draw
-from mirrorlog.spark.copy_audit import Audit, Copy, Finding, State
+from mirrorlog.spark.checks.copy_audit import Audit, Copy, Finding, State
 
 _TOLD = ("other bytes", "damaged", "could not be read", "does not have it")
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from mirrorlog.commitlog.format import HEADER_SIZE, log_seed, read_header, stamp, write_producer_part
 from mirrorlog.errors import LogCorrupt
 from mirrorlog.spark.audit import audit
-from mirrorlog.spark.copy_audit import Audit, Finding, State, Sum, differing, merged
-from mirrorlog.spark.copy_reading import Piece, _Reader
+from mirrorlog.spark.checks.copy_audit import Audit, Finding, State, Sum, differing, merged
+from mirrorlog.spark.checks.copy_reading import Piece, _Reader
 from mirrorlog.testing import Cluster, Node
 from tests.process.clusters import eventually, fast_cluster, log_of
 from tests.process.test_repair import SMALL, copy_of, filled, flip, forget_tables, repaired

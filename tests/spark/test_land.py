@@ -18,12 +18,12 @@ from pyspark.sql import SparkSession
 from mirrorlog.client.sync import Client
 from mirrorlog.commitlog.body import Record
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
+from mirrorlog.spark.checks.log_source import LogSource
 from mirrorlog.spark.errors import LandingConflict, TableRefused
 from mirrorlog.spark.land import LandResult, land, land_all
 from mirrorlog.spark.landing.definition import landing
 from mirrorlog.spark.landing.holds import Holds
 from mirrorlog.spark.landing.runner import Moment, Runner
-from mirrorlog.spark.log_source import LogSource
 from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing.asking import wait_for
 from tests.spark import landing_child

@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 from mirrorlog.client.sync import Client
 from mirrorlog.commitlog.body import Record
 from mirrorlog.errors import OffsetOutOfRange
-from mirrorlog.spark.differences import Kind
+from mirrorlog.spark.checks.differences import Kind
+from mirrorlog.spark.checks.log_source import LogSource
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.land import land, land_all
 from mirrorlog.spark.landing.definition import Landing, landing
@@ -29,7 +30,6 @@ from mirrorlog.spark.landing.service import Service
 from mirrorlog.spark.landing.upkeep import TableUpkeep
 from mirrorlog.spark.landing.upkeep_duties import Done
 from mirrorlog.spark.landing.upkeep_schedule import SMALL_FILES_MIN, Duty
-from mirrorlog.spark.log_source import LogSource
 from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.asking import wait_for

@@ -20,8 +20,8 @@ from mirrorlog.errors import BadInput, NoSuchQueue, RequestTimeout
 from mirrorlog.spark import replay as replaying
 from mirrorlog.spark.errors import ReplayUnknown, SparkFailed
 from mirrorlog.spark.replay import Moment, Replayed, Target, main, replay, replay_table
-from mirrorlog.spark.replay_progress import HEADER, Progress, Published, header_value
-from mirrorlog.spark.replay_rows import Selection, replay_name, replay_rows
+from mirrorlog.spark.replaying.progress import HEADER, Progress, Published, header_value
+from mirrorlog.spark.replaying.rows import Selection, replay_name, replay_rows
 from tests.spark.offline_logs import Row, rows_of
 
 BEGAN = datetime(2026, 3, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@ from mirrorlog.spark.analysis.jobs import JOBS, Asked, report
 from mirrorlog.spark.analysis.plots import draw, save
 from mirrorlog.spark.analysis.report import FORMATS, Report
 from mirrorlog.spark.analysis.rows import EVERY
-from mirrorlog.spark.landed_table import open_table
+from mirrorlog.spark.checks.landed_table import open_table
 
 _ALL = "all"
 

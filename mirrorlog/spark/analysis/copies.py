@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from mirrorlog.errors import MissingDependency
-from mirrorlog.spark.copy_audit import Audit, Finding, State
+from mirrorlog.spark.checks.copy_audit import Audit, Finding, State
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

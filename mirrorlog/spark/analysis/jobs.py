@@ -17,8 +17,8 @@ from mirrorlog.spark.analysis.redeliveries import redeliveries
 from mirrorlog.spark.analysis.report import Report
 from mirrorlog.spark.analysis.rows import EVERY, records
 from mirrorlog.spark.analysis.throughput import throughput
+from mirrorlog.spark.checks.landed_table import LandedTable, Shape
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
-from mirrorlog.spark.landed_table import LandedTable, Shape
 
 
 @dataclass(frozen=True, slots=True)

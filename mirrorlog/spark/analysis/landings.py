@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from mirrorlog.spark.landed_table import LandedTable, Shape
+from mirrorlog.spark.checks.landed_table import LandedTable, Shape
 
 _COMMITS: Final = (
     "commitInfo struct<timestamp: bigint, inCommitTimestamp: bigint>, "

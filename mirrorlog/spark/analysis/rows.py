@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.arrow import CREATE_TIME
-from mirrorlog.spark.landed_table import LandedTable
+from mirrorlog.spark.checks.landed_table import LandedTable
 
 EVERY: Final = "1 minute"
 """How long the stretches of time are that results are told by."""

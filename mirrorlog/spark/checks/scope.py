@@ -9,12 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
-from mirrorlog.spark.differences import Gap
+from mirrorlog.spark.checks.differences import Gap
+from mirrorlog.spark.checks.fingerprints import COMPARED
+from mirrorlog.spark.checks.landed_table import LandedTable, Shape, files_of
+from mirrorlog.spark.checks.log_source import LogSource
 from mirrorlog.spark.errors import TableOutOfStep
-from mirrorlog.spark.fingerprints import COMPARED
-from mirrorlog.spark.landed_table import LandedTable, Shape, files_of
 from mirrorlog.spark.landing.positions import QueueIds
-from mirrorlog.spark.log_source import LogSource
 from mirrorlog.spark.plan import QueueFacts
 
 Write = Literal["append", "upsert"]

@@ -10,7 +10,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from mirrorlog.errors import BadInput, NoSuchQueue
-from mirrorlog.spark.differences import Gap
+from mirrorlog.spark.checks.differences import Gap
 from mirrorlog.spark.history import gaps_of
 from mirrorlog.spark.lookup import open_lookup
 from mirrorlog.spark.options import offsets_json, parse_options

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from mirrorlog.spark.differences import Difference, Kind, joined
-from mirrorlog.spark.fingerprints import bucket_number
+from mirrorlog.spark.checks.differences import Difference, Kind, joined
+from mirrorlog.spark.checks.fingerprints import bucket_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from mirrorlog.spark.buckets import Bucket
+from mirrorlog.spark.checks.buckets import Bucket
 
 _HALF: Final = 0xFFFFFFFF
 _ABSENT: Final = -1

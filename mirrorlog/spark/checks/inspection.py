@@ -12,8 +12,8 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-from mirrorlog.spark.differences import Difference, Kind
-from mirrorlog.spark.fingerprints import column_hash
+from mirrorlog.spark.checks.differences import Difference, Kind
+from mirrorlog.spark.checks.fingerprints import column_hash
 
 
 def inspect(log: DataFrame, table: DataFrame, columns: Sequence[str], number: Column, limit: int) -> list[Difference]:

@@ -13,7 +13,7 @@ from typing import Final
 from mirrorlog.client import Client, ConsumedBatch
 from mirrorlog.commitlog.checksum import crc32c
 from mirrorlog.errors import BadBatch, LogCorrupt, MirrorlogError, PositionLost, RequestTimeout
-from mirrorlog.spark.copy_audit import Finding, State, Sum
+from mirrorlog.spark.checks.copy_audit import Finding, State, Sum
 from mirrorlog.spark.tls import NO_TLS, TlsFiles
 
 _FETCH_BYTES: Final = 4 * 1024 * 1024

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from mirrorlog.errors import BadInput
-from mirrorlog.spark.columns_out import HEADERS_TYPE
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
+from mirrorlog.spark.writing.columns_out import HEADERS_TYPE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -11,13 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
-from mirrorlog.spark.buckets import BUCKET_OFFSETS, Bucket, Verdict, by_number, compared, runs, total, width
+from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS, Bucket, Verdict, by_number, compared, runs, total, width
+from mirrorlog.spark.checks.density import Density, density
+from mirrorlog.spark.checks.differences import Difference, Kind, Reconciliation, joined
+from mirrorlog.spark.checks.fingerprints import bucket_number, bucketed
+from mirrorlog.spark.checks.inspection import inspect
+from mirrorlog.spark.checks.scope import Scope
 from mirrorlog.spark.declared_gaps import between
-from mirrorlog.spark.density import Density, density
-from mirrorlog.spark.differences import Difference, Kind, Reconciliation, joined
-from mirrorlog.spark.fingerprints import bucket_number, bucketed
-from mirrorlog.spark.inspection import inspect
-from mirrorlog.spark.scope import Scope
 
 OnStep = Callable[[str], None]
 

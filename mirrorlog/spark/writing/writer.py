@@ -2,7 +2,7 @@
 
     df.write.format("mirrorlog").option("servers", "127.0.0.1:7401").option("queue", "flights").mode("append").save()
 
-Options are those of `mirrorlog.spark.writer_options`, columns those of `mirrorlog.spark.columns_out`.
+Options are those of `mirrorlog.spark.writing.options`, columns those of `mirrorlog.spark.writing.columns_out`.
 
 A task sends its rows through one idempotent producer per queue, in their order, and ends well when every one of them is
 confirmed at the level asked for. Between tasks there is no order: sort into one partition where it matters.
@@ -38,9 +38,9 @@ from pyspark.sql.types import StructType
 from mirrorlog.client.receipts import Receipts
 from mirrorlog.client.sync import BulkDelivery, Client, Producer
 from mirrorlog.errors import NoSuchQueue
-from mirrorlog.spark.columns_out import OutColumns, check_columns, per_queue
 from mirrorlog.spark.errors import BadOption, WriteUnproven
-from mirrorlog.spark.writer_options import WriterOptions, parse_writer_options
+from mirrorlog.spark.writing.columns_out import OutColumns, check_columns, per_queue
+from mirrorlog.spark.writing.options import WriterOptions, parse_writer_options
 
 __all__ = ["QueueStreamWriter", "QueueWriter", "Written", "batch_writer", "parse_writer_options", "stream_writer"]
 

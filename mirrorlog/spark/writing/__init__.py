@@ -1,0 +1,1 @@
+"""A data frame into a queue: the sink of the data source."""
