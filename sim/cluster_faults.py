@@ -45,7 +45,7 @@ DOUBT_S: Final = 0.1
 RESTART_S: Final = 0.3
 """After it has ended a node is started again."""
 REGISTER_S: Final = 30.0
-"""How long all runs are waited for to register, at peace."""
+"""How long all runs are waited for to register and to hear everything, at peace."""
 LOGS: Final = ROOT / "data" / "logs"
 _ASK_MS: Final = 2_000
 _CONNECT_MS: Final = 300
@@ -85,7 +85,8 @@ class SimulatedCluster:
         self.to_leave: list[str] = []
         """By name; see `operate`."""
         self.to_restore: list[Callable[[], Awaitable[None]]] = []
-        """At peace: with others down the cluster may forget what it had decided, and nothing tells."""
+        """At peace, and once all are `of_one_mind`: with others down, or only back, the cluster may forget what it had
+        decided, and nothing tells."""
         self._operators = 0
 
     @property
@@ -124,6 +125,13 @@ class SimulatedCluster:
         """The newest that is known to any node that runs, but for one."""
         known = [state for node in self.present if node.name != but and (state := node.decided) is not None]
         return max(known, key=lambda state: state.version, default=None)
+
+    @property
+    def of_one_mind(self) -> bool:
+        """Whether every node that is present knows all that is decided, in the same term. Who was away may have heard
+        nothing yet of what was decided without it; with one that has forgotten that it would be a majority."""
+        minds = {node.settled for node in self.present}
+        return len(minds) == 1 and None not in minds
 
     def may_lose_disk(self, name: str) -> bool:
         """Whether it can come back without help, with what others have: they are a majority and know it, it knows one
@@ -513,7 +521,11 @@ class Faults:
             cluster.hold(node.name)
             node.machine.kill()
             cluster.release(node.name)
-        await self._world.until(self._all_registered, within_s=REGISTER_S, otherwise="not all nodes have registered")
+        await self._world.until(
+            lambda: self._all_registered() and cluster.of_one_mind,
+            within_s=REGISTER_S,
+            otherwise="not all nodes have registered and heard what is decided",
+        )
         cluster.hold(node.name)
         self._lose_power(node.machine)
         node.machine.restore(image)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from mirrorlog.broker.disk_limits import DiskSpace
 from mirrorlog.broker.node import Node
+from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state import ClusterState
 from mirrorlog.config import Settings, load_settings
 from mirrorlog.errors import MirrorlogError
@@ -52,8 +53,24 @@ class SimulatedNode:
     @property
     def decided(self) -> ClusterState | None:
         """What its run knows to be decided; None while there is none, or it knows nothing."""
+        service = self._service
+        return service.state if service is not None else None
+
+    @property
+    def settled(self) -> tuple[int, int] | None:
+        """The term that its run is in, and up to which entry it knows everything to be decided; None while it holds
+        entries that may come to nothing, and when it knows nothing."""
+        service = self._service
+        if service is None:
+            return None
+        raft, index = service.driver.raft, service.driver.machine.index
+        return (raft.term, index) if raft.log.last_index == index else None
+
+    @property
+    def _service(self) -> ClusterService | None:
+        """Its run's part in the cluster, once it has one."""
         service = self.node._service if self.node is not None and self.machine.up else None
-        return service.state if service is not None and service._driver is not None else None
+        return service if service is not None and service._driver is not None else None
 
     def flushed(self, log_id: str) -> int:
         """Up to which log offset its run has the log on disk; 0 when it does not hold it."""

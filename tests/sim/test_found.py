@@ -75,3 +75,11 @@ def test_the_last_good_copy_is_not_forgotten_beside_one_whose_bytes_went_bad() -
     the log over when the other one's node is drained. That node was forgotten with its disk, and no new copy could be
     filled. By the plan that showed it; the operator starts such a node again."""
     assert not reason_of("forgotten_beside_a_flipped_bit")
+
+
+def test_a_machine_is_not_set_back_while_another_one_has_still_to_hear_what_was_decided() -> None:
+    """A master is cut off, and the two others decide without it that its mirror leads. As soon as the storm is over
+    the third one is set back to before that: it made a majority with the former master, who had heard nothing yet, and
+    both went on as if nothing had been decided; the new master never came in again. No cluster can hold what only a
+    minority is left to know: the operator waits until all know it. By the plan that showed it."""
+    assert not reason_of("set_back_beside_one_that_was_away")

@@ -7,6 +7,7 @@ import pytest
 from mirrorlog.cluster.state import ClusterState, LogFacts
 from sim.cluster_faults import SimulatedCluster
 from sim.cluster_plan import Plan
+from sim.stand_ins import node_disks
 from sim.world import World
 
 
@@ -61,3 +62,36 @@ def test_a_copy_is_spared_beside_another_good_one(
         cluster.to_leave += leaving
         assert cluster.whole_beside("b") is spared
         assert cluster.whole_beside("d"), "it holds nothing"
+
+
+def test_nobody_is_set_back_beside_one_that_was_away_before_it_has_heard_everything() -> None:
+    """Of one mind are those who all know all that is decided: by a cluster that begins, one whose master is cut off
+    while another one is promoted, one that it is back in, and one of which a node is down."""
+
+    async def story(cluster: SimulatedCluster) -> None:
+        def main(name: str) -> LogFacts:
+            """As that node knows it."""
+            state = cluster.nodes[name].decided
+            return next(iter(state.logs.values())) if state is not None else log("")
+
+        async def until_of_one_mind(*, epoch: int) -> None:
+            await world.until(
+                lambda: cluster.of_one_mind and main("a").epoch >= epoch and len(main("a").in_sync) == 2,
+                within_s=10,
+                otherwise="they are not of one mind",
+            )
+
+        assert not cluster.of_one_mind
+        for name in cluster.nodes:
+            cluster.start(name)
+        await until_of_one_mind(epoch=1)
+        world.network.cut_off({"a"}, {"b", "c", "d"})
+        await world.until(lambda: main("b").epoch > main("a").epoch, within_s=10, otherwise="nobody is promoted")
+        assert not cluster.of_one_mind
+        world.network.heal()
+        await until_of_one_mind(epoch=2)
+        cluster.nodes["d"].machine.kill()
+        assert not cluster.of_one_mind
+
+    with World("one mind") as world, node_disks(world):
+        world.run(story(SimulatedCluster(world, plan())))
