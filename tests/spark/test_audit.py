@@ -174,7 +174,9 @@ def test_a_copy_that_is_not_shown_is_named_and_never_called_equal(tmp_path: Path
         eventually(lambda: list(copy_of(mirror).glob("*.table")), "its past is sealed")
         flip(mirror, 250_000)
         found = audit(two.servers, "q", bucket_offsets=5)
-        assert [(each.node, each.first, each.state) for each in found.findings] == [(mirror.id, 0, State.UNREAD)]
+        # What was read beside that from elsewhere in the copy may have been shown before the node ended, or not.
+        assert found.findings[0].first == 0
+        assert {(each.node, each.state) for each in found.findings} == {(mirror.id, State.UNREAD)}
         error = found.error()
         assert error is not None
         assert (error.exit_code, error.retriable) == (9, True)
