@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
 from bisect import bisect_right
@@ -36,6 +35,7 @@ from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS, width
 from mirrorlog.spark.checks.copy_audit import Audit, Copy, Finding, State, Sum, differing, merged, whole
 from mirrorlog.spark.checks.copy_reading import Piece, Reading, read_piece
 from mirrorlog.spark.options import parse_servers
+from mirrorlog.spark.submitted import is_submitted
 from mirrorlog.spark.tls import NO_TLS, TlsFiles
 from mirrorlog.wire.messages import GetMetadata, Metadata, QueueInfo
 
@@ -54,7 +54,6 @@ _THREADS_MAX: Final = 8
 # A mirror hears of a confirm within milliseconds, with the next answer of its master.
 _CATCH_UP_S: Final = 5.0
 _POLL_S: Final = 0.1
-_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 
 _BEHIND: Final = "it has not heard of more that is confirmed"
 _ABSENT: Final = "the node knows no such queue"
@@ -324,7 +323,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--until", type=int, metavar="N", help="queue offset to end before; by default the confirmed end"
     )
-    parser.add_argument("--bucket", type=int, default=BUCKET_OFFSETS, metavar="N", help="queue offsets per checksum")
+    command_line.add_bucket(parser, default=BUCKET_OFFSETS)
     parser.add_argument("--out", type=Path, metavar="DIR", help="draw each queue's copies there: copies-QUEUE.png")
     command_line.add_tls(parser)
     command_line.add_json(parser)
@@ -343,7 +342,7 @@ def _run(options: argparse.Namespace) -> list[Audit]:
     servers, tls = parse_servers(command_line.servers_of(options)), command_line.tls_of(options)
     queues = command_line.queues_of(options)
     with command_line.status("asking the nodes") as on_step:
-        spark = _session() if _SUBMITTED in os.environ else None
+        spark = _session() if is_submitted() else None
         return [
             audit(
                 servers, queue, first=options.first, until=options.until, bucket_offsets=options.bucket, tls=tls,

@@ -86,6 +86,11 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--servers", metavar="ADDRESSES", help=told)
 
 
+def add_bucket(parser: argparse.ArgumentParser, *, default: int) -> None:
+    """Add --bucket, of commands that compare by checksums of ranges."""
+    parser.add_argument("--bucket", type=int, default=default, metavar="N", help="queue offsets per checksum")
+
+
 def add_tls(parser: argparse.ArgumentParser) -> None:
     """Add --tls-ca, --tls-cert and --tls-key."""
     ca, certificate, key = (f"(default: ${name})" for name in TLS_VARIABLES)

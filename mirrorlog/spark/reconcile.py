@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--until", metavar="N", help="queue offset to end before, or latest; by default the table's own"
     )
-    parser.add_argument("--bucket", type=int, default=BUCKET_OFFSETS, metavar="N", help="queue offsets per checksum")
+    command_line.add_bucket(parser, default=BUCKET_OFFSETS)
     parser.add_argument("--ranges", type=int, default=RANGES_MAX, metavar="N", help="ranges to name at most")
     parser.add_argument("--read-from", metavar="WHO", help="master (default), mirror, or a node's id")
     command_line.add_tls(parser)

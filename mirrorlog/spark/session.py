@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from mirrorlog.spark.jars import default_directory, delta_jars, java_home_or_raise
 from mirrorlog.spark.source import register
+from mirrorlog.spark.submitted import is_submitted
 
 _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -32,8 +33,6 @@ UNIX_SOCKETS: Final = {"spark.python.unix.domain.socket.enabled": "true"}
 the default: Spark 4.2 prints a traceback (BrokenPipeError) whenever it ends a worker that was idle for a minute."""
 
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
-# Set by spark-submit for the Python program that it runs: the JVM is there already, with the settings given to it.
-_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 
 
 def local_session(app_name: str, jars_dir: Path | None = None, **conf: str) -> SparkSession:
@@ -50,7 +49,7 @@ def local_session(app_name: str, jars_dir: Path | None = None, **conf: str) -> S
 
 def any_session(app_name: str, jars_dir: Path | None = None) -> SparkSession:
     """Under spark-submit its session, with Delta switched on; else a local one. Raises as `local_session`."""
-    return _build(app_name, _DELTA) if _SUBMITTED in os.environ else local_session(app_name, jars_dir)
+    return _build(app_name, _DELTA) if is_submitted() else local_session(app_name, jars_dir)
 
 
 def _build(app_name: str, settings: dict[str, str]) -> SparkSession:

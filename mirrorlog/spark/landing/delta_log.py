@@ -256,7 +256,7 @@ def _metadata(spark: SparkSession, snapshot: Any, seen: TableState, shape: Table
     described["metaData"]["configuration"] = dict(shape.properties)
     if seen.version is None:
         described["metaData"]["partitionColumns"] = list(shape.partition_columns)
-        described["metaData"]["createdTime"] = _now_ms()
+        described["metaData"]["createdTime"] = now_ms()
     return _action(spark, described)
 
 
@@ -274,10 +274,11 @@ def _add(file: AddedFile) -> dict[str, Any]:
 
 
 def _set(application_id: str, version: int) -> dict[str, Any]:
-    return {"txn": {"appId": application_id, "version": version, "lastUpdated": _now_ms()}}
+    return {"txn": {"appId": application_id, "version": version, "lastUpdated": now_ms()}}
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
+    """Since 1970, as Delta's actions have it."""
     return time.time_ns() // 1_000_000
 
 

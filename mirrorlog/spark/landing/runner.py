@@ -35,7 +35,7 @@ from mirrorlog.spark.landing.dead_letters import (
 )
 from mirrorlog.spark.landing.decoding import decoder_for, widened
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, make_clustered, table_state
+from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, make_clustered, now_ms, table_state
 from mirrorlog.spark.landing.durable import sync_table
 from mirrorlog.spark.landing.files import FileFormat, run_in_tasks
 from mirrorlog.spark.landing.holds import Holds
@@ -230,7 +230,7 @@ class Runner:
 
     def _commit(self, step: _Ready) -> int:
         landing, written = step.landing, step.written
-        refuse_old_files((file.modified_ms for file in (*written.files, *written.dead)), now_ms=_now_ms())
+        refuse_old_files((file.modified_ms for file in (*written.files, *written.dead)), now_ms=now_ms())
         step.check_hold()
         moved = [plan for plan in step.plans if plan.moves]
         note = _note(landing, moved, written)
@@ -382,10 +382,6 @@ def _result(
         seconds=clock.seconds,
         parts=clock.parts,
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class _Clock:
