@@ -117,18 +117,29 @@ def segments(node: Node) -> dict[str, bytes]:
 
 def assert_copies_equal(cluster: Cluster) -> int:
     """Wait until all is confirmed everywhere, then compare the files of all nodes byte by byte; the log's end."""
-    end = cluster.wait_confirmed().end
-    first, *others = cluster.nodes.values()
-    expected = segments(first)
+    while True:
+        end = cluster.wait_confirmed().end
+        copies = {node.id: segments(node) for node in cluster.nodes.values()}
+        # A roll's checkpoint goes on in later turns of the loop, and so may come between the reading of two copies.
+        if log_of(cluster.master).end == end:
+            break
+    (first, expected), *others = copies.items()
     assert sum(len(content) for content in expected.values()) >= end
-    for node in others:
-        found = segments(node)
+    for node_id, found in others:
         assert found.keys() == expected.keys()
         for name, content in found.items():
             # Never `==` in the assert: a difference of megabytes would be printed.
             equal = content == expected[name]
-            assert equal, f"segment {name} of {node.id} differs from {first.id}'s"
+            assert equal, f"segment {name} of {node_id} {difference(content, expected[name])} of {first}"
     return end
+
+
+def difference(content: bytes, expected: bytes) -> str:
+    """Where the two part and how long each is, in words that end before the name of whose `expected` is."""
+    pairs = enumerate(zip(content, expected, strict=False))
+    at = next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(content), len(expected)))
+    found, wanted = (part[at : at + 48] for part in (content, expected))
+    return f"({len(content):,} bytes) has {found!r} at {at:,}, not {wanted!r} as that ({len(expected):,} bytes)"
 
 
 def log_lines(node: Node, event: str) -> list[str]:
