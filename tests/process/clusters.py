@@ -117,12 +117,7 @@ def segments(node: Node) -> dict[str, bytes]:
 
 def assert_copies_equal(cluster: Cluster) -> int:
     """Wait until all is confirmed everywhere, then compare the files of all nodes byte by byte; the log's end."""
-    while True:
-        end = cluster.wait_confirmed().end
-        copies = {node.id: segments(node) for node in cluster.nodes.values()}
-        # A roll's checkpoint goes on in later turns of the loop, and so may come between the reading of two copies.
-        if log_of(cluster.master).end == end:
-            break
+    end, copies = copies_of_one_end(cluster)
     (first, expected), *others = copies.items()
     assert sum(len(content) for content in expected.values()) >= end
     for node_id, found in others:
@@ -132,6 +127,19 @@ def assert_copies_equal(cluster: Cluster) -> int:
             equal = content == expected[name]
             assert equal, f"segment {name} of {node_id} {difference(content, expected[name])} of {first}"
     return end
+
+
+def copies_of_one_end(cluster: Cluster) -> tuple[int, dict[str, dict[str, bytes]]]:
+    """The log's end when all is confirmed everywhere, and by node the files of then."""
+
+    def met() -> tuple[int, dict[str, dict[str, bytes]]] | None:
+        end = cluster.wait_confirmed().end
+        copies = {node.id: segments(node) for node in cluster.nodes.values()}
+        # A roll's checkpoint goes on in later turns of the loop, and so may come between the reading of two copies.
+        return (end, copies) if log_of(cluster.master).end == end else None
+
+    # Not `eventually`: a node that does not answer here is a failure, as it is to `wait_confirmed`.
+    return _asking.wait_for(met, timeout=15.0, what=lambda: "nothing is appended while the copies are read")
 
 
 def difference(content: bytes, expected: bytes) -> str:

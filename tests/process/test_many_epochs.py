@@ -104,8 +104,7 @@ def test_a_log_with_all_the_epochs_there_may_be_is_refused_alone(tmp_path: Path)
         publish(two, queue, b"kept")
         end = two.wait_confirmed().end
         first, second = two.nodes.values()
-        for node in (second, first):
-            assert node.stop() == 0
+        stop_both(two)
         lengthen(first, second, count=ENTRIES_MAX, end=end)
         start_all(two)
         with Raw(first.client) as raw:
