@@ -15,7 +15,7 @@ import time
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is imported there, not exported
 
 from bench.peers.load import Options, Window, one_by_one, options, random_bodies, report
 

@@ -451,6 +451,7 @@ def _presence(entries: Sequence[object | None]) -> Bools | None:
 def _binary(entries: Sequence[bytes | None]) -> tuple[Int32s, Sequence[bytes], Bools | None]:
     present = _presence(entries)
     filled = entries if present is None else [entry or b"" for entry in entries]
+    # Nothing in `filled` is absent: `_presence` gives None for entries without an absence.
     return _offsets(map(len, filled), len(filled)), filled, present  # type: ignore[arg-type, return-value]
 
 

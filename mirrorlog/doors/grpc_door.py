@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]  # it has no stubs
 
 from mirrorlog.client import Client
 from mirrorlog.config import split_address

@@ -89,6 +89,7 @@ class _Connection(H11Protocol):
         self._limits = limits
         self._overdue: asyncio.TimerHandle | None = None
 
+    # Narrower than asyncio's, as uvicorn's own is: a server's transports are no others.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._begin_exchange()

@@ -197,7 +197,7 @@ def _stretch(rows: pa.Table) -> timedelta:
 def _draw_line(axes: Axes, number: int, line: Line, times: Sequence[datetime], values: Sequence[Any]) -> None:
     marker = _MARKERS[number % len(_MARKERS)] if len(times) <= _POINTS_WITH_MARKERS else None
     axes.plot(
-        times,  # type: ignore[arg-type]
+        times,  # type: ignore[arg-type]  # matplotlib takes dates, its stubs numbers
         [float("nan") if value is None else value for value in values],
         label=line.label,
         color=_COLOURS[number % len(_COLOURS)],
@@ -226,7 +226,7 @@ def _name_times(axes: Axes, times: Sequence[datetime]) -> None:
     from matplotlib import dates
 
     if len(set(times)) == 1:
-        # One point has no extent: matplotlib would show two days around it.
+        # One point has no extent: matplotlib would show two days around it. Its module of dates has no types.
         place = float(dates.date2num(times[0]))  # type: ignore[no-untyped-call]
         axes.set_xticks([place], [times[0].strftime("%Y-%m-%d %H:%M")])
     else:

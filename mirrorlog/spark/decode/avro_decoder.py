@@ -179,6 +179,7 @@ class _Writer:
             return None
 
     def _read_strict(self, datum: bytes, reader: Any) -> dict[str, Any]:
+        # The stubs say what any schema may give; this one is a record's.
         return fastavro.schemaless_reader(io.BytesIO(datum), self._plain, reader)  # type: ignore[return-value]
 
     def _same_again(self, record: dict[str, Any], datum: bytes) -> bool:

@@ -59,6 +59,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         return found
     repeated = Repeated(found)
     seen: set[str] = set()
+    # `add` gives None, which lets the search go on.
     repeated.key = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
     return repeated
 
