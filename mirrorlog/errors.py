@@ -391,6 +391,140 @@ class DiskFailed(LogUnavailable):
     exit_code = 16
 
 
+# --- Exchanges, virtual hosts, users. -----------------------------------------------------------------------------
+
+
+class StaleRouting(Refused):
+    """A batch was routed by bindings that have changed since: route it again. `details["version"]`: the version of the
+    routing that the node knows. The identical batch would be refused again."""
+
+    code = "STALE_ROUTING"
+    grpc_status = "ABORTED"
+    retriable = False
+
+
+class Unroutable(BadInput):
+    """No binding leads from the exchange to a queue; `details`: exchange, key. Nothing was stored."""
+
+    code = "UNROUTABLE"
+    grpc_status = "NOT_FOUND"
+
+
+class NoSuchExchange(MirrorlogError):
+    code = "NO_SUCH_EXCHANGE"
+    grpc_status = "NOT_FOUND"
+    exit_code = 5
+
+
+class NoSuchVirtualHost(MirrorlogError):
+    code = "NO_SUCH_VIRTUAL_HOST"
+    grpc_status = "NOT_FOUND"
+    exit_code = 5
+
+
+class NoSuchUser(MirrorlogError):
+    code = "NO_SUCH_USER"
+    grpc_status = "NOT_FOUND"
+    exit_code = 5
+
+
+class ExchangeExists(MirrorlogError):
+    """With other properties; the message names the difference."""
+
+    code = "EXCHANGE_EXISTS"
+    grpc_status = "ALREADY_EXISTS"
+    exit_code = 6
+
+
+class InUse(MirrorlogError):
+    """It was to go only if nothing needs it, and something does."""
+
+    code = "IN_USE"
+    grpc_status = "FAILED_PRECONDITION"
+    exit_code = 6
+
+
+class LimitReached(MirrorlogError):
+    """The cluster has as many as it may; `details["limit"]` names the limit."""
+
+    code = "LIMIT_REACHED"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    exit_code = 6
+
+
+class AccessRefused(BadInput):
+    """Nothing was stored. The user has no permission for it, or nobody has: what is reserved."""
+
+    code = "ACCESS_REFUSED"
+    grpc_status = "PERMISSION_DENIED"
+    exit_code = 18
+
+
+class LoginFailed(ProtocolError):
+    """No such user, another password, or a password over a connection that others may read."""
+
+    code = "LOGIN_FAILED"
+    grpc_status = "UNAUTHENTICATED"
+    exit_code = 18
+
+
+# --- Groups that ack. -----------------------------------------------------------------------------------------------
+
+
+class NotGranted(BadInput):
+    """A settlement of records that are in somebody else's hands, or in nobody's; nothing of it counts. `details`:
+    first, next: which."""
+
+    code = "NOT_GRANTED"
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class ReceiptStale(BadInput):
+    """The lease has ended, and somebody else has the record by now; nothing of the settlement counts. `details`: first,
+    next: which."""
+
+    code = "RECEIPT_STALE"
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class NoSuchSubscription(MirrorlogError):
+    """It has ended, or was never there, or is another connection's."""
+
+    code = "NO_SUCH_SUBSCRIPTION"
+    grpc_status = "NOT_FOUND"
+    exit_code = 5
+
+
+class NoSuchGroup(MirrorlogError):
+    code = "NO_SUCH_GROUP"
+    grpc_status = "NOT_FOUND"
+    exit_code = 5
+
+
+class ExclusiveTaken(MirrorlogError):
+    """Another subscriber has the group for itself, or there are others where this one wants it for itself."""
+
+    code = "EXCLUSIVE_TAKEN"
+    grpc_status = "FAILED_PRECONDITION"
+    exit_code = 6
+
+
+class ConsumerTimedOut(MirrorlogError):
+    """A record was in this subscriber's hands for longer than the queue allows; what it had is given to others."""
+
+    code = "CONSUMER_TIMED_OUT"
+    grpc_status = "FAILED_PRECONDITION"
+    exit_code = 9
+
+
+class SubscriptionCancelled(MirrorlogError):
+    """The group was reset or deleted, or the queue was."""
+
+    code = "SUBSCRIPTION_CANCELLED"
+    grpc_status = "ABORTED"
+    exit_code = 9
+
+
 def _tree(root: type[MirrorlogError]) -> dict[str, type[MirrorlogError]]:
     found = {root.code: root}
     for child in root.__subclasses__():

@@ -25,6 +25,7 @@ BROUGHT: Final[Mapping[int, str]] = {
     1: "the cluster: membership, masters, in-sync sets, declared losses",
     2: "the cluster version itself: start ids that name one, the command that raises it",
     3: "holds: landings that keep a queue's records, and what is tiered",
+    4: "queues: groups that ack, exchanges and bindings, virtual hosts, users, attributes of batches",
 }
 """What each version has that the one before cannot read."""
 
@@ -37,6 +38,13 @@ MIN: Final = max(FIRST, OWN - 1)
 HOLDS: Final = 3
 """Since then a log may hold holds. A master of the software before would free what they keep, and forget them with its
 next checkpoint."""
+
+GROUPS: Final = 4
+"""Since then a log may hold acking groups. A master of the software before would forget them with its next checkpoint,
+and give out again what they have settled."""
+
+ROUTING: Final = 4
+"""Since then the cluster may decide on exchanges, bindings, virtual hosts and users."""
 
 _MARK: Final = re.compile(r"\.v([1-9][0-9]{0,5})")
 
@@ -78,3 +86,14 @@ def check_supported(active: int) -> None:
     if active > OWN:
         reason = misfit(OWN, active)
         raise UnsupportedVersion(reason, cluster_version=active, software_version=OWN)
+
+
+def too_old(active: int, needed: int, what: str) -> UnsupportedVersion | None:
+    """Why `what` is not written yet in a cluster that runs at `active`; None when it may be."""
+    if active >= needed:
+        return None
+    return UnsupportedVersion(
+        f"the cluster runs at version {active}, and {what} came with version {needed}: update all nodes",
+        cluster_version=active,
+        needed=needed,
+    )

@@ -1,5 +1,5 @@
-"""The retention of queues with limits of their own, or held by landings, on the node that masters their log. Thin:
-`commitlog.retention` decides.
+"""The retention of queues with limits of their own, held by landings, or kept until they are settled, on the node that
+masters their log. Thin: `commitlog.retention` decides.
 
 A round says, in the log, where queues begin now; then it moves the log's begin behind the segments in which nothing is
 alive; and of the first one that is worth it, it appends what is alive once more. Only when all copies that count have
@@ -35,8 +35,8 @@ from mirrorlog.commitlog.retention import (
     first_queue_offsets,
 )
 from mirrorlog.errors import IndexDoubtful, LogUnavailable, MirrorlogError
+from mirrorlog.queues.arguments import tier_keep_us
 from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, encode_change
-from mirrorlog.queues.registry import tier_keep_us
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,8 @@ class QueueRetention:
     def due(self) -> bool:
         """Whether this log has queues that do not live by its limits alone."""
         replica = self._replica
-        return bool(replica.queues.limits or replica.queues.begins or any(replica.holds.live()))
+        queues = replica.queues
+        return bool(queues.limits or queues.begins or queues.work or any(replica.holds.live()))
 
     @property
     def ready(self) -> bool:
@@ -148,12 +149,12 @@ class QueueRetention:
     async def _step(self, limits: RetentionLimits) -> bool:
         """One step; whether another one may follow at once."""
         await self._survey()
-        log, holds = self._replica.log, self._replica.holds
-        if holds.lowered != self._held_at:
-            # What a hold keeps now may not be among what was copied before it.
+        log = self._replica.log
+        if self._lowered != self._held_at:
+            # What a hold, or a group, keeps now may not be among what was copied before it.
             self._copied.clear()
             self._walk = None
-        held_at = self._held_at = holds.lowered
+        held_at = self._held_at = self._lowered
         decision, seconds = await self._run(
             self._past_helper,
             partial(
@@ -186,7 +187,24 @@ class QueueRetention:
             for queue_id in holds.tiered()
             if queues.has_id(queue_id)
         }
-        return Queues(dict(queues.limits), dict(queues.begins), holds.floors(), tiers)
+        # What all groups have settled is as dead as what a table has that needs no time.
+        tiers.update(dict.fromkeys(queues.work, 0))
+        return Queues(dict(queues.limits), dict(queues.begins), self._floors(), tiers)
+
+    def _floors(self) -> dict[int, int]:
+        """The smallest queue offset that a landing holds, or that is not settled in a queue which keeps such."""
+        replica = self._replica
+        floors, settled = replica.holds.floors(), replica.groups.floors(replica.queues.work)
+        for queue_id in replica.queues.work:
+            # Nobody has had anything of a queue without a group.
+            floor = settled.get(queue_id, 0)
+            floors[queue_id] = min(floor, floors.get(queue_id, floor))
+        return floors
+
+    @property
+    def _lowered(self) -> int:
+        """Rises with whatever may have to be kept that was not before."""
+        return self._replica.holds.lowered + self._replica.groups.lowered
 
     @property
     def _name(self) -> str:
@@ -224,7 +242,7 @@ class QueueRetention:
         """Whether nobody has come to hold more since `held_at`: what is to be freed is to be decided anew then. When it
         is true it was so a moment ago, in this step of the loop."""
         items = iter(begins.items())
-        while self._replica.holds.lowered == held_at:
+        while self._lowered == held_at:
             some = dict(islice(items, BEGINS_PER_CHANGE))
             if not some:
                 return True
@@ -239,13 +257,13 @@ class QueueRetention:
         if self._replica.confirmed < self._copied_to:
             return False
         runs = self._walk_over(segment)
-        total, held_at = 0, self._replica.holds.lowered
+        total, held_at = 0, self._lowered
         while not self._publisher.data_refused and self._may_copy():
             # A piece that fails is met again.
             self._walk = None
             piece = await self._ask(lambda past: runs.next_piece(past, PIECE_BYTES))
             self._check_running()
-            if self._replica.holds.lowered != held_at:
+            if self._lowered != held_at:
                 return True  # there may be more to copy than was looked for
             if not piece:
                 self._copied[segment.start] = segment.expired
@@ -270,7 +288,7 @@ class QueueRetention:
             begins=dict(queues.begins),
             own=own,
             expired=segment.expired,
-            floors=self._replica.holds.floors(),
+            floors=self._floors(),
         )
 
     def _may_copy(self) -> bool:
@@ -310,7 +328,7 @@ class QueueRetention:
         index = self._replica.index
         begins = {queue_id: max(base, index.begin(queue_id)) for queue_id, base in firsts.items()}
         # They are begun at what is there: no hold can be below.
-        while not await self._raise_begins(begins, held_at=self._replica.holds.lowered):
+        while not await self._raise_begins(begins, held_at=self._lowered):
             pass
 
     def _append(self, batches: Sequence[memoryview]) -> None:

@@ -48,6 +48,7 @@ from mirrorlog.queues.changes import (
     encode_change,
 )
 from mirrorlog.queues.checkpoint import CheckpointTracker
+from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.holds import HoldTable
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.queues.registry import QueueRegistry, id_base_of
@@ -58,6 +59,7 @@ logger = logging.getLogger(__name__)
 _NUMBERED: Final = frozenset({int(Kind.DATA), int(Kind.TRANSACTION)})
 _CHECKPOINT: Final = int(Kind.CHECKPOINT)
 _CONTROL: Final = int(Kind.CONTROL)
+_QUEUE_STATE: Final = int(Kind.QUEUE_STATE)
 
 _LEAP_BITS: Final = 32
 _QUEUE_OFFSETS: Final = 1 << 63
@@ -106,7 +108,9 @@ class Replica:
             queues_max=settings.limits.max_queues,
             groups_max=settings.limits.max_groups_per_queue,
             id_base=id_base_of(self.assignment.log_number),
+            acking=lambda queue_id, group: self.groups.get(queue_id, group) is not None,
         )
+        self.groups = GroupTable(per_queue_max=settings.limits.max_groups_per_queue)
         self.holds = HoldTable(per_queue_max=settings.limits.max_holds_per_queue)
         self.producers = self._no_producers()
         self._producers_left: ProducerTable | None = None
@@ -171,6 +175,7 @@ class Replica:
             first_epochs=epochs,
             on_past=self._open_past if corrupt is None else _no_past,
             on_batch=self._apply if corrupt is None else ignore_batch,
+            on_recorded=self.groups.confirm,
             write_through=self.assignment.flush == "disk",
             files=self._files,
             corrupt=corrupt,
@@ -504,7 +509,7 @@ class Replica:
     def aligned(self) -> None:
         """After `align`, back on the loop: what was derived from cut bytes goes too."""
         self.log = self._opened
-        for derived in (self.index, self.queues, self.holds, self.checkpoints, self.begins):
+        for derived in (self.index, self.queues, self.holds, self.groups, self.checkpoints, self.begins):
             derived.cut(self.log.end)
         if self._producers_left is not None:
             self.producers, self._producers_left = self._producers_left, None
@@ -640,12 +645,19 @@ class Replica:
         if kind == _CHECKPOINT:
             self._apply_checkpoint(header, batch)
         elif kind not in _NUMBERED:
-            self.queues.apply(header, batch)
-            self.holds.apply(header, batch)
-            self.begins.apply(header, batch)
-            if kind == _CONTROL:
-                self._apply_leaps(header, batch)
+            self._apply_changes(header, batch)
         self.producers.apply(header)
+
+    def _apply_changes(self, header: BatchHeader, batch: memoryview) -> None:
+        if header.kind == _QUEUE_STATE:
+            changes = decode_changes(batch)  # once: there may be thousands of ranges in it
+            self.queues.follow(header, changes)
+            self.holds.follow(header, changes)
+            self.groups.follow(header, changes)
+        elif header.kind == _CONTROL:
+            self.queues.apply(header, batch)
+            self.begins.apply(header, batch)
+            self._apply_leaps(header, batch)
 
     def _apply_leaps(self, header: BatchHeader, batch: memoryview) -> None:
         for change in decode_changes(batch):
@@ -659,6 +671,7 @@ class Replica:
         states = decode_checkpoint(batch)
         self.queues.restore(header, states)
         self.holds.restore(header, states)
+        self.groups.restore(header, states)
         self.producers.restore(header, states)
         self.checkpoints.follow(header, states)
         self.begins.restore(header, states)
@@ -673,6 +686,7 @@ class Replica:
     def _confirm_derived(self, log_offset: int) -> Set[int]:
         begins = self.queues.confirm(log_offset)
         self.holds.confirm(log_offset)
+        self.groups.confirm(log_offset)
         self.checkpoints.confirm(log_offset)
         self._opened.set_state_from(self.checkpoints.state_from)
         gained = self.index.confirm(log_offset)

@@ -56,6 +56,7 @@ class StateKeeper:
                 batch_bytes_max=self._batch_bytes_max,
                 gaps=replica.index.gaps,
                 holds=replica.holds,
+                groups=replica.groups,
             )
             asyncio.get_running_loop().call_later(DELAY_S, self._turn)
 

@@ -132,6 +132,7 @@ class CommitLog:
         max_batch_bytes: int,
         on_batch: OnBatch,
         on_past: OnPast = _nothing,
+        on_recorded: Callable[[int], None] = lambda confirmed: None,
         number: int = 0,
         begin: int = 0,
         first_epochs: Iterable[EpochLike] = (),
@@ -140,7 +141,8 @@ class CommitLog:
         corrupt: LogCorrupt | None = None,
     ) -> CommitLog:
         """Open the log in `directory`, made when absent; blocking. `on_past` is given the tables of the sealed
-        segments, then `on_batch` every batch behind them; together that is what the log holds.
+        segments, then `on_batch` every batch behind them; together that is what the log holds. `on_recorded` is told
+        before them what this copy knew to be confirmed; it may hold less.
 
         `number`: of the log in its cluster, kept with it.
         `begin`, `first_epochs`: of a log that is made now, a mirror's that starts behind the log's first byte.
@@ -165,6 +167,7 @@ class CommitLog:
                 first=FirstState(begin, EpochList.of(first_epochs)),
                 write_through=write_through,
                 on_past=on_past,
+                on_recorded=on_recorded,
                 on_batch=on_batch,
                 corrupt=_range_of(corrupt) if corrupt is not None else None,
             )

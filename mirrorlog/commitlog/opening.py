@@ -88,6 +88,7 @@ def open_directory(
     first: FirstState,
     write_through: bool,
     on_past: OnPast,
+    on_recorded: Callable[[int], None],
     on_batch: OnBatch,
     corrupt: Range | None = None,
 ) -> OpenedLog:
@@ -119,6 +120,7 @@ def open_directory(
     except IndexDoubtful:
         recovery.check_tables()
         on_past(tables)
+    on_recorded(recovery.recorded.confirmed)
     recovery.scan(on_batch)
     loss = Loss(files, directory)
     begin, flushed, confirmed, state = recovery.recorded

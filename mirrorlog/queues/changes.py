@@ -1,9 +1,10 @@
 """Changes to queues, as the log keeps them: msgpack values inside control, queue-state and checkpoint batches.
 
     CONTROL      queue id 0   EpochStarted, QueueDeclared, BeginMoved, QueueBeginsMoved, OffsetsLeapt
-    QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded
-    CHECKPOINT   queue id 0   CheckpointBegan, QueueState, HoldsState, BeginsState, GapsState, ProducerState,
-                              CheckpointEnded
+    QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded, Settled, Returned, Watermark, Leased, GroupReset,
+                              GroupDeleted
+    CHECKPOINT   queue id 0   CheckpointBegan, QueueState, HoldsState, GroupState, LedgerChunk, LeasesState,
+                              BeginsState, GapsState, ProducerState, CheckpointEnded
 
 They use the ordinary columnar body (one value per change), so every tool that reads batches reads them too, and they
 are replicated, confirmed, recovered and truncated like records. Unknown fields are ignored, so fields can be added.
@@ -14,7 +15,7 @@ may be 100,000 of them, and names would be most of their bytes. New fields of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,13 @@ import msgspec
 from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
 from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, Buffer, Kind
 from mirrorlog.errors import BadBatch
+
+RANGES_PER_CHANGE: Final = 3000
+"""Of 18 bytes each, at most: the smallest batch that nodes can be told to allow, 64 KiB, takes a change with so
+many."""
+
+SETTLED_WHYS: Final = ("acked", "dead", "expired", "dropped", "purged")
+"""Why records are done: acknowledged; dead-lettered; too old; too many of them in the queue; purged."""
 
 
 class _Change(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
@@ -84,6 +92,60 @@ class HoldEnded(_Change, frozen=True):
     name: str
     epoch: int
     reason: str
+
+
+class Settled(_Change, frozen=True):
+    """Records of an acking group are done; the group "" is the queue's own, here and in all that follows.
+
+    `ranges`: queue offsets first, next, first, next, …, ascending and disjoint, as in all that follows; at most
+    RANGES_PER_CHANGE of them. `why`: one of SETTLED_WHYS.
+    """
+
+    group: str
+    ranges: list[int]
+    why: str = "acked"
+
+
+class Returned(_Change, frozen=True):
+    """What is not settled of these records may be given out again: at once, whoever had it, or after `delay_ms`.
+    `counted`: each has had one attempt more."""
+
+    group: str
+    ranges: list[int]
+    delay_ms: int = 0
+    counted: bool = False
+
+
+class Watermark(_Change, frozen=True):
+    """Records below `queue_offset` may have been given out, none above. It may go back, after a clean stop."""
+
+    group: str
+    queue_offset: int
+
+
+class Leased(_Change, frozen=True):
+    """What is not settled of these records belongs to `holder` under the number `lease` for `lease_ms`. The same number
+    again: more of them, and all that it has begins anew, in full."""
+
+    group: str
+    lease: int
+    holder: str
+    ranges: list[int]
+    lease_ms: int
+
+
+class GroupReset(_Change, frozen=True):
+    """An acking group stands before `queue_offset`, without exceptions, whether it was there or not. A stream group of
+    that name is there no more."""
+
+    group: str
+    queue_offset: int
+
+
+class GroupDeleted(_Change, frozen=True):
+    """An acking group is there no more."""
+
+    group: str
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
@@ -153,6 +215,44 @@ class HoldsState(_State, frozen=True, tag="H"):
     holds: list[HoldRow]
 
 
+class GroupState(_State, frozen=True, tag="A"):
+    """An acking group of a queue as of this place in the log. Its exceptions come behind it, in `LedgerChunk`s, and its
+    leases behind these."""
+
+    queue_id: int
+    group: str
+    floor: int
+    watermark: int
+
+
+class LedgerChunk(_State, frozen=True, tag="C"):
+    """Records [first, next) of an acking group as of this place in the log: 1,024 from a multiple of that on, or a
+    range of any length in which all are settled.
+
+    `settled`: a bit per record, the lowest one first; nothing when all are. `attempts`: a byte per record, nothing when
+    none came back. `parked`: (first, next, delay in ms, log offset of the change), `leased`: (first, next, lease),
+    counted from this `first`.
+    """
+
+    queue_id: int
+    group: str
+    first: int
+    next: int
+    settled: bytes = b""
+    attempts: bytes = b""
+    parked: list[tuple[int, int, int, int]] = []
+    leased: list[tuple[int, int, int]] = []
+
+
+class LeasesState(_State, frozen=True, tag="S"):
+    """Leases of an acking group, some of them, as of this place in the log, by number: (holder, how long in ms, log
+    offset of the change with which it began)."""
+
+    queue_id: int
+    group: str
+    leases: dict[int, tuple[str, int, int]]
+
+
 class ProducerState(_State, frozen=True, tag="P"):
     """A producer in a queue as of this place in the log.
 
@@ -218,8 +318,25 @@ Change = (
     | OffsetsLeapt
     | HoldSet
     | HoldEnded
+    | Settled
+    | Returned
+    | Watermark
+    | Leased
+    | GroupReset
+    | GroupDeleted
 )
-State = CheckpointBegan | QueueState | HoldsState | BeginsState | GapsState | ProducerState | CheckpointEnded
+State = (
+    CheckpointBegan
+    | QueueState
+    | HoldsState
+    | GroupState
+    | LedgerChunk
+    | LeasesState
+    | BeginsState
+    | GapsState
+    | ProducerState
+    | CheckpointEnded
+)
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Change)
@@ -236,16 +353,28 @@ _KNOWN: Final = frozenset(
     for kind in (
         *(EpochStarted, QueueDeclared, PositionCommitted, BeginMoved, QueueBeginsMoved, OffsetsLeapt),
         *(HoldSet, HoldEnded),
+        *(Settled, Returned, Watermark, Leased, GroupReset, GroupDeleted),
     )
 )
 _STATE_TAG_DECODER: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQHLGPE")
+_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQHACSLGPE")
+
+
+def split_ranges(ranges: Sequence[int], ranges_max: int = RANGES_PER_CHANGE) -> Iterator[list[int]]:
+    """Flat ranges (first, next, first, next, …) in parts that one change each may have."""
+    for at in range(0, len(ranges), 2 * ranges_max):
+        yield list(ranges[at : at + 2 * ranges_max])
 
 
 def encode_change(change: Change, *, queue_id: int = CONTROL_QUEUE_ID) -> bytearray:
     """A batch with one change, ready to be appended."""
     kind = Kind.QUEUE_STATE if queue_id != CONTROL_QUEUE_ID else Kind.CONTROL
     return encode_batch([Record(_ENCODER.encode(change))], queue_id=queue_id, kind=kind)
+
+
+def encode_changes(changes: Sequence[Change], *, queue_id: int) -> bytearray:
+    """A batch with several changes of one queue, in their order: all of them count, or none."""
+    return encode_batch([Record(_ENCODER.encode(each)) for each in changes], queue_id=queue_id, kind=Kind.QUEUE_STATE)
 
 
 def decode_changes(batch: Buffer) -> list[Change]:

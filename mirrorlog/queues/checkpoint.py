@@ -2,8 +2,8 @@
 
 A checkpoint is a run of batches of Kind.CHECKPOINT among those that are appended meanwhile:
 
-    CheckpointBegan   QueueState ...   HoldsState ...   BeginsState ...   GapsState ...   ProducerState ...
-    CheckpointEnded
+    CheckpointBegan   QueueState ...   HoldsState ...   GroupState, LedgerChunk ..., LeasesState ...   BeginsState ...
+    GapsState ...   ProducerState ...   CheckpointEnded
 
 Each piece says the state as of its own place, so it is made and appended in one step of the loop, and others come in
 between. What is read from the first batch on, all kinds in the order of the log, gives the state that the whole log
@@ -34,6 +34,8 @@ from mirrorlog.queues.changes import (
     encode_checkpoint,
     encode_state,
 )
+from mirrorlog.queues.group_states import Part
+from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.holds import HoldTable
 from mirrorlog.queues.producers import ProducerKey, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
@@ -56,6 +58,10 @@ GAPS_PER_STATE: Final = 1000
 
 HOLDS_PER_BATCH: Final = 250
 
+GROUP_PARTS_PER_BATCH: Final = 250
+GROUPS_BYTES_MAX: Final = 16 * 1024
+"""About 1 ms of the loop: so many groups that stand somewhere, or some 100 pieces of exceptions."""
+
 CARRIED_BATCHES: Final = 100_000
 """Landed batches of all producers in a checkpoint, about 4 MB; when they are spent the others come in brief."""
 
@@ -67,7 +73,8 @@ QueuePart = tuple[int, Sequence[str]]
 class CheckpointWriter:
     """Writes one checkpoint, batch by batch. `next_queue_offset` gives a queue id's next one to be appended,
     `log_begin` where the log begins by the newest decision that it holds, 0 without one, `gaps`, by
-    queue id, which queue offsets of queues were given up after a loss, the last time; `holds`: None without any."""
+    queue id, which queue offsets of queues were given up after a loss, the last time; `holds`, `groups`: None without
+    any."""
 
     def __init__(
         self,
@@ -78,8 +85,10 @@ class CheckpointWriter:
         log_begin: Callable[[], int] = lambda: 0,
         gaps: Callable[[], Iterable[tuple[int, tuple[int, int]]]] = tuple,
         holds: HoldTable | None = None,
+        groups: GroupTable | None = None,
         queues_per_batch: int = QUEUES_PER_BATCH,
         producers_per_batch: int = PRODUCERS_PER_BATCH,
+        group_parts_per_batch: int = GROUP_PARTS_PER_BATCH,
         batch_bytes_max: int = BATCH_BYTES_MAX,
     ) -> None:
         self._registry = registry
@@ -88,12 +97,14 @@ class CheckpointWriter:
         self._log_begin = log_begin
         self._gaps = gaps
         self._holds = holds
+        self._groups = groups
         self._queues_per_batch = queues_per_batch
         self._producers_per_batch = producers_per_batch
+        self._group_parts_per_batch = group_parts_per_batch
         self._batch_bytes_max = min(batch_bytes_max, BATCH_BYTES_MAX)
         self._batches_left = CARRIED_BATCHES
         self._began_at: int | None = None
-        self._cuts: list[_Cut[QueuePart] | _Cut[Sequence[int]] | _Cut[GapsState] | _Cut[ProducerKey]] = []
+        self._cuts: list[_Cut[QueuePart] | _Cut[Part] | _Cut[Sequence[int]] | _Cut[GapsState] | _Cut[ProducerKey]] = []
         self._ended = False
 
     def next_batch(self, log_end: int) -> bytearray | None:
@@ -118,6 +129,7 @@ class CheckpointWriter:
         self._cuts = [
             _Cut(queues, self._queue_state, self._queues_per_batch, limit),
             *([] if self._holds is None else [_Cut(self._holds.states(), self._holds_state, HOLDS_PER_BATCH, limit)]),
+            *self._group_cuts(limit),
             _Cut(self._begins_parts(), self._begins_state, 1, limit),
             _Cut(self._gap_states(), lambda state: state, 1, limit),
             _Cut(producers, self._producer_state, self._producers_per_batch, limit),
@@ -145,6 +157,12 @@ class CheckpointWriter:
     def _holds_state(self, part: QueuePart) -> State | None:
         assert self._holds is not None
         return self._holds.state(*part)
+
+    def _group_cuts(self, limit: int) -> list[_Cut[Part]]:
+        if self._groups is None:
+            return []
+        cut = _Cut(self._groups.parts(), self._groups.state, self._group_parts_per_batch, min(limit, GROUPS_BYTES_MAX))
+        return [cut]
 
     def _begins_parts(self) -> Iterator[Sequence[int]]:
         queue_ids = list(self._registry.begins)
@@ -260,11 +278,14 @@ def apply_checkpoint(
     producers: ProducerTable,
     tracker: CheckpointTracker,
     holds: HoldTable | None = None,
+    groups: GroupTable | None = None,
 ) -> None:
     """A batch of Kind.CHECKPOINT was appended: tell them all, and decode it once. Raises BadBatch."""
     states = decode_checkpoint(batch)
     registry.restore(header, states)
     if holds is not None:
         holds.restore(header, states)
+    if groups is not None:
+        groups.restore(header, states)
     producers.restore(header, states)
     tracker.follow(header, states)

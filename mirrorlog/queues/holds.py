@@ -30,7 +30,7 @@ import msgspec
 
 from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
 from mirrorlog.errors import BadRequest, HoldTaken, Overloaded
-from mirrorlog.queues.changes import HoldEnded, HoldRow, HoldSet, HoldsState, State, decode_changes
+from mirrorlog.queues.changes import Change, HoldEnded, HoldRow, HoldSet, HoldsState, State, decode_changes
 
 RELEASED: Final = "released"
 EXPIRED: Final = "expired"
@@ -201,9 +201,12 @@ class HoldTable:
 
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
         """A batch was appended. Raises BadBatch for a change that does not fit."""
-        if header.kind != Kind.QUEUE_STATE:
-            return
-        for change in decode_changes(batch):
+        if header.kind == Kind.QUEUE_STATE:
+            self.follow(header, decode_changes(batch))
+
+    def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
+        """`apply`, of a batch of Kind.QUEUE_STATE that was decoded already."""
+        for change in changes:
             if isinstance(change, HoldSet):
                 self._appended(header, header.queue_id, change.name, _hold_of(change))
             elif isinstance(change, HoldEnded):

@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadRequest, NoSuchQueue, Overloaded, QueueExists
+from mirrorlog.queues.arguments import check_names, check_shape, check_values, is_work, limits_of
 from mirrorlog.queues.changes import (
     BeginsState,
+    Change,
     CheckpointBegan,
+    GroupReset,
     PositionCommitted,
     QueueBeginsMoved,
     QueueDeclared,
@@ -34,27 +36,12 @@ from mirrorlog.queues.changes import (
     decode_checkpoint,
     encode_change,
 )
+from mirrorlog.wire.names import is_key
 
 IDS_PER_LOG: Final = 1 << 24
 """Queue id = number of the log << 24 | number of the queue in it, from 1."""
 
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
-_ARGUMENTS_MAX: Final = 100
-_ARGUMENT_DEPTH_MAX: Final = 8
-_FLUSHES: Final = ("memory", "disk")
-_LIMITS: Final = ("retention_ms", "retention_bytes")
-_LIMIT_MAX: Final = 2**63 - 1
-_NO_LIMIT: Final = -1
-_COPIES_MAX: Final = 255
-_TIER_KEEP: Final = "tier_keep_ms"
-_KNOWN: Final = ("flush", "copies", *_LIMITS, _TIER_KEEP)
-
-TIER_KEEP_MS: Final = 3_600_000
-"""How long a tiered queue keeps in the log what is landed, by default: an hour, since most readers are not further
-behind, and the log serves them faster than a table."""
-
-# What an error repeats of a name or a value that somebody else chose.
-_SHOWN_CHARS: Final = 80
 
 
 @dataclass(slots=True)
@@ -83,12 +70,23 @@ class _Unconfirmed(NamedTuple):
     positions: tuple[PositionCommitted, ...]
     next_queue_offset: int = 0
     begin: int = -1
+    replaced: str | None = None
+    """A stream group whose name an acking group has from now on."""
 
 
 class QueueRegistry:
-    """All queues of one log by name and id. `id_base`: below all ids of this log, see `id_base_of`."""
+    """All queues of one log by name and id. `id_base`: below all ids of this log, see `id_base_of`; `acking`: whether a
+    queue has an acking group of a name, which then is no stream group's."""
 
-    def __init__(self, *, queues_max: int, groups_max: int, id_base: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        queues_max: int,
+        groups_max: int,
+        id_base: int = 0,
+        acking: Callable[[int, str], bool] = lambda queue_id, group: False,
+    ) -> None:
+        self._acking = acking
         self._queues_max = queues_max
         self._groups_max = groups_max
         self._by_name: dict[str, Queue] = {}
@@ -96,6 +94,8 @@ class QueueRegistry:
         self._unconfirmed: deque[_Unconfirmed] = deque()
         self.limits: dict[int, QueueLimits] = {}
         """Of the queues that have retention limits of their own, by queue id."""
+        self.work: set[int] = set()
+        """Ids of the queues that keep what is not settled, and nothing else: declared with retention = "work"."""
         self.begins: dict[int, int] = {}
         """The logged begins as appended, by queue id; see QueueBeginsMoved."""
         self._confirmed_begins: dict[int, int] = {}
@@ -172,11 +172,11 @@ class QueueRegistry:
         """
         _check_shape(name, arguments)
         there = self._by_name.get(name)
-        _check_names(arguments, known=there.arguments if there is not None else {})
+        check_names(arguments, known=there.arguments if there is not None else {})
         if there is not None:
             _refuse_difference(there, arguments)
             return None
-        _check_values(arguments)
+        check_values(arguments)
         if len(self._by_id) >= self._queues_max:
             raise Overloaded(f"this log has {self._queues_max} queues (limits.max_queues)", limit="max_queues")
         queue_id = self._id_max + 1
@@ -191,6 +191,11 @@ class QueueRegistry:
         queue = self.find(name)
         if not _NAME.fullmatch(change.group):
             raise BadRequest("a group's name has 1 to 255 characters and no control characters")
+        if self._acking(queue.queue_id, change.group):
+            raise BadRequest(
+                f"group {change.group!r} of queue {name!r} acknowledges what it reads, and has no position; take "
+                "another name, or delete that group"
+            )
         if change.group not in queue.newest and len(queue.newest) >= self._groups_max:
             raise Overloaded(
                 f"queue {name!r} has {self._groups_max} groups (limits.max_groups_per_queue)",
@@ -209,11 +214,17 @@ class QueueRegistry:
                 elif isinstance(change, QueueBeginsMoved):
                     self._begins_moved(header, change.begins)
         elif header.kind == Kind.QUEUE_STATE:
-            for change in decode_changes(batch):
-                if isinstance(change, PositionCommitted):
-                    self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (change,)))
+            self.follow(header, decode_changes(batch))
         elif header.kind == Kind.CHECKPOINT:
             self.restore(header, decode_checkpoint(batch))
+
+    def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
+        """`apply`, of a batch of Kind.QUEUE_STATE that was decoded already."""
+        for change in changes:
+            if isinstance(change, PositionCommitted):
+                self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (change,)))
+            elif isinstance(change, GroupReset):
+                self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (), replaced=change.group))
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended: `apply`, of one that was decoded already."""
@@ -230,12 +241,14 @@ class QueueRegistry:
         """Everything below `log_offset` is confirmed. Gives the logged begins, by queue id, that became true now."""
         begins: dict[int, int] = {}
         while self._unconfirmed and self._unconfirmed[0].log_offset <= log_offset:
-            _, queue_id, positions, next_queue_offset, begin = self._unconfirmed.popleft()
+            _, queue_id, positions, next_queue_offset, begin, replaced = self._unconfirmed.popleft()
             if begin >= 0:
                 begins[queue_id] = self._confirmed_begins[queue_id] = begin
             queue = self._by_id.get(queue_id)
             if queue is not None:
                 queue.positions.update((change.group, change) for change in positions)
+                if replaced is not None:
+                    queue.positions.pop(replaced, None)
                 queue.next_queue_offset = max(queue.next_queue_offset, next_queue_offset)
         while len(self._checkpoints) > 1 and self._checkpoints[1][0] < log_offset:
             self._checkpoints.popleft()
@@ -246,6 +259,7 @@ class QueueRegistry:
         for queue in [queue for queue in self if queue.declared_at >= log_offset]:
             del self._by_id[queue.queue_id], self._by_name[queue.name]
             self.limits.pop(queue.queue_id, None)
+            self.work.discard(queue.queue_id)
         while self._checkpoints and self._checkpoints[-1][0] >= log_offset:
             self._checkpoints.pop()
         self._id_max = max(self._checkpoints[-1][1] if self._checkpoints else 0, *self._by_id, self._id_base)
@@ -265,8 +279,10 @@ class QueueRegistry:
             queue = Queue(name, queue_id, incarnation, arguments, declared_at)
             self._by_name[name] = self._by_id[queue_id] = queue
             self._id_max = max(self._id_max, queue_id)
-            if (limits := _limits_of(arguments)) is not None:
+            if (limits := limits_of(arguments)) is not None:
                 self.limits[queue_id] = limits
+            if is_work(arguments):
+                self.work.add(queue_id)
         return queue
 
     def _restore(self, header: BatchHeader, state: QueueState) -> None:
@@ -290,7 +306,7 @@ class QueueRegistry:
             self.begins[change.queue_id] = change.begin
         queue = self._by_id.get(change.queue_id)
         if queue is not None:
-            queue.newest.update((position.group, position) for position in change.positions)
+            _put_newest(queue, change)
 
     def _find_newest(self, queue_ids: Set[int]) -> None:
         """After a cut: the newest positions of some queues, and the begins, from the confirmed ones and those left."""
@@ -303,7 +319,13 @@ class QueueRegistry:
             if change.begin >= 0:
                 self.begins[change.queue_id] = change.begin
             if change.queue_id in queue_ids and change.queue_id in self._by_id:
-                self._by_id[change.queue_id].newest.update((each.group, each) for each in change.positions)
+                _put_newest(self._by_id[change.queue_id], change)
+
+
+def _put_newest(queue: Queue, change: _Unconfirmed) -> None:
+    queue.newest.update((position.group, position) for position in change.positions)
+    if change.replaced is not None:
+        queue.newest.pop(change.replaced, None)
 
 
 def id_base_of(log_number: int) -> int:
@@ -320,98 +342,17 @@ def no_such_queue(name: str) -> NoSuchQueue:
     return NoSuchQueue(f"no queue {name!r}; make it with: mqtool declare {name}", queue=name)
 
 
-def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """What every node and every format can carry, nested a little. Deeper ones would be stored by one decoder and
-    refused by another, and then copies differ."""
-    for key, value in arguments.items():
-        if not _is_plain(value, _ARGUMENT_DEPTH_MAX):
-            raise BadRequest(
-                f"argument {_shown(key)} is no number, text, bytes or flag, nor lists or tables of these, "
-                f"nested at most {_ARGUMENT_DEPTH_MAX} deep"
-            )
-
-
 def check_declaration(name: str, arguments: Mapping[str, Any]) -> None:
     """Whether a new queue may be declared so, wherever it will be. Raises BadRequest."""
     _check_shape(name, arguments)
-    _check_names(arguments, known={})
-    _check_values(arguments)
+    check_names(arguments, known={})
+    check_values(arguments)
 
 
 def _check_shape(name: str, arguments: Mapping[str, Any]) -> None:
-    if not _NAME.fullmatch(name):
+    if not is_key(name):
         raise BadRequest("a queue's name has 1 to 255 characters and no control characters")
-    if len(arguments) > _ARGUMENTS_MAX:
-        raise BadRequest(f"{len(arguments)} arguments are above the limit of {_ARGUMENTS_MAX}")
-    _check_arguments(arguments)
-
-
-def _check_names(arguments: Iterable[str], *, known: Container[str]) -> None:
-    """`known`: what the queue has already, perhaps from a version that kept whatever it was given."""
-    for key in arguments:
-        if key in _KNOWN or key in known:
-            continue
-        there_are = f"there are {', '.join(_KNOWN)}"
-        if key.startswith("x-"):
-            raise BadRequest(f"argument {_shown(key)} is not known yet, as no x-… of RabbitMQ's is; {there_are}")
-        near = get_close_matches(key[:_SHOWN_CHARS], _KNOWN, n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise BadRequest(f"argument {_shown(key)} is not known; {there_are}{meant}")
-
-
-def _check_values(arguments: Mapping[str, Any]) -> None:
-    flush = arguments.get("flush", _FLUSHES[0])
-    if flush not in _FLUSHES:
-        raise BadRequest(f"argument 'flush' is {_shown(flush)}, it must be 'memory' or 'disk'")
-    copies = arguments.get("copies", 1)
-    if type(copies) is not int or not 1 <= copies <= _COPIES_MAX:
-        raise BadRequest(f"argument 'copies' is {_shown(copies)}, it must be a whole number from 1 to {_COPIES_MAX}")
-    for key in _LIMITS:
-        limit = arguments.get(key, _NO_LIMIT)
-        # A flag is an int to Python, and to nobody else.
-        if type(limit) is not int or not (limit == _NO_LIMIT or 1 <= limit <= _LIMIT_MAX):
-            raise BadRequest(
-                f"argument {key!r} is {_shown(limit)}, it must be a whole number from 1 to {_LIMIT_MAX}, or -1 for "
-                "that of the log"
-            )
-
-    keep = arguments.get(_TIER_KEEP, TIER_KEEP_MS)
-    if type(keep) is not int or not 0 <= keep <= _LIMIT_MAX // 1000:
-        raise BadRequest(
-            f"argument {_TIER_KEEP!r} is {_shown(keep)}, it must be a whole number from 0 to {_LIMIT_MAX // 1000}"
-        )
-
-
-def tier_keep_us(arguments: Mapping[str, Any]) -> int:
-    """How old what is landed has to be before it may go from the log early (µs), from arguments that may be older than
-    their check."""
-    keep = arguments.get(_TIER_KEEP)
-    return 1000 * (keep if type(keep) is int and 0 <= keep <= _LIMIT_MAX // 1000 else TIER_KEEP_MS)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
-
-
-def _limits_of(arguments: Mapping[str, Any]) -> QueueLimits | None:
-    """A queue's own retention, from arguments that may be older than their check; None when it has none."""
-    age_ms, size = (
-        limit if type(limit := arguments.get(key)) is int and 1 <= limit <= _LIMIT_MAX else None for key in _LIMITS
-    )
-    if age_ms is None and size is None:
-        return None
-    return QueueLimits(max_age_us=None if age_ms is None else age_ms * 1000, max_bytes=size)
-
-
-def _is_plain(value: object, depth: int) -> bool:
-    if value is None or isinstance(value, str | bytes | int | float | bool):
-        return True
-    if depth == 0:
-        return False
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(each, depth - 1) for key, each in value.items())
-    return isinstance(value, list | tuple) and all(_is_plain(each, depth - 1) for each in value)
+    check_shape(arguments)
 
 
 def _refuse_difference(queue: Queue, arguments: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.index import Run
+from tests.queues.ledgers import END, table_facts
 
 _ALL = 1 << 40
 
@@ -31,6 +32,8 @@ def derived(replica: Replica) -> dict[str, Any]:
         "checkpoints": (
             replica.checkpoints.state_from, replica.checkpoints._open, list(replica.checkpoints._unconfirmed),
         ),
+        "groups": table_facts(replica.groups, END),
+        "partial_groups": set(replica.groups._partial),
         "log_begins": (replica.begins.newest, list(replica.begins._unconfirmed), replica.begin_decided),
         "partial": replica.index.partial,
         "lossy": replica.log.lossy,

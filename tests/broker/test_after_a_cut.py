@@ -14,20 +14,22 @@ from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.epochs import Epoch
 from mirrorlog.commitlog.format import read_header
 from mirrorlog.config import Settings
-from mirrorlog.queues.changes import PositionCommitted
+from mirrorlog.queues.changes import Change, PositionCommitted, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
 from tests.broker.derived import derived
 from tests.ha.replicas import content, flush, open_master, open_replica, settings_of
+from tests.queues.ledgers import random_change
 
 
 class Writer:
-    """Appends what masters append: declares, batches of a few producers, positions, checkpoints, leaps."""
+    """Appends what masters append: declares, batches of a few producers, positions, groups' changes, checkpoints,
+    leaps."""
 
     def __init__(self, replica: Replica, seed: int) -> None:
         self.replica = replica
         self.random = random.Random(seed)
         self.now_us = 1
-        self.steps = [self.declare, self.commit, self.checkpoint, self.leap]
+        self.steps = [self.declare, self.commit, self.change_group, self.change_group, self.checkpoint, self.leap]
 
     def step(self) -> None:
         self.now_us += self.random.randrange(3)
@@ -62,12 +64,20 @@ class Writer:
         name = self.replica.queues.find_id(queue_id).name
         self.replica.append_change(self.replica.queues.commit_position(name, change), self.now_us)
 
+    def change_group(self) -> None:
+        queue_id, group, groups = self._queue_id(), self.random.choice(["", "h"]), self.replica.groups
+        if groups.get(queue_id, group) is None:
+            change: Change = groups.reset(queue_id, group, 0)
+        else:
+            change = random_change(self.random, group, self.replica.end)
+        self.replica.append_change(encode_change(change, queue_id=queue_id), self.now_us)
+
     def checkpoint(self) -> None:
         replica = self.replica
         writer = CheckpointWriter(
             replica.queues, replica.producers, replica.index.next_appended,
             log_begin=lambda: replica.begins.newest, gaps=replica.index.gaps,
-            batch_bytes_max=replica.log.max_batch_bytes,
+            batch_bytes_max=replica.log.max_batch_bytes, groups=replica.groups,
         )  # fmt: skip
         steps = self.random.choice((1, 2, 100))
         while steps and (batch := writer.next_batch(replica.end)) is not None:

@@ -8,6 +8,7 @@ from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header, stamp
 from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, encode_change
 from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, apply_checkpoint
+from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.holds import HoldTable
 from mirrorlog.queues.producers import EXPIRY_US, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
@@ -30,6 +31,7 @@ class Derived:
         self.producers = ProducerTable(producers_max=producers_max, expiry_us=expiry_us)
         self.tracker = CheckpointTracker()
         self.holds = HoldTable(per_queue_max=4)
+        self.groups = GroupTable(per_queue_max=4)
         self.appended: dict[int, int] = {}
         self._reads_checkpoints = reads_checkpoints
 
@@ -42,6 +44,7 @@ class Derived:
                 producers=self.producers,
                 tracker=self.tracker,
                 holds=self.holds,
+                groups=self.groups,
             )
             return
         if header.kind == Kind.DATA:
@@ -49,6 +52,7 @@ class Derived:
         elif header.kind != Kind.CHECKPOINT:
             self.registry.apply(header, batch)
             self.holds.apply(header, batch)
+            self.groups.apply(header, batch)
         self.producers.apply(header)
 
     def follow_all(self, batches: Iterable[Stored], *, confirmed: int) -> None:
@@ -59,6 +63,7 @@ class Derived:
     def confirm(self, log_offset: int) -> None:
         self.registry.confirm(log_offset)
         self.holds.confirm(log_offset)
+        self.groups.confirm(log_offset)
         self.tracker.confirm(log_offset)
 
     def next_queue_offset(self, queue_id: int) -> int:
@@ -71,6 +76,8 @@ class Derived:
             self.producers,
             self.next_queue_offset,
             holds=self.holds,
+            groups=self.groups,
+            group_parts_per_batch=queues_per_batch,
             queues_per_batch=queues_per_batch,
             producers_per_batch=producers_per_batch,
         )

@@ -17,6 +17,7 @@ import pytest
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
 from mirrorlog.errors import BadRequest, MirrorlogError, OutOfSequence, StaleProducerEpoch
 from mirrorlog.queues.changes import (
+    Change,
     CheckpointBegan,
     CheckpointEnded,
     PositionCommitted,
@@ -26,11 +27,15 @@ from mirrorlog.queues.changes import (
 )
 from mirrorlog.queues.checkpoint import CheckpointWriter
 from mirrorlog.queues.holds import EXPIRED, RELEASED, TOO_MUCH, Wish
+from mirrorlog.queues.ledger import CHUNK_RECORDS
 from mirrorlog.queues.producers import RECENT_US, Landed
+from tests.queues.ledgers import random_change, random_range, table_facts
 from tests.queues.statelog import Derived, StateLog, data
 
 EXPIRY_US: Final = 4 * RECENT_US
 STEPS: Final = 300
+RECORDS: Final = 3 * CHUNK_RECORDS + 100
+"""Of each queue, as far as groups are concerned."""
 
 
 class Walk:
@@ -56,6 +61,8 @@ class Walk:
             self.declare: 3,
             self.commit: 10,
             self.hold: 10,
+            self.change_group: 30,
+            self.give_out: 5,
             self.publish: 40,
             self.retry: 10,
             self.let_time_go_by: 5,
@@ -71,6 +78,7 @@ class Walk:
         assert self.live.queue_facts() == self.whole.queue_facts()
         assert self.live.hold_facts() == self.whole.hold_facts()
         assert self.live.holds.floors() == self.whole.holds.floors()
+        assert table_facts(self.live.groups, RECORDS) == table_facts(self.whole.groups, RECORDS)
         assert self.live.producer_facts() == self.whole.producer_facts()
         assert self.live.tracker.state_from == self.newest_checkpoint()
 
@@ -92,6 +100,8 @@ class Walk:
             change = PositionCommitted(
                 group=self.random.choice("gh"), log_id="l", epoch=1, queue_offset=self.random.randrange(9)
             )
+            if self.live.groups.get(queue.queue_id, change.group) is not None:
+                continue
             self.append(self.live.registry.commit_position(queue.name, change))
 
     def hold(self) -> None:
@@ -111,6 +121,29 @@ class Walk:
                     continue  # a table that readers look in is not left
             if change is not None:
                 self.append(encode_change(change, queue_id=queue.queue_id))
+
+    def change_group(self) -> None:
+        """Acking groups come, go, and have their records settled, returned and leased, by one and by the thousand."""
+        for queue_id in self.random.sample(self.live.registry.queue_ids(), min(1, len(self.live.registry))):
+            group = self.random.choice(["", "g"])
+            change: Change
+            if self.live.groups.get(queue_id, group) is None or self.random.random() < 0.03:
+                change = self.live.groups.reset(
+                    queue_id,
+                    group,
+                    self.random.choice([0, 0, 5000]),
+                    streams=self.live.registry.groups(queue_id),
+                    replace_stream=True,
+                )
+            else:
+                change = random_change(self.random, group, self.log.end)
+            self.append(encode_change(change, queue_id=queue_id))
+
+    def give_out(self) -> None:
+        """Only the master knows what is in whose hands."""
+        for _, _, ledger in self.live.groups:
+            ledger.take(*random_range(self.random))
+            ledger.give_back(*random_range(self.random))
 
     def publish(self) -> None:
         """A client that keeps to the rules sends its next batch; refused, it goes on under another producer epoch."""
@@ -175,6 +208,7 @@ class Walk:
         self.log.cut(place)
         self.live.registry.cut(place)
         self.live.holds.cut(place)
+        self.live.groups.cut(place)
         self.live.tracker.cut(place)
         self.live_from = self.newest_checkpoint()
         again = self.new_state()
@@ -235,7 +269,8 @@ def outcome(step: Callable[[], Landed | None]) -> Landed | MirrorlogError | None
 @pytest.mark.parametrize("seed", range(60))
 def test_the_state_from_a_checkpoint_on_is_that_of_the_whole_log(seed: int) -> None:
     """Walk, and compare both states after every step: what is known of queues, positions and producers, who is
-    answered what, who holds what, and which checkpoint is the newest. No batch of a producer may ever land twice."""
+    answered what, who holds what, what groups have settled, and which checkpoint is the newest. No batch of a producer
+    may ever land twice."""
     walk = Walk(seed)
     for _ in range(STEPS):
         walk.step()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from mirrorlog import versions
 from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header, stamp
 from mirrorlog.errors import BadBatch, BadRequest, NoSuchQueue, Overloaded, QueueExists
+from mirrorlog.queues.arguments import version_needed
 from mirrorlog.queues.changes import EpochStarted, PositionCommitted, QueueDeclared, decode_changes, encode_change
 from mirrorlog.queues.registry import IDS_PER_LOG, QueueRegistry, id_base_of, log_number_of
 
@@ -253,14 +255,18 @@ def test_every_known_argument_is_kept() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("retention", "there are flush, copies, retention_ms, retention_bytes, tier_keep_ms; did you mean retention_"),
+        ("retentions", "there are flush, copies, .*, tier_keep_ms, retention, .*; did you mean retention"),
         ("retention_byte", "did you mean retention_bytes"),
         ("Flush", "did you mean flush"),
-        ("color", "'color' is not known; there are flush, copies, retention_ms, retention_bytes, tier_keep_ms$"),
+        (
+            "color",
+            "'color' is not known; there are flush, copies, retention_ms, retention_bytes, tier_keep_ms, retention, "
+            "x-single-active-consumer, x-consumer-timeout, x-delivery-limit$",
+        ),
         ("", "'' is not known"),
         ("x-max-age", "'x-max-age' is not known yet"),
-        ("x-" + "y" * 1_000_000, "^.{0,220}$"),
-        ("r" * 1_000_000, "^.{0,200}$"),
+        ("x-" + "y" * 1_000_000, "^.{0,320}$"),
+        ("r" * 1_000_000, "^.{0,300}$"),
     ],
 )
 def test_an_argument_that_means_nothing_is_refused(name: str, message: str) -> None:
@@ -316,3 +322,52 @@ def test_a_log_that_has_given_out_all_ids_refuses_queues() -> None:
     book.append(encode_change(QueueDeclared(name="last", queue_id=last)))
     with pytest.raises(Overloaded, match="all of its 16777215 queue ids"):
         book.registry.declare("one more", {})
+
+
+# --- work ---
+
+
+def test_queues_of_work_are_known_as_long_as_they_are_declared() -> None:
+    """Declared with it, with the default, with what an older version took; and cut."""
+    book = Book()
+    book.declare("a", retention="limits")
+    border = book.end
+    book.declare("b", retention="work")
+    book.declare_as_before("c", retention=7)
+    assert book.registry.work == {2}
+    with pytest.raises(BadRequest, match=r"'retention' is 'all', it must be 'limits' or 'work'"):
+        book.declare("d", retention="all")
+    book.registry.cut(border)
+    assert book.registry.work == set()
+
+
+def test_a_queue_of_work_needs_a_cluster_that_has_groups() -> None:
+    """By its arguments; the others need nothing."""
+    assert version_needed({"retention": "work", "flush": "disk"}) == versions.GROUPS
+    assert version_needed({"x-delivery-limit": 5}) == versions.GROUPS
+    assert version_needed({"retention": "limits"}) == version_needed({}) == versions.FIRST
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x-single-active-consumer": 1}, "must be true or false"),
+        ({"x-consumer-timeout": 0}, "from 1 to 31622400000$"),
+        ({"x-consumer-timeout": -1}, "from 1 to"),
+        ({"x-consumer-timeout": True}, "whole number"),
+        ({"x-delivery-limit": 255}, "from 0 to 254, or -1 for no limit"),
+        ({"x-delivery-limit": -2}, "from 0 to 254"),
+        ({"x-delivery-limit": "5"}, "whole number"),
+    ],
+)
+def test_what_an_argument_of_delivery_does_not_take_is_refused(arguments: dict[str, object], message: str) -> None:
+    """By each; the least and the most are taken."""
+    with pytest.raises(BadRequest, match=message):
+        Book().registry.declare("q", arguments)
+    for name, taken in (
+        ("x-single-active-consumer", (True, False)),
+        ("x-consumer-timeout", (1, 31_622_400_000)),
+        ("x-delivery-limit", (-1, 0, 254)),
+    ):
+        for value in taken:
+            assert Book().registry.declare("q", {name: value})

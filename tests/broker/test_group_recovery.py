@@ -1,0 +1,51 @@
+"""What a start derives of acking groups, and what it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mirrorlog.broker.replica import Replica
+from mirrorlog.queues.changes import Change, GroupReset, Settled, encode_change
+from mirrorlog.queues.groups import GroupTable
+from tests.ha.replicas import flush, open_master, open_replica, settings_of
+
+
+def change(replica: Replica, each: Change) -> None:
+    replica.append_change(encode_change(each, queue_id=replica.queues.find("q").queue_id), 1)
+
+
+def test_a_start_keeps_nothing_to_take_back_what_was_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a segment full of settlements costs no memory at a start. Confirm a thousand and leave ten that are not;
+    stop and start, and count after each of the table's confirms how much it could take back: ten changes, never more.
+    They can be: cut them."""
+    settings = settings_of("n0", ["n0"])
+    replica = open_master(tmp_path / "n0", settings)
+    replica.append_change(replica.queues.declare("q", {}) or bytearray(), 1)
+    change(replica, GroupReset(group="", queue_offset=0))
+    for at in range(0, 2000, 2):
+        change(replica, Settled(group="", ranges=[at, at + 1]))
+    replica.set_confirmed(replica.end)
+    confirmed = replica.end
+    for at in range(2000, 2010):
+        change(replica, Settled(group="", ranges=[at, at + 1]))
+    flush(replica)
+    replica.close()
+
+    kept: list[int] = []
+    confirm = GroupTable.confirm
+
+    def counted(table: GroupTable, log_offset: int) -> None:
+        kept.append(len(table._undo))
+        confirm(table, log_offset)
+
+    monkeypatch.setattr(GroupTable, "confirm", counted)
+    again = open_replica(tmp_path / "n0", settings)
+    ledger = again.groups.find(again.queues.find("q").queue_id, "")
+    assert (again.confirmed, kept) == (confirmed, [0, 10])
+    assert ledger.unsettled_total(2010) == 1000
+    again.align(confirmed, again.epochs.held(confirmed))
+    again.aligned()
+    assert ledger.unsettled_total(2010) == 1010
+    again.close()
