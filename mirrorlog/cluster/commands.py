@@ -15,6 +15,7 @@ import msgspec
 
 from mirrorlog import versions
 from mirrorlog.errors import UnsupportedVersion
+from mirrorlog.wire.routing import Binding, Exchange
 
 
 class StartKind(StrEnum):
@@ -227,6 +228,82 @@ class LossEndFound(Command, frozen=True):
     end: int
 
 
+# --- Virtual hosts, exchanges, users: see `cluster.topology` ----------------------------------------------------------
+
+
+class VirtualHostMade(Command, frozen=True):
+    """One that is there stays as it is."""
+
+    name: str
+
+
+class VirtualHostRemoved(Command, frozen=True):
+    """With its exchanges, bindings and permissions. Refused while it has queues, and for the default one."""
+
+    name: str
+
+
+class ExchangeDeclared(Command, frozen=True):
+    """One that is there stays as it is; refused when it has other properties."""
+
+    virtual_host: str
+    name: str
+    exchange: Exchange
+
+
+class ExchangeDeleted(Command, frozen=True):
+    """With the bindings from and to it. `if_unused`: only while none leads from it."""
+
+    virtual_host: str
+    name: str
+    if_unused: bool = False
+
+
+class Bound(Command, frozen=True):
+    """All of them or none. Those that are there stay."""
+
+    virtual_host: str
+    bindings: tuple[Binding, ...]
+
+
+class Unbound(Command, frozen=True):
+    """An exchange that deletes itself goes with the last binding that leads from it."""
+
+    virtual_host: str
+    binding: Binding
+
+
+class UserSet(Command, frozen=True):
+    """A new user, or other tags and another password of one. `password_hash`: see `queues.access`; None: as it was."""
+
+    name: str
+    password_hash: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+class UserRemoved(Command, frozen=True):
+    """With all permissions."""
+
+    name: str
+
+
+class PermissionsSet(Command, frozen=True):
+    """Regular expressions of names that the user may configure, write and read; an empty one matches nothing."""
+
+    user: str
+    virtual_host: str
+    configure: str
+    write: str
+    read: str
+
+
+class PermissionsCleared(Command, frozen=True):
+    """The user has no way into the virtual host any more."""
+
+    user: str
+    virtual_host: str
+
+
 AnyCommand = (
     NodeJoined
     | NodeStarted
@@ -244,9 +321,36 @@ AnyCommand = (
     | LeapConfirmed
     | LossEndFound
     | VersionRaised
+    | VirtualHostMade
+    | VirtualHostRemoved
+    | ExchangeDeclared
+    | ExchangeDeleted
+    | Bound
+    | Unbound
+    | UserSet
+    | UserRemoved
+    | PermissionsSet
+    | PermissionsCleared
 )
 
-SINCE: Final[Mapping[type[Command], int]] = {VersionRaised: 2}
+TOPOLOGY: Final = (
+    VirtualHostMade,
+    VirtualHostRemoved,
+    ExchangeDeclared,
+    ExchangeDeleted,
+    Bound,
+    Unbound,
+    UserSet,
+    UserRemoved,
+    PermissionsSet,
+    PermissionsCleared,
+)
+"""What `cluster.topology` decides."""
+
+SINCE: Final[Mapping[type[Command], int]] = {
+    VersionRaised: 2,
+    **dict.fromkeys(TOPOLOGY, versions.ROUTING),
+}
 """The cluster version that a command came with; those that are not named were there from the first one on."""
 
 _encoder = msgspec.msgpack.Encoder()

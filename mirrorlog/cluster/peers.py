@@ -42,9 +42,9 @@ RETRY_S: Final = 0.1
 CONNECT_S: Final = 1.0
 """How long a connection and its greeting may take."""
 BEAT_S: Final = 0.1
-FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of one message: a snapshot travels in pieces far below."""
-UNSENT_BYTES_MAX: Final = 32 * 1024 * 1024
+FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of one message: a snapshot travels in pieces far below, but for the answer to a node that begins anew."""
+UNSENT_BYTES_MAX: Final = 96 * 1024 * 1024
 ASKED_MAX: Final = 1000
 """Questions of one member that are answered at a time."""
 

@@ -35,6 +35,7 @@ class Applied(Answer, frozen=True):
 
     index: int
     refusal: str = ""
+    code: str = ""
 
 
 class AskFence(Question, frozen=True):
@@ -66,7 +67,7 @@ class AskElection(Question, frozen=True):
 
 
 class Noted(Answer, frozen=True):
-    """It will be seen to."""
+    """It will be seen to, or is as was asked."""
 
 
 class AskJoin(Question, frozen=True):
@@ -95,6 +96,12 @@ class AskState(Question, frozen=True):
     index: int
 
 
+class AskApplied(Question, frozen=True):
+    """To any member: say so (Noted) once everything up to `index` is applied there."""
+
+    index: int
+
+
 class AskLooking(Question, frozen=True):
     """Of a node that looks for a cluster, to another one that does: what do you look for?"""
 
@@ -107,7 +114,7 @@ class Looking(Answer, frozen=True):
     seeds: tuple[str, ...] = ()
 
 
-AnyQuestion = AskApply | AskFence | AskElection | AskJoin | AskState | AskLooking
+AnyQuestion = AskApply | AskFence | AskElection | AskJoin | AskState | AskApplied | AskLooking
 AnyAnswer = Applied | Fenced | Noted | Joined | Looking
 
 encode = msgspec.msgpack.Encoder().encode

@@ -38,6 +38,7 @@ from mirrorlog.cluster.peers import Mesh, Voice
 from mirrorlog.cluster.promotion import Report
 from mirrorlog.cluster.questions import (
     Applied,
+    AskApplied,
     AskApply,
     AskElection,
     AskFence,
@@ -351,17 +352,21 @@ class ClusterService:
         """As `Mesh.ask`."""
         return await self.mesh.ask(node, question, timeout_s=ASK_S)
 
+    async def applied_everywhere(self, index: int, *, timeout_s: float) -> bool:
+        """Whether all nodes that are up have applied everything up to `index`; told when they have, or in time."""
+        others = [node for node in self.state.nodes if node != self.identity.node and self.life(node) is Life.UP]
+        question = encode(AskApplied(index=index))
+        asked = [asyncio.ensure_future(self.mesh.ask(node, question, timeout_s=timeout_s)) for node in others]
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        return not any(isinstance(answer, BaseException) for answer in told)
+
     async def ask_leader(self, data: bytes) -> Outcome:
         """Have a command decided. Raises MirrorlogError."""
         return await self.decisions.ask_leader(data)
 
     async def told(self, node: str, index: int) -> Joined:
         """Of a node, once everything up to `index` is applied here. Raises NotAMember, RequestTimeout."""
-        try:
-            async with asyncio.timeout(ASK_S):
-                await self.decisions.applied_here(index)
-        except TimeoutError:
-            raise RequestTimeout(f"node {self.identity.node} does not know yet what is decided up to {index}") from None
+        await self._applied_here(index)
         facts = self.state.nodes.get(node)
         if facts is None:
             raise NotAMember(f"node {node} was forgotten by its cluster; its copies count no more")
@@ -372,6 +377,13 @@ class ClusterService:
         members = self.driver.raft.log.members_at(machine.index)
         snapshot = Snapshot(machine.index, machine.term, members, machine.snapshot_state())
         return Joined(member=facts.member, snapshot=snapshot)
+
+    async def _applied_here(self, index: int) -> None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                await self.decisions.applied_here(index)
+        except TimeoutError:
+            raise RequestTimeout(f"node {self.identity.node} does not know yet what is decided up to {index}") from None
 
     async def begin_anew(self, told: Joined) -> None:
         """As another Raft member; the old one says nothing more. Raises LogCorrupt, DiskFull, DiskFailed."""
@@ -449,13 +461,16 @@ class ClusterService:
         asked = decode_question(question)
         if isinstance(asked, AskApply):
             outcome = await (self.decisions.ask_leader if asked.pass_on else self.decisions.lead)(asked.command)
-            return encode(Applied(index=outcome.index, refusal=outcome.refusal))
+            return encode(Applied(index=outcome.index, refusal=outcome.refusal, code=outcome.code))
         if isinstance(asked, AskFence):
             return encode(await self._fence_here(asked))
         if isinstance(asked, AskElection):
             return encode(self._elect_here(asked))
         if isinstance(asked, AskState):
             return encode(await self.told(asked.node, asked.index))
+        if isinstance(asked, AskApplied):
+            await self._applied_here(asked.index)
+            return encode(Noted())
         raise ProtocolError(f"{type(asked).__name__} from a member")
 
     async def _fence_here(self, asked: AskFence) -> Fenced:

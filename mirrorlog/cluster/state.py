@@ -14,8 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from mirrorlog import versions
+from mirrorlog.cluster import topology
 from mirrorlog.cluster.commands import (
     SINCE,
+    TOPOLOGY,
     Addresses,
     AnyCommand,
     Holder,
@@ -38,8 +40,10 @@ from mirrorlog.cluster.commands import (
     StartKind,
     VersionRaised,
 )
+from mirrorlog.cluster.topology import Topology
 from mirrorlog.config import LOG_NUMBER_MAX
-from mirrorlog.errors import BadRequest, NotAMember, UnsupportedVersion
+from mirrorlog.errors import BadRequest, MirrorlogError, NotAMember, UnsupportedVersion
+from mirrorlog.wire.names import SEPARATOR, split
 
 LOSSES_KEPT: Final = 1000
 """Of each log; the oldest go. All of them were in the logs and the metrics."""
@@ -157,13 +161,22 @@ class ClusterState(msgspec.Struct, frozen=True, omit_defaults=True):
     logs: Mapping[str, LogFacts] = {}
     queues: Mapping[str, str] = {}
     cluster_version: int = versions.FIRST
+    topology: Topology | None = None
+    """Virtual hosts, exchanges, users; None before the first change of these."""
+
+    @property
+    def routing(self) -> Topology:
+        """The same, which always is one."""
+        return self.topology or topology.NONE
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """`refusal`: why nothing changed; empty when it did, or was so already."""
+    """`refusal`: why nothing changed; empty when it did, or was so already. `code`: of the error that it is, where the
+    rule names one."""
 
     index: int
     refusal: str = ""
+    code: str = ""
 
 
 class _Refused(Exception):
@@ -176,6 +189,8 @@ def applied(state: ClusterState, index: int, command: AnyCommand) -> tuple[Clust
         changed = _HANDLERS[type(command)](state, index, command)
     except _Refused as refusal:
         return state, Outcome(index, str(refusal))
+    except MirrorlogError as refusal:
+        return state, Outcome(index, refusal.message, refusal.code)
     if changed == state:
         return state, Outcome(index)
     return replace(changed, version=index), Outcome(index)
@@ -220,7 +235,10 @@ def recovered(state: ClusterState, survivors: Collection[str]) -> ClusterState:
         )
     nodes = {name: facts for name, facts in state.nodes.items() if name in survivors}
     logs = {log_id: _recovered_log(log, nodes) for log_id, log in state.logs.items()}
-    return replace(state, incarnation=state.incarnation + 1, nodes=nodes, logs=logs)
+    changed = state.topology
+    if state.cluster_version >= versions.ROUTING:
+        changed = topology.recovered(state.routing)
+    return replace(state, incarnation=state.incarnation + 1, nodes=nodes, logs=logs, topology=changed)
 
 
 def _recovered_log(log: LogFacts, nodes: Mapping[str, NodeFacts]) -> LogFacts:
@@ -388,6 +406,10 @@ def _raised(state: ClusterState, index: int, command: VersionRaised) -> ClusterS
 def _placed(state: ClusterState, index: int, command: QueuesPlaced) -> ClusterState:
     if command.log_id not in state.logs:
         raise _Refused(f"there is no log {command.log_id}")
+    for name in command.names:
+        virtual_host = split(name)[0]
+        if SEPARATOR in name and state.routing.virtual_host(virtual_host) is None:
+            raise _Refused(f"there is no virtual host {virtual_host!r}")
     new = {name: command.log_id for name in command.names if name not in state.queues}
     return replace(state, queues={**state.queues, **new}) if new else state
 
@@ -556,6 +578,14 @@ def _up_to(loss: Loss, end: int) -> Loss:
     return replace(loss, end=max(loss.start, end, loss.end or 0))
 
 
+# --- Virtual hosts, exchanges, users ---------------------------------------------------------------------------------
+
+
+def _with_topology(state: ClusterState, index: int, command: AnyCommand) -> ClusterState:
+    changed = topology.changed(state.routing, command, state.queues.keys())
+    return state if changed == state.routing else replace(state, topology=changed)
+
+
 # --- What rules need ------------------------------------------------------------------------------------------------
 
 
@@ -636,4 +666,5 @@ _HANDLERS: Final[Mapping[type[AnyCommand], Callable[[ClusterState, int, Any], Cl
     LeapConfirmed: _leap_confirmed,
     LossEndFound: _loss_end_found,
     VersionRaised: _raised,
+    **dict.fromkeys(TOPOLOGY, _with_topology),
 }

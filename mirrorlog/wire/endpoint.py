@@ -13,6 +13,7 @@ would be a reset, and a reset takes away the answer that says what was wrong.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import ssl
 from collections.abc import Iterable, Mapping
@@ -70,6 +71,7 @@ class Endpoint(asyncio.BufferedProtocol):
         self._outgoing_bytes_max = outgoing_bytes_max
         self._transport: asyncio.Transport | None = None
         self._error: MirrorlogError | None = None
+        self._private = False
         self._ended = False
         self._told_gone = False
         self._linger: asyncio.TimerHandle | None = None
@@ -90,6 +92,11 @@ class Endpoint(asyncio.BufferedProtocol):
     def certificate(self) -> Mapping[str, Any] | None:
         """Of the other side, as `ssl` gives it; None without TLS."""
         return None if self._transport is None else self._transport.get_extra_info("peercert")
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nobody in between can read what is sent: over TLS, or within this machine."""
+        return self._private
 
     def send(self, parts: Iterable[bytes | memoryview]) -> None:
         """Write the parts in order; views are not copied and must not change until they are sent."""
@@ -123,6 +130,7 @@ class Endpoint(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports do not derive from asyncio's
         peer = transport.get_extra_info("peername")
+        self._private = transport.get_extra_info("sslcontext") is not None or _is_here(peer)
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "?"
         self._handler.connected(self)
 
@@ -228,3 +236,11 @@ def _http_answer() -> bytes:
     text = b"This is mirrorlog's native port. It speaks frames, not HTTP: use its client, mqtool or the gRPC door.\n"
     head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     return head % len(text) + text
+
+
+def _is_here(peer: Any) -> bool:
+    """Whether an address, as a transport tells it, is this machine's own."""
+    try:
+        return bool(peer) and ipaddress.ip_address(peer[0]).is_loopback
+    except (ValueError, TypeError):
+        return False

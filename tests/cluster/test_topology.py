@@ -1,0 +1,476 @@
+"""What the cluster decides about virtual hosts, exchanges, bindings and users: taken, refused, and never twice."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from mirrorlog import errors, versions
+from mirrorlog.cluster import topology
+from mirrorlog.cluster.commands import (
+    Addresses,
+    Bound,
+    Command,
+    ExchangeDeclared,
+    ExchangeDeleted,
+    LogMade,
+    NodeJoined,
+    PermissionsCleared,
+    PermissionsSet,
+    QueuesPlaced,
+    Unbound,
+    UserRemoved,
+    UserSet,
+    VirtualHostMade,
+    VirtualHostRemoved,
+    decode_command,
+    encode_command,
+)
+from mirrorlog.cluster.state import ClusterState, applied, check_proposal, decode_state, encode_state, recovered
+from mirrorlog.cluster.topology import Permissions, Topology, User, VirtualHost, without_queue
+from mirrorlog.wire.routing import Binding, Exchange, RoutingTable, is_stale, next_version, stamp
+
+ADMIN = UserSet(name="admin", password_hash="h", tags=("administrator",))
+
+
+class Decided:
+    """A state with log `x` and queues; commands lead on from it."""
+
+    def __init__(self, *queues: str) -> None:
+        self.state = ClusterState("id", "name", cluster_version=versions.ROUTING)
+        self.index = 0
+        self.do(NodeJoined(node="a", addresses=Addresses()))
+        self.do(LogMade(log_id="x", number=0, name="x", flush="memory", replicas=("a",)))
+        self.do(QueuesPlaced(log_id="x", names=queues))
+
+    def ask(self, command: Any) -> tuple[str, str]:
+        """(code, refusal). Applied twice is applied once; refused changes nothing; what is stored is read again."""
+        self.index += 1
+        before = self.state
+        assert decode_command(encode_command(command)) == command
+        self.state, outcome = applied(before, self.index, command)
+        if outcome.refusal:
+            assert self.state is before
+        assert applied(self.state, self.index + 1, command)[0] == self.state
+        assert decode_state(encode_state(self.state)) == self.state
+        return outcome.code, outcome.refusal
+
+    def do(self, *commands: Command) -> None:
+        for command in commands:
+            assert self.ask(command) == ("", ""), command
+
+    def refused(self, command: Command, kind: type[errors.MirrorlogError], text: str) -> None:
+        code, refusal = self.ask(command)
+        assert (code, text in refusal) == (kind.code, True), refusal
+
+    @property
+    def host(self) -> VirtualHost:
+        found = self.state.routing.virtual_host("/")
+        assert found is not None
+        return found
+
+    def declare(self, name: str, kind: str = "direct", **properties: Any) -> None:
+        self.do(declared(name, kind, **properties))
+
+    def bind(self, source: str, destination: str, key: str = "", **facts: Any) -> None:
+        self.do(bound(Binding(source, destination, key, **facts)))
+
+
+def declared(name: str, kind: str = "direct", **properties: Any) -> ExchangeDeclared:
+    return ExchangeDeclared(virtual_host="/", name=name, exchange=Exchange(kind, **properties))
+
+
+def bound(*bindings: Binding) -> Bound:
+    return Bound(virtual_host="/", bindings=bindings)
+
+
+def unbound(source: str, destination: str, key: str = "", **facts: Any) -> Unbound:
+    return Unbound(virtual_host="/", binding=Binding(source, destination, key, **facts))
+
+
+def deleted(name: str, **facts: Any) -> ExchangeDeleted:
+    return ExchangeDeleted(virtual_host="/", name=name, **facts)
+
+
+# --- Exchanges ------------------------------------------------------------------------------------------------------
+
+
+def test_declaring_again_is_nothing_and_with_other_properties_names_the_difference() -> None:
+    decided = Decided()
+    decided.declare("orders", "topic", alternate="spare")
+    before = decided.host
+    decided.declare("orders", "topic", alternate="spare")
+    assert decided.host == before
+    decided.refused(declared("orders", "fanout"), errors.ExchangeExists, "kind is 'topic', not 'fanout'; alternate is")
+    decided.refused(declared("amq.topic", "direct"), errors.ExchangeExists, "kind is 'topic'")
+    decided.declare("amq.topic", "topic")
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "text"),
+    [
+        (declared(""), errors.AccessRefused, "default exchange"),
+        (declared("amq.mine"), errors.AccessRefused, "reserved"),
+        (declared("a\nb"), errors.BadRequest, "control characters"),
+        (declared("e", "x-random"), errors.BadRequest, "direct, fanout, topic, headers"),
+        (deleted(""), errors.AccessRefused, "default exchange"),
+        (deleted("amq.direct"), errors.AccessRefused, "reserved"),
+        (bound(Binding("", "q")), errors.AccessRefused, "default exchange"),
+        (bound(Binding("gone", "q")), errors.NoSuchExchange, "'gone'"),
+        (bound(Binding("amq.direct", "gone")), errors.NoSuchQueue, "'gone'"),
+        (bound(Binding("amq.direct", "gone", to_exchange=True)), errors.NoSuchExchange, "'gone'"),
+        (bound(Binding("amq.direct", "", to_exchange=True)), errors.AccessRefused, "default exchange"),
+        (bound(Binding("amq.direct", "q", "k" * 256)), errors.BadRequest, "255 bytes"),
+        (bound(Binding("amq.match", "q", arguments={"x-match": "some"})), errors.BadRequest, "all, any"),
+        (bound(Binding("amq.match", "q", arguments={"a": ["b"]})), errors.BadRequest, "'a'"),
+        (bound(Binding("amq.match", "q", arguments={"a": "b" * 9000})), errors.BadRequest, "8192"),
+        (bound(*[Binding("amq.direct", "q", str(n)) for n in range(1001)]), errors.LimitReached, "limit of 1000"),
+        (Bound(virtual_host="v", bindings=()), errors.NoSuchVirtualHost, "'v'"),
+        (VirtualHostRemoved(name="/"), errors.AccessRefused, "stays"),
+        (VirtualHostMade(name=""), errors.BadRequest, "1 to 255"),
+        (UserSet(name="a\x1fb"), errors.BadRequest, "control characters"),
+        (UserSet(name="u", password_hash="x" * 600), errors.BadRequest, "512"),
+        (UserSet(name="u", tags=("",)), errors.BadRequest, "tag"),
+        (PermissionsSet(user="u", virtual_host="/", configure="", write="", read=""), errors.NoSuchUser, "'u'"),
+        (PermissionsCleared(user="u", virtual_host="/"), errors.NoSuchUser, "'u'"),
+    ],
+)
+def test_what_may_not_be_is_refused_with_its_reason(
+    command: Command, kind: type[errors.MirrorlogError], text: str
+) -> None:
+    """Goal: RabbitMQ's rules, each with an error of its own. Method: one command each on a state with one queue."""
+    Decided("q").refused(command, kind, text)
+
+
+def test_an_exchange_in_use_goes_only_when_it_is_asked_for() -> None:
+    """Goal: `if-unused` looks at bindings from it, as RabbitMQ does. Method: one from it, one to it."""
+    decided = Decided("q")
+    decided.declare("e")
+    decided.bind("amq.fanout", "e", to_exchange=True)
+    decided.bind("e", "q", "k")
+    decided.refused(deleted("e", if_unused=True), errors.InUse, "1 bindings")
+    decided.do(unbound("e", "q", "k"), deleted("e", if_unused=True))
+    assert not decided.host.exchanges
+    assert not decided.host.bindings, "what led to it went with it"
+
+
+def test_an_exchange_that_deletes_itself_goes_with_the_last_binding_from_it() -> None:
+    """Goal: not before the first, not with one of two, and what leads to it goes along. Method: a chain of two."""
+    decided = Decided("q")
+    decided.declare("a", auto_delete=True)
+    decided.declare("b", auto_delete=True)
+    decided.bind("a", "b", to_exchange=True)
+    decided.bind("b", "q", "1")
+    decided.bind("b", "q", "2")
+    decided.do(unbound("b", "q", "1"))
+    assert set(decided.host.exchanges) == {"a", "b"}
+    decided.do(unbound("b", "q", "2"))
+    assert not decided.host.exchanges
+    assert not decided.host.bindings
+
+
+def test_exchanges_in_a_ring_that_delete_themselves_go_together() -> None:
+    decided = Decided()
+    for name in "abc":
+        decided.declare(name, auto_delete=True)
+    for source, destination in ("ab", "bc", "ca"):
+        decided.bind(source, destination, to_exchange=True)
+    decided.do(deleted("b"))
+    assert not decided.host.exchanges
+    assert not decided.host.bindings
+
+
+# --- Bindings -------------------------------------------------------------------------------------------------------
+
+
+def test_a_binding_that_is_there_is_not_made_twice_and_others_stand_beside_it() -> None:
+    """Goal: (source, destination, key, arguments) is what makes a binding. Method: all four differ in turn."""
+    decided = Decided("q", "e")
+    decided.declare("e")
+    bindings = [
+        Binding("amq.match", "q", "k"),
+        Binding("amq.match", "q", "l"),
+        Binding("amq.match", "q", "k", arguments={"a": "1"}),
+        Binding("amq.match", "q", "k", arguments={"a": b"1"}),
+        Binding("amq.match", "q", "k", arguments={"a": 1}),
+        Binding("amq.match", "e", "k"),
+        Binding("amq.match", "e", "k", to_exchange=True),
+        Binding("amq.topic", "q", "k"),
+    ]
+    decided.do(bound(*bindings))
+    version = decided.host.version
+    decided.do(bound(*bindings), bound(*bindings[:2]))
+    assert decided.host.version == version
+    assert len(list(decided.host.all_bindings())) == len(bindings)
+    for left, binding in zip(range(len(bindings))[::-1], bindings, strict=True):
+        decided.do(Unbound(virtual_host="/", binding=binding))
+        assert len(list(decided.host.all_bindings())) == left
+
+
+def test_one_wrong_binding_of_several_binds_nothing() -> None:
+    decided = Decided("q")
+    decided.refused(bound(Binding("amq.direct", "q"), Binding("amq.direct", "gone")), errors.NoSuchQueue, "gone")
+    assert not decided.host.bindings
+
+
+def test_a_queue_that_is_deleted_leaves_no_binding_behind() -> None:
+    """Goal: what queue deletion needs. Method: a queue beside another one and an exchange of its name, in two virtual
+    hosts; an exchange that had it alone deletes itself."""
+    decided = Decided("q", "r")
+    decided.do(VirtualHostMade(name="v"), QueuesPlaced(log_id="x", names=("v\x1fq",)))
+    decided.declare("q")
+    decided.declare("own", "fanout", auto_delete=True)
+    decided.bind("own", "q")
+    decided.do(
+        bound(Binding("amq.fanout", "q"), Binding("amq.fanout", "r"), Binding("amq.fanout", "q", to_exchange=True))
+    )
+    decided.do(Bound(virtual_host="v", bindings=(Binding("amq.fanout", "q"),)))
+    left = without_queue(decided.state.routing, "q")
+    host, other = left.virtual_host("/"), left.virtual_host("v")
+    assert host is not None
+    assert other is not None
+    assert {(each.destination, each.to_exchange) for each in host.all_bindings()} == {("r", False), ("q", True)}
+    assert set(host.exchanges) == {"q"}
+    assert host.version == next_version(decided.host.version)
+    assert list(other.all_bindings()) == [Binding("amq.fanout", "q")]
+    assert without_queue(left, "q") is left
+    assert without_queue(left, "elsewhere\x1fq") is left
+
+
+# --- Versions of the routing ----------------------------------------------------------------------------------------
+
+
+def test_each_change_of_a_virtual_host_is_a_version_of_it_alone() -> None:
+    """Goal: edges notice every change, and only theirs. Method: changes here, refusals, and changes elsewhere."""
+    decided = Decided("q")
+    decided.do(VirtualHostMade(name="v"))
+    seen = [decided.host.version]
+    for command in (declared("e"), bound(Binding("e", "q", "k")), unbound("e", "q", "k"), deleted("e")):
+        decided.do(command)
+        seen.append(decided.host.version)
+        decided.do(ExchangeDeclared(virtual_host="v", name=str(len(seen)), exchange=Exchange("direct")))
+        assert decided.host.version == seen[-1]
+    assert seen == [1, 2, 3, 4, 5]
+    decided.do(deleted("e"))
+    assert decided.host.version == 5
+
+
+def test_a_virtual_host_that_is_made_again_goes_on_with_its_versions() -> None:
+    """Goal: an edge that knew the old one is stale in the new one. Method: made, changed, removed, made."""
+    decided = Decided()
+    decided.do(VirtualHostMade(name="v"), ExchangeDeclared(virtual_host="v", name="e", exchange=Exchange("topic")))
+    before = decided.state.routing.virtual_hosts["v"].version
+    decided.do(VirtualHostRemoved(name="v"), VirtualHostMade(name="v"))
+    again = decided.state.routing.virtual_hosts["v"]
+    assert again.version > before
+    assert not again.exchanges
+
+
+def test_after_a_lost_majority_every_edge_is_stale() -> None:
+    """Goal: what the lost ones decided last is not known; an edge that heard of it must not take its version for one
+    that comes later. Method: recover a state that knows less than was decided, and one that knows nothing."""
+    decided = Decided("q")
+    decided.do(VirtualHostMade(name="v"))
+    known = decided.state
+    for number in range(900):
+        decided.declare(f"e{number}")
+    after = recovered(known, ["a"])
+    for name in ("/", "v"):
+        host = after.routing.virtual_host(name)
+        assert host is not None
+        assert is_stale(stamp(decided.host.version), host.version)
+    made_again = applied(applied(after, 1, VirtualHostRemoved(name="v"))[0], 2, VirtualHostMade(name="v"))[
+        0
+    ].routing.virtual_host("v")
+    assert made_again is not None
+    assert is_stale(stamp(902), made_again.version)
+    old = ClusterState("id", "name", cluster_version=versions.ROUTING - 1, nodes=known.nodes)
+    assert recovered(old, ["a"]).topology is None
+
+
+# --- Virtual hosts and users ----------------------------------------------------------------------------------------
+
+
+def test_a_virtual_host_goes_when_it_has_no_queues_and_takes_its_permissions_along() -> None:
+    decided = Decided()
+    decided.do(
+        VirtualHostMade(name="v"), VirtualHostMade(name="w"), ADMIN, UserSet(name="u", password_hash="h", tags=("t",))
+    )
+    for host in ("v", "w"):
+        decided.do(PermissionsSet(user="u", virtual_host=host, configure="c", write="w", read="r"))
+    decided.do(QueuesPlaced(log_id="x", names=("v\x1fq",)))
+    decided.refused(VirtualHostRemoved(name="v"), errors.InUse, "1 queues")
+    version = decided.state.routing.users_version
+    decided.do(VirtualHostRemoved(name="w"))
+    assert decided.state.routing.users["u"] == User("h", ("t",), {"v": Permissions("c", "w", "r")})
+    assert decided.state.routing.users_version > version
+    assert decided.state.routing.names == ["/", "v"]
+
+
+def test_a_queue_of_a_virtual_host_that_is_not_there_is_not_placed() -> None:
+    assert "no virtual host 'v'" in Decided().ask(QueuesPlaced(log_id="x", names=("v\x1fq",)))[1]
+
+
+def test_users_change_and_go() -> None:
+    """Goal: what is not said stays; every change raises the users' version, none does not. Method: step by step."""
+    decided = Decided()
+    decided.do(ADMIN)
+    seen = []
+    for command in (
+        UserSet(name="u", password_hash="one", tags=("administrator",)),
+        UserSet(name="u", tags=("monitoring",)),
+        PermissionsSet(user="u", virtual_host="/", configure="", write="^q", read=".*"),
+        PermissionsCleared(user="u", virtual_host="/"),
+    ):
+        decided.do(command, command)
+        seen.append((decided.state.routing.users_version, decided.state.routing.users["u"]))
+    assert seen == [
+        (2, User("one", ("administrator",))),
+        (3, User("one", ("monitoring",))),
+        (4, User("one", ("monitoring",), {"/": Permissions("", "^q", ".*")})),
+        (5, User("one", ("monitoring",))),
+    ]
+    decided.do(UserRemoved(name="u"))
+    assert (set(decided.state.routing.users), decided.state.routing.users_version) == ({"admin"}, 6)
+
+
+def test_there_is_always_somebody_who_may_add_users() -> None:
+    """Goal: nobody locks everybody out. Method: a first user without the tag, without a password; the last
+    administrator untagged, and removed before the others. Alone he may go: then there are no users."""
+    decided = Decided()
+    for command in (UserSet(name="u", password_hash="h"), UserSet(name="u", tags=("administrator",))):
+        decided.refused(command, errors.InUse, "administrator")
+    decided.do(ADMIN, UserSet(name="u", password_hash="h"))
+    decided.refused(UserSet(name="admin", tags=()), errors.InUse, "administrator")
+    decided.refused(UserRemoved(name="admin"), errors.InUse, "administrator")
+    decided.do(UserRemoved(name="u"), UserRemoved(name="admin"))
+    assert not decided.state.routing.users
+
+
+# --- Limits, versions of the cluster --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "command"),
+    [
+        ("max_exchanges", declared("one-more")),
+        ("max_bindings", bound(Binding("amq.direct", "q", "one more"))),
+        ("max_users", UserSet(name="one more")),
+        ("max_virtual_hosts", VirtualHostMade(name="one more")),
+    ],
+)
+def test_every_limit_has_a_name_and_an_answer(limit: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: bounded metadata. Method: the limit at what is there; what is there may be said again."""
+    monkeypatch.setattr(topology, limit.upper(), 1)
+    decided = Decided("q")
+    if limit != "max_virtual_hosts":
+        decided.do(declared("e"), bound(Binding("amq.direct", "q")), ADMIN)
+        decided.do(declared("e"), bound(Binding("amq.direct", "q")), ADMIN)
+    decided.refused(command, errors.LimitReached, limit)
+
+
+def test_bytes_have_limits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: the state stays within one message, an entry within reason, however long names are. Method: long keys
+    against each limit; what was taken away leaves room."""
+    decided = Decided("q")
+    long = [Binding("amq.direct", "q", f"{number:0>250}") for number in range(10)]
+    each = topology.size_of(long[0])
+    monkeypatch.setattr(topology, "MAX_BINDING_BYTES", 5 * each)
+    decided.refused(bound(*long[:6]), errors.LimitReached, "max_binding_bytes")
+    decided.do(bound(*long[:5]))
+    decided.refused(bound(long[5]), errors.LimitReached, "max_binding_bytes")
+    decided.do(Unbound(virtual_host="/", binding=long[0]), bound(long[5]))
+    monkeypatch.setattr(topology, "MAX_BINDING_BYTES_AT_ONCE", each)
+    decided.refused(bound(*long[6:8]), errors.LimitReached, "max_binding_bytes_at_once")
+    decided.do(ADMIN)
+    monkeypatch.setattr(topology, "MAX_USER_BYTES", 1_000)
+    decided.refused(UserSet(name="u", tags=tuple("t" * 200 + str(n) for n in range(9))), errors.LimitReached, "bytes")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_bindings_are_counted_as_is_what_they_take(seed: int) -> None:
+    """Goal: the limit is worth something. Method: random bindings, counted and encoded: never less than they take, and
+    not twice as much."""
+    chance = Random(seed)
+
+    def text(length: int) -> str:
+        return "".join(chance.choices("abé√", k=chance.randint(1, length)))
+
+    values = [7, 1.5, True, None, b"bytes\x00", "text", "é" * 20]
+    bindings = [
+        Binding(
+            "amq.match",
+            text(100),
+            text(50) if chance.random() < 0.5 else "",
+            to_exchange=chance.random() < 0.5,
+            arguments={text(10): chance.choice(values) for _ in range(chance.randint(0, 3))},
+        )
+        for _ in range(200)
+    ]
+    by_key = {topology.binding_key(each): each for each in bindings}
+    taken = len(encode_state(ClusterState("", "", topology=Topology({"/": VirtualHost(1, {}, {"amq.match": by_key})}))))
+    counted = sum(map(topology.size_of, by_key.values()))
+    assert counted / 2 < taken < counted, f"seed {seed}"
+
+
+def test_a_cluster_of_an_older_version_takes_none_of_it_and_stores_none_of_it() -> None:
+    """Goal: software of the version before reads every entry and every snapshot. Method: each command as a proposal;
+    and a state without topology is the same bytes as before there was any."""
+    old = ClusterState("id", "name", cluster_version=versions.ROUTING - 1, queues={"q": "x"})
+    for command in (VirtualHostMade(name="v"), declared("e"), bound(), UserSet(name="u"), UserRemoved(name="u")):
+        with pytest.raises(errors.UnsupportedVersion, match=f"came with version {versions.ROUTING}"):
+            check_proposal(old, command)
+    assert b"topology" not in encode_state(old)
+    assert encode_state(old) == (
+        b"\x84\xaacluster_id\xa2id\xa4name\xa4name\xa6queues\x81\xa1q\xa1x\xafcluster_version\x03"
+    )
+    assert decode_state(encode_state(old)).routing == Topology()
+
+
+def test_a_change_that_changes_nothing_leaves_no_topology_behind() -> None:
+    decided = Decided()
+    decided.do(UserRemoved(name="nobody"), deleted("nothing"))
+    assert decided.state.topology is None
+
+
+# --- At random ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_decided_bindings_lead_from_and_to_what_is_there(seed: int) -> None:
+    """Goal: no binding without its ends, no exchange that should have deleted itself, every change a newer version.
+    Method: random commands over few names; `Decided.ask` sees to it that none counts twice."""
+    chance = Random(seed)
+    queues = ["q", "r"]
+    decided = Decided(*queues)
+    names = ["a", "b", "c"]
+    for _ in range(150):
+        before, host = decided.state, decided.host
+        binding = Binding(
+            chance.choice([*names, "amq.fanout"]),
+            chance.choice([*names, *queues]),
+            chance.choice(["", "k"]),
+            to_exchange=chance.random() < 0.5,
+        )
+        command: Command = chance.choice(
+            [
+                declared(chance.choice(names), "fanout", auto_delete=chance.random() < 0.5),
+                deleted(chance.choice(names), if_unused=chance.random() < 0.3),
+                bound(binding),
+                bound(binding),
+                Unbound(virtual_host="/", binding=binding),
+            ]
+        )
+        decided.ask(command)
+        if decided.state is not before and decided.host != host:
+            assert decided.host.version > host.version, f"seed {seed}"
+        host = decided.host
+        there = {*host.exchanges, "amq.fanout"}
+        for each in host.all_bindings():
+            assert each.source in there, f"seed {seed}: {each}"
+            assert each.destination in (there if each.to_exchange else queues), f"seed {seed}: {each}"
+        assert all(host.bindings.values()), f"seed {seed}: an empty entry"
+        assert host.binding_bytes == sum(map(topology.size_of, host.all_bindings())), f"seed {seed}"
+        RoutingTable(host.exchanges, host.all_bindings()).route("amq.fanout", "k")
