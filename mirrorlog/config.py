@@ -328,6 +328,12 @@ class LimitSettings(_Section):
     )
     max_waiting_fetches: int = Field(10_000, ge=1)
     max_waiting_confirms: int = Field(100_000, ge=1)
+    max_subscriptions: int = Field(100_000, ge=1, description="of all connections of the node")
+    max_unsettled_records: int = Field(
+        1_000_000, ge=1, description="given to one subscriber and not settled; a smaller prefetch counts"
+    )
+    max_unsettled_bytes: int = Field(256 * _MIB, ge=1024, description="and of so many bytes")
+    max_ranges_per_settle: int = Field(16_384, ge=1, le=1_000_000, description="in one settlement; send several")
     hello_timeout_ms: int = Field(10_000, ge=1)
     frame_timeout_ms: int = Field(30_000, ge=1, description="a frame once begun must be complete within this time")
     idle_timeout_ms: int = Field(120_000, ge=1, description="a client that sends nothing, not even PING, is closed")

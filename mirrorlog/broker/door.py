@@ -6,14 +6,19 @@ import asyncio
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from typing import Final
 
+from mirrorlog.broker.gate import Gate, Gatekeeper
+from mirrorlog.broker.group_requests import GroupRequests
 from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.requests import Requests
+from mirrorlog.cluster.topology import User
 from mirrorlog.commitlog.format import queue_of
 from mirrorlog.config import Settings
 from mirrorlog.errors import (
+    LoginFailed,
     MirrorlogError,
     NotCurrent,
     Overloaded,
@@ -21,10 +26,19 @@ from mirrorlog.errors import (
     StalledFrame,
 )
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.frames import FRAME_HEADER_SIZE, PRODUCE, Frame, FrameType, frame, read_fetch
+from mirrorlog.wire.frames import (
+    FRAME_HEADER_SIZE,
+    PRODUCE,
+    SETTLE,
+    SETTLE_RANGE,
+    Frame,
+    FrameType,
+    frame,
+    read_fetch,
+)
 from mirrorlog.wire.greeting import check_hello
 from mirrorlog.wire.listening import listen
-from mirrorlog.wire.messages import Hello, Message, Welcome, decode, encode, error_frame
+from mirrorlog.wire.messages import Done, Hello, Login, Message, Welcome, decode, encode, error_frame
 
 _PRODUCE: Final = int(FrameType.PRODUCE)
 
@@ -39,13 +53,18 @@ class NativeDoor:
         welcome: Callable[[int], Welcome],
         logs: HostedLogs,
         requests: Requests,
+        groups: GroupRequests,
         push: Callable[[], None],
         contact_at: Callable[[float], float],
+        users: Callable[[], Mapping[str, User]],
+        login_helper: Executor,
     ) -> None:
-        """`contact_at`: when the node was in touch with a majority of its cluster last, of now; s, the loop's clock."""
+        """`contact_at`: when the node was in touch with a majority of its cluster last, of now; s, the loop's clock.
+        `users`, `login_helper`: see `Gatekeeper`."""
         self.settings = settings
         self.welcome = welcome
         self.requests = requests
+        self.groups = groups
         self._push = push
         self.sessions: set[ClientSession] = set()
         self.accepted = 0
@@ -56,6 +75,7 @@ class NativeDoor:
         self._logs = logs
         self._server: asyncio.Server | None = None
         self._contact_at = contact_at
+        self.gatekeeper = Gatekeeper(users, self._key_of, login_helper)
         # A node that is cut off is replaced after the whole of it: nobody else has confirmed more before.
         self._alone_s = settings.cluster.node_timeout_ms / 2000
         self.reads_until = time.monotonic() + self._alone_s
@@ -66,9 +86,14 @@ class NativeDoor:
         limits = self.settings.limits
         self._server = await listen(address, lambda: Endpoint(
             ClientSession(self),
-            frame_bytes_max=limits.max_batch_bytes + PRODUCE.size + FRAME_HEADER_SIZE,
+            frame_bytes_max=FRAME_HEADER_SIZE + max(
+                PRODUCE.size + limits.max_batch_bytes, SETTLE.size + SETTLE_RANGE.size * limits.max_ranges_per_settle
+            ),
             outgoing_bytes_max=limits.outgoing_bytes_max,
         ), tls)  # fmt: skip
+
+    def _key_of(self, queue_id: int) -> str:
+        return self.log_of(queue_id).replica.queues.find_id(queue_id).name
 
     def push(self) -> None:
         """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""
@@ -78,8 +103,11 @@ class NativeDoor:
         """Its connection is gone."""
         if session in self.sessions:
             self.sessions.remove(session)
+            self.groups.forget(session)
             for log in self._logs:
                 log.fetcher.forget(session.endpoint)
+                if log.deliverer is not None:
+                    log.deliverer.forget(session)
 
     def tick(self, now: float) -> None:
         self.reads_until = self._contact_at(now) + self._alone_s
@@ -104,6 +132,7 @@ class ClientSession:
         self._door = door
         self._endpoint: Endpoint | None = None
         self._greeted = False
+        self._gate: Gate | None = None
         self._stale_reads = False
         self._last_read = 0.0
 
@@ -148,7 +177,7 @@ class ClientSession:
         return None
 
     def writable(self) -> None:
-        pass
+        self._door.groups.writable(self)
 
     def disconnected(self, error: MirrorlogError | None) -> None:
         self._door.forget(self)
@@ -163,6 +192,12 @@ class ClientSession:
 
     # --- inside ---
 
+    @property
+    def gate(self) -> Gate:
+        """Who it is, after the greeting."""
+        assert self._gate is not None
+        return self._gate
+
     def tick(self, now: float) -> None:
         """Close a connection that does not greet, leaves a frame unfinished or has fallen silent."""
         limits = self._door.settings.limits
@@ -171,6 +206,8 @@ class ClientSession:
         silent_ms = (now - self._last_read) * 1000
         if not self._greeted and silent_ms >= limits.hello_timeout_ms:
             self.endpoint.close(ProtocolError(f"no greeting within {limits.hello_timeout_ms} ms"))
+        elif self._greeted and self.gate.shut_s(now) * 1000 > limits.hello_timeout_ms:
+            self.endpoint.close(LoginFailed("this connection has no user of this cluster; log in"))
         elif silent_ms >= limits.idle_timeout_ms:
             self.endpoint.close(StalledFrame(f"nothing was sent for {limits.idle_timeout_ms} ms, not even PING"))
 
@@ -183,12 +220,14 @@ class ClientSession:
             raise ProtocolError("a mirror on the client port; it belongs on the replication port")
         self._greeted = True
         self._stale_reads = hello.stale_reads
+        self._gate = Gate(self._door.gatekeeper, private=self.endpoint.is_private)
         self.endpoint.trust()
         self.answer(frame(FrameType.WELCOME, encode(welcome), frame_.correlation_id))
 
     def _dispatch(self, frame_: Frame) -> None:
         if frame_.type == _PRODUCE:
             queue_id = queue_of(frame_.payload, PRODUCE.size)
+            self.gate.check_publish(queue_id)
             self._door.log_of(queue_id).publisher.publish(frame_.payload, self, frame_.correlation_id)
         elif frame_.type == FrameType.FETCH:
             if self._last_read >= self._door.reads_until and not self._stale_reads:
@@ -197,13 +236,20 @@ class ClientSession:
                     "knows; ask again, or read what it has with allow_stale_reads"
                 )
             fetch = read_fetch(frame_.payload)
+            self.gate.check_fetch(fetch.queue_id)
             self._door.log_of(fetch.queue_id).fetcher.fetch(fetch, self.endpoint, frame_.correlation_id)
         elif frame_.type == FrameType.REQUEST:
             self._request(frame_)
+        elif frame_.type == FrameType.SETTLE:
+            self._door.groups.settle(frame_, self)
         elif frame_.type == FrameType.PING:
             self.answer(frame(FrameType.PONG, b"", frame_.correlation_id))
         else:
             raise ProtocolError(f"frame type {frame_.type} from a client")
+
+    async def _login(self, message: Login, respond: Callable[[Message | MirrorlogError], None]) -> None:
+        await self.gate.login(message)
+        respond(Done())
 
     def _request(self, frame_: Frame) -> None:
         correlation_id = frame_.correlation_id
@@ -214,4 +260,16 @@ class ClientSession:
             else:
                 self.answer(frame(FrameType.RESPONSE, encode(answer), correlation_id))
 
-        self._door.requests.handle(decode(frame_.payload), respond)
+        message = decode(frame_.payload)
+        if isinstance(message, Login):
+            self._door.requests.later(self._login(message, respond), respond)
+            return
+        try:
+            self.gate.check(message)
+        except LoginFailed as error:
+            respond(error)  # the connection is sound, and may log in yet
+            return
+        if self._door.groups.handles(message):
+            self._door.groups.handle(message, self, respond)
+        else:
+            self._door.requests.handle(message, respond)

@@ -185,7 +185,7 @@ class Fetcher:
             return
         parts: list[memoryview] = []
         count = 0
-        for joined in _joined(runs):
+        for joined in join_runs(runs):
             view = self._replica.read(joined.log_offset, joined.length, until=joined.log_offset + joined.length)
             if view is None or len(view) < joined.length:
                 break  # batches stay in order: the rest comes with the next fetch
@@ -221,7 +221,7 @@ class Fetcher:
 
     async def _answer_cold(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, runs: Sequence[Run]) -> None:
         jobs: list[ColdRead] = []
-        for joined in _joined(runs):
+        for joined in join_runs(runs):
             at, end = joined.log_offset, joined.log_offset + joined.length
             while at < end:  # a run ends with its segment
                 jobs.append(self._replica.read_cold(at, end - at, until=end))
@@ -318,7 +318,7 @@ class Fetcher:
         endpoint.send([frame_header(FrameType.BATCHES, size, correlation_id) + facts, *parts])
 
 
-class _Joined(NamedTuple):
+class JoinedRuns(NamedTuple):
     """Batches that stand one after the other in the log; `length` is bytes."""
 
     log_offset: int
@@ -326,13 +326,13 @@ class _Joined(NamedTuple):
     batches: int
 
 
-def _joined(runs: Sequence[Run]) -> list[_Joined]:
+def join_runs(runs: Sequence[Run]) -> list[JoinedRuns]:
     """Neighbours as one: a read and a view for each, not for each batch."""
-    found: list[_Joined] = []
+    found: list[JoinedRuns] = []
     for run in runs:
         last = found[-1] if found else None
         if last is not None and last.log_offset + last.length == run.log_offset:
-            found[-1] = _Joined(last.log_offset, last.length + run.length, last.batches + 1)
+            found[-1] = JoinedRuns(last.log_offset, last.length + run.length, last.batches + 1)
         else:
-            found.append(_Joined(run.log_offset, run.length, 1))
+            found.append(JoinedRuns(run.log_offset, run.length, 1))
     return found

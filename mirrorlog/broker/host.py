@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mirrorlog.broker.in_sync_keeper import Decides
+from mirrorlog.broker.subscription_book import SubscriptionBook
 from mirrorlog.cluster.events import Event
 from mirrorlog.commitlog.files import Files
 from mirrorlog.config import Member, Settings
@@ -40,6 +41,7 @@ class Helpers:
         self.disk = ThreadPoolExecutor(1, "disk")
         self.cluster = ThreadPoolExecutor(1, "cluster")
         self.promise = ThreadPoolExecutor(1, "promise")
+        self.login = ThreadPoolExecutor(1, "login", initializer=_yield_to_others)
 
     def shutdown(self) -> None:
         """Wait for what is under way; what was not begun is dropped."""
@@ -51,10 +53,16 @@ def _ignore(event: Event) -> None:
     """Nobody keeps a chronicle."""
 
 
+def _not_known(virtual_host: str) -> int:
+    """Of no cluster."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends. `member`: where a node
-    is reached, as far as that is known. `tell`: the node's chronicle, of what a log's master has to tell."""
+    is reached, as far as that is known. `tell`: the node's chronicle, of what a log's master has to tell.
+    `routing_version`: of a virtual host, as this node knows it; 0 when it knows none."""
 
     settings: Settings
     start_id: str
@@ -66,3 +74,5 @@ class Host:
     member: Callable[[str], Member | None]
     credentials: Credentials = OPEN
     tell: Callable[[Event], None] = _ignore
+    routing_version: Callable[[str], int] = _not_known
+    subscriptions: SubscriptionBook = field(default_factory=SubscriptionBook)

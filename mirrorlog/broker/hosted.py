@@ -37,6 +37,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from mirrorlog.broker.deliverer import Deliverer
 from mirrorlog.broker.disk_limits import DiskReport
 from mirrorlog.broker.fetch import Fetcher
 from mirrorlog.broker.hold_keeper import HoldKeeper
@@ -219,6 +220,11 @@ class HostedLog:
         return self.role.holds if isinstance(self.role, MasterRole) else None
 
     @property
+    def deliverer(self) -> Deliverer | None:
+        """Who serves the groups that ack, on the log's master; None elsewhere."""
+        return self.role.deliverer if isinstance(self.role, MasterRole) else None
+
+    @property
     def leapt(self) -> bool:
         """See `MasterRole.leapt`."""
         return isinstance(self.role, MasterRole) and self.role.leapt
@@ -236,13 +242,19 @@ class HostedLog:
     def stop_publishing(self) -> None:
         """The node stops: publishes are refused, those that wait may still be confirmed."""
         if isinstance(self.publisher, Publisher):
+            self._stop_delivery()
             self.publisher.stop()
+
+    def _stop_delivery(self) -> None:
+        if self.deliverer is not None and self.knows_confirmed:
+            self.deliverer.hand_over()
 
     async def come_to_end(self, within_s: float) -> None:
         """A master hands over: take nothing more, and wait until what was taken is confirmed, so that each in-sync copy
         ends where this one does. Returns after `within_s` (s) in any case; then `step_down` has to follow."""
         if not isinstance(self.publisher, Publisher):
             return
+        self._stop_delivery()
         self.publisher.stop(lambda: not_master(self.name, None))
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + within_s

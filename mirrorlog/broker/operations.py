@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from mirrorlog.broker.events import WAIT_MS_MAX, EventRing
 from mirrorlog.broker.host import now_us
+from mirrorlog.broker.routing_requests import RoutingRequests
 from mirrorlog.cluster.commands import AnyCommand, Holder, MasterWished, NodeDraining, NodeForgotten, Promoted
 from mirrorlog.cluster.coordinator import Away, Fence, away_from_home
 from mirrorlog.cluster.liveness import Life
@@ -57,6 +58,7 @@ class Operations:
             Rebalance: self._rebalance,
             PromoteCopy: self._promote,
             GetEvents: self._get_events,
+            **RoutingRequests(service).handlers,
         }
 
     # --- nodes ---

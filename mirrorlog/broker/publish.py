@@ -28,6 +28,7 @@ from mirrorlog.errors import (
     NotMaster,
     OutcomeUnknown,
     SlaveNotAvailable,
+    StaleRouting,
 )
 from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.group_transfer import Answer, PutStatus
@@ -42,6 +43,8 @@ from mirrorlog.wire.frames import (
     confirm_frame,
     read_produce,
 )
+from mirrorlog.wire.names import split
+from mirrorlog.wire.routing import is_stale
 
 _DURABILITIES = frozenset(map(int, Durability))
 _DATA = int(Kind.DATA)
@@ -83,6 +86,11 @@ class ChangeWaiting(NamedTuple):
     done: Callable[[MirrorlogError | None], None]
 
 
+def _not_known(virtual_host: str) -> int:
+    """Of no cluster."""
+    return 0
+
+
 class Publisher:
     """Takes the publishes of one log that this node masters."""
 
@@ -95,8 +103,9 @@ class Publisher:
         ha: HaSettings,
         now: Callable[[], float],
         now_us: Callable[[], int],
+        routing_version: Callable[[str], int] = _not_known,
     ) -> None:
-        """`now`: s of the loop's clock, as fine as the machine has it."""
+        """`now`: s of the loop's clock, as fine as the machine has it. `routing_version`: see `Host`."""
         self._replica = replica
         self._counters = replica.counters
         self._mastership = mastership
@@ -104,6 +113,7 @@ class Publisher:
         self._ha = ha
         self._now = now
         self._now_us = now_us
+        self._routing_version = routing_version
         self.log: MasteredLog | None = None
         self.stopping = False
         self._why: Callable[[], MirrorlogError] = _node_stopping
@@ -127,6 +137,8 @@ class Publisher:
         if landed is None:
             flags = 0
             self._admit()
+            if request.routing:
+                self._check_routing(header.queue_id, request.routing)
             if self.data_refused:
                 raise DiskFull(self.data_refused)
             if durability > self._mastership.durability:
@@ -161,6 +173,25 @@ class Publisher:
         self._replica.append_change(batch, self._now_us())
         assert self.log is not None
         self.log.progressed(self._mastership.appended(self._replica.end))
+
+    def append_settlement(self, batch: bytearray) -> int:
+        """Append a change of an acking group; where it ends. It goes on when data is refused for overload, and is
+        awaited with `wait_at`, if anybody waits. Raises MirrorlogError: nothing was stored."""
+        self._check_running()
+        self._check_in_touch()
+        self._mastership.check_writable()
+        end = self._replica.append_change(batch, self._now_us()).next_log_offset
+        assert self.log is not None
+        self.log.progressed(self._mastership.appended(self._replica.end))
+        return end
+
+    def wait_at(self, end: int, copies: int, done: Callable[[MirrorlogError | None], None]) -> None:
+        """Call `done`, as `append_change` does, when so many copies (`copies_for`) hold everything below `end`."""
+        self._wait(ChangeWaiting(done), end, copies, self._mastership.durability, now=self._now(), deadline_ms=0)
+
+    def copies_for(self, level: int) -> int:
+        """Raises BadRequest for a confirm level of more copies than there are."""
+        return self._mastership.progress.copies_for(level)
 
     def when_confirmed(self, done: Callable[[MirrorlogError | None], None]) -> None:
         """Call `done`, as `append_change` does, when everything that is in the log now is confirmed by all.
@@ -242,14 +273,28 @@ class Publisher:
         if 4 * (header.record_count + 1) > header.body_length:
             raise BadBatch(f"{header.record_count} records do not fit a body of {header.body_length} bytes")
 
+    def _check_routing(self, queue_id: int, stamped: int) -> None:
+        """Not of what has landed already: sent again, it is what it was."""
+        virtual_host = split(self._replica.queues.find_id(queue_id).name)[0]
+        version = self._routing_version(virtual_host)
+        if version and is_stale(stamped, version):
+            raise StaleRouting(
+                f"bindings of virtual host {virtual_host} have changed since this was routed; nothing was stored, "
+                "route it again",
+                version=version,
+            )
+
     def _admit(self) -> None:
         self._check_running()
+        self._check_in_touch()
+        self._mastership.admit()
+
+    def _check_in_touch(self) -> None:
         if self.cut_off:
             raise InSyncReplicasNotEnough(
                 f"log {self._replica.assignment.name}: this node is not in touch with a majority of its cluster, and "
                 "may have been replaced; nothing was stored",
             )
-        self._mastership.admit()
 
     def _check_running(self) -> None:
         if self.stopping:

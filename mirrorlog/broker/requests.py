@@ -15,8 +15,10 @@ from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.operations import Operations
 from mirrorlog.broker.publish import not_master
 from mirrorlog.broker.status import hold_info
+from mirrorlog.cluster.topology import User
 from mirrorlog.config import LogAssignment, Member, Settings
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, UnsupportedVersion
+from mirrorlog.queues.arguments import version_needed
 from mirrorlog.queues.changes import HoldEnded, PositionCommitted, encode_change
 from mirrorlog.queues.holds import RELEASED, Hold, Wish, gone, taken
 from mirrorlog.queues.registry import Queue, check_declaration, no_such_queue
@@ -80,6 +82,12 @@ class ClusterView(Protocol):
     def cluster_version(self) -> int:
         """What may be written; see `mirrorlog.versions`."""
 
+    def routing_version(self, virtual_host: str) -> int:
+        """Of what is known here; 0 when there is no such virtual host, or nothing is known."""
+
+    def users(self) -> Mapping[str, User]:
+        """By name, with their permissions; another object after each change of them."""
+
     def placed(self, queue: str) -> UUID | None:
         """The log that a queue is in, if it was ever declared."""
 
@@ -127,7 +135,7 @@ class Requests:
         """Answer through `respond`, now or when a change is confirmed. Raises MirrorlogError as the answer."""
         operation = self._operations.handlers.get(type(message)) if self._operations is not None else None
         if operation is not None:
-            self._later(self._operate(operation(message), respond), respond)
+            self.later(self._operate(operation(message), respond), respond)
             return
         handler = self._handlers.get(type(message))
         if handler is None:
@@ -135,6 +143,33 @@ class Requests:
         answer = handler(message, respond)
         if answer is not None:
             respond(answer)
+
+    def find(self, name: str) -> tuple[HostedLog, Queue]:
+        """Raises NoSuchQueue, or why a log that may have the queue is not served."""
+        place = self._place(name)
+        if place is not None:
+            return place
+        if self._logs.refused or not self._logs:
+            raise self._unavailable()
+        raise no_such_queue(name)
+
+    def once_known(self, log: HostedLog, respond: Respond, act: Callable[[], None]) -> None:
+        """Act on the log's master, once it knows what its predecessor confirmed (invariant 4). Raises NotMaster."""
+        if log.knows_confirmed:
+            act()
+            return
+
+        async def later() -> None:
+            # In a step of its own: what is confirmed is known a moment after who waits for it is told.
+            act()
+
+        def known(error: MirrorlogError | None) -> None:
+            if error is not None:
+                respond(error)
+            else:
+                self.later(later(), respond)
+
+        log.publisher.when_confirmed(known)
 
     # --- one method per request: the answer, or None when it comes later ---
 
@@ -151,8 +186,12 @@ class Requests:
         return self._as_metadata(found, missing)
 
     def _declare(self, message: DeclareQueue, respond: Respond) -> Message | None:
+        needed = version_needed(message.arguments)
+        if (older := versions.too_old(self._view.cluster_version(), needed, "these arguments")) is not None:
+            respond(older)  # not raised: the connection is sound
+            return None
         if self._place(message.name) is None and self._view.placed(message.name) is None:
-            self._later(self._place_and_declare(message, respond), respond)
+            self.later(self._place_and_declare(message, respond), respond)
             return None
         return self._declare_in(self._home(message.name), message, respond)
 
@@ -184,7 +223,7 @@ class Requests:
         return None
 
     def _find_offset(self, message: FindOffset, respond: Respond) -> Message | None:
-        log, queue = self._find(message.queue)
+        log, queue = self.find(message.queue)
         index, queue_id, time_us = log.replica.index, queue.queue_id, message.append_time_us
         if not index.is_past_time(queue_id, time_us):
             return FoundOffset(queue_offset=index.find_time(queue_id, time_us))
@@ -194,11 +233,11 @@ class Requests:
             found = index.find_time(queue_id, time_us)
             respond(FoundOffset(queue_offset=found if past is None else max(index.begin(queue_id), min(past, found))))
 
-        self._later(look_back(), respond)
+        self.later(look_back(), respond)
         return None
 
     def _commit_position(self, message: CommitPosition, respond: Respond) -> None:
-        log, queue = self._find(message.queue)
+        log, queue = self.find(message.queue)
         position = message.position
         # Up to what is appended: the position is behind those records in the log, so it is confirmed after them.
         following = log.replica.index.next_appended(queue.queue_id)
@@ -218,7 +257,7 @@ class Requests:
         log.publisher.append_change(batch, lambda error: respond(error or Done()))
 
     def _fetch_position(self, message: FetchPosition, respond: Respond) -> Message | None:
-        log, queue = self._find(message.queue)
+        log, queue = self.find(message.queue)
 
         def answer() -> Message:
             stored = queue.positions.get(message.group)
@@ -240,8 +279,8 @@ class Requests:
         if (older := self._older_than_holds()) is not None:
             respond(older)
             return None
-        log, queue = self._find(message.queue)
-        self._once_known(log, respond, lambda: self._set_hold_in(log, queue, message, respond))
+        log, queue = self.find(message.queue)
+        self.once_known(log, respond, lambda: self._set_hold_in(log, queue, message, respond))
         return None
 
     def _set_hold_in(self, log: HostedLog, queue: Queue, message: SetHold, respond: Respond) -> None:
@@ -266,7 +305,7 @@ class Requests:
             if error is not None:
                 respond(error)
             else:
-                self._later(self._give_hold(log, queue, wish, old, respond), respond)
+                self.later(self._give_hold(log, queue, wish, old, respond), respond)
 
         if change is not None:
             log.publisher.append_change(encode_change(change, queue_id=queue_id), done)
@@ -305,8 +344,8 @@ class Requests:
         if (older := self._older_than_holds()) is not None:
             respond(older)
             return None
-        log, queue = self._find(message.queue)
-        self._once_known(log, respond, lambda: self._end_hold_in(log, queue, message, respond))
+        log, queue = self.find(message.queue)
+        self.once_known(log, respond, lambda: self._end_hold_in(log, queue, message, respond))
         return None
 
     def _end_hold_in(self, log: HostedLog, queue: Queue, message: EndHold, respond: Respond) -> None:
@@ -326,7 +365,7 @@ class Requests:
         log.publisher.append_change(encode_change(change, queue_id=queue.queue_id), done)
 
     def _list_holds(self, message: ListHolds, respond: Respond) -> None:
-        log, queue = self._find(message.queue)
+        log, queue = self.find(message.queue)
 
         def answer() -> None:
             holds = log.replica.holds.confirmed(queue.queue_id)
@@ -334,7 +373,7 @@ class Requests:
             found = [hold_info(log.replica, queue, hold, log.hold_keeper, now) for _, hold in sorted(holds.items())]
             respond(HoldsFound(holds=found))
 
-        self._once_known(log, respond, answer)
+        self.once_known(log, respond, answer)
 
     def _keeper(self, log: HostedLog) -> HoldKeeper:
         """Raises NotMaster."""
@@ -345,32 +384,7 @@ class Requests:
 
     def _older_than_holds(self) -> UnsupportedVersion | None:
         """Why no holds are written yet. To be answered, not raised: the connection is sound."""
-        active = self._view.cluster_version()
-        if active >= versions.HOLDS:
-            return None
-        return UnsupportedVersion(
-            f"the cluster runs at version {active}, and holds came with version {versions.HOLDS}: update all nodes",
-            cluster_version=active,
-            needed=versions.HOLDS,
-        )
-
-    def _once_known(self, log: HostedLog, respond: Respond, act: Callable[[], None]) -> None:
-        """Act on the log's master, once it knows what its predecessor confirmed (invariant 4). Raises NotMaster."""
-        if log.knows_confirmed:
-            act()
-            return
-
-        async def later() -> None:
-            # In a step of its own: what is confirmed is known a moment after who waits for it is told.
-            act()
-
-        def known(error: MirrorlogError | None) -> None:
-            if error is not None:
-                respond(error)
-            else:
-                self._later(later(), respond)
-
-        log.publisher.when_confirmed(known)
+        return versions.too_old(self._view.cluster_version(), versions.HOLDS, "holds")
 
     @staticmethod
     async def _operate(answer: Awaitable[Message], respond: Respond) -> None:
@@ -378,7 +392,7 @@ class Requests:
 
     # --- inside ---
 
-    def _later(self, work: Coroutine[None, None, None], respond: Respond) -> None:
+    def later(self, work: Coroutine[None, None, None], respond: Respond) -> None:
         """Answer when the work is done; by its error, if it fails."""
 
         async def run() -> None:
@@ -404,15 +418,6 @@ class Requests:
         if log is None:
             raise not_master(self._view.logs()[log_id].name, self._view.master(log_id))
         return log
-
-    def _find(self, name: str) -> tuple[HostedLog, Queue]:
-        """Raises NoSuchQueue, or why a log that may have the queue is not served."""
-        place = self._place(name)
-        if place is not None:
-            return place
-        if self._logs.refused or not self._logs:
-            raise self._unavailable()
-        raise no_such_queue(name)
 
     def _place(self, name: str) -> tuple[HostedLog, Queue] | None:
         for log in self._logs:

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from mirrorlog import __version__
+from mirrorlog.broker.deliverer import Deliverer
 from mirrorlog.broker.disk_limits import DiskReport, DiskState
 from mirrorlog.broker.hold_keeper import HoldKeeper
 from mirrorlog.broker.host import Host, now_us
@@ -117,7 +118,13 @@ class MasterRole:
         # The loop's clock; asked for by way of the loop it has whole milliseconds, too few for a confirm.
         now = time.monotonic
         self.publisher = Publisher(
-            replica, self.mastership, limits=settings.limits, ha=settings.ha, now=now, now_us=now_us
+            replica,
+            self.mastership,
+            limits=settings.limits,
+            ha=settings.ha,
+            now=now,
+            now_us=now_us,
+            routing_version=host.routing_version,
         )
         self.mastered = self.publisher.log = MasteredLog(
             log_id=replica.log_id,
@@ -141,6 +148,15 @@ class MasterRole:
             past_helper=host.helpers.index,
             tell=host.tell,
         )
+        self.deliverer = Deliverer(
+            replica,
+            self.publisher,
+            limits=settings.limits,
+            book=host.subscriptions,
+            bytes_max=settings.log.send_at_once_bytes,
+            begun=lambda: self.begun,
+            now=asyncio.get_running_loop().time,
+        )
         self._reads: list[asyncio.Task[None]] = []
         self._leapt_at: int | None = None
         self.checks = (self._state.wake, self.retention.check)
@@ -163,6 +179,7 @@ class MasterRole:
         accept.register(self.mastered)
         replica.on_stored.append(accept.stored)
         replica.on_confirmed.append(accept.gained)
+        self.deliverer.begin()
         logger.info("epoch_opened log=%s epoch=%s offset=%s", name, epoch, replica.end)
         if (count := len(replica.epochs.entries)) > ENTRIES_MAX // 2:
             logger.warning("epochs_many log=%s count=%s limit=%s", name, count, ENTRIES_MAX)
@@ -184,6 +201,7 @@ class MasterRole:
         self.publisher.cut_off = alone_s * 1000 > self._host.settings.cluster.node_timeout_ms
         if self.begun:
             self.holds.tick(now)
+        self.deliverer.tick(now)
 
     def learned(self, in_sync: InSyncSet) -> None:
         """The cluster has decided this, for the epoch of this mastership."""
@@ -212,6 +230,7 @@ class MasterRole:
         replica.on_confirmed.remove(accept.gained)
         self._state.stop()
         self._in_sync.stop()
+        self.deliverer.fence(elsewhere)
         self.publisher.abandon(elsewhere.unknown)
 
     async def end(self) -> None:

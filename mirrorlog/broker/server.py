@@ -17,6 +17,7 @@ from mirrorlog import __version__
 from mirrorlog.broker.disk_limits import DiskReport, DiskSpace
 from mirrorlog.broker.disk_watch import DiskWatch, measure
 from mirrorlog.broker.door import NativeDoor
+from mirrorlog.broker.group_requests import GroupRequests
 from mirrorlog.broker.host import Helpers, Host, now_us
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.hosted_logs import HostedLogs
@@ -24,6 +25,7 @@ from mirrorlog.broker.in_sync_keeper import Decides
 from mirrorlog.broker.operations import Operations
 from mirrorlog.broker.requests import ClusterView, Requests
 from mirrorlog.broker.status import disk_status, node_counts, with_disk
+from mirrorlog.broker.subscription_book import SubscriptionBook
 from mirrorlog.cluster.events import Event
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, Files
@@ -81,7 +83,18 @@ class Server:
         self.chronicle: Callable[[Event], None] | None = None
         """What happens to this node's logs is told there; set before it listens."""
         self._host = Host(
-            settings, start_id, self.ha, self.helpers, failed, cluster, files, view.member, credentials, self._tell
+            settings,
+            start_id,
+            self.ha,
+            self.helpers,
+            failed,
+            cluster,
+            files,
+            view.member,
+            credentials,
+            self._tell,
+            view.routing_version,
+            SubscriptionBook(settings.limits.max_subscriptions),
         )
         self._door: NativeDoor | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -99,13 +112,17 @@ class Server:
         """Serve members, mirrors and clients. Raises PortTaken."""
         settings = self._settings
         await self.ha.start(settings.replication_bind)
+        requests = Requests(settings, self.logs, self._view, self._status, self.operations)
         self._door = NativeDoor(
             settings,
             welcome=self.welcome,
             logs=self.logs,
-            requests=Requests(settings, self.logs, self._view, self._status, self.operations),
+            requests=requests,
+            groups=GroupRequests(requests, self._view, self._host.subscriptions),
             push=self.ha.accept.push,
             contact_at=self._view.contact_at,
+            users=self._view.users,
+            login_helper=self.helpers.login,
         )
         await self._door.start(settings.client_bind, self._credentials.client)
         self._ticker = asyncio.ensure_future(self._tick_for_ever())

@@ -16,13 +16,18 @@ from mirrorlog.cluster.founding import member_of
 from mirrorlog.cluster.liveness import Life
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state import ClusterState, LogFacts, NodeFacts, Outcome
+from mirrorlog.cluster.topology import User
 from mirrorlog.config import LogAssignment, Member
-from mirrorlog.errors import NotLeader
+from mirrorlog.errors import NoSuchVirtualHost, NotLeader
 from mirrorlog.versions import version_of
 from mirrorlog.wire.messages import ClusterStatus, LossStatus, NodeStatus, PlacedLog
+from mirrorlog.wire.names import split
 
 PLACE_S: Final = 8.0
 """How long a log may be looked for, for a queue: a coordinator that hangs is noticed and replaced within that."""
+
+
+_NO_USERS: Final[Mapping[str, User]] = {}
 
 
 class View:
@@ -74,6 +79,16 @@ class View:
         """What may be written; see `mirrorlog.versions`."""
         return self._known.cluster_version if self._known is not None else versions.FIRST
 
+    def routing_version(self, virtual_host: str) -> int:
+        """Of what is known here; 0 when there is no such virtual host, or nothing is known."""
+        host = self._known.routing.virtual_host(virtual_host) if self._known is not None else None
+        return host.version if host is not None else 0
+
+    def users(self) -> Mapping[str, User]:
+        """Another object after each change of them."""
+        known = self._known  # asked for with every batch
+        return known.routing.users if known is not None else _NO_USERS
+
     def placed(self, queue: str) -> UUID | None:
         """The log that a queue is in, if it was ever declared."""
         log_id = self._known.queues.get(queue) if self._known is not None else None
@@ -84,6 +99,9 @@ class View:
         service = self.service
         if service is None:
             raise NotLeader("this node is in no cluster yet; ask again")
+        virtual_host = split(queue)[0]
+        if service.state.routing.virtual_host(virtual_host) is None:
+            raise NoSuchVirtualHost(f"there is no virtual host {virtual_host[:64]!r}; add it first")
         found = place_for(
             service.state, arguments, copies=service.wanted.copies, is_up=lambda node: service.life(node) is Life.UP
         )

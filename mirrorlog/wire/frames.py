@@ -9,22 +9,29 @@
 
 Payloads that carry batches begin with a fixed struct whose size is a multiple of 8, so that batches stay aligned:
 
-    PRODUCE   u8 level, u8 durability, u16 0, u32 deadline_ms; then one batch
+    PRODUCE   u8 level, u8 durability, u16 routing, u32 deadline_ms; then one batch
     CONFIRM   u64 log_offset, u64 base_queue_offset, u32 epoch, u16 copies, u8 durability, u8 flags
     FETCH     u32 queue_id, u32 epoch, u64 queue_offset, u32 max_bytes, u32 wait_ms
     BATCHES   u64 begin, u64 next, u64 confirmed, u32 epoch, u32 batch_count; then that many batches
     TRANSFER  u64 log_offset, u64 confirmed, u64 end, u32 epoch, u32 flags; then whole batches, or none (heartbeat)
     ACK       u64 written, u64 flushed, u32 epoch, u32 flags
+    DELIVER   u32 subscription, u32 epoch, u64 next, u32 grant_count, u32 batch_count; then so many grants; then so many
+              batches. A grant: u64 first, u64 next, u32 flags, u32 attempts
+    SETTLE    u32 subscription, u32 epoch, u8 how, u8 level, u16 flags, u32 delay_ms, u32 range_count, u32 0; then so
+              many ranges: u64 first, u64 next
+    SETTLED   u64 records, u64 passed_over
 
 Integers first: a frame's length is known after 16 bytes, so a batch is received into a buffer that fits, and one
-frame is one call on the loop. Rejected: protobuf or JSON for these six (a third of a core at 100k messages/s).
+frame is one call on the loop. Rejected: protobuf or JSON for these (a third of a core at 100k messages/s). Ranges are
+flat numbers, read by one call however many they are.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from mirrorlog.errors import BadRequest, FrameTooLarge, ProtocolError
@@ -63,6 +70,10 @@ class FrameType(IntEnum):
     CONFIRM = 19
     FETCH = 20
     BATCHES = 21
+    DELIVER = 22
+    SETTLE = 23
+    SETTLED = 24
+    ENDED = 25
 
     FOLLOW = 32
     HISTORY = 33
@@ -272,9 +283,11 @@ class Durability(IntEnum):
 
 
 class Produce(NamedTuple):
+    """`routing`: see `routing.stamp`; 0 for what was not routed."""
+
     level: int
     durability: int
-    reserved: int
+    routing: int
     deadline_ms: int
 
 
@@ -324,6 +337,68 @@ class Ack(NamedTuple):
     flags: int
 
 
+class Deliver(NamedTuple):
+    """`epoch`: of the grants' mastership; `next`: the queue's next confirmed queue offset."""
+
+    subscription: int
+    epoch: int
+    next: int
+    grant_count: int
+    batch_count: int
+
+
+class Grant(NamedTuple):
+    """Records [first, next), by queue offset, that the subscription has now. `attempts`: how often each of them came
+    back before, counted, up to 255."""
+
+    first: int
+    next: int
+    flags: int = 0
+    attempts: int = 0
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether somebody may have had them before."""
+        return bool(self.flags & GRANT_REDELIVERED)
+
+
+class How(IntEnum):
+    """What a SETTLE frame does with its records."""
+
+    ACK = 1
+    RETURN = 2
+    """They may be given out again; one attempt more for each."""
+    RELEASE = 3
+    """They may be given out again, as if they had not been seen."""
+    DEAD = 4
+    EXTEND = 5
+    """They stay where they are, and the consumer timeout begins anew."""
+
+
+class Settle(NamedTuple):
+    """`epoch`: of the grants; `how`: see `How`; `level`: the confirm level of the answer; `delay_ms`: before returned
+    records may be given out again."""
+
+    subscription: int
+    epoch: int
+    how: int
+    level: int
+    flags: int
+    delay_ms: int
+    range_count: int
+    reserved: int = 0
+
+
+class Settled(NamedTuple):
+    """Of a settlement's records: how many it changed, and how many somebody else has in hand by now."""
+
+    records: int
+    passed_over: int
+
+
+GRANT_REDELIVERED: Final = 1
+SETTLE_AGAIN: Final = 1
+"""The connection on which this was sent first is lost, and perhaps its answer."""
 CONFIRM_DUPLICATE: Final = 1
 TRANSFER_FLUSH: Final = 1
 """A confirm waits for the mirror's disk: flush what you hold now and ack it."""
@@ -338,6 +413,11 @@ FETCH = struct.Struct("<IIQII")
 BATCHES = struct.Struct("<QQQII")
 TRANSFER = struct.Struct("<QQQII")
 ACK = struct.Struct("<QQII")
+DELIVER = struct.Struct("<IIQII")
+GRANT = struct.Struct("<QQII")
+SETTLE = struct.Struct("<IIBBHIII")
+SETTLE_RANGE = struct.Struct("<QQ")
+SETTLED = struct.Struct("<QQ")
 
 
 def _framed(payload: struct.Struct) -> struct.Struct:
@@ -350,13 +430,16 @@ _TRANSFER_FRAME = _framed(TRANSFER)
 _ACK_FRAME = _framed(ACK)
 
 assert not any(each.size % 8 for each in (PRODUCE, CONFIRM, FETCH, BATCHES, TRANSFER, ACK))
+assert not any(each.size % 8 for each in (DELIVER, GRANT, SETTLE, SETTLE_RANGE, SETTLED))
 
 _FACTS_SIZES: Final = {
     int(FrameType.PRODUCE): PRODUCE.size,
     int(FrameType.BATCHES): BATCHES.size,
     int(FrameType.TRANSFER): TRANSFER.size,
+    int(FrameType.DELIVER): DELIVER.size,
 }
-"""Frames of batches that may be placed, and the size of the struct before their batches."""
+"""Frames of batches that may be placed, and the size of the struct before what is placed: batches, in DELIVER behind
+its grants."""
 
 
 def confirm_frame(
@@ -386,6 +469,69 @@ def transfer_head(*, log_offset: int, confirmed: int, end: int, epoch: int, flag
 def ack_frame(written: int, flushed: int, epoch: int) -> bytes:
     """A whole ACK frame, see `Ack`."""
     return _ACK_FRAME.pack(ACK.size, _ACK_TYPE, 0, 0, written, flushed, epoch, 0)
+
+
+def deliver_head(
+    *, subscription: int, epoch: int, next_confirmed: int, grants: Sequence[Grant], batch_count: int, batches_bytes: int
+) -> bytes:
+    """A DELIVER frame up to the `batch_count` batches of `batches_bytes` bytes that follow, see `Deliver`."""
+    facts = DELIVER.pack(subscription, epoch, next_confirmed, len(grants), batch_count)
+    size = len(facts) + GRANT.size * len(grants) + batches_bytes
+    return b"".join((frame_header(FrameType.DELIVER, size), facts, *(GRANT.pack(*grant) for grant in grants)))
+
+
+def settle_frame(
+    ranges: Sequence[int],
+    *,
+    subscription: int,
+    epoch: int,
+    how: int,
+    level: int,
+    delay_ms: int = 0,
+    flags: int = 0,
+    correlation_id: int = 0,
+) -> bytes:
+    """A whole SETTLE frame, see `Settle`. `ranges`: flat, first, next, first, next, …, ascending."""
+    facts = SETTLE.pack(subscription, epoch, how, level, flags, delay_ms, len(ranges) // 2, 0)
+    return frame(FrameType.SETTLE, facts + _numbers(len(ranges)).pack(*ranges), correlation_id)
+
+
+def settled_frame(records: int, correlation_id: int, passed_over: int = 0) -> bytes:
+    """A whole SETTLED frame: the settlement changed so many records, and passed over those that somebody else has in
+    hand by now."""
+    return frame(FrameType.SETTLED, SETTLED.pack(records, passed_over), correlation_id)
+
+
+def read_deliver(payload: memoryview) -> Deliver:
+    return Deliver._make(_unpack(DELIVER, payload))
+
+
+def read_grants(content: memoryview, count: int) -> tuple[list[Grant], memoryview]:
+    """The grants that `content`, what follows the fixed struct of a DELIVER frame, begins with, and the batches behind
+    them. Raises ProtocolError."""
+    size = count * GRANT.size
+    if size > len(content):
+        raise ProtocolError(f"{count} grants do not fit into the {len(content)} bytes of a DELIVER frame")
+    return [Grant._make(each) for each in GRANT.iter_unpack(content[:size])], content[size:]
+
+
+def read_settle(payload: memoryview) -> tuple[Settle, tuple[int, ...]]:
+    """The fixed struct and the ranges, flat. Raises ProtocolError when their number is another one than was said."""
+    settle = Settle._make(_unpack(SETTLE, payload))
+    ranges = payload[SETTLE.size :]
+    if len(ranges) != settle.range_count * SETTLE_RANGE.size:
+        raise ProtocolError(f"{settle.range_count} ranges where a SETTLE frame has {len(ranges)} bytes for them")
+    return settle, _numbers(2 * settle.range_count).unpack(ranges)
+
+
+def read_settled(payload: memoryview) -> Settled:
+    return Settled._make(_unpack(SETTLED, payload))
+
+
+@lru_cache(maxsize=64)
+def _numbers(count: int) -> struct.Struct:
+    """So many u64 in a row."""
+    return struct.Struct(f"<{count}Q")
 
 
 def read_produce(payload: memoryview) -> Produce:

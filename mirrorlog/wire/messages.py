@@ -12,7 +12,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from mirrorlog.errors import MirrorlogError, ProtocolError, from_code
-from mirrorlog.wire.frames import Frame, FrameType, frame
+from mirrorlog.wire.frames import Frame, FrameType, Level, frame
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+from mirrorlog.wire.routing import Binding, Exchange
 
 _M = TypeVar("_M", bound="Message")
 
@@ -255,6 +257,168 @@ class ListHolds(Message, frozen=True):
 
 class HoldsFound(Message, frozen=True):
     holds: list[HoldInfo]
+
+
+# --- Groups that ack: see docs/decisions/0033 and 0034 ---
+
+
+class Subscribe(Message, frozen=True):
+    """Records of an acking group are to be pushed to this connection. Answered with Subscribed; `DELIVER` frames may
+    come before the answer is read, never before it is sent.
+
+    `group`: empty for the queue's own; one that is not there is made, and begins where the queue begins. `prefetch`:
+    so many records, and bytes, granted and not settled, at most; 0: the node's limit. `auto_ack`: what is granted is
+    settled as it is sent. `exclusive`: refused while somebody else is subscribed, and nobody else while this is.
+    `priority`: higher ones are served first. `name`: for people.
+    """
+
+    queue: str
+    group: str = ""
+    prefetch_records: int = 0
+    prefetch_bytes: int = 0
+    auto_ack: bool = False
+    exclusive: bool = False
+    priority: int = 0
+    name: str = ""
+
+
+class Subscribed(Message, frozen=True):
+    """`subscription`: its number, within the node's run. `prefetch_*`: as they hold, after the node's limits."""
+
+    subscription: int
+    log_id: str
+    epoch: int
+    queue_id: int
+    prefetch_records: int
+    prefetch_bytes: int
+
+
+class Unsubscribe(Message, frozen=True):
+    """Nothing more is granted; what is in hand stays so until it is settled or the connection goes. Answered with
+    Done, behind every DELIVER of the subscription."""
+
+    subscription: int
+
+
+class SubscriptionEnded(Message, frozen=True):
+    """In an ENDED frame: the subscription is no more, and what it had is given to others. `code`, `message`, `details`:
+    of the error that says why; NOT_MASTER with the details of that error when the log has another master."""
+
+    subscription: int
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+
+class LeasedRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Records [first, next) under the lease of that number: each of them with it is a receipt."""
+
+    first: int
+    next: int
+    lease: int
+    redelivered: bool = False
+    attempts: int = 0
+
+
+class Lease(Message, frozen=True):
+    """Up to `records_max` records for `lease_ms`, then they come back by themselves. Answered with Leases, confirmed on
+    all copies; with none after `wait_ms` if there are none. `holder`: for people."""
+
+    queue: str
+    group: str = ""
+    records_max: int = 1
+    lease_ms: int = 30_000
+    wait_ms: int = 0
+    holder: str = ""
+
+
+class Leases(Message, frozen=True):
+    """`next`: the queue's next confirmed queue offset. The records are fetched."""
+
+    log_id: str
+    epoch: int
+    queue_id: int
+    next: int
+    leased: list[LeasedRange]
+
+
+class SettleLease(Message, frozen=True):
+    """`how`: see `frames.How`, but EXTEND; `level`: a confirm level. A receipt of a lease that has ended acks as long
+    as nobody else has the record, and returns nothing. Answered with LeasesSettled; with ReceiptStale, and nothing of
+    it counts, when somebody else has one of the records now."""
+
+    queue: str
+    receipts: list[LeasedRange]
+    how: int
+    group: str = ""
+    delay_ms: int = 0
+    level: int = Level.ALL
+
+
+class ExtendLease(Message, frozen=True):
+    """The leases of these receipts run for `lease_ms` from now. Answered with LeasesSettled; receipts of a lease that
+    has ended are refused with NotGranted, and nothing is extended."""
+
+    queue: str
+    receipts: list[LeasedRange]
+    lease_ms: int
+    group: str = ""
+
+
+class LeasesSettled(Message, frozen=True):
+    """`records`: so many changed."""
+
+    records: int
+
+
+class PurgeGroup(Message, frozen=True):
+    """Settle every record that is ready in the group, not what is in somebody's hands. Answered with Purged."""
+
+    queue: str
+    group: str = ""
+
+
+class Purged(Message, frozen=True):
+    records: int
+
+
+class DeleteGroup(Message, frozen=True):
+    """Forget a group that acks. Its subscriptions end. Answered with Done once it is confirmed, also when there is
+    none. The queue's own group cannot be deleted."""
+
+    queue: str
+    group: str
+
+
+class ListGroups(Message, frozen=True):
+    """The groups of a queue as its master knows them. Answered with GroupsFound."""
+
+    queue: str
+
+
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`kind`: stream (`floor` is its position) or acking. Records below `floor` are settled, below `watermark` may have
+    been given out. `ready`: may be given out now; `unsettled`: all confirmed ones that are not settled, of which `out`
+    are with subscribers, `leased` leased and `parked` wait for a delay's end."""
+
+    group: str
+    kind: str
+    floor: int
+    watermark: int = 0
+    ready: int = 0
+    unsettled: int = 0
+    out: int = 0
+    leased: int = 0
+    parked: int = 0
+    subscribers: int = 0
+
+
+class GroupsFound(Message, frozen=True):
+    """`next`: the queue's next confirmed queue offset."""
+
+    queue: str
+    next: int
+    groups: list[GroupInfo]
 
 
 class Metadata(Message, frozen=True):
@@ -639,10 +803,152 @@ class Events(Message, frozen=True):
     events: list[ClusterEvent]
 
 
+# --- Virtual hosts, exchanges, users: see docs/decisions/0035 ---
+#
+# Each is answered with Done, or what it asks for, once it is decided and every node that is up has applied it; or after
+# two seconds, while one of them is slow.
+
+
+class DeclareExchange(Message, frozen=True):
+    """Idempotent; ExchangeExists names the difference. `passive`: only ask whether it is there."""
+
+    name: str
+    exchange: Exchange
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+    passive: bool = False
+
+
+class DeleteExchange(Message, frozen=True):
+    """`if_unused`: only while no binding leads from it (InUse)."""
+
+    name: str
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+    if_unused: bool = False
+
+
+class Bind(Message, frozen=True):
+    """All of them or none, up to 1,000."""
+
+    bindings: list[Binding]
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+
+
+class Unbind(Message, frozen=True):
+    """Nothing when it is not there."""
+
+    binding: Binding
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+
+
+class GetRouting(Message, frozen=True):
+    """Answered with Routing at once. `version`: what the asker has; 0: nothing."""
+
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+    version: int = 0
+
+
+class Routing(Message, frozen=True):
+    """What the node that answers knows. `changed`: False when the asker has this version already; then the rest is
+    empty. `exchanges`: without the predefined ones."""
+
+    version: int
+    changed: bool = True
+    exchanges: dict[str, Exchange] = {}
+    bindings: list[Binding] = []
+
+
+class AddVirtualHost(Message, frozen=True):
+    name: str
+
+
+class DeleteVirtualHost(Message, frozen=True):
+    """Refused (InUse) while it has queues."""
+
+    name: str
+
+
+class ListVirtualHosts(Message, frozen=True):
+    """Answered with VirtualHosts."""
+
+
+class VirtualHostInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`version`: of its routing; the rest are numbers of them. `exchanges`: declared ones."""
+
+    name: str
+    version: int
+    exchanges: int
+    bindings: int
+    queues: int
+
+
+class VirtualHosts(Message, frozen=True):
+    virtual_hosts: list[VirtualHostInfo]
+
+
+class SetUser(Message, frozen=True):
+    """`password_hash`: see `wire.passwords`: a password itself is never sent for this; None: as it was."""
+
+    name: str
+    password_hash: str | None = None
+    tags: list[str] = []
+
+
+class DeleteUser(Message, frozen=True):
+    name: str
+
+
+class SetPermissions(Message, frozen=True):
+    """Regular expressions; an empty one matches nothing."""
+
+    user: str
+    configure: str
+    write: str
+    read: str
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+
+
+class ClearPermissions(Message, frozen=True):
+    user: str
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+
+
+class ListUsers(Message, frozen=True):
+    """Answered with Users; hashes are not told."""
+
+
+class PermissionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    virtual_host: str
+    configure: str
+    write: str
+    read: str
+
+
+class UserInfo(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    tags: list[str]
+    permissions: list[PermissionInfo]
+
+
+class Users(Message, frozen=True):
+    users: list[UserInfo]
+
+
+class Login(Message, frozen=True):
+    """The first request of a connection, where the cluster has users. Only over TLS, or to this machine."""
+
+    user: str
+    password: str
+
+
 AnyMessage = (
     Hello | Challenge | Proof | Welcome | Failure | Follow | History | Pull
     | GetMetadata | Metadata | DeclareQueue | FindOffset | FoundOffset | CommitPosition | FetchPosition
     | FoundPosition | Done | GetStatus | Status | SetHold | HoldGiven | EndHold | ListHolds | HoldsFound
+    | Subscribe | Subscribed | Unsubscribe | SubscriptionEnded | Lease | Leases | SettleLease | ExtendLease
+    | LeasesSettled | PurgeGroup | Purged | DeleteGroup | ListGroups | GroupsFound
+    | DeclareExchange | DeleteExchange | Bind | Unbind | GetRouting | Routing
+    | AddVirtualHost | DeleteVirtualHost | ListVirtualHosts | VirtualHosts
+    | SetUser | DeleteUser | SetPermissions | ClearPermissions | ListUsers | Users | Login
     | DrainNode | Drained | ForgetNode | Rebalance | Rebalanced | PromoteCopy | CopyPromoted | GetEvents | Events
 )  # fmt: skip
 

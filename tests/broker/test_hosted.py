@@ -139,7 +139,7 @@ def test_a_log_changes_hands_ten_times_under_traffic(tmp_path: Path, flush: str,
                 (each.on_stored, each.on_appended, each.on_confirmed, each.on_flush_wanted)
                 for each in (old.replica, new.replica)
             ]
-            assert [[len(hook) for hook in each] for each in hooks] == [[1, 2, 2, 1], [1, 1, 1, 1]]
+            assert [[len(hook) for hook in each] for each in hooks] == [[1, 2, 3, 1], [1, 1, 1, 1]]
             for number, log in enumerate((old, new)):
                 found = await opened_again(log, settings[0], tmp_path / f"again{number}")
                 assert _comparable(found) == _comparable(derived(log.replica))

@@ -29,25 +29,30 @@ CLASSES = sorted(set(tree(MirrorlogError)), key=lambda kind: kind.__name__)
 
 # By name and by hand: a class that changes its status, or a new one, must be thought about here.
 STATUSES = {
-    "ABORTED": [],
-    "ALREADY_EXISTS": ["QueueExists"],
+    "ABORTED": ["StaleRouting", "SubscriptionCancelled"],
+    "ALREADY_EXISTS": ["ExchangeExists", "QueueExists"],
     "DATA_LOSS": ["LogCorrupt", "TierBroken"],
     "DEADLINE_EXCEEDED": [
         "FlushDiskTimeout", "FlushSlaveTimeout", "MasterChanged", "OutcomeUnknown", "RequestTimeout",
         "SlaveNotAvailable",
     ],
     "FAILED_PRECONDITION": [
-        "ConfigError", "DirectoryInUse", "ForeignDirectory", "HoldTaken", "MirrorAhead", "MissingDependency",
-        "PortTaken", "UnsupportedVersion", "WrongCluster",
+        "ConfigError", "ConsumerTimedOut", "DirectoryInUse", "ExclusiveTaken", "ForeignDirectory", "HoldTaken", "InUse",
+        "MirrorAhead", "MissingDependency", "NotGranted", "PortTaken", "ReceiptStale", "UnsupportedVersion",
+        "WrongCluster",
     ],
     "INTERNAL": ["AckBeyondEnd", "FrameTooLarge", "MirrorlogError", "ProtocolError", "StalledFrame"],
     "INVALID_ARGUMENT": [
         "BadBatch", "BadInput", "BadRequest", "BatchTooLarge", "OutOfSequence", "RecordTooLarge", "StaleProducerEpoch",
     ],
-    "NOT_FOUND": ["NoSuchHold", "NoSuchLog", "NoSuchQueue"],
+    "NOT_FOUND": [
+        "NoSuchExchange", "NoSuchGroup", "NoSuchHold", "NoSuchLog", "NoSuchQueue", "NoSuchSubscription", "NoSuchUser",
+        "NoSuchVirtualHost", "Unroutable",
+    ],
     "OUT_OF_RANGE": ["OffsetOutOfRange", "PositionLost"],
-    "PERMISSION_DENIED": ["NotAMember"],
-    "UNAUTHENTICATED": ["NotProven"],
+    "PERMISSION_DENIED": ["AccessRefused", "NotAMember"],
+    "RESOURCE_EXHAUSTED": ["LimitReached"],
+    "UNAUTHENTICATED": ["LoginFailed", "NotProven"],
     "UNAVAILABLE": [
         "ConnectionLost", "DiskFailed", "DiskFull", "InSyncReplicasNotEnough", "IndexDoubtful", "LogRecovering",
         "LogUnavailable", "NodeStopping", "NotCurrent", "NotLeader", "NotMaster", "Overloaded", "Refused",

@@ -44,8 +44,11 @@ from mirrorlog.wire.frames import (
     read_ack,
     read_batches,
     read_confirm,
+    read_deliver,
     read_fetch,
     read_produce,
+    read_settle,
+    read_settled,
     read_transfer,
 )
 from mirrorlog.wire.messages import (
@@ -73,6 +76,7 @@ _LENGTH_AT: Final = 44
 _STRUCTS: Final = {
     FrameType.PRODUCE: read_produce, FrameType.CONFIRM: read_confirm, FrameType.FETCH: read_fetch,
     FrameType.BATCHES: read_batches, FrameType.TRANSFER: read_transfer, FrameType.ACK: read_ack,
+    FrameType.DELIVER: read_deliver, FrameType.SETTLE: read_settle, FrameType.SETTLED: read_settled,
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from mirrorlog.broker.roles import MasterRole, MirrorRole
 from mirrorlog.broker.server import Server
 from mirrorlog.cluster.commands import AnyCommand
 from mirrorlog.cluster.state import Outcome
+from mirrorlog.cluster.topology import User
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.config import (
     ClusterSettings,
@@ -100,6 +101,12 @@ class Assigned:
 
     def cluster_version(self) -> int:
         return versions.OWN
+
+    def routing_version(self, virtual_host: str) -> int:
+        return 0
+
+    def users(self) -> Mapping[str, User]:
+        return {}
 
     def placed(self, queue: str) -> UUID | None:
         return next(iter(self.logs()))

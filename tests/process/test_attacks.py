@@ -271,7 +271,7 @@ def test_arguments_of_every_shape(cluster: Cluster) -> None:
         assert type(error) is QueueExists
     unknown: dict[str, Any] = {
         "x-text": "ä", "x-number": -(2**63), "x-large": 2**64 - 1, "x-real": 1.5, "x-none": None, "x-true": True,
-        "x-bytes": b"\xff\x00", "x-list": [1, [2, {"three": 3}]], "": "empty", "retention": 1,
+        "x-bytes": b"\xff\x00", "x-list": [1, [2, {"three": 3}]], "": "empty", "retentions": 1,
     }  # fmt: skip
     with Raw(cluster.servers[0]) as raw:
         for name, value in unknown.items():

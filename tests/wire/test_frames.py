@@ -11,20 +11,33 @@ from hypothesis import strategies as st
 from mirrorlog.errors import FrameTooLarge, ProtocolError
 from mirrorlog.wire.frames import (
     ACK,
+    DELIVER,
     FRAME_HEADER_SIZE,
     PLACED_BYTES_MIN,
+    SETTLE,
+    SETTLE_AGAIN,
     TRANSFER,
     Frame,
     FrameReader,
     FrameType,
+    Grant,
+    How,
+    Settle,
+    deliver_head,
     frame,
     frame_header,
     read_ack,
     read_batches,
     read_confirm,
+    read_deliver,
     read_fetch,
+    read_grants,
     read_produce,
+    read_settle,
+    read_settled,
     read_transfer,
+    settle_frame,
+    settled_frame,
 )
 
 LIMIT = 4096
@@ -143,7 +156,10 @@ def test_half_a_frame_is_owed() -> None:
 
 @pytest.mark.parametrize(
     ("read", "size"),
-    [(read_produce, 8), (read_confirm, 24), (read_fetch, 24), (read_batches, 32), (read_transfer, 32), (read_ack, 24)],
+    [
+        *((read_produce, 8), (read_confirm, 24), (read_fetch, 24), (read_batches, 32), (read_transfer, 32)),
+        *((read_ack, 24), (read_deliver, 24)),
+    ],
 )
 def test_a_payload_shorter_than_its_struct_is_refused(read: object, size: int) -> None:
     """Read each fixed struct from every length below its own: refused; from its own and above: read."""
@@ -159,6 +175,47 @@ def test_fixed_structs_come_back_as_they_were() -> None:
     largest = 2**64 - 1
     assert read_ack(memoryview(ACK.pack(largest, 1, 2**32 - 1, 0))) == (largest, 1, 2**32 - 1, 0)
     assert read_transfer(memoryview(TRANSFER.pack(1, 2, largest, 4, 5))) == (1, 2, largest, 4, 5)
+
+
+def test_a_settlement_comes_back_as_it_was() -> None:
+    """With ranges and without; and its answer."""
+    for ranges in ((), (0, 1), (5, 2**64 - 1), tuple(range(2000))):
+        sent = settle_frame(
+            ranges, subscription=7, epoch=3, how=How.RETURN, level=255, delay_ms=9, flags=SETTLE_AGAIN, correlation_id=5
+        )
+        ((kind, payload, number),) = feed(FrameReader(frame_bytes_max=1 << 20), sent, [333])
+        assert (kind, number) == (FrameType.SETTLE, 5)
+        assert read_settle(memoryview(payload)) == (Settle(7, 3, 2, 255, 1, 9, len(ranges) // 2, 0), ranges)
+    ((kind, payload, number),) = feed(FrameReader(frame_bytes_max=LIMIT), settled_frame(2**64 - 1, 6, 3), [8])
+    assert (kind, number, read_settled(memoryview(payload))) == (FrameType.SETTLED, 6, (2**64 - 1, 3))
+
+
+def test_a_settlement_with_another_number_of_ranges_than_it_says_is_refused() -> None:
+    """One less, one more, half of one, four thousand million; and no whole struct."""
+    whole = SETTLE.pack(1, 1, 1, 255, 0, 0, 2, 0) + bytes(32)
+    for payload in (
+        whole[:-16], whole + bytes(16), whole[:-8], SETTLE.pack(1, 1, 1, 0, 0, 0, 2**32 - 1, 0), whole[:20],
+    ):  # fmt: skip
+        with pytest.raises(ProtocolError):
+            read_settle(memoryview(payload))
+
+
+def test_grants_come_back_as_they_were_with_the_batches_behind_them() -> None:
+    """None, one, many; and fewer bytes than grants were announced."""
+    grants = [Grant(each, each + 3, each % 2, each % 256) for each in range(300)]
+    for some in ([], grants[:1], grants):
+        head = deliver_head(
+            subscription=4, epoch=9, next_confirmed=2**63, grants=some, batch_count=1, batches_bytes=16
+        )  # fmt: skip
+        ((kind, payload, _),) = feed(FrameReader(frame_bytes_max=1 << 20), head + b"x" * 16, [100])
+        assert kind == FrameType.DELIVER
+        facts = read_deliver(memoryview(payload))
+        assert facts == (4, 9, 2**63, len(some), 1)
+        found, batches = read_grants(memoryview(payload)[DELIVER.size :], facts.grant_count)
+        assert (found, bytes(batches)) == (some, b"x" * 16)
+    with pytest.raises(ProtocolError, match="do not fit"):
+        read_grants(memoryview(bytes(24 * 3 - 1)), 3)
+    assert [each.redelivered for each in grants[:2]] == [False, True]
 
 
 @settings(deadline=None)

@@ -16,7 +16,12 @@ from mirrorlog.wire.messages import (
     Follow,
     Hello,
     History,
+    LeasedRange,
+    Leases,
     Pull,
+    SettleLease,
+    Subscribe,
+    SubscriptionEnded,
     as_error,
     decode,
     encode,
@@ -30,6 +35,10 @@ MESSAGES = [
     History(epoch=2, epochs=[], begin=0, end=0, confirmed=0),
     Pull(log_offset=7),
     DeclareQueue(name="q", arguments={"x-max": 3}),
+    Subscribe(queue="q", prefetch_records=3, exclusive=True, priority=-1, name="n"),
+    Leases(log_id="l", epoch=2, queue_id=1, next=9, leased=[LeasedRange(first=1, next=3, lease=1 << 33, attempts=2)]),
+    SettleLease(queue="q", receipts=[LeasedRange(first=1, next=3, lease=7)], how=1, level=1),
+    SubscriptionEnded(subscription=7, code="NOT_MASTER", message="m", details={"master": "h:1"}),
 ]
 
 

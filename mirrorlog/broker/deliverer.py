@@ -1,0 +1,792 @@
+"""The acking groups of a log that this node masters: frames out, settlements in, changes to the log. Thin:
+`queues.delivery` decides.
+
+What comes in a turn of the loop is gathered: settlements of a group are one change, confirms of a queue wake its groups
+once, and then everybody is given what is there. A group costs nothing while nobody takes from it, leases from it or
+waits in it: it is a ledger then, and there is a `Delivery` only from the first one to the last. All times are in one
+heap per log. The bytes of records go out with their grants as far as the log's memory has them; what is older, and what
+this subscriber was sent already, it fetches (docs/decisions/0034).
+
+Nothing is given before this mastership's first batch is confirmed, nor while this node is out of touch with the
+cluster: another one may be giving the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from math import inf
+from typing import Final, NamedTuple
+
+from mirrorlog.broker.gathered import Asked, Gathered, in_batches, merged
+from mirrorlog.broker.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.reached_batches import ReachedBatches
+from mirrorlog.broker.replica import Replica
+from mirrorlog.broker.subscription_book import Receiver, SubscriptionBook
+from mirrorlog.config import LimitSettings
+from mirrorlog.errors import (
+    BadRequest,
+    ConsumerTimedOut,
+    MirrorlogError,
+    Overloaded,
+    SubscriptionCancelled,
+)
+from mirrorlog.ha.progress import ALL_MEMBERS
+from mirrorlog.queues.changes import Change, Leased, Watermark, encode_changes
+from mirrorlog.queues.delivery import Delivery, Given, LeaseWish, Receipt, Rules
+from mirrorlog.queues.groups import OWN_GROUP
+from mirrorlog.queues.subscriber import Subscription
+from mirrorlog.wire.frames import SETTLE_AGAIN, FrameType, Grant, How, Settle, deliver_head, frame, settled_frame
+from mirrorlog.wire.messages import (
+    Done,
+    ExtendLease,
+    Lease,
+    LeasedRange,
+    Leases,
+    LeasesSettled,
+    Message,
+    Purged,
+    SettleLease,
+    Subscribe,
+    Subscribed,
+    SubscriptionEnded,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+LEASE_MS_MAX: Final = 366 * 24 * 3600 * 1000
+DELAY_MS_MAX: Final = 366 * 24 * 3600 * 1000
+WAIT_MS_MAX: Final = 60_000
+
+_TURNS: Final = 32
+"""So many frames to a group's subscribers, then others of the loop have their turn."""
+_EPOCH_BITS: Final = 32
+_HOLDER_CHARS_MAX: Final = 255
+_CHANGE_BYTES_PER_RANGE: Final = 24
+
+_HOWS: Final = frozenset(map(int, How))
+
+_Key = tuple[int, str]
+"""Queue id and group."""
+Respond = Callable[[Message | MirrorlogError], None]
+
+
+@dataclass(slots=True)
+class _Work:
+    """A group that somebody takes from. `planned`: when it is looked at next. `refused`: a change of it was."""
+
+    key: _Key
+    delivery: Delivery
+    gathered: Gathered = field(default_factory=Gathered)
+    planned: float = inf
+    refused: bool = False
+
+
+@dataclass(slots=True)
+class _Pushed:
+    """A subscription. `last`: the base queue offset of the batch it was sent last."""
+
+    work: _Work
+    receiver: Receiver
+    last: int = -1
+
+
+class _Waiter(NamedTuple):
+    """Who waits for a lease."""
+
+    work: _Work
+    respond: Respond
+    receiver: Receiver
+
+
+class _Logged(NamedTuple):
+    """A watermark that is not on all copies yet."""
+
+    end: int
+    work: _Work
+    queue_offset: int
+
+
+class Deliverer:
+    """Of one mastership. `now`: the loop's clock in s; `begun`: whether its first batch is confirmed; `bytes_max`: of
+    batches in one frame, but for a larger one."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        publisher: Publisher,
+        *,
+        limits: LimitSettings,
+        book: SubscriptionBook,
+        bytes_max: int,
+        begun: Callable[[], bool],
+        now: Callable[[], float],
+    ) -> None:
+        self._replica = replica
+        self._publisher = publisher
+        self._limits = limits
+        self._book = book
+        self._bytes_max = bytes_max
+        self._begun = begun
+        self._now = now
+        self._ranges_max = max(1, min(8192, limits.max_batch_bytes // (2 * _CHANGE_BYTES_PER_RANGE)))
+        self._works: dict[_Key, _Work] = {}
+        self._of_queue: dict[int, set[str]] = {}
+        self._found: dict[_Key, int] = {}
+        """Watermarks as this mastership found them, of the groups that were delivered from in it."""
+        self._fronts: dict[_Key, int] = {}
+        """And how far this one has given them out, of those that nobody takes from now."""
+        self._pushed: dict[int, _Pushed] = {}
+        self._waiters: dict[int, _Waiter] = {}
+        self._waits: list[tuple[float, int]] = []
+        self._watermarks: deque[_Logged] = deque()
+        self._times: list[tuple[float, _Key]] = []
+        self._awake: dict[_Key, None] = {}
+        self._reached = ReachedBatches(replica)
+        self._settling = 0
+        self._leases = 0
+        self._due = False
+        self._stopped = False
+        self._any_refused = False
+        replica.on_confirmed.append(self._confirmed)
+
+    # --- subscriptions ---
+
+    def subscribe(self, message: Subscribe, queue_id: int, receiver: Receiver) -> Subscribed:
+        """From here on it is given records. Raises BadRequest, ExclusiveTaken, Overloaded, LimitReached, or why the
+        group cannot be made."""
+        limits = self._limits
+        records = _within(message.prefetch_records, limits.max_unsettled_records, "prefetch_records")
+        size = _within(message.prefetch_bytes, limits.max_unsettled_bytes, "prefetch_bytes")
+        facts = Subscription(
+            number=self._book.next_number(),
+            # What is settled as it is sent is in nobody's hands.
+            prefetch_records=limits.max_unsettled_records if message.auto_ack else records,
+            prefetch_bytes=limits.max_unsettled_bytes if message.auto_ack else size,
+            auto_ack=message.auto_ack,
+            exclusive=message.exclusive,
+            priority=message.priority,
+        )
+        work = self._work((queue_id, message.group), make=True)
+        try:
+            self._book.add(facts.number, receiver, self)
+            work.delivery.subscribe(facts)
+        except MirrorlogError:
+            self._book.remove(facts.number)
+            self._drop_if_idle(work)
+            raise
+        self._pushed[facts.number] = _Pushed(work, receiver)
+        work.delivery.hold(facts.number, receiver.endpoint.paused)
+        self._wake(work)
+        return Subscribed(
+            subscription=facts.number,
+            log_id=str(self._replica.log_id),
+            epoch=self._replica.epochs.current,
+            queue_id=queue_id,
+            prefetch_records=facts.prefetch_records,
+            prefetch_bytes=facts.prefetch_bytes,
+        )
+
+    def unsubscribe(self, number: int) -> None:
+        """It is given nothing more; what it has it may settle. Raises NoSuchSubscription."""
+        work = self._pushed[number].work
+        work.delivery.unsubscribe(number)
+        self._forget_if_done(number, work)
+
+    def writable(self, number: int) -> None:
+        """Its connection takes more."""
+        pushed = self._pushed.get(number)
+        if pushed is not None:
+            pushed.work.delivery.hold(number, False)
+            self._wake(pushed.work)
+
+    def held(self, number: int) -> None:
+        """Its connection takes no more; `writable` follows."""
+        pushed = self._pushed.get(number)
+        if pushed is not None:
+            pushed.work.delivery.hold(number, True)
+
+    def gone(self, number: int) -> None:
+        """Its connection is no more: what it had is given to others."""
+        pushed = self._pushed.get(number)
+        if pushed is not None:
+            self._end(number, pushed, None)
+
+    def forget(self, receiver: Receiver) -> None:
+        """A connection is no more: it waits for no lease."""
+        for number in [number for number, each in self._waiters.items() if each.receiver is receiver]:
+            work = self._waiters.pop(number).work
+            work.delivery.gone(number)
+            self._drop_if_idle(work)
+
+    def settle(self, settle: Settle, ranges: Sequence[int], receiver: Receiver, correlation_id: int) -> None:
+        """Answered with SETTLED when so many copies have it. Raises BadRequest, NotGranted, NoSuchSubscription or
+        Overloaded: then nothing of it counts."""
+        copies = self._publisher.copies_for(settle.level)
+        _check_settle(settle.how, settle.delay_ms)
+        if settle.range_count > self._limits.max_ranges_per_settle:
+            raise BadRequest(
+                f"{settle.range_count} ranges in one settlement are above the limit of "
+                f"{self._limits.max_ranges_per_settle} (limits.max_ranges_per_settle); send several"
+            )
+        work = self._pushed[settle.subscription].work
+        if work.gathered.meets(ranges):
+            self._flush(work)
+        settlement = work.delivery.settle(
+            settle.subscription,
+            settle.epoch,
+            settle.how,
+            ranges,
+            settle.delay_ms,
+            again=bool(settle.flags & SETTLE_AGAIN),
+        )
+
+        def done(error: MirrorlogError | None) -> None:
+            if error is not None:
+                receiver.refuse(error, correlation_id)
+            else:
+                receiver.answer(settled_frame(settlement.records, correlation_id, settlement.passed_over))
+
+        self._gather(work, Asked(settlement, copies, done))
+
+    # --- leases ---
+
+    def lease(self, message: Lease, queue_id: int, receiver: Receiver, respond: Respond) -> None:
+        """Answered with Leases, confirmed, or with none. Raises BadRequest, ExclusiveTaken, Overloaded or
+        LimitReached."""
+        _check_lease_ms(message.lease_ms)
+        _check_holder(message.holder)
+        if not 1 <= message.records_max <= self._limits.max_unsettled_records:
+            raise BadRequest(
+                f"records_max {message.records_max} is not within 1 and {self._limits.max_unsettled_records} "
+                "(limits.max_unsettled_records)"
+            )
+        if len(self._waiters) >= self._limits.max_waiting_fetches:
+            raise Overloaded(
+                f"{len(self._waiters)} wait for leases (limits.max_waiting_fetches)", limit="max_waiting_fetches"
+            )
+        work = self._work((queue_id, message.group), make=True)
+        self._leases += 1
+        number = self._book.next_number()
+        lease = self._replica.epochs.current << _EPOCH_BITS | self._leases
+        try:
+            work.delivery.lease(LeaseWish(number, lease, message.holder, message.records_max, message.lease_ms))
+        except MirrorlogError:
+            self._drop_if_idle(work)
+            raise
+        self._waiters[number] = _Waiter(work, respond, receiver)
+        heappush(self._waits, (self._now() + min(message.wait_ms, WAIT_MS_MAX) / 1000, number))
+        self._wake(work)
+
+    def settle_lease(self, message: SettleLease, queue_id: int, respond: Respond) -> None:
+        """Answered with LeasesSettled at its level. Raises BadRequest."""
+        copies = self._publisher.copies_for(message.level)
+        _check_settle(message.how, message.delay_ms)
+        receipts = self._receipts(message.receipts)
+        work = self._work((queue_id, message.group))
+        if work.gathered.meets(border for each in receipts for border in each[:2]):
+            self._flush(work)
+        end = self._replica.index.next_confirmed(queue_id)
+        try:
+            settlement = work.delivery.settle_leased(receipts, message.how, message.delay_ms, end=end)
+        except MirrorlogError:
+            self._drop_if_idle(work)
+            raise
+        answer = LeasesSettled(records=settlement.records)
+        self._gather(work, Asked(settlement, copies, lambda error: respond(error or answer)))
+
+    def extend_lease(self, message: ExtendLease, queue_id: int, respond: Respond) -> None:
+        """Answered with LeasesSettled once it is confirmed. Raises BadRequest or NotGranted."""
+        _check_lease_ms(message.lease_ms)
+        receipts = self._receipts(message.receipts)
+        work = self._work((queue_id, message.group))
+        self._flush(work)
+        try:
+            changes = work.delivery.extend_leased(receipts, message.lease_ms)
+            end = self._append(queue_id, changes)
+        except MirrorlogError:
+            self._drop_if_idle(work)
+            raise
+        for change in changes:
+            work.delivery.lease_began(change.lease, change.lease_ms, self._now())
+        self._plan(work)
+        records = sum(each.until - each.first for each in receipts)
+        done = LeasesSettled(records=records)
+        self._publisher.wait_at(end, ALL_MEMBERS, lambda error: respond(error or done))
+
+    def _receipts(self, told: Sequence[LeasedRange]) -> list[Receipt]:
+        """Raises BadRequest."""
+        if not 1 <= len(told) <= self._limits.max_ranges_per_settle:
+            raise BadRequest(
+                f"{len(told)} receipts are not within 1 and {self._limits.max_ranges_per_settle} "
+                "(limits.max_ranges_per_settle)"
+            )
+        receipts = [Receipt(each.first, each.next, each.lease) for each in told]
+        for each in receipts:
+            if not 0 <= each.first < each.until < 1 << 63:
+                raise BadRequest(f"a receipt of records {each.first} to {each.until} is none")
+        return receipts
+
+    # --- groups ---
+
+    def purge(self, queue_id: int, group: str, respond: Respond) -> None:
+        """Settle what is in nobody's hands. Answered with Purged once that is confirmed. Raises MirrorlogError: then
+        nothing was changed."""
+        work = self._work((queue_id, group))
+        self._flush(work)
+        change = work.delivery.purge(self._replica.index.next_confirmed(queue_id))
+        records = 0 if change is None else sum(change.ranges[1::2]) - sum(change.ranges[::2])
+        try:
+            end = self._append(queue_id, [change]) if change is not None else self._replica.end
+        finally:
+            self._drop_if_idle(work)
+        done = Purged(records=records)
+        self._publisher.wait_at(end, ALL_MEMBERS, lambda error: respond(error or done))
+
+    def delete_group(self, queue_id: int, group: str, respond: Respond) -> None:
+        """Forget it, whoever is subscribed. Answered with Done once that is confirmed. Raises NoSuchGroup, or
+        MirrorlogError: then nothing was changed."""
+        change = self._replica.groups.delete(queue_id, group)
+        work = self._works.get((queue_id, group))
+        if work is not None:
+            self._flush(work)
+        end = self._append(queue_id, [change])
+        if work is not None:
+            self._cancel(work, SubscriptionCancelled(f"group {group!r} was deleted"))
+        # One that is made anew under this name begins anew.
+        self._found.pop((queue_id, group), None)
+        self._fronts.pop((queue_id, group), None)
+        self._publisher.wait_at(end, ALL_MEMBERS, lambda error: respond(error or Done()))
+
+    def subscribers(self, queue_id: int, group: str) -> int:
+        """How many there are now."""
+        work = self._works.get((queue_id, group))
+        return work.delivery.subscribers if work is not None else 0
+
+    # --- the life of the mastership ---
+
+    def begin(self) -> None:
+        """What the master before left waiting waits on: delays and leases begin anew. When the epoch's first batch is
+        appended, and no record of it."""
+        for queue_id, group, ledger in list(self._replica.groups):
+            ledger.drop_volatile()
+            # It runs ahead of the queue. What comes from here on nobody has had before.
+            self._found[queue_id, group] = min(ledger.watermark, self._replica.index.next_appended(queue_id))
+            if (ledger.leased or ledger.parked) and self._replica.queues.has_id(queue_id):
+                self._plan(self._work((queue_id, group)))
+
+    def tick(self, now: float) -> None:
+        """Time passes (s, the loop's clock)."""
+        self._end_waits(now)
+        if self._stopped or self._publisher.cut_off or not self._begun():
+            return
+        while self._times and self._times[0][0] <= now:
+            _, key = heappop(self._times)
+            work = self._works.get(key)
+            if work is not None and work.planned <= now:
+                work.planned = inf
+                self._look_at_times(work, now)
+        for work in [each for each in self._works.values() if each.refused] if self._any_refused else ():
+            work.refused = False
+            self._wake(work)
+        self._any_refused = False
+        if self._awake:
+            self._soon()
+
+    def hand_over(self) -> None:
+        """Nothing is given from here on; the next master shall know exactly what was."""
+        if self._stopped:
+            return
+        for work in list(self._works.values()):
+            self._flush(work)
+            self._log_exactly(work)
+        self._stopped = True
+
+    def fence(self, elsewhere: ElsewhereLog) -> None:
+        """Another one may be the master: all who take or wait here are sent `elsewhere`."""
+        self._stopped = True
+        self._replica.on_confirmed.remove(self._confirmed)
+        for work in self._works.values():
+            for asked in work.gathered.asked:
+                asked.done(elsewhere.refusal())
+        for number, pushed in list(self._pushed.items()):
+            self._tell_ended(number, pushed.receiver, elsewhere.refusal())
+        for waiter in list(self._waiters.values()):
+            waiter.respond(elsewhere.refusal())
+        for queue_id, group in self._works:
+            if (ledger := self._replica.groups.get(queue_id, group)) is not None:
+                ledger.drop_volatile()
+        self._works.clear()
+        self._pushed.clear()
+        self._waiters.clear()
+
+    # --- inside: works ---
+
+    def _work(self, key: _Key, *, make: bool = False) -> _Work:
+        """The group's. `make`: the group too, if there is none yet; the queue's own always. Raises NoSuchGroup,
+        LimitReached, BadRequest, or why nothing is taken."""
+        work = self._works.get(key)
+        if work is not None:
+            return work
+        queue_id, group = key
+        queue, groups = self._replica.queues.find_id(queue_id), self._replica.groups
+        if groups.get(queue_id, group) is None and (make or group == OWN_GROUP):
+            begin = self._replica.index.begin(queue_id)
+            self._append(queue_id, [groups.reset(queue_id, group, begin, streams=queue.newest)])
+        ledger = groups.find(queue_id, group)
+        delivery = Delivery(
+            group,
+            ledger,
+            Rules.of(queue.arguments),
+            epoch=self._replica.epochs.current,
+            found_watermark=self._found.setdefault(key, ledger.watermark),
+            reach=partial(self._reached.reach, queue_id),
+            now=self._now(),
+            front=self._fronts.pop(key, 0),
+        )
+        work = self._works[key] = _Work(key, delivery)
+        self._of_queue.setdefault(queue_id, set()).add(group)
+        return work
+
+    def _drop_if_idle(self, work: _Work) -> None:
+        if self._works.get(work.key) is not work or work.gathered.asked or not work.delivery.idle:
+            return
+        self._log_exactly(work)
+        self._fronts[work.key] = work.delivery.front
+        self._forget(work)
+
+    def _forget(self, work: _Work) -> None:
+        queue_id, group = work.key
+        del self._works[work.key]
+        groups = self._of_queue[queue_id]
+        groups.discard(group)
+        if not groups:
+            del self._of_queue[queue_id]
+        self._awake.pop(work.key, None)
+
+    def _log_exactly(self, work: _Work) -> None:
+        change = work.delivery.exact_watermark()
+        if change is not None and self._append_if_possible(work, [change]) is not None:
+            work.delivery.watermark_appended(change.queue_offset)
+
+    def _cancel(self, work: _Work, error: MirrorlogError) -> None:
+        """The group is gone, and with it all who take from it."""
+        for number in work.delivery.numbers:
+            if (pushed := self._pushed.pop(number, None)) is not None:
+                self._tell_ended(number, pushed.receiver, error)
+            if (waiter := self._waiters.pop(number, None)) is not None:
+                waiter.respond(error)
+        self._forget(work)
+
+    def _end(self, number: int, pushed: _Pushed, error: MirrorlogError | None) -> None:
+        """A subscription ends, by `error` or because its connection is gone; what it had is given to others."""
+        work = pushed.work
+        self._flush(work)
+        changes = work.delivery.gone(number)
+        if changes and (self._stopped or self._append_if_possible(work, changes) is None):
+            work.delivery.not_counted(changes)
+        self._pushed.pop(number, None)
+        if error is not None:
+            self._tell_ended(number, pushed.receiver, error)
+        else:
+            self._book.remove(number)
+        self._wake(work)
+        self._drop_if_idle(work)
+
+    def _tell_ended(self, number: int, receiver: Receiver, error: MirrorlogError) -> None:
+        self._book.remove(number)
+        ended = SubscriptionEnded(subscription=number, code=error.code, message=error.message, details=error.details)
+        receiver.answer(frame(FrameType.ENDED, encode(ended)))
+
+    def _forget_if_done(self, number: int, work: _Work) -> None:
+        """One that was unsubscribed, and has nothing in hand any more."""
+        if number in self._pushed and not work.delivery.knows(number):
+            del self._pushed[number]
+            self._book.remove(number)
+            self._drop_if_idle(work)
+
+    # --- inside: the log ---
+
+    def _append(self, queue_id: int, changes: Iterable[Change]) -> int:
+        """Where they end in the log. Raises MirrorlogError."""
+        end = self._replica.end
+        for batch in in_batches(changes, self._ranges_max):
+            end = self._publisher.append_settlement(encode_changes(batch, queue_id=queue_id))
+        return end
+
+    def _append_if_possible(self, work: _Work, changes: Iterable[Change]) -> int | None:
+        """Nobody waits for it, and what needs it is tried again."""
+        try:
+            return self._append(work.key[0], merged(work.key[1], changes))
+        except MirrorlogError as error:
+            logger.debug("group_not_logged log=%s reason=%r", self._replica.assignment.name, str(error))
+            work.refused = self._any_refused = True
+            return None
+
+    def _confirmed(self, gained: Set[int]) -> None:
+        """More is confirmed. Only noted: this may come in the middle of an append of this log."""
+        if self._watermarks:
+            self._note_watermarks()
+        for queue_id in gained & self._of_queue.keys() if self._of_queue else ():
+            for group in self._of_queue[queue_id]:
+                self._awake[queue_id, group] = None
+        if self._awake:
+            self._soon()
+
+    def _note_watermarks(self) -> None:
+        while self._watermarks and self._watermarks[0].end <= self._replica.confirmed:
+            _, work, queue_offset = self._watermarks.popleft()
+            work.delivery.watermark_confirmed(queue_offset)
+            self._wake(work)
+            self._drop_if_idle(work)
+
+    # --- inside: settling ---
+
+    def _gather(self, work: _Work, asked: Asked) -> None:
+        if self._settling >= self._limits.max_waiting_confirms:
+            raise Overloaded(
+                f"{self._settling} settlements wait for a confirm (limits.max_waiting_confirms); send fewer at once",
+                limit="max_waiting_confirms",
+            )
+        self._settling += 1
+        work.gathered.add(asked)
+        if self._stopped:
+            self._flush(work)
+        self._wake(work)
+
+    def _flush(self, work: _Work) -> None:
+        """Log what was gathered, and answer it when it is confirmed."""
+        gathered = work.gathered
+        if not gathered.asked:
+            return
+        work.gathered = Gathered()
+        changes = gathered.changes(work.key[1])
+        freed = sum(map(work.delivery.freed, gathered.settlements))
+        watermark = work.delivery.watermark_wanted(self._replica.index.next_confirmed(work.key[0]), freed)
+        if changes and watermark is not None:
+            changes.append(watermark)
+        try:
+            end = self._append(work.key[0], changes)
+        except MirrorlogError as error:
+            self._settling -= len(gathered.asked)
+            for asked in gathered.asked:
+                asked.done(error)
+            return
+        if changes and watermark is not None:
+            self._watermark_appended(work, end, watermark)
+        now = self._now()
+        by_copies: dict[int, list[Asked]] = {}
+        for asked in gathered.asked:
+            work.delivery.settled(asked.settlement, now)
+            by_copies.setdefault(asked.copies, []).append(asked)
+            self._forget_if_done(asked.settlement.number, work)
+        self._plan(work)
+        for copies, those in by_copies.items():
+            self._publisher.wait_at(end, copies, partial(self._answer, those))
+        self._wake(work)
+
+    def _answer(self, those: Sequence[Asked], error: MirrorlogError | None) -> None:
+        self._settling -= len(those)
+        for asked in those:
+            asked.done(error)
+
+    # --- inside: giving ---
+
+    def _wake(self, work: _Work) -> None:
+        if self._works.get(work.key) is work:
+            self._awake[work.key] = None
+            self._soon()
+
+    def _soon(self) -> None:
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        """Once in a turn of the loop, when anything has happened."""
+        self._due = False
+        if self._stopped or not self._begun() or self._publisher.cut_off:
+            return  # a confirm or a tick comes back to it
+        awake, self._awake = self._awake, {}
+        works = [self._works[key] for key in awake if key in self._works]
+        for work in works:
+            self._flush(work)
+        for work in works:
+            if self._works.get(work.key) is work:
+                self._pump_safely(work)
+        self._end_waits(self._now())
+
+    def _pump_safely(self, work: _Work) -> None:
+        """Others go on when one cannot be served; what nobody foresaw ends the node, or its subscribers would wait."""
+        try:
+            self._pump(work)
+        except MirrorlogError as error:
+            logger.warning("group_not_served log=%s reason=%r", self._replica.assignment.name, str(error))
+            work.refused = self._any_refused = True
+        except Exception as error:
+            logger.exception("group_failed log=%s", self._replica.assignment.name)
+            self._replica.on_broken(MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
+
+    def _pump(self, work: _Work) -> None:
+        """Give everybody what is there."""
+        delivery, queue_id, now = work.delivery, work.key[0], self._now()
+        end = self._replica.index.next_confirmed(queue_id)
+        self._move_watermark(work)
+        for _ in range(_TURNS):
+            self._reached.forget()
+            given = delivery.grant(end, now, bytes_max=self._bytes_max)
+            if given is None:
+                break
+            if not self._hand_out(work, given):
+                break
+        else:
+            self._wake(work)
+        self._move_watermark(work)
+        self._plan(work)
+        self._drop_if_idle(work)
+
+    def _move_watermark(self, work: _Work) -> None:
+        change = work.delivery.watermark_wanted(self._replica.index.next_confirmed(work.key[0]))
+        if change is None:
+            return
+        end = self._append_if_possible(work, [change])
+        if end is not None:
+            self._watermark_appended(work, end, change)
+
+    def _watermark_appended(self, work: _Work, end: int, change: Watermark) -> None:
+        work.delivery.watermark_appended(change.queue_offset)
+        self._watermarks.append(_Logged(end, work, change.queue_offset))
+        self._note_watermarks()
+
+    def _hand_out(self, work: _Work, given: Given) -> bool:
+        """Whether it could be."""
+        end = None
+        if given.change is not None:
+            end = self._append_if_possible(work, [given.change])
+            if end is None:
+                work.delivery.take_back(given)
+                if (waiter := self._waiters.pop(given.number, None)) is not None:
+                    waiter.respond(Overloaded("this log takes nothing at the moment; ask for the lease again"))
+                return False
+        if given.number in self._pushed:
+            self._send(given.number, self._pushed[given.number], given.grants)
+        elif end is not None and given.number in self._waiters:
+            self._lend(work, given, end)
+        return True
+
+    def _send(self, number: int, pushed: _Pushed, grants: Sequence[Grant]) -> None:
+        queue_id = pushed.work.key[0]
+        parts, sent = self._reached.read(grants, pushed.last)
+        if sent:
+            pushed.last = sent[-1].base_queue_offset
+        head = deliver_head(
+            subscription=number,
+            epoch=self._replica.epochs.current,
+            next_confirmed=self._replica.index.next_confirmed(queue_id),
+            grants=grants,
+            batch_count=len(sent),
+            batches_bytes=sum(map(len, parts)),
+        )
+        endpoint = pushed.receiver.endpoint
+        endpoint.send([head, *parts])
+        if endpoint.paused:
+            # All that it has, or each of a thousand would put one more frame into its buffer.
+            for each, deliverer in self._book.of(pushed.receiver):
+                deliverer.held(each)
+
+    def _lend(self, work: _Work, given: Given, end: int) -> None:
+        waiter = self._waiters.pop(given.number)
+        change = given.change
+        assert isinstance(change, Leased)
+        work.delivery.lease_began(change.lease, change.lease_ms, self._now())
+        queue_id = work.key[0]
+        answer = Leases(
+            log_id=str(self._replica.log_id),
+            epoch=self._replica.epochs.current,
+            queue_id=queue_id,
+            next=self._replica.index.next_confirmed(queue_id),
+            leased=[
+                LeasedRange(
+                    first=each.first,
+                    next=each.next,
+                    lease=change.lease,
+                    redelivered=each.redelivered,
+                    attempts=each.attempts,
+                )
+                for each in given.grants
+            ],
+        )
+        self._publisher.wait_at(end, ALL_MEMBERS, lambda error: waiter.respond(error or answer))
+
+    def _end_waits(self, now: float) -> None:
+        """Who has waited for a lease long enough is told that there is none."""
+        while self._waits and self._waits[0][0] <= now:
+            _, number = heappop(self._waits)
+            waiter = self._waiters.pop(number, None)
+            if waiter is None:
+                continue
+            queue_id = waiter.work.key[0]
+            waiter.work.delivery.gone(number)
+            self._drop_if_idle(waiter.work)
+            waiter.respond(
+                Leases(
+                    log_id=str(self._replica.log_id),
+                    epoch=self._replica.epochs.current,
+                    queue_id=queue_id,
+                    next=self._replica.index.next_confirmed(queue_id),
+                    leased=[],
+                )
+            )
+
+    # --- inside: time ---
+
+    def _plan(self, work: _Work) -> None:
+        due = work.delivery.due_at
+        if due < work.planned and self._works.get(work.key) is work:
+            work.planned = due
+            heappush(self._times, (due, work.key))
+
+    def _look_at_times(self, work: _Work, now: float) -> None:
+        delivery = work.delivery
+        for number in delivery.overdue(now):
+            pushed = self._pushed[number]
+            timeout_s = delivery.rules.consumer_timeout_s
+            self._end(number, pushed, ConsumerTimedOut(
+                f"a record was not settled within {timeout_s:g} s (x-consumer-timeout): settle sooner, or extend"
+            ))  # fmt: skip
+        changes = delivery.expired(now)
+        if not changes or self._append_if_possible(work, changes) is not None:
+            delivery.expired_done()
+        self._wake(work)
+        self._plan(work)
+        self._drop_if_idle(work)
+
+
+def _within(asked: int, limit: int, what: str) -> int:
+    """A prefetch as it holds. Raises BadRequest."""
+    if asked < 0:
+        raise BadRequest(f"{what} {asked} is below 0; 0 stands for the node's limit, {limit}")
+    return min(asked or limit, limit)
+
+
+def _check_settle(how: int, delay_ms: int) -> None:
+    if how not in _HOWS:
+        raise BadRequest(f"how {how} is none of " + ", ".join(f"{each.value} ({each.name.lower()})" for each in How))
+    if not 0 <= delay_ms <= DELAY_MS_MAX:
+        raise BadRequest(f"delay_ms {delay_ms} is not within 0 and {DELAY_MS_MAX}")
+
+
+def _check_lease_ms(lease_ms: int) -> None:
+    if not 1 <= lease_ms <= LEASE_MS_MAX:
+        raise BadRequest(f"lease_ms {lease_ms} is not within 1 and {LEASE_MS_MAX}")
+
+
+def _check_holder(holder: str) -> None:
+    if len(holder) > _HOLDER_CHARS_MAX:
+        raise BadRequest(f"a lease's holder has at most {_HOLDER_CHARS_MAX} characters")

@@ -1,0 +1,210 @@
+"""Gate: who a connection is, and what it may do. Asked before everything that a client wants.
+
+A cluster without users takes everybody, as it did before there were any. With users a connection logs in first, and
+each thing that it asks for is held against the user's permissions, as this node knows them. A batch or a fetch costs a
+look into a set: what was allowed for a queue is kept until users change. A connection whose user is gone, and one that
+never logged in, is closed when the door looks round.
+
+What a password proves is remembered for the node's run by a keyed hash, so that a thousand connections that return at
+once cost one slow comparison per user and not one each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from typing import Final
+
+from mirrorlog.cluster.topology import ADMINISTRATOR, User
+from mirrorlog.errors import AccessRefused, LoginFailed, Overloaded
+from mirrorlog.queues.access import LOOKERS, Right, check_allowed, check_expression, has_tag
+from mirrorlog.wire.messages import (
+    Bind,
+    DeclareExchange,
+    DeclareQueue,
+    DeleteExchange,
+    GetEvents,
+    GetMetadata,
+    GetRouting,
+    GetStatus,
+    ListVirtualHosts,
+    Login,
+    Message,
+    SetPermissions,
+    SetUser,
+    Unbind,
+    Unsubscribe,
+)
+from mirrorlog.wire.names import split
+from mirrorlog.wire.passwords import check_hash, matches
+from mirrorlog.wire.routing import Binding
+
+LOGINS_MAX: Final = 64
+"""Passwords that are being compared, on one node."""
+_REMEMBERED_MAX: Final = 10_000
+
+_FOR_LOOKERS: Final = (GetStatus, GetEvents, ListVirtualHosts)
+_FOR_ALL: Final = (GetMetadata, Unsubscribe)
+
+Users = Mapping[str, User]
+
+
+class Gatekeeper:
+    """Of one node. `users`: as it knows them; another object after each change. `key_of`: a queue's key by its id;
+    raises as the queue's log does. `helper`: where passwords are compared, one at a time and behind everything else:
+    guesses must not take the node's cores."""
+
+    def __init__(
+        self, users: Callable[[], Users], key_of: Callable[[int], str], helper: Executor | None = None
+    ) -> None:
+        self.users = users
+        self.key_of = key_of
+        self._secret = secrets.token_bytes(32)
+        self._helper = helper
+        self._proven: dict[bytes, str] = {}
+        self._comparing = 0
+
+    async def knows(self, name: str, password: str) -> bool:
+        """Whether it is that user's password. As slow for a name that does not exist. Raises Overloaded."""
+        user = self.users().get(name)
+        password_hash = user.password_hash if user is not None else ""
+        words = f"{len(name)}:{name}{password}".encode(errors="surrogatepass")
+        proof = hmac.digest(self._secret, words, "sha256")
+        if password_hash and self._proven.get(proof) == password_hash:
+            return True
+        if self._comparing >= LOGINS_MAX:
+            raise Overloaded(f"{LOGINS_MAX} logins are being looked at (max_logins); try again", limit="max_logins")
+        self._comparing += 1
+        try:
+            compare = partial(matches, password, password_hash)
+            known = await asyncio.get_running_loop().run_in_executor(self._helper, compare)
+        finally:
+            self._comparing -= 1
+        if known:
+            if len(self._proven) >= _REMEMBERED_MAX:
+                self._proven.clear()
+            self._proven[proof] = password_hash
+        return known
+
+
+class Gate:
+    """Of one connection. `private`: nobody else reads it: TLS, or from this machine."""
+
+    def __init__(self, keeper: Gatekeeper, *, private: bool) -> None:
+        self.user = ""
+        self._keeper = keeper
+        self._private = private
+        self._users: Users | None = None
+        self._open = False
+        self._shut_at: float | None = None
+        self._writes: set[int] = set()
+        self._reads: set[int] = set()
+
+    async def login(self, asked: Login) -> None:
+        """Raises LoginFailed, Overloaded."""
+        if not self._private:
+            raise LoginFailed("a password is taken over TLS or from this machine only; set tls.client on the nodes")
+        if not await self._keeper.knows(asked.user, asked.password):
+            raise LoginFailed(f"no user {asked.user[:64]!r} with that password")
+        self.user = asked.user
+        self._users = None
+
+    def shut_s(self, now: float) -> float:
+        """For how long there have been users of whom this is none, as far as it was asked; 0 when it may stay."""
+        users = self._keeper.users()
+        if not users or self.user in users:
+            self._shut_at = None
+            return 0.0
+        self._shut_at = now if self._shut_at is None else self._shut_at
+        return now - self._shut_at
+
+    def check_publish(self, queue_id: int) -> None:
+        """Raises AccessRefused, LoginFailed, or as the queue's log does."""
+        if self._keeper.users() is not self._users:
+            self._renew()
+        if not self._open and queue_id not in self._writes:
+            self._decide(Right.WRITE, queue_id)
+            self._writes.add(queue_id)
+
+    def check_fetch(self, queue_id: int) -> None:
+        """The same for reading."""
+        if self._keeper.users() is not self._users:
+            self._renew()
+        if not self._open and queue_id not in self._reads:
+            self._decide(Right.READ, queue_id)
+            self._reads.add(queue_id)
+
+    def check(self, message: Message) -> None:
+        """Whether it may be asked for; what it says of permissions and hashes must be such. Raises AccessRefused,
+        LoginFailed, BadRequest."""
+        if isinstance(message, SetPermissions):
+            for expression in (message.configure, message.write, message.read):
+                check_expression(expression)
+        elif isinstance(message, SetUser) and message.password_hash is not None:
+            check_hash(message.password_hash)
+        if not self._keeper.users():
+            return
+        user = self._known()
+        if isinstance(message, _FOR_ALL) or (isinstance(message, _FOR_LOOKERS) and has_tag(user, LOOKERS)):
+            return
+        wanted = _rights_for(message)
+        for right, virtual_host, name in wanted:
+            check_allowed(self.user, user, right, virtual_host, name)
+        if isinstance(message, GetRouting) and message.virtual_host in user.permissions:
+            return
+        if not wanted and not has_tag(user, (ADMINISTRATOR,)):
+            raise AccessRefused(f"{type(message).__name__} needs the tag {ADMINISTRATOR}, which {self.user!r} has not")
+
+    def _known(self) -> User:
+        user = self._keeper.users().get(self.user)
+        if user is None:
+            raise LoginFailed("this cluster has users: log in first (user and password of the client, or of mqtool)")
+        return user
+
+    def _renew(self) -> None:
+        """Users have changed since."""
+        self._users = self._keeper.users()
+        self._open = not self._users
+        self._writes.clear()
+        self._reads.clear()
+
+    def _decide(self, right: Right, queue_id: int) -> None:
+        user = self._known()
+        check_allowed(self.user, user, right, *split(self._keeper.key_of(queue_id)))
+
+
+_Wanted = tuple[Right, str, str]
+"""(right, virtual host, name)."""
+
+
+def _rights_for(message: Message) -> list[_Wanted]:
+    """All of them are needed; none: it is no matter of permissions."""
+    if isinstance(message, DeclareQueue):
+        return [(Right.CONFIGURE, *split(message.name))]
+    if isinstance(message, DeclareExchange):
+        return _to_declare(message)
+    if isinstance(message, DeleteExchange):
+        return [(Right.CONFIGURE, message.virtual_host, message.name)]
+    if isinstance(message, Bind):
+        return [right for binding in message.bindings for right in _to_bind(message.virtual_host, binding)]
+    if isinstance(message, Unbind):
+        return _to_bind(message.virtual_host, message.binding)
+    queue = getattr(message, "queue", None)
+    return [(Right.READ, *split(queue))] if isinstance(queue, str) else []
+
+
+def _to_declare(message: DeclareExchange) -> list[_Wanted]:
+    """An alternate exchange gets what this one was given."""
+    host, alternate = message.virtual_host, message.exchange.alternate
+    wanted = [(Right.CONFIGURE, host, message.name)]
+    if alternate:
+        wanted += [(Right.READ, host, message.name), (Right.WRITE, host, alternate)]
+    return wanted
+
+
+def _to_bind(virtual_host: str, binding: Binding) -> list[_Wanted]:
+    return [(Right.READ, virtual_host, binding.source), (Right.WRITE, virtual_host, binding.destination)]

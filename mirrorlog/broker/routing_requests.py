@@ -1,0 +1,161 @@
+"""Requests about virtual hosts, exchanges, bindings and users: to the cluster's decision, and back when nodes know it.
+
+Thin: `cluster.topology` decides. A change is answered once every node that is up has applied it, so that a publish
+behind the answer to a bind meets it wherever it goes; a node that is slow holds the answer up for two seconds at most.
+Asking twice is asking once, so the cluster may be asked again while it elects a coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from mirrorlog.cluster.commands import (
+    AnyCommand,
+    Bound,
+    ExchangeDeclared,
+    ExchangeDeleted,
+    PermissionsCleared,
+    PermissionsSet,
+    Unbound,
+    UserRemoved,
+    UserSet,
+    VirtualHostMade,
+    VirtualHostRemoved,
+)
+from mirrorlog.cluster.service import ClusterService
+from mirrorlog.cluster.topology import Topology, User, VirtualHost
+from mirrorlog.errors import NoSuchVirtualHost, Refused, from_code
+from mirrorlog.wire.messages import (
+    AddVirtualHost,
+    Bind,
+    ClearPermissions,
+    DeclareExchange,
+    DeleteExchange,
+    DeleteUser,
+    DeleteVirtualHost,
+    Done,
+    GetRouting,
+    ListUsers,
+    ListVirtualHosts,
+    Message,
+    PermissionInfo,
+    Routing,
+    SetPermissions,
+    SetUser,
+    Unbind,
+    UserInfo,
+    Users,
+    VirtualHostInfo,
+    VirtualHosts,
+)
+from mirrorlog.wire.names import split
+from mirrorlog.wire.routing import no_such_exchange
+
+DECIDE_S: Final = 5.0
+"""How long the cluster may take to decide; a coordinator that hangs is replaced within that."""
+EVERYWHERE_S: Final = 2.0
+"""How long the answer waits for nodes that are up and slow."""
+
+
+class RoutingRequests:
+    """`handlers`: by request, what answers it. Each raises MirrorlogError as the answer."""
+
+    def __init__(self, service: ClusterService) -> None:
+        self._service = service
+        self.handlers: Mapping[type[Message], Callable[[Any], Awaitable[Message]]] = {
+            DeclareExchange: self._declare,
+            GetRouting: self._routing,
+            ListVirtualHosts: self._virtual_hosts,
+            ListUsers: self._users,
+            **dict.fromkeys(_COMMANDS, self._change),
+        }
+
+    @property
+    def _topology(self) -> Topology:
+        return self._service.state.routing
+
+    # --- changes ---
+
+    async def _declare(self, asked: DeclareExchange) -> Message:
+        if asked.passive:
+            if self._host(asked.virtual_host).exchange(asked.name) is None:
+                raise no_such_exchange(asked.name)
+            return Done()
+        return await self._decide(
+            ExchangeDeclared(virtual_host=asked.virtual_host, name=asked.name, exchange=asked.exchange)
+        )
+
+    async def _change(self, asked: Message) -> Message:
+        return await self._decide(_COMMANDS[type(asked)](asked))
+
+    async def _decide(self, command: AnyCommand) -> Message:
+        outcome = await self._service.decide(command, timeout_s=DECIDE_S)
+        if outcome.refusal:
+            raise from_code(outcome.code, outcome.refusal) if outcome.code else Refused(outcome.refusal)
+        await self._service.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
+        return Done()
+
+    # --- what is there ---
+
+    async def _routing(self, asked: GetRouting) -> Message:
+        host = self._host(asked.virtual_host)
+        if host.version == asked.version:
+            return Routing(version=host.version, changed=False)
+        return Routing(version=host.version, exchanges=dict(host.exchanges), bindings=list(host.all_bindings()))
+
+    async def _virtual_hosts(self, asked: ListVirtualHosts) -> Message:
+        topology, queues = self._topology, [split(key)[0] for key in self._service.state.queues]
+        found = [(name, topology.virtual_host(name)) for name in topology.names]
+        return VirtualHosts(
+            virtual_hosts=[_host_info(name, host, queues.count(name)) for name, host in found if host is not None]
+        )
+
+    async def _users(self, asked: ListUsers) -> Message:
+        return Users(users=[_user_info(name, user) for name, user in sorted(self._topology.users.items())])
+
+    def _host(self, name: str) -> VirtualHost:
+        host = self._topology.virtual_host(name)
+        if host is None:
+            raise NoSuchVirtualHost(f"there is no virtual host {name[:64]!r}; add it first")
+        return host
+
+
+_COMMANDS: Final[Mapping[type[Message], Callable[[Any], AnyCommand]]] = {
+    DeleteExchange: lambda asked: ExchangeDeleted(
+        virtual_host=asked.virtual_host, name=asked.name, if_unused=asked.if_unused
+    ),
+    Bind: lambda asked: Bound(virtual_host=asked.virtual_host, bindings=tuple(asked.bindings)),
+    Unbind: lambda asked: Unbound(virtual_host=asked.virtual_host, binding=asked.binding),
+    AddVirtualHost: lambda asked: VirtualHostMade(name=asked.name),
+    DeleteVirtualHost: lambda asked: VirtualHostRemoved(name=asked.name),
+    SetUser: lambda asked: UserSet(name=asked.name, password_hash=asked.password_hash, tags=tuple(asked.tags)),
+    DeleteUser: lambda asked: UserRemoved(name=asked.name),
+    SetPermissions: lambda asked: PermissionsSet(
+        user=asked.user,
+        virtual_host=asked.virtual_host,
+        configure=asked.configure,
+        write=asked.write,
+        read=asked.read,
+    ),
+    ClearPermissions: lambda asked: PermissionsCleared(user=asked.user, virtual_host=asked.virtual_host),
+}
+"""Requests that are a command."""
+
+
+def _host_info(name: str, host: VirtualHost, queues: int) -> VirtualHostInfo:
+    return VirtualHostInfo(
+        name=name,
+        version=host.version,
+        exchanges=len(host.exchanges),
+        bindings=sum(map(len, host.bindings.values())),
+        queues=queues,
+    )
+
+
+def _user_info(name: str, user: User) -> UserInfo:
+    permissions = [
+        PermissionInfo(virtual_host=host, configure=given.configure, write=given.write, read=given.read)
+        for host, given in sorted(user.permissions.items())
+    ]
+    return UserInfo(name=name, tags=list(user.tags), permissions=permissions)

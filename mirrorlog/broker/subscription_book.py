@@ -1,0 +1,72 @@
+"""The subscriptions of a node: which number is whose, and which log serves it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from mirrorlog.errors import MirrorlogError, NoSuchSubscription, Overloaded
+from mirrorlog.wire.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from mirrorlog.broker.deliverer import Deliverer
+
+SUBSCRIPTIONS_MAX: Final = 100_000
+
+
+class Receiver(Protocol):
+    """The connection that a subscription belongs to."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+    def answer(self, frame_: bytes) -> None: ...
+
+    def refuse(self, error: MirrorlogError, correlation_id: int) -> None: ...
+
+
+class SubscriptionBook:
+    """Of all connections and all logs. Numbers are not used again in a node's run."""
+
+    def __init__(self, subscriptions_max: int = SUBSCRIPTIONS_MAX) -> None:
+        self._max = subscriptions_max
+        self._last = 0
+        self._deliverers: dict[int, Deliverer] = {}
+        self._receivers: dict[int, Receiver] = {}
+        self._numbers: dict[Receiver, set[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._deliverers)
+
+    def next_number(self) -> int:
+        """For a subscription, or for whoever waits for a lease."""
+        self._last += 1
+        return self._last
+
+    def add(self, number: int, receiver: Receiver, deliverer: Deliverer) -> None:
+        """Raises Overloaded."""
+        if len(self._deliverers) >= self._max:
+            raise Overloaded(
+                f"this node has {self._max} subscriptions (limits.max_subscriptions)", limit="max_subscriptions"
+            )
+        self._deliverers[number], self._receivers[number] = deliverer, receiver
+        self._numbers.setdefault(receiver, set()).add(number)
+
+    def remove(self, number: int) -> None:
+        """It has ended."""
+        self._deliverers.pop(number, None)
+        receiver = self._receivers.pop(number, None)
+        if receiver is not None:
+            numbers = self._numbers[receiver]
+            numbers.discard(number)
+            if not numbers:
+                del self._numbers[receiver]
+
+    def deliverer(self, number: int, receiver: Receiver) -> Deliverer:
+        """Who serves it. Raises NoSuchSubscription, for another connection's too."""
+        if self._receivers.get(number) is not receiver:
+            raise NoSuchSubscription(f"subscription {number} is none of this connection; subscribe again")
+        return self._deliverers[number]
+
+    def of(self, receiver: Receiver) -> list[tuple[int, Deliverer]]:
+        """All that belong to a connection."""
+        return [(number, self._deliverers[number]) for number in sorted(self._numbers.get(receiver, ()))]

@@ -1,0 +1,739 @@
+"""One acking group of one queue on its master: who is given which records, and what becomes of them.
+
+The ledger says which records are free; this says who gets them: subscribers in turn, each as much as its prefetch
+allows, in the order of the queue; what returns is found again at its place. What was given is OUT in the ledger, and in
+the hand of one subscriber here. Both are this master's memory. What outlives it is logged: settlements, returns,
+leases, and the watermark, ahead of which nothing is given (docs/decisions/0033).
+
+Nothing here changes the ledger but its volatile states: decisions go out as changes, and count when they were appended.
+So a change whose append is refused leaves everything as it was: first ask (`settle`, `expired`, …), then append, then
+tell (`settled`, `expired_done`, …), in one step of the loop.
+
+Pure: events and `now` (s, one monotonic clock) in, grants and changes out. Ranges are [first, until), queue offsets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import Any, Final, NamedTuple
+
+from mirrorlog.errors import BadRequest, ExclusiveTaken, NoSuchSubscription, NotGranted, ReceiptStale
+from mirrorlog.queues.changes import Change, Leased, Returned, Settled, Watermark
+from mirrorlog.queues.ledger import Ledger, State
+from mirrorlog.queues.ranges import RangeSet
+from mirrorlog.queues.subscriber import Range, Subscriber, Subscription
+from mirrorlog.queues.turns import Turns
+from mirrorlog.wire.frames import GRANT_REDELIVERED, Grant, How
+
+ACKED: Final = "acked"
+DEAD: Final = "dead"
+EXPIRED: Final = "expired"
+PURGED: Final = "purged"
+"""Why records are settled: see `Settled`."""
+
+AUTO_ACK_AHEAD: Final = 65_536
+"""So far the watermark is ahead of subscribers that have nothing in hand."""
+GRANTS_MAX: Final = 256
+"""In one turn of a subscriber, so that scattered records keep nobody else waiting."""
+CONSUMER_TIMEOUT_MS: Final = 30 * 60 * 1000
+_PARK_S: Final = 0.02
+"""Delays end in steps of so much, late rather than early."""
+_ATTEMPTS_MAX: Final = 254
+_NO_LIMIT: Final = 1 << 62
+_NOBODY: Final = 0
+_SETTLING: Final = frozenset({int(How.ACK), int(How.DEAD)})
+
+
+class Reach(NamedTuple):
+    """Records [first, until), of `size` bytes. `first`: where the next record stands that there is, beyond what was
+    asked for too; then there are none."""
+
+    first: int
+    until: int
+    size: int
+
+
+ReachOut = Callable[[int, int, int], Reach]
+"""(at, until, bytes): the records from `at` on, below `until`, that fit into so many bytes, at least one. They stand
+one after the other, and end with a batch rather than within one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a queue's arguments say of delivery. `delivery_limit`: a record that came back more often is dead."""
+
+    single_active: bool = False
+    consumer_timeout_s: float = CONSUMER_TIMEOUT_MS / 1000
+    delivery_limit: int | None = None
+
+    @staticmethod
+    def of(arguments: dict[str, Any]) -> Rules:
+        """From a queue's arguments, which may be older than their check."""
+        timeout, limit = arguments.get("x-consumer-timeout"), arguments.get("x-delivery-limit")
+        return Rules(
+            single_active=arguments.get("x-single-active-consumer") is True,
+            consumer_timeout_s=(timeout if type(timeout) is int and timeout > 0 else CONSUMER_TIMEOUT_MS) / 1000,
+            delivery_limit=min(limit, _ATTEMPTS_MAX) if type(limit) is int and limit >= 0 else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWish:
+    """Somebody waits for up to `records_max` records, under the lease of that number, for `lease_ms`."""
+
+    number: int
+    lease: int
+    holder: str
+    records_max: int
+    lease_ms: int
+
+
+class Receipt(NamedTuple):
+    """Records [first, until) that were given under a lease."""
+
+    first: int
+    until: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """To be sent to `number`, a subscriber or who waits for a lease; 0: to nobody, only the change is to be made.
+    `change`: to be appended before; then nothing is sent without it, and `take_back` follows when it is refused."""
+
+    number: int
+    grants: tuple[Grant, ...] = ()
+    change: Settled | Leased | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What is to be done with `ranges`; `records`: how many of them it changes. `number`: whose hand they leave, 0 for
+    nobody's."""
+
+    number: int
+    how: int
+    ranges: tuple[Range, ...]
+    changes: tuple[Change, ...]
+    records: int
+    delay_ms: int = 0
+    passed_over: int = 0
+
+
+class Delivery:
+    """`epoch`: of the mastership; `found_watermark`: as it was when that began: what is below may have been given out
+    by another master. `front`: of the delivery of this group that this mastership had before, see `front`."""
+
+    def __init__(
+        self,
+        group: str,
+        ledger: Ledger,
+        rules: Rules,
+        *,
+        epoch: int,
+        found_watermark: int,
+        reach: ReachOut,
+        now: float,
+        front: int = 0,
+    ) -> None:
+        self.group = group
+        self.rules = rules
+        self._ledger = ledger
+        self._epoch = epoch
+        self._found = found_watermark
+        self._reach = reach
+        self._subscribers: dict[int, Subscriber] = {}
+        self._wishes: dict[int, LeaseWish] = {}
+        self._turns = Turns()
+        self._active: int | None = None
+        # Those that are not closing, those of them that have nothing in hand ever, and the one that is alone, if any.
+        self._open: set[int] = set()
+        self._auto_ack: set[int] = set()
+        self._alone = _NOBODY
+        # Below it nothing is free.
+        self._free_from = ledger.floor
+        self.front = max(front, ledger.floor)
+        """Nothing from there on was ever given to a subscriber in this mastership."""
+        self._covered = self._asked = ledger.watermark
+        # What subscribers have room for, by number and of all.
+        self._rooms: dict[int, int] = {}
+        self._room = 0
+        # What came back, and could not be logged as that.
+        self._uncounted = RangeSet()
+        self._parked: dict[int, RangeSet] = {}
+        self._leases: dict[int, float] = {}
+        self._times: list[tuple[float, bool, int]] = []
+        """When a delay or a lease ends: when, whether it is a lease, and its key in `_parked` or `_leases`."""
+        self._ended: list[tuple[float, bool, int]] = []
+        self._look_at = math.inf
+        for row in ledger.parked_rows():
+            self._park([(row.first, row.until)], row.delay_ms, now)
+        for lease, held in ledger.leases.items():
+            self.lease_began(lease, held.lease_ms, now)
+
+    # --- who is there ---
+
+    @property
+    def subscribers(self) -> int:
+        return len(self._open)
+
+    @property
+    def numbers(self) -> list[int]:
+        """All who take records, or have some in hand: subscribers, and who waits for a lease."""
+        return [*self._subscribers, *self._wishes]
+
+    def knows(self, number: int) -> bool:
+        """Whether it takes records, or has some in hand."""
+        return number in self._subscribers or number in self._wishes
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody would miss this: it can be made again from the ledger."""
+        waits = self._wishes or self._parked or self._leases or len(self._uncounted) or self._asked != self._covered
+        return not (self._subscribers or waits)
+
+    def subscribe(self, facts: Subscription) -> None:
+        """Raises ExclusiveTaken."""
+        if self._alone in self._open:
+            raise ExclusiveTaken("another subscriber has this group for itself; wait until it is gone")
+        if facts.exclusive and self._open:
+            raise ExclusiveTaken(f"{len(self._open)} others are subscribed to this group: none can have it for itself")
+        if facts.exclusive:
+            self._alone = facts.number
+        if facts.auto_ack:
+            self._auto_ack.add(facts.number)
+        self._open.add(facts.number)
+        subscriber = self._subscribers[facts.number] = Subscriber(facts, self.rules.consumer_timeout_s)
+        self._choose()
+        self._look(subscriber)
+
+    def unsubscribe(self, number: int) -> None:
+        """It is given nothing more; what it has in hand stays there. Raises NoSuchSubscription."""
+        subscriber = self._subscriber(number)
+        subscriber.closing = True
+        self._open.discard(number)
+        self._auto_ack.discard(number)
+        self._look(subscriber)
+
+    def hold(self, number: int, held: bool) -> None:
+        """Whether its connection takes no more at the moment."""
+        subscriber = self._subscribers.get(number)
+        if subscriber is not None and subscriber.held != held:
+            subscriber.held = held
+            self._look(subscriber)
+
+    def gone(self, number: int) -> list[Change]:
+        """It is there no more, nor is who waited for a lease under that number: the changes that count what it had as
+        returned. They are free at once, whether these can be appended or not; `not_counted` follows when not."""
+        self._forget(number)
+        self._wishes.pop(number, None)
+        subscriber = self._subscribers.pop(number, None)
+        if subscriber is None:
+            return []
+        hand = list(subscriber.hand)
+        for first, until in hand:
+            self._ledger.give_back(first, until)
+            self._freed(first)
+        self._choose()
+        return self._return(hand, 0)
+
+    def not_counted(self, changes: Iterable[Change]) -> None:
+        """What `gone` gave could not be appended: these records stay flagged all the same."""
+        for change in changes:
+            if isinstance(change, Returned | Settled):
+                _add_all(self._uncounted, _pairs(change.ranges))
+
+    # --- giving ---
+
+    def watermark_wanted(self, end: int, freed: int = 0) -> Watermark | None:
+        """The watermark to be logged now, if it is time; then `watermark_appended`. It is ahead of what was given by
+        what subscribers have room for, and will have when they have settled `freed` records. `end`: as of `grant`."""
+        auto_ack = AUTO_ACK_AHEAD if self._auto_ack else 0
+        room = self._room + freed
+        if not room + auto_ack:
+            return None
+        front = self._next_front(end)
+        if self._asked >= front + room + auto_ack // 2:
+            return None
+        return Watermark(group=self.group, queue_offset=front + room + auto_ack)
+
+    def _next_front(self, end: int) -> int:
+        """Where the next record stands that was not given before."""
+        front = max(self.front, self._ledger.floor)
+        if self._free_from < self._asked or self._asked <= front or self._asked >= end:
+            return front
+        # Nothing below the watermark is free: settled or leased records are passed over, not given.
+        run = self._ledger.next_free(self._asked, end)
+        return run[0] if run is not None else end
+
+    def freed(self, settlement: Settlement) -> int:
+        """For how many records more its subscriber will have room."""
+        subscriber = self._subscribers.get(settlement.number)
+        if subscriber is None or subscriber.closing or settlement.how == How.EXTEND:
+            return 0
+        return sum(until - first for first, until in settlement.ranges)
+
+    def exact_watermark(self) -> Watermark | None:
+        """Below which something may have been given out, to be logged before another one masters the log; None when it
+        is logged so."""
+        exact = max(self._found, self.front)
+        return Watermark(group=self.group, queue_offset=exact) if exact < self._ledger.watermark else None
+
+    def watermark_appended(self, queue_offset: int) -> None:
+        self._asked = queue_offset
+        self._covered = min(self._covered, queue_offset)
+
+    def watermark_confirmed(self, queue_offset: int) -> None:
+        """It is on all copies."""
+        self._covered = min(queue_offset, self._asked)
+
+    def grant(self, end: int, now: float, *, bytes_max: int) -> Given | None:
+        """Whoever's turn it is gets what is there below `end`, where what is confirmed ends; None when nobody can be
+        given anything. To be asked until then. `bytes_max`: for this turn; one record may be larger."""
+        while (number := self._turns.next()) is not None:
+            wish = self._wishes.get(number)
+            if wish is not None:
+                return self._lend(wish, end)
+            limit = min(end, self._covered)
+            run = self._next_free(limit)
+            if run is None:
+                return None
+            given = self._give(self._subscribers[number], run, limit, now, bytes_max)
+            if given is not None:
+                return given
+            self._turns.not_ready(number)  # the next record is larger than what it may have beside the others
+        return None
+
+    def take_back(self, given: Given) -> None:
+        """The change that it needed was refused: nobody has it."""
+        for grant in given.grants:
+            self._ledger.give_back(grant.first, grant.next)
+            self._freed(grant.first)
+
+    # --- what becomes of it ---
+
+    def settle(
+        self, number: int, epoch: int, how: int, ranges: Sequence[int], delay_ms: int = 0, *, again: bool = False
+    ) -> Settlement:
+        """What a subscriber says of records that it has, or had: in an older epoch, or (`again`) on a connection that
+        was lost. `how`: see `How`; `ranges`: flat, first, until, first, until, ….
+
+        Of what it had only that counts which nobody else has by now. Raises BadRequest, NotGranted or
+        NoSuchSubscription; then nothing of it counts.
+        """
+        subscriber = self._subscriber(number)
+        pairs = _pairs(ranges)
+        if epoch > self._epoch:
+            raise NotGranted(f"epoch {epoch} has not begun for this node, which knows {self._epoch}; subscribe again")
+        if epoch == self._epoch and not again:
+            return self._settlement(number, how, self._in_hand(subscriber, pairs), delay_ms)
+        given = max(self._found, self._ledger.floor, self.front if epoch == self._epoch else 0)
+        for first, until in pairs:
+            if until > given:
+                raise NotGranted(
+                    f"records {first} to {until} were not given out in epoch {epoch}", first=first, next=until
+                )
+        # A return in this epoch was counted when the connection went.
+        counts = how in _SETTLING or (how == How.RETURN and epoch < self._epoch)
+        settlement = self._settlement(number, how, self._had(subscriber, how, pairs) if counts else (), delay_ms)
+        if how not in _SETTLING:
+            return settlement
+        left = sum(self._ledger.unsettled(first, until) for first, until in pairs)
+        return replace(settlement, passed_over=left - settlement.records)
+
+    def settled(self, settlement: Settlement, now: float) -> None:
+        """The changes of a settlement are appended."""
+        how, ranges = settlement.how, settlement.ranges
+        subscriber = self._subscribers.get(settlement.number)
+        if how == How.EXTEND:
+            if subscriber is not None:
+                subscriber.extend(ranges, now)
+            return
+        for first, until in ranges:
+            if subscriber is not None:
+                subscriber.take(first, until)
+            if how in _SETTLING:
+                self._uncounted.remove(first, until)
+            if how == How.RELEASE:
+                self._ledger.give_back(first, until)
+        if how in (How.RETURN, How.RELEASE):
+            self._returned(ranges, settlement.delay_ms, now)
+        if subscriber is not None:
+            self._look(subscriber)
+
+    def purge(self, end: int) -> Settled | None:
+        """Settles what stands below `end` and is in nobody's hands; None when there is nothing."""
+        idle = (State.FREE, State.PARKED)
+        ready = [(first, until) for first, until, state in self._ledger.runs(self._ledger.floor, end) if state in idle]
+        return self._settle(list(_joined(ready)), PURGED) if ready else None
+
+    # --- leases ---
+
+    def lease(self, wish: LeaseWish) -> None:
+        """Somebody waits for records; `gone` ends that. Raises ExclusiveTaken."""
+        if self.rules.single_active or self._alone in self._open:
+            raise ExclusiveTaken("one subscriber has this group for itself, so nothing of it is leased")
+        self._wishes[wish.number] = wish
+        self._turns.ready(wish.number, 0)
+
+    def lease_began(self, lease: int, lease_ms: int, now: float) -> None:
+        """It was given, or extended, or this mastership begins: it ends `lease_ms` from now."""
+        self._leases[lease] = now + lease_ms / 1000
+        heappush(self._times, (self._leases[lease], True, lease))
+
+    def settle_leased(self, receipts: Iterable[Receipt], how: int, delay_ms: int = 0, *, end: int) -> Settlement:
+        """What a holder says. A receipt of a lease that has ended acks what nobody has, and returns nothing. `end`:
+        where what is confirmed ends. Raises BadRequest, or ReceiptStale; then nothing of it counts."""
+        if how == How.EXTEND:
+            raise BadRequest("a lease is extended by ExtendLease")
+        leases = _Leases(self._ledger)
+        found = RangeSet()
+        for receipt in receipts:
+            if not 0 <= receipt.first < receipt.until <= end:
+                raise BadRequest(f"records {receipt.first} to {receipt.until} were never leased")
+            _add_all(found, leases.ranges(receipt, settles=how in _SETTLING))
+        settlement = self._settlement(0, how, tuple(found), delay_ms)
+        if how == How.RELEASE and not settlement.changes and settlement.ranges:
+            # What is leased is free again by a change alone.
+            return replace(settlement, changes=(self._again(settlement.ranges, 0, counted=False),))
+        return settlement
+
+    def extend_leased(self, receipts: Iterable[Receipt], lease_ms: int) -> list[Leased]:
+        """A lease begins anew as a whole, whichever of its receipts says so; then `lease_began`. Raises NotGranted when
+        one has ended."""
+        leases, extended = _Leases(self._ledger), dict[int, Range]()
+        for receipt in receipts:
+            of_it = (receipt.first, receipt.until)
+            if any(leases.of(receipt.lease).without(*of_it)):
+                raise NotGranted(
+                    f"lease {receipt.lease} of records {receipt.first} to {receipt.until} has ended",
+                    first=receipt.first,
+                    next=receipt.until,
+                )
+            extended[receipt.lease] = of_it
+        holders = {lease: self._ledger.leases[lease].holder for lease in extended}
+        return [self._leased(lease, holders[lease], [of_it], lease_ms) for lease, of_it in extended.items()]
+
+    # --- time ---
+
+    @property
+    def due_at(self) -> float:
+        """When there is something to ask of `expired` or `overdue`; perhaps a little earlier."""
+        if self._ended:
+            return -math.inf
+        return min(self._times[0][0], self._look_at) if self._times else self._look_at
+
+    def overdue(self, now: float) -> list[int]:
+        """The subscribers that have had a record for too long."""
+        if now < self._look_at:
+            return []
+        found = [number for number, each in self._subscribers.items() if each.overdue_at <= now]
+        left = (each.overdue_at for number, each in self._subscribers.items() if number not in found)
+        self._look_at = min(left, default=math.inf)
+        return found
+
+    def expired(self, now: float) -> list[Change]:
+        """The changes that end the delays and leases whose time has come; then `expired_done`."""
+        while self._times and self._times[0][0] <= now:
+            self._ended.append(heappop(self._times))
+        parked, leased = RangeSet(), RangeSet()
+        for at, is_lease, key in self._ended:
+            if not is_lease:
+                _add_all(parked, self._parked.get(key, ()))
+            elif self._leases.get(key) == at:
+                _add_all(leased, self._ledger.lease_ranges(key))
+        waited = [run for first, until in parked for run in self._in_state(State.PARKED, first, until)]
+        changes = self._return(list(leased), 0)
+        return [*changes, self._again(_joined(waited), 0, counted=False)] if waited else changes
+
+    def expired_done(self) -> None:
+        """What `expired` gave is appended."""
+        for at, is_lease, key in self._ended:
+            if not is_lease:
+                for first, _ in self._parked.pop(key, ()):
+                    self._freed(first)
+            elif self._leases.get(key) == at:
+                del self._leases[key]
+                self._freed(self._ledger.floor)
+        self._ended.clear()
+
+    # --- inside: giving ---
+
+    def _next_free(self, limit: int) -> Range | None:
+        """The first free records below `limit`."""
+        run = self._ledger.next_free(self._free_from, limit)
+        self._free_from = run[0] if run is not None else max(self._free_from, limit)
+        return run
+
+    def _freed(self, first: int) -> None:
+        self._free_from = min(self._free_from, first)
+
+    def _give(self, subscriber: Subscriber, run: Range | None, limit: int, now: float, bytes_max: int) -> Given | None:
+        """From `run` on; None when the first record does not fit beside what it has."""
+        number = subscriber.facts.number
+        equals = self._turns.equals(number)
+        budget = min(bytes_max, subscriber.room_bytes)
+        grants: list[Grant] = []
+        size = 0
+        while run is not None and subscriber.room > 0 and len(grants) < GRANTS_MAX:
+            share = -(-(run[1] - run[0]) // equals)
+            wanted = run[0] + min(share, subscriber.room)
+            reach = self._reach(run[0], wanted, max(1, budget - size))
+            if reach.first > run[0] and not grants:
+                return self._missing(run[0], min(run[1], reach.first))
+            if reach.first > run[0] or (size + reach.size > budget and (grants or len(subscriber.hand))):
+                break
+            size += reach.size
+            grants += self._hand_out(reach)
+            if not subscriber.facts.auto_ack:
+                subscriber.give(reach.first, reach.until, reach.size, now)
+            # One that shares with others gets a part of the first run alone, so that each has its part of the queue;
+            # one whose turn has no bytes left goes on with a whole batch at its next.
+            run = self._next_free(limit) if equals == 1 and reach.until == wanted else None
+        if not grants:
+            return None
+        self._look_at = min(self._look_at, subscriber.overdue_at)
+        self._turns.not_ready(number)
+        self._turns.served(number)
+        self._look(subscriber)
+        settled = self._settle([(each.first, each.next) for each in grants], ACKED)
+        return Given(number, tuple(grants), settled if subscriber.facts.auto_ack else None)
+
+    def _lend(self, wish: LeaseWish, end: int) -> Given | None:
+        grants: list[Grant] = []
+        left = wish.records_max
+        while left and len(grants) < GRANTS_MAX and (run := self._next_free(end)) is not None:
+            reach = self._reach(run[0], min(run[1], run[0] + left), _NO_LIMIT)
+            if reach.first > run[0]:
+                if not grants:
+                    return self._missing(run[0], min(run[1], reach.first))
+                break
+            left -= reach.until - reach.first
+            grants += self._hand_out(reach)
+        if not grants:
+            return None
+        del self._wishes[wish.number]
+        self._turns.forget(wish.number)
+        ranges = [(each.first, each.next) for each in grants]
+        return Given(wish.number, tuple(grants), self._leased(wish.lease, wish.holder, ranges, wish.lease_ms))
+
+    def _missing(self, first: int, until: int) -> Given:
+        """Records that are there no more, or never were: a gap that a loss has left, or retention went over them."""
+        return Given(0, (), self._settle([(first, until)], EXPIRED))
+
+    def _hand_out(self, reach: Reach) -> Iterator[Grant]:
+        """Take what is reached, as grants in which all records are alike."""
+        at, until = reach.first, reach.until
+        self._ledger.take(at, until)
+        self.front = max(self.front, until)
+        while at < until:
+            attempts, end = self._ledger.attempts(at, until)
+            again, end = self._was_given(at, end)
+            yield Grant(at, end, GRANT_REDELIVERED if attempts or again else 0, attempts)
+            at = end
+
+    def _was_given(self, at: int, until: int) -> tuple[bool, int]:
+        """Whether the record may have been given before, for all that is not counted; up to where that is so."""
+        if at < self._found:
+            return True, min(until, self._found)
+        there = self._uncounted.within(at, until) if len(self._uncounted) else []
+        if not there:
+            return False, until
+        first, end = there[0]
+        return (True, end) if first == at else (False, first)
+
+    # --- inside: whose turn ---
+
+    def _subscriber(self, number: int) -> Subscriber:
+        subscriber = self._subscribers.get(number)
+        if subscriber is None:
+            raise NoSuchSubscription(f"subscription {number} is not there; subscribe again")
+        return subscriber
+
+    def _look(self, subscriber: Subscriber) -> None:
+        """Whether it can take something now, or is done."""
+        number = subscriber.facts.number
+        if subscriber.closing and not len(subscriber.hand):
+            self._forget(number)
+            self._subscribers.pop(number, None)
+            self._choose()
+            return
+        room = subscriber.room if self._active in (None, number) else 0
+        if room > 0:
+            self._turns.ready(number, subscriber.facts.priority)
+        else:
+            self._turns.not_ready(number)
+        if not subscriber.facts.auto_ack:
+            self._room += room - self._rooms.get(number, 0)
+            self._rooms[number] = room
+
+    def _forget(self, number: int) -> None:
+        self._turns.forget(number)
+        self._open.discard(number)
+        self._auto_ack.discard(number)
+        self._room -= self._rooms.pop(number, 0)
+
+    def _choose(self) -> None:
+        """With a single active subscriber: who it is. It stays so until it is gone, its records with it: the next one
+        gets none before, so the order of the queue is kept over the change."""
+        if not self.rules.single_active or self._active in self._subscribers:
+            return
+        # The first of those with the highest priority.
+        self._active = max(
+            self._subscribers, key=lambda number: self._subscribers[number].facts.priority, default=_NOBODY
+        )
+        for subscriber in list(self._subscribers.values()):
+            self._look(subscriber)
+
+    # --- inside: settling ---
+
+    def _in_hand(self, subscriber: Subscriber, pairs: Iterable[Range]) -> list[Range]:
+        """What of it the subscriber has; the rest must be settled. Raises NotGranted."""
+        found: list[Range] = []
+        for first, until in pairs:
+            found += subscriber.hand.within(first, until)
+            for low, high in subscriber.hand.without(first, until):
+                if self._ledger.unsettled(low, high):
+                    raise NotGranted(
+                        f"records {low} to {high} are not in the hands of subscription {subscriber.facts.number}",
+                        first=low,
+                        next=high,
+                    )
+        return found
+
+    def _had(self, subscriber: Subscriber, how: int, pairs: Iterable[Range]) -> Iterator[Range]:
+        """What of it a word from before can change: what lies free; and a settlement what the same one has again."""
+        lies = (State.FREE, State.PARKED) if how in _SETTLING else (State.FREE,)
+        for first, until in pairs:
+            for low, high, state in self._ledger.runs(first, until):
+                if state in lies:
+                    yield low, high
+                elif state == State.OUT and how in _SETTLING:
+                    yield from subscriber.hand.within(low, high)
+
+    def _in_state(self, state: State, first: int, until: int) -> Iterator[Range]:
+        return ((low, high) for low, high, there in self._ledger.runs(first, until) if there == state)
+
+    def _settlement(self, number: int, how: int, ranges: Iterable[Range], delay_ms: int) -> Settlement:
+        ranges = tuple(_joined(ranges))
+        changes: list[Change] = []
+        if ranges and how == How.RETURN:
+            changes = self._return(ranges, delay_ms)
+        elif ranges and how in _SETTLING:
+            changes = [self._settle(ranges, ACKED if how == How.ACK else DEAD)]
+        elif ranges and how == How.RELEASE and delay_ms:
+            changes = [self._again(ranges, delay_ms, counted=False)]
+        records = sum(self._ledger.unsettled(first, until) for first, until in ranges)
+        return Settlement(number, how, ranges, tuple(changes), records, delay_ms)
+
+    def _return(self, ranges: Iterable[Range], delay_ms: int) -> list[Change]:
+        """The changes that count a return of each; of those that came back too often, that end them."""
+        again, dead = self._sort_out(ranges)
+        changes: list[Change] = [self._settle(dead, DEAD)] if dead else []
+        return [*changes, self._again(again, delay_ms, counted=True)] if again else changes
+
+    def _sort_out(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+        """Those that may be given out again, and those that came back too often."""
+        limit = self.rules.delivery_limit
+        if limit is None:
+            return list(ranges), []
+        again: list[Range] = []
+        dead: list[Range] = []
+        for first, until in ranges:
+            at = first
+            while at < until:
+                attempts, end = self._ledger.attempts(at, until)
+                (dead if attempts >= limit else again).append((at, end))
+                at = end
+        return list(_joined(again)), list(_joined(dead))
+
+    def _returned(self, ranges: Sequence[Range], delay_ms: int, now: float) -> None:
+        if delay_ms:
+            self._park(ranges, delay_ms, now)
+        for first, _ in ranges[:1]:
+            self._freed(first)
+
+    def _park(self, ranges: Iterable[Range], delay_ms: int, now: float) -> None:
+        step = math.ceil((now + delay_ms / 1000) / _PARK_S)
+        if step not in self._parked:
+            self._parked[step] = RangeSet()
+            heappush(self._times, (step * _PARK_S, False, step))
+        _add_all(self._parked[step], ranges)
+
+    # --- inside: changes ---
+
+    def _settle(self, ranges: Iterable[Range], why: str) -> Settled:
+        return Settled(group=self.group, ranges=_flat(ranges), why=why)
+
+    def _again(self, ranges: Iterable[Range], delay_ms: int, *, counted: bool) -> Returned:
+        return Returned(group=self.group, ranges=_flat(ranges), delay_ms=delay_ms, counted=counted)
+
+    def _leased(self, lease: int, holder: str, ranges: Iterable[Range], lease_ms: int) -> Leased:
+        return Leased(group=self.group, lease=lease, holder=holder, ranges=_flat(ranges), lease_ms=lease_ms)
+
+
+class _Leases:
+    """What leases have, for receipts of them: each is looked up once."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._known: dict[int, RangeSet] = {}
+
+    def of(self, lease: int) -> RangeSet:
+        known = self._known.get(lease)
+        if known is None:
+            known = self._known[lease] = RangeSet()
+            _add_all(known, self._ledger.lease_ranges(lease))
+        return known
+
+    def ranges(self, receipt: Receipt, *, settles: bool) -> Iterator[Range]:
+        """What of it the receipt can change. Raises ReceiptStale when somebody else has some of it."""
+        for first, until, state in self._ledger.runs(receipt.first, receipt.until):
+            if state in (State.FREE, State.PARKED):
+                if settles:
+                    yield first, until
+            elif state != State.SETTLED:
+                for low, high in self.of(receipt.lease).without(first, until):
+                    raise ReceiptStale(
+                        f"lease {receipt.lease} has ended, and records {low} to {high} are somebody else's by now",
+                        first=low,
+                        next=high,
+                    )
+                yield first, until
+
+
+def _pairs(ranges: Sequence[int]) -> list[Range]:
+    """Raises BadRequest for ranges that are empty, or not in order."""
+    pairs = list(zip(ranges[::2], ranges[1::2], strict=True))
+    at = 0
+    for first, until in pairs:
+        if not at <= first < until:
+            raise BadRequest(f"ranges rise and hold something each, not {first} to {until} behind {at}")
+        at = until
+    return pairs
+
+
+def _joined(ranges: Iterable[Range]) -> Iterator[Range]:
+    """Neighbours as one."""
+    last: Range | None = None
+    for each in ranges:
+        if last is not None and last[1] == each[0]:
+            last = last[0], each[1]
+            continue
+        if last is not None:
+            yield last
+        last = each
+    if last is not None:
+        yield last
+
+
+def _flat(ranges: Iterable[Range]) -> list[int]:
+    return [border for each in _joined(ranges) for border in each]
+
+
+def _add_all(ranges: RangeSet, more: Iterable[Range]) -> None:
+    for first, until in more:
+        ranges.add(first, until)

@@ -1,0 +1,45 @@
+"""Ranges of numbers against a plain set."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mirrorlog.queues.ranges import CHUNK, RangeSet
+
+numbers = st.one_of(st.integers(0, 30), st.integers(CHUNK - 6, CHUNK + 6), st.integers(0, 3 * CHUNK))
+changes = st.lists(st.tuples(st.booleans(), numbers, st.one_of(st.integers(0, 8), st.integers(0, 2 * CHUNK))))
+
+
+def runs_of(numbers: set[int]) -> list[tuple[int, int]]:
+    ordered = sorted(numbers)
+    begins = [each for each in ordered if each - 1 not in numbers]
+    ends = [each + 1 for each in ordered if each + 1 not in numbers]
+    return list(zip(begins, ends, strict=True))
+
+
+@given(changes, numbers, st.integers(0, 5000))
+def test_it_holds_what_a_plain_set_holds(changes: list[tuple[bool, int, int]], at: int, size: int) -> None:
+    """Add and remove ranges that touch, overlap and cross chunks; look at counts, runs and what is within a range."""
+    ranges, model = RangeSet(), set[int]()
+    for inside, first, length in changes:
+        asked = set(range(first, first + length))
+        changed = ranges.add(first, first + length) if inside else ranges.remove(first, first + length)
+        assert changed == len(asked - model if inside else asked & model)
+        model = model | asked if inside else model - asked
+        assert len(ranges) == len(model)
+        assert list(ranges) == runs_of(model)
+    asked = set(range(at, at + size))
+    assert {each for run in ranges.within(at, at + size) for each in range(*run)} == asked & model
+    assert {each for run in ranges.without(at, at + size) for each in range(*run)} == asked - model
+
+
+def test_a_million_records_in_hand_are_a_few_megabytes() -> None:
+    """Every second of two million: the worst there is for runs."""
+    ranges = RangeSet()
+    ranges.add(0, 2_000_000)
+    assert sum(map(len, ranges._chunks.values())) == 2 * -(-2_000_000 // CHUNK)
+    for each in range(0, 2_000_000, 2):
+        ranges.remove(each, each + 1)
+    assert len(ranges) == 1_000_000
+    assert sum(borders.itemsize * len(borders) for borders in ranges._chunks.values()) == 4_000_000
