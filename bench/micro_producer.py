@@ -44,7 +44,14 @@ class InstantConnection:
         self._queue_offset = 0
 
     def produce(
-        self, batch: bytearray, *, level: int, durability: int, deadline_ms: int, done: Callable[[Any], None]
+        self,
+        batch: bytearray,
+        *,
+        level: int,
+        durability: int,
+        deadline_ms: int,
+        done: Callable[[Any], None],
+        routing: int = 0,
     ) -> None:
         records = int.from_bytes(batch[48:52], "little")
         self._loop.call_soon(done, Confirm(0, self._queue_offset, 1, 1, 0, 0))

@@ -1,12 +1,16 @@
-"""The Python client: Client, Producer, Consumer, Admin."""
+"""The Python client: Client, Producer, Publisher, Consumer, Subscription, Admin."""
 
 from mirrorlog.client.client import Client
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
 from mirrorlog.client.consumer import Consumer
+from mirrorlog.client.delivered import Delivered, DeliveredBatch
 from mirrorlog.client.deliveries import BulkDelivery, Delivery
+from mirrorlog.client.leases import Leased
 from mirrorlog.client.pipeline import ProducerStats
 from mirrorlog.client.producer import Producer
+from mirrorlog.client.publisher import Publication, Published, Publisher
 from mirrorlog.client.receipts import Receipt, ReceiptRange, Receipts
+from mirrorlog.client.subscription import Subscription
 
 __all__ = [
     "BulkDelivery",
@@ -14,10 +18,17 @@ __all__ = [
     "ConsumedBatch",
     "ConsumedRecord",
     "Consumer",
+    "Delivered",
+    "DeliveredBatch",
     "Delivery",
+    "Leased",
     "Producer",
     "ProducerStats",
+    "Publication",
+    "Published",
+    "Publisher",
     "Receipt",
     "ReceiptRange",
     "Receipts",
+    "Subscription",
 ]

@@ -19,6 +19,7 @@ from mirrorlog.client.copies import Copies
 from mirrorlog.client.masters import REPLACED_PERHAPS, ask_master
 from mirrorlog.client.options import parse_server
 from mirrorlog.client.silence import SILENCE_S
+from mirrorlog.client.topology import Topology
 from mirrorlog.errors import (
     ConnectionLost,
     InSyncReplicasNotEnough,
@@ -32,6 +33,7 @@ from mirrorlog.wire.messages import (
     CommitPosition,
     CopyPromoted,
     DeclareQueue,
+    DeleteGroup,
     Done,
     Drained,
     DrainNode,
@@ -42,14 +44,18 @@ from mirrorlog.wire.messages import (
     FoundPosition,
     GetEvents,
     GetStatus,
+    GroupsFound,
     HoldGiven,
     HoldInfo,
     HoldsFound,
+    ListGroups,
     ListHolds,
     Message,
     Metadata,
     Position,
     PromoteCopy,
+    Purged,
+    PurgeGroup,
     QueueInfo,
     Rebalance,
     Rebalanced,
@@ -74,6 +80,11 @@ class Admin:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+
+    @property
+    def topology(self) -> Topology:
+        """Exchanges, bindings, virtual hosts, users."""
+        return Topology(self._client)
 
     async def declare(self, name: str, arguments: Mapping[str, Any] | None = None) -> QueueInfo:
         """Make a queue, or find it with the same arguments; within `request_timeout_ms` it waits for a log without a
@@ -200,6 +211,21 @@ class Admin:
         return (await self._ask_current(queue, ListHolds(queue=queue), HoldsFound)).holds
 
     # --- for operators ---
+
+    async def groups(self, queue: str) -> GroupsFound:
+        """The groups of a queue, those that ack and those that commit positions, as its master knows them."""
+        return await ask_master(self._client, queue, ListGroups(queue=queue), GroupsFound, insist=True)
+
+    async def purge(self, queue: str, group: str = "") -> int:
+        """Settle every record of an acking group that is in nobody's hands; how many those were. The queue's own group
+        has the empty name. Returns when all copies have that. Raises Refused or OutcomeUnknown."""
+        message = PurgeGroup(queue=queue, group=group)
+        return (await ask_master(self._client, queue, message, Purged, insist=True)).records
+
+    async def delete_group(self, queue: str, group: str) -> None:
+        """Forget a group of either kind, if there is one; its subscriptions end. Returns when all copies have that.
+        Raises BadRequest for the queue's own group."""
+        await ask_master(self._client, queue, DeleteGroup(queue=queue, group=group), Done, insist=True)
 
     async def drain(self, node_id: str = "", *, draining: bool = True) -> str:
         """Let a node, by default the one that answers, hand over what it masters, or let it master again. Returns the

@@ -46,13 +46,13 @@ class PendingBatch:
     """1..n records of one queue between `send` and their confirm.
 
     `size_bytes`: what they take at most, uncompressed, besides BATCH_OVERHEAD_BYTES. `count`: how many there are, once
-    it is closed. `ended`: called once, at the end.
+    it is closed. `ended`: called once, at the end. `routing`: the stamp of the version that routed it, 0 for none.
     """
 
     __slots__ = (
         "_codec", "_draft", "_headers", "_keys", "_sealed", "_timestamps_us", "_values", "_waiters", "attempts",
-        "count", "deadline", "ended", "heard", "in_flight", "listeners", "outcome", "producer_epoch", "sequence",
-        "size_bytes", "unknown",
+        "count", "deadline", "ended", "heard", "in_flight", "listeners", "outcome", "producer_epoch", "routing",
+        "sequence", "size_bytes", "unknown",
     )  # fmt: skip
 
     def __init__(self, deadline: float, *, codec: Codec = Codec.NONE) -> None:
@@ -61,6 +61,7 @@ class PendingBatch:
         self.deadline = deadline
         self.sequence = 0
         self.producer_epoch = 0
+        self.routing = 0
         self.attempts = 0
         self.in_flight = False
         self.unknown = False

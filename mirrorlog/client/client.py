@@ -23,6 +23,8 @@ from mirrorlog.client.connection import Connection
 from mirrorlog.client.consumer import Consumer
 from mirrorlog.client.finder import Finder
 from mirrorlog.client.joining import JoinPool
+from mirrorlog.client.lease_receipts import LeaseReceipt
+from mirrorlog.client.leases import Leased, Leasing
 from mirrorlog.client.options import (
     check_timeout,
     parse_compression,
@@ -31,16 +33,22 @@ from mirrorlog.client.options import (
     parse_server,
 )
 from mirrorlog.client.producer import Producer
+from mirrorlog.client.publisher import Publisher
 from mirrorlog.client.sightings import Sighting
+from mirrorlog.client.subscription import Subscription
 from mirrorlog.client.tier import TierOptions
 from mirrorlog.config import CLIENT_PORT
 from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NotMaster
-from mirrorlog.wire.messages import GetMetadata, Metadata, NodeInfo, Position, QueueInfo
+from mirrorlog.wire.frames import How
+from mirrorlog.wire.messages import GetMetadata, Metadata, NodeInfo, Position, QueueInfo, Subscribe
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 # Who waits for a connection looks around after so long: its node may hang and have been replaced. The opening goes on.
 _REACH_S: Final = 1.0
+# What may be done with a receipt, by its name.
+_HOWS: Final = {"ack": How.ACK, "return": How.RETURN, "release": How.RELEASE, "reject": How.DEAD}
 
 _T = TypeVar("_T")
 
@@ -55,7 +63,9 @@ class Client:
 
     `tiers`: consumers read what a queue's log has no more from the Delta table that a tiered landing has named; False:
     they do not. A mapping says where tables are from here: `{"s3://lake/": "/mnt/lake/"}`, by the beginning of their
-    locations. `tier_options`: of their storage, as the package deltalake takes them. Raises BadRequest.
+    locations. `tier_options`: of their storage, as the package deltalake takes them.
+
+    `user`, `password`: for a cluster that has users; sent over TLS, or to this machine. Raises BadRequest.
     """
 
     def __init__(
@@ -69,6 +79,8 @@ class Client:
         tls: ssl.SSLContext | None = None,
         tiers: bool | Mapping[str, str] = True,
         tier_options: Mapping[str, str] | None = None,
+        user: str | None = None,
+        password: str = "",
     ) -> None:
         check_timeout("connect_timeout_ms", connect_timeout_ms)
         check_timeout("request_timeout_ms", request_timeout_ms)
@@ -79,13 +91,17 @@ class Client:
         self._stale_reads = allow_stale_reads
         self._connect_timeout_ms = connect_timeout_ms
         self._tls = tls
+        self._login = None if user is None else (user, password)
         self._tiers = TierOptions.of(tiers, tier_options)
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._nodes: dict[str, NodeInfo] = {}
         self._finder = Finder(self)
         self._producers: WeakSet[Producer] = WeakSet()
+        self._publishers: WeakSet[Publisher] = WeakSet()
         self._consumers: WeakSet[Consumer] = WeakSet()
+        self._subscriptions: WeakSet[Subscription] = WeakSet()
+        self._leasing = Leasing(self)
         self._pool = JoinPool()
         self._closed = False
 
@@ -98,20 +114,22 @@ class Client:
         return self
 
     async def close(self) -> None:
-        """Close producers that are still open (they flush first), then consumers and all connections. Idempotent.
+        """Close producers and subscriptions that are still open (they flush first), then consumers and all
+        connections. Idempotent.
 
-        Afterwards every call raises ConnectionLost, until `connect`. Raises the first error that a producer's flush
-        raises, once all are closed.
+        Afterwards every call raises ConnectionLost, until `connect`. Raises the first error that a producer's or
+        subscription's flush raises, once all are closed.
         """
         failures: list[MirrorlogError] = []
         try:
-            for producer in list(self._producers):
+            for each in self._flushed_at_close():
                 try:
-                    await producer.close()
+                    await each.close()
                 except MirrorlogError as error:
                     failures.append(error)
         finally:
             self._closed = True
+            await self._leasing.close()
             for consumer in list(self._consumers):
                 await consumer.abandon()
             await self._disconnect()
@@ -135,8 +153,8 @@ class Client:
     ) -> None:
         if error is not None and not isinstance(error, Exception):
             # Cancelled or interrupted: whoever did that is not to wait for confirms.
-            for producer in list(self._producers):
-                producer.abandon()
+            for each in self._flushed_at_close():
+                each.abandon()
         try:
             await self.close()
         except MirrorlogError:
@@ -204,6 +222,31 @@ class Client:
         self._producers.add(producer)
         return producer
 
+    def publisher(
+        self,
+        exchange: str,
+        *,
+        virtual_host: str = DEFAULT_VIRTUAL_HOST,
+        mandatory: bool = False,
+        **options: Any,
+    ) -> Publisher:
+        """A publisher to `exchange`, empty for the default one; use it with `async with`. It routes here, and confirms
+        a message when every queue that it leads to has it.
+
+        `mandatory`: a message that leads to no queue raises Unroutable; else it is dropped and counted. `options`: as
+        of `producer`; each queue has one of its own. Raises BadRequest naming the option that is wrong.
+        """
+        publisher = Publisher(
+            self,
+            exchange,
+            virtual_host=virtual_host,
+            mandatory=mandatory,
+            make_producer=partial(self.producer, **options),
+        )
+        self.producer("", **options).abandon()  # a wrong option is told now, and not with the first message
+        self._publishers.add(publisher)
+        return publisher
+
     def consumer(
         self,
         queue: str,
@@ -243,6 +286,109 @@ class Client:
         )
         self._consumers.add(consumer)
         return consumer
+
+    def subscribe(
+        self,
+        queue: str,
+        group: str = "",
+        *,
+        prefetch: int = 1_000,
+        prefetch_bytes: int = 16 * _MIB,
+        auto_ack: bool = False,
+        exclusive: bool = False,
+        priority: int = 0,
+        name: str | None = None,
+        cancel_on_failover: bool = False,
+        read_from: str = "master",
+        confirm: str | int = "all",
+        settle_timeout_ms: int = 30_000,
+    ) -> Subscription:
+        """Records of `queue` that are pushed here, each to one of the group's subscribers, until it is settled; use it
+        with `async with`. The queue's own group has the empty name.
+
+        `prefetch`, `prefetch_bytes`: so much at most is with this subscription and not settled; 0: the node's limit.
+        `auto_ack`: settled as it is sent: what is on its way when something dies is lost. `exclusive`: nobody else may
+        subscribe to the group meanwhile. `priority`: higher ones are served first. `name`: for people.
+
+        `cancel_on_failover`: reading raises SubscriptionCancelled when the master, or the connection, was lost; by
+        default the subscription goes on at the new master. `read_from`: where bytes come from that did not come with
+        the grants, as of `consumer`. `confirm`: what `await ack()` waits for, as of `producer`; `settle_timeout_ms`: by
+        then a settlement has ended, with OutcomeUnknown if it may count or not.
+
+        Raises BadRequest naming the option that is wrong.
+        """
+        message = Subscribe(
+            queue=queue,
+            group=group,
+            prefetch_records=prefetch,
+            prefetch_bytes=prefetch_bytes,
+            auto_ack=auto_ack,
+            exclusive=exclusive,
+            priority=priority,
+            name=name or "",
+        )
+        subscription = Subscription(
+            self,
+            message,
+            level=parse_level(confirm),
+            settle_timeout_ms=settle_timeout_ms,
+            cancel_on_failover=cancel_on_failover,
+            read_from=read_from,
+        )
+        self._subscriptions.add(subscription)
+        return subscription
+
+    async def lease(
+        self,
+        queue: str,
+        group: str = "",
+        *,
+        max_records: int = 10,
+        lease_ms: int = 30_000,
+        wait_ms: int = 0,
+        holder: str = "",
+        read_from: str = "master",
+    ) -> list[Leased]:
+        """Up to `max_records` records that are the caller's for `lease_ms`; none after `wait_ms` if there are none.
+
+        `holder`: for people. Raises NoSuchQueue, Refused, ConnectionLost, and what a consumer raises about bytes. When
+        an answer is lost its records come again behind the end of their lease.
+        """
+        return await self._leasing.lease(
+            queue,
+            group,
+            max_records=max_records,
+            lease_ms=lease_ms,
+            wait_ms=wait_ms,
+            holder=holder,
+            read_from=read_from,
+        )
+
+    async def settle_receipt(
+        self,
+        queue: str,
+        receipt: str,
+        *,
+        group: str = "",
+        how: str = "ack",
+        delay_ms: int = 0,
+        confirm: str | int = "all",
+    ) -> bool:
+        """Settle a leased record by the text of its receipt; whether that changed anything.
+
+        `how`: ack, return (it comes again, counted), release (uncounted) or reject; `delay_ms`: before it may come
+        again. The receipt of a lease that is over still acks as long as nobody else has got the record (ReceiptStale),
+        and returns nothing. Raises BadRequest for what is no receipt of that queue and group, Refused, OutcomeUnknown.
+        """
+        if how not in _HOWS:
+            raise BadRequest(f"how {how!r:.32} is none of {', '.join(_HOWS)}")
+        parsed = LeaseReceipt.parse(receipt, queue=queue, group=group)
+        changed = await self._leasing.settle([parsed], _HOWS[how], delay_ms=delay_ms, level=parse_level(confirm))
+        return changed > 0
+
+    async def extend_receipt(self, queue: str, receipt: str, lease_ms: int, *, group: str = "") -> None:
+        """Let a lease run for `lease_ms` from now on, by the text of its receipt. Raises NotGranted when it is over."""
+        await self._leasing.extend([LeaseReceipt.parse(receipt, queue=queue, group=group)], lease_ms)
 
     # --- connections ---
 
@@ -364,6 +510,9 @@ class Client:
 
     # --- inside ---
 
+    def _flushed_at_close(self) -> list[Subscription | Publisher | Producer]:
+        return [*self._subscriptions, *self._publishers, *self._producers]
+
     async def _ended_by_close(self, work: Coroutine[Any, Any, _T]) -> _T:
         """As `work`, which `close` may cancel: then it is the client that is closed, not who waits."""
         try:
@@ -395,6 +544,7 @@ class Client:
                 stale_reads=self._stale_reads,
                 timeout_ms=self._connect_timeout_ms,
                 tls=self._tls,
+                login=self._login,
             )
             self._connections[address] = connection
             return connection

@@ -10,29 +10,49 @@ import asyncio
 import os
 import ssl
 import struct
-from collections.abc import Callable
-from typing import Final, Self, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, Self, TypeVar
 
 from mirrorlog import __version__
-from mirrorlog.errors import ConnectionLost, MirrorlogError, ProtocolError, RequestTimeout
+from mirrorlog.errors import ConnectionLost, LoginFailed, MirrorlogError, NotGranted, ProtocolError, RequestTimeout
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import (
     BATCHES,
     CONFIRM,
+    DELIVER,
     FETCH,
     FRAME_HEADER_SIZE,
     PRODUCE,
     PROTOCOL_VERSION_MAX,
     PROTOCOL_VERSION_MIN,
+    SETTLE_AGAIN,
     Batches,
     Confirm,
+    Deliver,
     Frame,
     FrameType,
     frame,
     read_batches,
+    read_deliver,
+    read_settled,
+    settle_frame,
 )
 from mirrorlog.wire.listening import dial
-from mirrorlog.wire.messages import Failure, Hello, Message, Welcome, as_error, decode, encode
+from mirrorlog.wire.messages import (
+    Done,
+    Failure,
+    Hello,
+    Login,
+    Message,
+    Subscribe,
+    Subscribed,
+    SubscriptionEnded,
+    Unsubscribe,
+    Welcome,
+    as_error,
+    decode,
+    encode,
+)
 
 # A node that owes an answer is asked for a sign of life soon, so that its requests move on well before producers' and
 # readers' deadlines; an idle connection is only kept from being closed as idle.
@@ -54,13 +74,31 @@ _PRODUCE: Final = int(FrameType.PRODUCE)
 _CONFIRM: Final = int(FrameType.CONFIRM)
 _ERROR: Final = int(FrameType.ERROR)
 _BATCHES: Final = int(FrameType.BATCHES)
+_DELIVER: Final = int(FrameType.DELIVER)
 
 ProduceDone = Callable[[Confirm | MirrorlogError], None]
+SettleDone = Callable[[MirrorlogError | None], None]
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 _Answered = Callable[[Frame | MirrorlogError], None]
 _Room = Callable[[int], memoryview]
+
+
+class Subscriber(Protocol):
+    """Whom a node sends grants to; called on the loop. The first call is `subscribed` or `ended`, and nothing comes
+    behind `ended`."""
+
+    def subscribed(self, answer: Subscribed) -> None: ...
+
+    def delivered(self, facts: Deliver, content: memoryview) -> None:
+        """`content`: what follows the fixed struct, the subscriber's to keep."""
+
+    def ended(self, error: MirrorlogError) -> None:
+        """Refused, or over: by the node's word, or with the connection."""
+
+    def room(self, size: int) -> memoryview:
+        """Memory for exactly `size` bytes, for a large content to be received into."""
 
 
 class Connection:
@@ -83,6 +121,7 @@ class Connection:
         self._waiting: dict[int, _Answered] = {}
         self._publishing: dict[int, ProduceDone] = {}
         self._rooms: dict[int, _Room] = {}
+        self._subscribers: dict[int, Subscriber] = {}
         self._last_id = 0
         self._last_read = self._loop.time()
         self._pinged_at: float | None = None
@@ -99,16 +138,20 @@ class Connection:
         stale_reads: bool = False,
         timeout_ms: int = 5_000,
         tls: ssl.SSLContext | None = None,
+        login: tuple[str, str] | None = None,
     ) -> Self:
-        """Connect and greet. `stale_reads`: a node that is cut off is to answer reads all the same.
+        """Connect and greet. `stale_reads`: a node that is cut off is to answer reads all the same. `login`: a user and
+        the password, sent over TLS or within this machine only.
 
-        Raises ConnectionLost, WrongCluster, UnsupportedVersion or ConfigError.
+        Raises ConnectionLost, WrongCluster, UnsupportedVersion, LoginFailed or ConfigError.
         """
         connection = cls(address, role=role, cluster_id=cluster_id, stale_reads=stale_reads)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await dial(address, connection._make_endpoint, tls)
                 await connection._greeting
+                if login is not None:
+                    await connection._login(*login, timeout_ms=timeout_ms)
         except TimeoutError:
             connection.close()
             raise ConnectionLost(f"no answer from {address} within {timeout_ms} ms") from None
@@ -120,6 +163,12 @@ class Connection:
             raise
         connection._ticker = connection._loop.call_later(_TICK_S, connection._tick)
         return connection
+
+    async def _login(self, user: str, password: str, *, timeout_ms: int) -> None:
+        """Raises LoginFailed."""
+        if not self._usable_endpoint().is_private:
+            raise LoginFailed(f"the password of {user!r} is not sent to {self.address} without TLS")
+        await self.request(Login(user=user, password=password), Done, timeout_ms=timeout_ms)
 
     @property
     def welcome(self) -> Welcome:
@@ -133,8 +182,11 @@ class Connection:
     @property
     def owes_answer(self) -> bool:
         """Whether something is asked of the node while it has said nothing for half a second: it may hang."""
+        now = self._loop.time()
+        if self._pinged_at is not None and now - self._pinged_at > _QUIET_S:
+            return True
         asked = self._publishing or self._waiting
-        return bool(asked) and self._loop.time() - self._last_read > _QUIET_S
+        return bool(asked) and now - self._last_read > _QUIET_S
 
     def give_up(self, reason: str) -> None:
         """Close it though its node has not: what still waits ends with ConnectionLost, saying why."""
@@ -159,9 +211,17 @@ class Connection:
         return decoded
 
     def produce(
-        self, batch: bytes | bytearray | memoryview, *, level: int, durability: int, deadline_ms: int, done: ProduceDone
+        self,
+        batch: bytes | bytearray | memoryview,
+        *,
+        level: int,
+        durability: int,
+        deadline_ms: int,
+        done: ProduceDone,
+        routing: int = 0,
     ) -> None:
-        """Send one ready batch; `done` is called once, with its confirm or with the error, on the loop.
+        """Send one ready batch; `done` is called once, with its confirm or with the error, on the loop. `routing`: the
+        stamp of the version that it was routed by (`wire.routing`), 0 for none.
 
         The bytes must stay as they are until then. Raises ConnectionLost when the connection is gone already.
         """
@@ -169,7 +229,7 @@ class Connection:
         correlation_id = self._next_id()
         size = len(batch)
         head = _PRODUCE_HEAD.pack(
-            PRODUCE.size + size, _PRODUCE, 0, correlation_id, level, durability, 0, deadline_ms
+            PRODUCE.size + size, _PRODUCE, 0, correlation_id, level, durability, routing, deadline_ms
         )  # fmt: skip
         self._publishing[correlation_id] = done
         endpoint.send((head + batch,) if size <= _COPIED_BYTES_MAX else (head, memoryview(batch)))
@@ -212,6 +272,74 @@ class Connection:
         payload = _expect(answer, FrameType.BATCHES).payload
         return read_batches(payload), payload[BATCHES.size :] if answer.body is None else answer.body
 
+    # --- subscriptions ---
+
+    def subscribe(self, message: Subscribe, subscriber: Subscriber) -> None:
+        """Ask for grants. Raises ConnectionLost when the connection is gone already.
+
+        By callbacks and without a deadline: grants come right behind the answer, and whoever gave up waiting for it
+        must give back what comes all the same.
+        """
+        endpoint = self._usable_endpoint()
+        correlation_id = self._next_id()
+
+        def answered(answer: Frame | MirrorlogError) -> None:
+            subscribed = answer if isinstance(answer, MirrorlogError) else _subscribed_in(answer)
+            if isinstance(subscribed, MirrorlogError):
+                subscriber.ended(subscribed)
+                return
+            self._subscribers[subscribed.subscription] = subscriber
+            subscriber.subscribed(subscribed)
+
+        self._waiting[correlation_id] = answered
+        endpoint.send([frame(FrameType.REQUEST, encode(message), correlation_id)])
+
+    def settle(
+        self,
+        ranges: Sequence[int],
+        *,
+        subscription: int,
+        epoch: int,
+        how: int,
+        level: int,
+        delay_ms: int,
+        again: bool,
+        done: SettleDone,
+    ) -> None:
+        """Send one settlement; `done` is called once, with None or the error, on the loop. `ranges`: flat, ascending.
+        `again`: of records that came over a connection that is lost.
+
+        Raises ConnectionLost when the connection is gone already.
+        """
+        endpoint = self._usable_endpoint()
+        correlation_id = self._next_id()
+        self._waiting[correlation_id] = lambda answer: done(_settled_in(answer))
+        endpoint.send(
+            [
+                settle_frame(
+                    ranges,
+                    subscription=subscription,
+                    epoch=epoch,
+                    how=how,
+                    level=level,
+                    delay_ms=delay_ms,
+                    flags=SETTLE_AGAIN if again else 0,
+                    correlation_id=correlation_id,
+                )
+            ]
+        )
+
+    def unsubscribe(self, subscription: int, *, done: SettleDone) -> None:
+        """Ask for no more grants; those on their way come before `done`. Raises ConnectionLost."""
+        endpoint = self._usable_endpoint()
+        correlation_id = self._next_id()
+        self._waiting[correlation_id] = lambda answer: done(answer if isinstance(answer, MirrorlogError) else None)
+        endpoint.send([frame(FrameType.REQUEST, encode(Unsubscribe(subscription=subscription)), correlation_id)])
+
+    def forget(self, subscription: int) -> None:
+        """Nothing that comes for it interests anybody any more."""
+        self._subscribers.pop(subscription, None)
+
     # --- FrameHandler ---
 
     def connected(self, endpoint: Endpoint) -> None:
@@ -237,7 +365,11 @@ class Connection:
 
     def _told(self, frame_: Frame) -> None:
         """A frame that answers nothing."""
-        if frame_.type == FrameType.WELCOME:
+        if frame_.type == _DELIVER:
+            self._deliver(frame_)
+        elif frame_.type == FrameType.ENDED:
+            self._end_subscription(frame_)
+        elif frame_.type == FrameType.WELCOME:
             welcome = decode(frame_.payload)
             if isinstance(welcome, Welcome) and not self._greeting.done():
                 self._greeting.set_result(welcome)
@@ -246,11 +378,32 @@ class Connection:
         elif frame_.type == _ERROR:
             self._lost = _failure(frame_)
 
+    def _deliver(self, frame_: Frame) -> None:
+        facts = read_deliver(frame_.payload)
+        subscriber = self._subscribers.get(facts.subscription)
+        if subscriber is not None:
+            body = frame_.body
+            # What was not placed stands in the connection's own buffer, which is used again.
+            content = memoryview(bytes(frame_.payload[DELIVER.size :])) if body is None else body
+            subscriber.delivered(facts, content)
+
+    def _end_subscription(self, frame_: Frame) -> None:
+        message = decode(frame_.payload)
+        if not isinstance(message, SubscriptionEnded):
+            raise ProtocolError(f"an ENDED frame with {type(message).__name__}")
+        subscriber = self._subscribers.pop(message.subscription, None)
+        if subscriber is not None:
+            subscriber.ended(_told_error(Failure(code=message.code, message=message.message, details=message.details)))
+
     def handled(self) -> None:
         pass
 
     def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
-        """Where its reader wants the answer to a fetch; what nobody waits for any more goes where it will."""
+        """Where its reader wants the answer to a fetch, or a subscriber its grants; what nobody waits for any more goes
+        where it will."""
+        if frame_type == _DELIVER:
+            subscriber = self._subscribers.get(read_deliver(facts).subscription)
+            return subscriber.room(size) if subscriber is not None else None
         room = self._rooms.get(correlation_id)
         return room(size) if room is not None and frame_type == _BATCHES else None
 
@@ -265,12 +418,15 @@ class Connection:
             self._greeting.set_exception(lost)
         publishing, self._publishing = self._publishing, {}
         waiting, self._waiting = self._waiting, {}
+        subscribers, self._subscribers = self._subscribers, {}
         # Whoever waits cannot know whether the node still got the request: that is ConnectionLost, whatever the reason.
         failure = lost if isinstance(lost, ConnectionLost) else ConnectionLost(f"{self.address}: {lost}")
         for done in publishing.values():
             done(failure)
         for answered in waiting.values():
             answered(failure)
+        for subscriber in subscribers.values():
+            subscriber.ended(failure)
 
     # --- inside ---
 
@@ -329,10 +485,14 @@ class Connection:
             self.close()
             return
         silent_s = now - self._last_read
-        if self._pinged_at is None and silent_s >= (_TICK_S if self._waiting or self._publishing else _PING_IDLE_S):
+        if self._pinged_at is None and silent_s >= self._ping_after_s():
             self._pinged_at = now
             self._endpoint.send([frame(FrameType.PING)])
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
+
+    def _ping_after_s(self) -> float:
+        """Who is subscribed waits for what may come any time, and cannot tell a node that hangs from an empty queue."""
+        return _TICK_S if self._waiting or self._publishing or self._subscribers else _PING_IDLE_S
 
 
 def _confirm_in(answer: Frame) -> Confirm | MirrorlogError:
@@ -340,6 +500,30 @@ def _confirm_in(answer: Frame) -> Confirm | MirrorlogError:
     if answer.type == _CONFIRM and len(answer.payload) >= CONFIRM.size:
         return Confirm._make(CONFIRM.unpack_from(answer.payload))
     return _failure(answer) if answer.type == _ERROR else _not_due(answer, FrameType.CONFIRM)
+
+
+def _subscribed_in(answer: Frame) -> Subscribed | MirrorlogError:
+    """What an answer to Subscribe says, or is wrong with it."""
+    try:
+        message = decode(_expect(answer, FrameType.RESPONSE).payload)
+    except ProtocolError as error:
+        return error
+    if not isinstance(message, Subscribed):
+        return ProtocolError(f"{type(message).__name__} where Subscribed was expected")
+    return message
+
+
+def _settled_in(answer: Frame | MirrorlogError) -> MirrorlogError | None:
+    """What an answer to a settlement says is wrong; None for a confirm."""
+    if isinstance(answer, MirrorlogError):
+        return answer
+    try:
+        passed_over = read_settled(_expect(answer, FrameType.SETTLED).payload).passed_over
+    except ProtocolError as error:
+        return error
+    if passed_over:
+        return NotGranted(f"{passed_over} of the records are in somebody else's hands by now, and were not settled")
+    return None
 
 
 def _expect(answer: Frame, kind: FrameType) -> Frame:
@@ -358,6 +542,10 @@ def _failure(frame_: Frame) -> MirrorlogError:
     message = decode(frame_.payload)
     if not isinstance(message, Failure):
         return ProtocolError("an ERROR frame without a failure")
-    # Details become keywords of an exception: those that have the names of its own parameters would clash.
-    details = {f"{name}_" if name in _TAKEN_NAMES else name: value for name, value in message.details.items()}
-    return as_error(Failure(code=message.code, message=message.message, details=details))
+    return _told_error(message)
+
+
+def _told_error(failure: Failure) -> MirrorlogError:
+    """As an exception. Its details become keywords: those that have the names of its own parameters would clash."""
+    details = {f"{name}_" if name in _TAKEN_NAMES else name: value for name, value in failure.details.items()}
+    return as_error(Failure(code=failure.code, message=failure.message, details=details))

@@ -283,6 +283,24 @@ def end_of(content: memoryview, count: int) -> int | None:
     return following or None
 
 
+def headers_in(content: memoryview, count: int) -> list[tuple[int, int, int]]:
+    """First and next queue offset, and length, of the `count` batches that stand in `content`, unproven.
+
+    Raises BadBatch when so many cannot stand there.
+    """
+    found: list[tuple[int, int, int]] = []
+    at = 0
+    for _ in range(count):
+        if len(content) - at < HEADER_SIZE:
+            raise BadBatch(f"{count} batches do not fit into {len(content)} bytes")
+        base, length, record_count = _PLACE.unpack_from(content, at)
+        if not HEADER_SIZE <= length <= len(content) - at:
+            raise BadBatch(f"a batch of {length} bytes at {at} of {len(content)}")
+        found.append((base, base + record_count, length))
+        at += length
+    return found
+
+
 def proven_batches(
     content: bytes | memoryview, count: int, *, queue: str, log_id: str, body_bytes_max: int = _BODY_BYTES_MAX
 ) -> list[ClosedBatch]:

@@ -32,14 +32,17 @@ REPLACED_PERHAPS: Final = (InSyncReplicasNotEnough, LogRecovering, LogUnavailabl
 _M = TypeVar("_M", bound=Message)
 
 
-async def ask_master(client: Client, queue: str, message: Message, expect: type[_M], *, insist: bool) -> _M:
+async def ask_master(
+    client: Client, queue: str, message: Message, expect: type[_M], *, insist: bool, wait_ms: int = 0
+) -> _M:
     """What the queue's master answers; a new one is followed. The message must bear being asked twice.
 
-    `insist`: within `request_timeout_ms` it is tried again while there is no master, or none that is reached. Raises
+    `wait_ms`: how long the node may keep its answer, beyond the time that any has. `insist`: within
+    `request_timeout_ms` it is tried again while there is no master, or none that is reached. Raises
     what the last one answered, NoSuchQueue, ConnectionLost, RequestTimeout, or NotMaster while there is none.
     """
     loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + client.request_timeout_ms / 1000
+    give_up_at = loop.time() + (client.request_timeout_ms + wait_ms) / 1000
     backoff = Backoff(random.random)
     while True:
         try:

@@ -19,6 +19,9 @@ _TIMEOUT_MS_MAX: Final = 2**32 - 1
 _BYTES_MAX: Final = 2**63 - 1
 _FETCH_BYTES_MAX: Final = 2**28
 _WAIT_MS_MAX: Final = 60_000
+# Records; what a node allows by default is less.
+_PREFETCH_MAX: Final = 2**31 - 1
+_PRIORITY_MAX: Final = 2**31 - 1
 # Of a name in the domain name system.
 _HOST_BYTES_MAX: Final = 253
 
@@ -65,6 +68,26 @@ def check_reading(*, max_bytes: int, max_wait_ms: int, prefetch_bytes: int) -> N
     _check("max_bytes", max_bytes, 1, _FETCH_BYTES_MAX)
     _check("max_wait_ms", max_wait_ms, 0, _WAIT_MS_MAX)
     _check("prefetch_bytes", prefetch_bytes, 0, _FETCH_BYTES_MAX)
+
+
+def check_subscribing(*, prefetch: int, prefetch_bytes: int, priority: int, settle_timeout_ms: int) -> None:
+    """A subscription's. Raises BadRequest naming the one that is out of range, or no int."""
+    _check("prefetch", prefetch, 0, _PREFETCH_MAX)
+    _check("prefetch_bytes", prefetch_bytes, 0, _BYTES_MAX)
+    _check("priority", priority, -_PRIORITY_MAX, _PRIORITY_MAX)
+    check_timeout("settle_timeout_ms", settle_timeout_ms)
+
+
+def check_leasing(*, max_records: int, lease_ms: int, wait_ms: int) -> None:
+    """What is asked for with leases. Raises BadRequest naming the one that is out of range, or no int."""
+    _check("max_records", max_records, 1, _PREFETCH_MAX)
+    _check("wait_ms", wait_ms, 0, _WAIT_MS_MAX)
+    check_timeout("lease_ms", lease_ms)
+
+
+def check_delay(delay_ms: int) -> None:
+    """Before a record may be given out again. Raises BadRequest for what is no int of 0 to 2**32 - 1 ms."""
+    _check("delay_ms", delay_ms, 0, _TIMEOUT_MS_MAX)
 
 
 def check_timeout(name: str, timeout_ms: int) -> None:

@@ -386,6 +386,13 @@ class Producer:
             if batch.failed_unheard:
                 batch.receipts()
 
+    def routed_by(self, stamp: int) -> None:
+        """What is handed over from now on was routed by the version of that stamp (`wire.routing`): its batches say so,
+        and are refused (StaleRouting) where a newer one is known. 0: it was not routed."""
+        if stamp != self._sender.routing:
+            self._collector.close()
+            self._sender.routing = stamp
+
     # --- limits ---
 
     def _check_room(self, size: int) -> None:

@@ -50,6 +50,8 @@ class Sender:
         ended: Callable[[PendingBatch], None],
     ) -> None:
         self.turned: Callable[[], None] = _nothing
+        self.routing = 0
+        """What batches that are added say of how they were routed; see `Producer.routed_by`."""
         self._limits: Limits | None = None
         self._client = client
         self._queue = queue
@@ -132,6 +134,7 @@ class Sender:
     def add(self, batch: PendingBatch) -> None:
         """Send a closed batch as soon as it may go."""
         batch.ended = self._ended
+        batch.routing = self.routing
         self._pipeline.add(batch)
         self._advance()
 
@@ -185,6 +188,7 @@ class Sender:
                 level=self._level,
                 durability=self._durability,
                 deadline_ms=max(1, int((batch.deadline - now) * 1000)),
+                routing=batch.routing,
                 done=partial(self._answered, connection, batch),
             )
         except ConnectionLost as error:

@@ -33,6 +33,7 @@ from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+from weakref import WeakSet
 
 from mirrorlog.client import admin as awaited_admin
 from mirrorlog.client import client as awaited
@@ -51,10 +52,34 @@ from mirrorlog.client.handover import Bunch, Handover
 from mirrorlog.client.loop_thread import LoopThread
 from mirrorlog.client.pipeline import ProducerStats
 from mirrorlog.client.receipts import Receipt, Receipts
+from mirrorlog.client.sync_leases import Leased
+from mirrorlog.client.sync_publisher import Publisher, Topology
+from mirrorlog.client.sync_subscription import Delivered, DeliveredBatch, Subscription
 from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
-from mirrorlog.wire.messages import CopyPromoted, Events, HoldInfo, Metadata, Position, QueueInfo, Rebalanced, Status
+from mirrorlog.wire.messages import (
+    CopyPromoted,
+    Events,
+    GroupsFound,
+    HoldInfo,
+    Metadata,
+    Position,
+    QueueInfo,
+    Rebalanced,
+    Status,
+)
 
-__all__ = ["Admin", "BulkDelivery", "Client", "Consumer", "Delivery", "Producer"]
+__all__ = [
+    "Admin",
+    "BulkDelivery",
+    "Client",
+    "Consumer",
+    "Delivered",
+    "DeliveredBatch",
+    "Delivery",
+    "Leased",
+    "Producer",
+    "Subscription",
+]
 
 # Behind the deadlines of the calls themselves: they say more about what is wrong.
 _MARGIN_S: Final = 5.0
@@ -84,6 +109,8 @@ class Client:
         tls: ssl.SSLContext | None = None,
         tiers: bool | Mapping[str, str] = True,
         tier_options: Mapping[str, str] | None = None,
+        user: str | None = None,
+        password: str = "",
     ) -> None:
         self._awaited = awaited.Client(
             *servers,
@@ -95,6 +122,8 @@ class Client:
             tls=tls,
             tiers=tiers,
             tier_options=tier_options,
+            user=user,
+            password=password,
         )
         # A call may ask one node after the other, and find more nodes than were named.
         tries = 2 + 2 * len(self._awaited.servers)
@@ -104,6 +133,7 @@ class Client:
         self._closed = False
         # Until they are closed: what was handed to one that its maker has forgotten is flushed all the same.
         self._producers: set[Producer] = set()
+        self._subscriptions: WeakSet[Subscription] = WeakSet()
 
     # --- life ---
 
@@ -152,10 +182,40 @@ class Client:
         self._producers.add(producer)
         return producer
 
+    def publisher(self, exchange: str, **options: Any) -> Publisher:
+        """A publisher to `exchange`; use it with `with`. Options as of `mirrorlog.client.Client.publisher`."""
+        return Publisher(self, lambda: self._awaited.publisher(exchange, **options), options)
+
     @_options_of(awaited.Client.consumer)
     def consumer(self, queue: str, **options: Any) -> Consumer:
         """A reader of `queue`; use it with `with`. Options as of `mirrorlog.client.Client.consumer`."""
         return Consumer(self, queue, options)
+
+    @_options_of(awaited.Client.subscribe)
+    def subscribe(self, queue: str, group: str = "", **options: Any) -> Subscription:
+        """Records of `queue` that are pushed here, each to be settled; use it with `with`.
+
+        Options as of `mirrorlog.client.Client.subscribe`.
+        """
+        subscription = Subscription(self, queue, group, options)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    @_options_of(awaited.Client.lease)
+    def lease(self, queue: str, group: str = "", **options: Any) -> list[Leased]:
+        """Records that are the caller's for a time; as `mirrorlog.client.Client.lease`."""
+        wait_s = options.get("wait_ms", 0) / 1000
+        found = self.call(lambda: self._awaited.lease(queue, group, **options), what="lease", more_s=wait_s)
+        return [Leased(self, each) for each in found]
+
+    @_options_of(awaited.Client.settle_receipt)
+    def settle_receipt(self, queue: str, receipt: str, **options: Any) -> bool:
+        """Settle a leased record by its receipt; as `mirrorlog.client.Client.settle_receipt`."""
+        return self.call(lambda: self._awaited.settle_receipt(queue, receipt, **options), what="settle_receipt")
+
+    def extend_receipt(self, queue: str, receipt: str, lease_ms: int, *, group: str = "") -> None:
+        """Let a lease run for `lease_ms` from now on, by its receipt. Raises NotGranted when it is over."""
+        self.call(lambda: self._awaited.extend_receipt(queue, receipt, lease_ms, group=group), what="extend_receipt")
 
     # --- for its parts ---
 
@@ -193,8 +253,11 @@ class Client:
         failures: list[MirrorlogError] = []
         try:
             # Who was interrupted is not to wait for confirms: the client abandons its producers then.
-            for producer in list(self._producers) if error is None or isinstance(error, Exception) else ():
-                _collect(failures, producer.close)
+            flushed: list[Subscription | Producer] = [*self._subscriptions, *self._producers]
+            if error is not None and not isinstance(error, Exception):
+                flushed = []
+            for each in flushed:
+                _collect(failures, each.close)
             kind = type(error) if error is not None else None
             _collect(failures, lambda: self.call(lambda: self._awaited.__aexit__(kind, error, None), what="close"))
         finally:
@@ -632,6 +695,11 @@ class Admin:
         self._client = client
         self._awaited = client.awaited.admin
 
+    @property
+    def topology(self) -> Topology:
+        """Exchanges, bindings, virtual hosts, users."""
+        return Topology(self._client, self._awaited.topology)
+
     def declare(self, name: str, arguments: Mapping[str, Any] | None = None) -> QueueInfo:
         """Make a queue, or find it with the same arguments."""
         return self._client.call(lambda: self._awaited.declare(name, arguments), what="declare")
@@ -671,6 +739,18 @@ class Admin:
     def holds(self, queue: str) -> list[HoldInfo]:
         """The holds of a queue, as its master knows them."""
         return self._client.call(lambda: self._awaited.holds(queue), what="holds")
+
+    def groups(self, queue: str) -> GroupsFound:
+        """The groups of a queue, of either kind, as its master knows them."""
+        return self._client.call(lambda: self._awaited.groups(queue), what="groups")
+
+    def purge(self, queue: str, group: str = "") -> int:
+        """Settle every record of an acking group that is in nobody's hands; how many those were."""
+        return self._client.call(lambda: self._awaited.purge(queue, group), what="purge")
+
+    def delete_group(self, queue: str, group: str) -> None:
+        """Forget a group of either kind, if there is one."""
+        self._client.call(lambda: self._awaited.delete_group(queue, group), what="delete_group")
 
     def drain(self, node_id: str = "", *, draining: bool = True) -> str:
         """Let a node hand over what it masters, or let it master again; which node it was."""

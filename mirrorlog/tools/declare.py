@@ -8,7 +8,8 @@ import typer
 
 from mirrorlog.tools.arguments import parse_arguments
 from mirrorlog.tools.output import print_json
-from mirrorlog.tools.session import AsJson, session_of
+from mirrorlog.tools.session import AsJson, VirtualHost, session_of
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown
 
 
 def declare(
@@ -18,6 +19,7 @@ def declare(
         list[str] | None,
         typer.Option("--arg", metavar="NAME=VALUE", help="An argument, see above; JSON or text. Repeatable."),
     ] = None,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
     as_json: AsJson = False,
 ) -> None:
     """Make a queue, and wait until that is confirmed.
@@ -30,8 +32,8 @@ def declare(
     Example: mqtool declare flights --arg retention_ms=604800000
     """
     arguments = parse_arguments(arg or [])
-    queue = session_of(context).run(lambda client: client.admin.declare(name, arguments))
+    queue = session_of(context).run(lambda client: client.admin.declare(qualified(vhost, name), arguments))
     if as_json:
         print_json(queue)
     else:
-        typer.echo(f"queue {queue.name} is there: id {queue.queue_id}, master {queue.master}, next {queue.next}")
+        typer.echo(f"queue {shown(queue.name)} is there: id {queue.queue_id}, master {queue.master}, next {queue.next}")

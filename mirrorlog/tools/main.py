@@ -14,13 +14,19 @@ import typer
 from mirrorlog import __version__
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.tools import analysis, audit, land, reconcile, replay, upkeep
+from mirrorlog.tools.bind import bind
+from mirrorlog.tools.bindings import bindings
 from mirrorlog.tools.consume import consume
 from mirrorlog.tools.declare import declare
 from mirrorlog.tools.drain import drain
 from mirrorlog.tools.dump import dump
 from mirrorlog.tools.events import events
+from mirrorlog.tools.exchange_declare import exchange_declare
+from mirrorlog.tools.exchange_delete import exchange_delete
+from mirrorlog.tools.exchanges import exchanges
 from mirrorlog.tools.find_offset import find_offset
 from mirrorlog.tools.forget_node import forget_node
+from mirrorlog.tools.group_delete import group_delete
 from mirrorlog.tools.groups import groups
 from mirrorlog.tools.landing_end import landing_end
 from mirrorlog.tools.landings import landings
@@ -28,16 +34,20 @@ from mirrorlog.tools.nodes import nodes
 from mirrorlog.tools.offsets import offsets
 from mirrorlog.tools.promote import promote
 from mirrorlog.tools.publish import publish
+from mirrorlog.tools.purge import purge
 from mirrorlog.tools.queues import queues
 from mirrorlog.tools.rebalance import rebalance
+from mirrorlog.tools.receive import receive
 from mirrorlog.tools.recover import recover
 from mirrorlog.tools.recover_cluster import recover_cluster
 from mirrorlog.tools.session import (
     DEFAULT_SERVERS,
+    PASSWORD_VARIABLE,
     SERVERS_VARIABLE,
     TLS_CA_VARIABLE,
     TLS_CERTIFICATE_VARIABLE,
     TLS_KEY_VARIABLE,
+    USER_VARIABLE,
     Session,
     parse_servers,
     session_of,
@@ -45,7 +55,15 @@ from mirrorlog.tools.session import (
 )
 from mirrorlog.tools.spark_job import add_job
 from mirrorlog.tools.tail import tail
+from mirrorlog.tools.unbind import unbind
+from mirrorlog.tools.user_delete import user_delete
+from mirrorlog.tools.user_permissions import user_permissions
+from mirrorlog.tools.user_set import user_set
+from mirrorlog.tools.users import users
 from mirrorlog.tools.verify import verify
+from mirrorlog.tools.vhost_add import vhost_add
+from mirrorlog.tools.vhost_delete import vhost_delete
+from mirrorlog.tools.vhosts import vhosts
 
 app = typer.Typer(
     name="mqtool",
@@ -79,6 +97,14 @@ def options(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", envvar=TLS_KEY_VARIABLE, help="Its key (PEM, not encrypted).")
     ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user",
+            envvar=USER_VARIABLE,
+            help=f"Log in as this user; the password is {PASSWORD_VARIABLE}, or asked for.",
+        ),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
@@ -92,15 +118,25 @@ def options(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
     session.debug = debug
     session.servers = parse_servers(servers)
     session.tls = tls_of(tls_ca, tls_cert, tls_key)
+    session.user = user
 
 
 for command in (
     *(offsets, nodes, events, queues, groups, landings, declare, publish, consume, tail, dump, verify, recover),
-    *(drain, rebalance, promote),
+    *(receive, purge, drain, rebalance, promote),
+    *(exchanges, bind, unbind, bindings, vhosts, users),
 ):
     app.command()(command)
+app.command("exchange-declare")(exchange_declare)
+app.command("exchange-delete")(exchange_delete)
+app.command("vhost-add")(vhost_add)
+app.command("vhost-delete")(vhost_delete)
+app.command("user-set")(user_set)
+app.command("user-delete")(user_delete)
+app.command("user-permissions")(user_permissions)
 app.command("find-offset")(find_offset)
 app.command("landing-end")(landing_end)
+app.command("group-delete")(group_delete)
 app.command("forget-node")(forget_node)
 app.command("recover-cluster")(recover_cluster)
 add_job(app, land.land, land.JOB)

@@ -12,6 +12,7 @@ from mirrorlog.tools.cluster_view import log_warnings, newest_view
 from mirrorlog.tools.groups import groups_view
 from mirrorlog.tools.output import NOTHING, ago_text, bytes_text, offset_text, table, yes_no
 from mirrorlog.wire.messages import MirrorStatus, PlacedLog
+from mirrorlog.wire.names import shown
 
 
 def offsets_view(status: ClusterStatus) -> RenderableType:
@@ -156,7 +157,7 @@ def _lag_row(copy: Copy, mirror: MirrorStatus) -> tuple[str, ...]:
 
 def _queues(best: list[Copy]) -> list[RenderableType]:
     rows = [
-        (queue.name, str(queue.queue_id), copy.log.name, str(queue.begin), str(queue.next), str(queue.confirmed))
+        (shown(queue.name), str(queue.queue_id), copy.log.name, str(queue.begin), str(queue.next), str(queue.confirmed))
         for copy in best
         for queue in copy.log.queues
     ]

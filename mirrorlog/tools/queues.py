@@ -14,6 +14,7 @@ from mirrorlog.errors import NoSuchQueue
 from mirrorlog.tools.output import print_json, show, table
 from mirrorlog.tools.session import AsJson, session_of
 from mirrorlog.wire.messages import Metadata, QueueInfo
+from mirrorlog.wire.names import shown
 
 
 def queues(
@@ -39,7 +40,7 @@ def queues_view(found: Sequence[QueueInfo], node_id: str) -> RenderableType:
     """One row per queue, as the node `node_id` knows them. Pure."""
     rows = [
         (
-            queue.name,
+            shown(queue.name),
             str(queue.queue_id),
             " > ".join([queue.master, *([", ".join(queue.mirrors)] if queue.mirrors else [])]),
             str(queue.epoch),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -22,6 +23,10 @@ SERVERS_VARIABLE: Final = "MIRRORLOG_SERVERS"
 TLS_CA_VARIABLE: Final = "MIRRORLOG_TLS_CA"
 TLS_CERTIFICATE_VARIABLE: Final = "MIRRORLOG_TLS_CERT"
 TLS_KEY_VARIABLE: Final = "MIRRORLOG_TLS_KEY"
+USER_VARIABLE: Final = "MIRRORLOG_USER"
+PASSWORD_VARIABLE: Final = "MIRRORLOG_PASSWORD"
+"""The password has no option of its own: what stands on a command line, everybody on the machine can read."""
+VHOST_VARIABLE: Final = "MIRRORLOG_VHOST"
 DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
 
 CONNECT_TIMEOUT_MS: Final = 3_000
@@ -35,17 +40,20 @@ StaleReads = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+VirtualHost = Annotated[str, typer.Option("--vhost", envvar=VHOST_VARIABLE, help="The virtual host.")]
 
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class Session:
-    """The global options. `servers`: client addresses, any of which may answer; `tls`: for ports that want it."""
+    """The global options. `servers`: client addresses, any of which may answer; `tls`: for ports that want it;
+    `user`: for clusters that have users."""
 
     servers: tuple[str, ...] = (DEFAULT_SERVERS,)
     debug: bool = False
     tls: ssl.SSLContext | None = None
+    user: str | None = None
 
     @asynccontextmanager
     async def client(self, *, allow_stale_reads: bool = False) -> AsyncIterator[Client]:
@@ -60,6 +68,8 @@ class Session:
             connect_timeout_ms=CONNECT_TIMEOUT_MS,
             allow_stale_reads=allow_stale_reads,
             tls=self.tls,
+            user=self.user,
+            password=_password_of(self.user) if self.user is not None else "",
         ) as client:
             yield client
 
@@ -89,6 +99,12 @@ def parse_servers(text: str) -> tuple[str, ...]:
         except ConfigError as error:
             raise BadInput(f"--servers: {error}") from None
     return servers
+
+
+def _password_of(user: str) -> str:
+    """From the environment; else the terminal is asked."""
+    given = os.environ.get(PASSWORD_VARIABLE)
+    return given if given is not None else str(typer.prompt(f"Password of {user}", hide_input=True, err=True))
 
 
 def tls_of(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.client.consumed import checked_batches, end_of, proven_batches
+from mirrorlog.client.consumed import checked_batches, end_of, headers_in, proven_batches
 from mirrorlog.client.cursor import Cursor
 from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
 from mirrorlog.commitlog.codec import compress_draft
@@ -211,3 +211,16 @@ def test_a_batch_of_another_log_is_refused() -> None:
     other = stored([Record(b"x")], log_id="00000000-0000-0000-0000-000000000001")
     with pytest.raises(BadBatch, match="header"):
         checked_batches(other, 1, queue="q", log_id=LOG_ID)
+
+
+@pytest.mark.parametrize("cut", [1, HEADER_SIZE, 10])
+def test_headers_are_only_read_where_batches_can_stand(cut: int) -> None:
+    """Goal: what a node sends is not believed. Method: two batches, whole and cut short, and a length of nothing."""
+    whole = stored([Record(b"a"), Record(b"b")]) + stored([Record(b"c")], base=2)
+    size = len(stored([Record(b"c")], base=2))
+    assert headers_in(memoryview(whole), 2) == [(0, 2, len(whole) - size), (2, 3, size)]
+    assert headers_in(memoryview(b""), 0) == []
+    with pytest.raises(BadBatch):
+        headers_in(memoryview(whole[:-cut]), 2)
+    with pytest.raises(BadBatch):
+        headers_in(memoryview(bytes(len(whole))), 1)

@@ -80,7 +80,14 @@ class Link:
         self.sent = 0
 
     def produce(
-        self, batch: bytearray, *, level: int, durability: int, deadline_ms: int, done: Callable[[Any], None]
+        self,
+        batch: bytearray,
+        *,
+        level: int,
+        durability: int,
+        deadline_ms: int,
+        done: Callable[[Any], None],
+        routing: int = 0,
     ) -> None:
         self.sent += 1
         result = self.answer(bytes(batch))

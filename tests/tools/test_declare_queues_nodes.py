@@ -23,7 +23,7 @@ def test_a_queue_is_made_once(mqtool: Tool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "told"), [("retention=7d", "did you mean retention_"), ("x-max-age=7D", "not known yet")]
+    ("argument", "told"), [("retentions=7d", "did you mean retention"), ("x-max-age=7D", "not known yet")]
 )
 def test_an_argument_that_means_nothing_is_refused(mqtool: Tool, cluster: Cluster, argument: str, told: str) -> None:
     """Goal: nobody believes in a setting that does nothing. Method: a wrong name and one of RabbitMQ's, through a

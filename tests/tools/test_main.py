@@ -17,6 +17,9 @@ COMMANDS = [
     *("events", "drain", "rebalance", "promote", "forget-node", "recover-cluster"),
     *("reconcile", "audit", "replay", "analysis", "upkeep"),
     *("land", "landings", "landing-end"),
+    *("exchange-declare", "exchange-delete", "exchanges", "bind", "unbind", "bindings"),
+    *("vhosts", "vhost-add", "vhost-delete", "users", "user-set", "user-delete", "user-permissions"),
+    *("receive", "purge", "group-delete"),
 ]
 
 

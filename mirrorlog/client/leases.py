@@ -1,0 +1,237 @@
+"""Leases: records that are the caller's for a time, without a subscription or a connection that must stay.
+
+    for leased in await client.lease("flights", max_records=10, lease_ms=30_000, wait_ms=20_000):
+        handle(leased.value)
+        await leased.ack()
+
+Who forgets one, or dies, does nothing: when the time is over the record comes again, and that is counted. What names a
+record and its lease is a receipt, a text that holds on whichever node is master; also one whose lease is over still
+acknowledges, as long as nobody else has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
+from mirrorlog.client.granted_bytes import GrantedBytes
+from mirrorlog.client.lease_receipts import LeaseReceipt
+from mirrorlog.client.masters import ask_master
+from mirrorlog.client.options import check_delay, check_leasing, check_timeout
+from mirrorlog.errors import ConnectionLost, MirrorlogError, OffsetOutOfRange, OutcomeUnknown, RequestTimeout
+from mirrorlog.wire.frames import How, Level
+from mirrorlog.wire.messages import ExtendLease, Lease, LeasedRange, Leases, LeasesSettled, SettleLease
+
+if TYPE_CHECKING:
+    from mirrorlog.client.client import Client
+    from mirrorlog.commitlog.body import Header
+
+_FETCH_BYTES: Final = 1024 * 1024
+# Queues whose reader is kept for the next lease.
+_READERS_MAX: Final = 64
+
+
+class Leased:
+    """A record under a lease. `receipt`: names it in `Client.settle_receipt`; the rest as of `Delivered`."""
+
+    __slots__ = (
+        "_leasing", "_receipt",
+        "append_time_us", "attempts", "headers", "key", "offset", "queue", "redelivered", "timestamp", "value",
+    )  # fmt: skip
+
+    def __init__(self, leasing: Leasing, receipt: LeaseReceipt, record: ConsumedRecord, of: LeasedRange) -> None:
+        self._leasing = leasing
+        self._receipt = receipt
+        self.queue: str
+        self.offset: int
+        self.value: bytes | None
+        self.key: bytes | None
+        self.headers: list[Header]
+        self.timestamp: int | None
+        self.append_time_us: int
+        (self.queue, self.offset, self.value, self.key, self.headers, self.timestamp, self.append_time_us) = record
+        self.redelivered = of.redelivered
+        self.attempts = of.attempts
+
+    @property
+    def queue_offset(self) -> int:
+        """`offset`, by the name that consumed records have for it."""
+        return self.offset
+
+    @property
+    def receipt(self) -> str:
+        return str(self._receipt)
+
+    async def ack(self) -> None:
+        """Done; also when the lease is over, as long as nobody else has got it: ReceiptStale. Returns when all copies
+        have that."""
+        await self._leasing.settle([self._receipt], How.ACK)
+
+    async def nack(self, requeue: bool = True, *, delay_ms: int = 0) -> None:
+        """Not done: it comes again, after `delay_ms`, and that is counted. Without `requeue` it is dead."""
+        await self._leasing.settle(
+            [self._receipt], How.RETURN if requeue else How.DEAD, delay_ms=delay_ms if requeue else 0
+        )
+
+    async def reject(self) -> None:
+        """Dead: a dead letter, if the queue has a place for them."""
+        await self.nack(requeue=False)
+
+    async def release(self, *, delay_ms: int = 0) -> None:
+        """It comes again, after `delay_ms`, as if it had not been seen. Nothing happens when it lies free already."""
+        await self._leasing.settle([self._receipt], How.RELEASE, delay_ms=delay_ms)
+
+    async def extend(self, lease_ms: int) -> None:
+        """It is the holder's for `lease_ms` from now on. Raises NotGranted when the lease is over."""
+        await self._leasing.extend([self._receipt], lease_ms)
+
+    def __repr__(self) -> str:
+        return f"Leased(queue={self.queue!r}, offset={self.offset}, receipt={self.receipt!r}, value={self.value!r:.60})"
+
+
+class Leasing:
+    """What a client does with leases. Made by it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        # With the last used one behind.
+        self._readers: OrderedDict[tuple[str, str], _Reader] = OrderedDict()
+
+    async def lease(
+        self,
+        queue: str,
+        group: str,
+        *,
+        max_records: int,
+        lease_ms: int,
+        wait_ms: int,
+        holder: str,
+        read_from: str,
+    ) -> list[Leased]:
+        """See `Client.lease`."""
+        check_leasing(max_records=max_records, lease_ms=lease_ms, wait_ms=wait_ms)
+        message = Lease(
+            queue=queue, group=group, records_max=max_records, lease_ms=lease_ms, wait_ms=wait_ms, holder=holder
+        )
+        answer = await ask_master(self._client, queue, message, Leases, insist=True, wait_ms=wait_ms)
+        found: list[Leased] = []
+        try:
+            for each in answer.leased:
+                found += await self._records(queue, group, each, read_from)
+        except MirrorlogError:
+            with suppress(MirrorlogError):  # else their leases end by themselves
+                await self._ask_settle(queue, group, answer.leased, How.RELEASE)
+            raise
+        return found
+
+    async def settle(
+        self, receipts: Sequence[LeaseReceipt], how: How, *, delay_ms: int = 0, level: int = Level.ALL
+    ) -> int:
+        """Settle records of one queue and group; how many of them that changed. Raises Refused, OutcomeUnknown."""
+        check_delay(delay_ms)
+        first = receipts[0]
+        return await self._ask_settle(first.queue, first.group, _ranges(receipts), how, delay_ms=delay_ms, level=level)
+
+    async def extend(self, receipts: Sequence[LeaseReceipt], lease_ms: int) -> int:
+        """Let leases run for `lease_ms` from now on. Raises NotGranted when one of them is over: none is extended."""
+        check_timeout("lease_ms", lease_ms)
+        first = receipts[0]
+        message = ExtendLease(queue=first.queue, group=first.group, receipts=_ranges(receipts), lease_ms=lease_ms)
+        return await self._ask(first.queue, message)
+
+    async def close(self) -> None:
+        """Idempotent."""
+        readers, self._readers = self._readers, OrderedDict()
+        for reader in readers.values():
+            await reader.bytes.close()
+
+    # --- inside ---
+
+    async def _ask_settle(
+        self,
+        queue: str,
+        group: str,
+        receipts: list[LeasedRange],
+        how: How,
+        *,
+        delay_ms: int = 0,
+        level: int = Level.ALL,
+    ) -> int:
+        return await self._ask(
+            queue,
+            SettleLease(queue=queue, group=group, receipts=receipts, how=how, delay_ms=delay_ms, level=level),
+        )
+
+    async def _ask(self, queue: str, message: SettleLease | ExtendLease) -> int:
+        """Told twice it counts once."""
+        try:
+            return (await ask_master(self._client, queue, message, LeasesSettled, insist=True)).records
+        except (ConnectionLost, RequestTimeout) as error:
+            raise OutcomeUnknown(f"the lease may be settled or not; last: {error}", **error.details) from None
+
+    async def _records(self, queue: str, group: str, leased: LeasedRange, read_from: str) -> list[Leased]:
+        reader = await self._reader(queue, read_from)
+        async with reader.lock:
+            records = [record for batch in await _batches(reader.bytes, leased) for record in batch.records()]
+        return [
+            Leased(self, LeaseReceipt(queue, group, record.queue_offset, leased.lease), record, leased)
+            for record in records
+        ]
+
+    async def _reader(self, queue: str, read_from: str) -> _Reader:
+        key = queue, read_from
+        reader = self._readers.get(key)
+        if reader is None:
+            reader = self._readers[key] = _Reader(
+                GrantedBytes(self._client, queue, read_from=read_from, fetch_bytes=_FETCH_BYTES)
+            )
+        self._readers.move_to_end(key)
+        if len(self._readers) > _READERS_MAX:
+            _, oldest = self._readers.popitem(last=False)
+            async with oldest.lock:
+                await oldest.bytes.close()
+        return reader
+
+
+class _Reader:
+    """Of one queue, for one lease at a time."""
+
+    __slots__ = ("bytes", "lock")
+
+    def __init__(self, of: GrantedBytes) -> None:
+        self.bytes = of
+        self.lock = asyncio.Lock()
+
+
+async def _batches(source: GrantedBytes, leased: LeasedRange) -> list[ConsumedBatch]:
+    """What there is of a leased range; what was freed since it was leased is left out."""
+    found: list[ConsumedBatch] = []
+    at = leased.first
+    while at < leased.next:
+        try:
+            batch = await source.fetched(at)
+        except OffsetOutOfRange as error:
+            begin = error.details.get("go_on_at", error.details.get("begin"))
+            if not isinstance(begin, int) or begin <= at:
+                raise
+            at = begin
+            continue
+        if batch.first < leased.next:
+            found.append(batch.before(leased.next))
+        at = batch.next
+    return found
+
+
+def _ranges(receipts: Sequence[LeaseReceipt]) -> list[LeasedRange]:
+    """Joined, where neighbours have one lease."""
+    found: list[tuple[int, int, int]] = []
+    for lease, offset in sorted({(each.lease, each.offset) for each in receipts}):
+        if found and found[-1][2] == lease and found[-1][1] == offset:
+            found[-1] = found[-1][0], offset + 1, lease
+        else:
+            found.append((offset, offset + 1, lease))
+    return [LeasedRange(first=first, next=following, lease=lease) for first, following, lease in sorted(found)]

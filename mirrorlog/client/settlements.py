@@ -1,0 +1,182 @@
+"""Settlements on their way: gathered, sent together, sent again where that may help, ended by their deadline. Pure.
+
+What a user settles in one turn of the loop leaves in one frame for each (session, what is done, delay), with ranges
+that touch joined. A frame counts as a whole or not at all, so it is sent again as it was. It ends in one of four ways:
+confirmed; refused, and nothing of it counts; unknown at its deadline; or void, when its records went back by themselves
+with the session that had them, which is what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Final, NamedTuple
+
+from mirrorlog.client.in_hand import Granted
+from mirrorlog.client.masters import MOVED, REPLACED_PERHAPS
+from mirrorlog.client.ranges import RANGES_MAX, Range, flat, joined
+from mirrorlog.errors import (
+    BadInput,
+    ConnectionLost,
+    MirrorlogError,
+    NoSuchSubscription,
+    NotGranted,
+    OutcomeUnknown,
+    Overloaded,
+    Refused,
+)
+from mirrorlog.wire.frames import How
+
+FINAL: Final = frozenset({How.ACK, How.DEAD})
+"""Whose records are not to be given out again."""
+
+Listener = Callable[[MirrorlogError | None], None]
+
+
+class Kind(NamedTuple):
+    """What may travel in one frame. `session`: see `Granted`; `how`: see `frames.How`.
+
+    A named tuple because one is made for each record that is settled.
+    """
+
+    session: int
+    epoch: int
+    how: int
+    delay_ms: int = 0
+
+
+class Settlement:
+    """One frame. `parts`: what it settles of which grant; `deadline`: of the loop's clock."""
+
+    __slots__ = (
+        "_listeners", "_ranges",
+        "deadline", "done", "error", "heard", "kind", "last_error", "parts", "sent", "unknown",
+    )  # fmt: skip
+
+    def __init__(self, kind: Kind, deadline: float) -> None:
+        self.kind = kind
+        self.deadline = deadline
+        self.parts: list[tuple[Granted, int, int]] = []
+        self.done = False
+        self.error: MirrorlogError | None = None
+        # Whether somebody has heard, or will, how it ended.
+        self.heard = False
+        self.sent = False
+        # An attempt ended without an answer that says that nothing was settled.
+        self.unknown = False
+        self.last_error: MirrorlogError | None = None
+        self._ranges: list[Range] | None = None
+        self._listeners: list[Listener] = []
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Joined; asked for when nothing is added any more."""
+        if self._ranges is None:
+            self._ranges = joined((first, following) for _, first, following in self.parts)
+        return self._ranges
+
+    @property
+    def flat_ranges(self) -> list[int]:
+        """As a frame has them."""
+        return flat(self.ranges)
+
+    def add(self, granted: Granted, first: int, following: int) -> None:
+        """More of the same kind. What follows the last part is joined with it at once."""
+        if self.parts:
+            last, last_first, last_next = self.parts[-1]
+            if last is granted and last_next == first:
+                self.parts[-1] = granted, last_first, following
+                return
+        self.parts.append((granted, first, following))
+
+    def listen(self, listener: Listener) -> None:
+        """`listener` is called once, with None or the error that it ended with."""
+        self.heard = True
+        self._listeners.append(listener)
+
+    def end(self, error: MirrorlogError | None) -> None:
+        """Tell whoever listens."""
+        self.done, self.error = True, error
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener(error)
+
+    def given_up(self, why: str) -> MirrorlogError:
+        """What it ends with when no answer is waited for any more, and `why` not."""
+        reason = self.last_error or ConnectionLost("no answer came")
+        if self.sent or self.unknown:
+            return OutcomeUnknown(f"{why} and the settlement is not confirmed, it may count or not; last: {reason}")
+        if isinstance(reason, Refused):
+            return type(reason)(reason.message, **reason.details)
+        return Refused(f"{why} before the settlement was sent, nothing was settled; last: {reason}")
+
+
+class Gathering:
+    """What was settled since the loop turned, by kind."""
+
+    __slots__ = ("_closed", "_open")
+
+    def __init__(self) -> None:
+        self._open: dict[Kind, Settlement] = {}
+        self._closed: list[Settlement] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._open or self._closed)
+
+    def add(self, kind: Kind, granted: Granted, first: int, following: int, *, deadline: float) -> Settlement:
+        """The settlement that it leaves with."""
+        settlement = self._open.get(kind)
+        if settlement is None:
+            settlement = self._open[kind] = Settlement(kind, deadline)
+        settlement.add(granted, first, following)
+        if len(settlement.parts) >= RANGES_MAX:
+            self._closed.append(self._open.pop(kind))
+        return settlement
+
+    def take(self) -> list[Settlement]:
+        """All of them, to be sent now."""
+        taken = [*self._closed, *self._open.values()]
+        self._closed, self._open = [], {}
+        return taken
+
+
+class Verdict(Enum):
+    """What an answer means to the settlement that it came to."""
+
+    CONFIRMED = "confirmed"
+    FAILED = "failed"
+    AGAIN = "again"
+    """After a pause, to the same node."""
+    MOVED = "moved"
+    """To whoever is master then."""
+    VOID = "void"
+
+
+def judged(settlement: Settlement, error: MirrorlogError | None, *, session: int) -> Verdict:
+    """`session`: the present one. What was tried is noted in the settlement."""
+    settlement.sent = False
+    if error is None:
+        return Verdict.CONFIRMED
+    settlement.last_error = error
+    settlement.unknown = settlement.unknown or not isinstance(error, Refused | BadInput | NoSuchSubscription)
+    if isinstance(error, NotGranted) and settlement.kind.session != session and settlement.kind.how not in FINAL:
+        return Verdict.VOID
+    if isinstance(error, (*MOVED, NoSuchSubscription)):
+        return Verdict.MOVED
+    if isinstance(error, (*REPLACED_PERHAPS, OutcomeUnknown, Overloaded)):
+        return Verdict.AGAIN
+    return Verdict.FAILED
+
+
+def resumed(settlements: Iterable[Settlement], *, epoch: int) -> tuple[list[Settlement], list[Settlement]]:
+    """Those to be sent again in a session of that epoch, and those that are void.
+
+    Within one epoch the master gave back what the lost session had, so a return has happened. A newer epoch knows
+    nothing of sessions: what may have been logged is told again.
+    """
+    again: list[Settlement] = []
+    void: list[Settlement] = []
+    for each in settlements:
+        back = each.kind.how not in FINAL and (each.kind.epoch == epoch or each.kind.how == How.EXTEND)
+        (void if back else again).append(each)
+    return again, void

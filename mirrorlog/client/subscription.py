@@ -1,0 +1,499 @@
+"""Subscription: records of an acking group, pushed by the queue's master, each to be settled by its user.
+
+    async with client.subscribe("flights") as subscription:
+        async for delivery in subscription:
+            handle(delivery.value)
+            delivery.ack_nowait()
+
+Whoever can handle many at once takes `batches()`: as much of a batch as was granted, as columns, settled as one.
+
+When the master goes, or the way to it, the subscription finds the queue's new master and goes on there by itself: what
+was settled and not answered is told again, what was given out and not settled comes again, flagged redelivered. An ack
+that was answered at level `all` holds: that record never comes again. Whoever must know of it (RabbitMQ's
+`x-cancel-on-ha-failover`) asks for `cancel_on_failover`.
+
+Its parts: `resumption` (whether it goes on), `in_hand` (what there is to give out and to settle), `settlements` (what
+becomes of what is settled) are pure; `subscribing`, `settling`, `granted_bytes` talk to nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from mirrorlog.client.backoff import Backoff
+from mirrorlog.client.buffers import BufferPool
+from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
+from mirrorlog.client.delivered import Delivered, DeliveredBatch
+from mirrorlog.client.granted_bytes import GrantedBytes, Sources
+from mirrorlog.client.in_hand import Granted, Hand
+from mirrorlog.client.options import check_delay, check_subscribing
+from mirrorlog.client.resumption import Resumption
+from mirrorlog.client.settling import Settling
+from mirrorlog.client.sightings import Sighting
+from mirrorlog.client.silence import SILENCE_S, Silence
+from mirrorlog.client.subscribing import Session
+from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NotMaster, OffsetOutOfRange
+from mirrorlog.wire.frames import Grant, How
+from mirrorlog.wire.messages import Subscribe
+
+if TYPE_CHECKING:
+    from mirrorlog.client.client import Client
+
+_PIECE = tuple[Granted, ConsumedBatch]
+_FETCH_BYTES_MIN: Final = 64 * 1024
+_TAKEN_MAX: Final = 1_000
+_IN_A_ROW_MAX: Final = 100
+
+
+class Subscription:
+    """Of one queue's group. Made by `Client.subscribe`; use it with `async with`. Several tasks may read from it: each
+    record goes to one of them."""
+
+    def __init__(
+        self,
+        client: Client,
+        message: Subscribe,
+        *,
+        level: int,
+        settle_timeout_ms: int,
+        cancel_on_failover: bool,
+        read_from: str,
+    ) -> None:
+        """Use `Client.subscribe`."""
+        check_subscribing(
+            prefetch=message.prefetch_records,
+            prefetch_bytes=message.prefetch_bytes,
+            priority=message.priority,
+            settle_timeout_ms=settle_timeout_ms,
+        )
+        self.queue = message.queue
+        self.group = message.group
+        self._client = client
+        self._message = message
+        self._level = level
+        self._settle_timeout_s = settle_timeout_ms / 1000
+        self._cancel_on_failover = cancel_on_failover
+        self._buffers = BufferPool()
+        fetch_bytes = max(message.prefetch_bytes, _FETCH_BYTES_MIN) if message.prefetch_bytes else 2**30
+        self._bytes = GrantedBytes(client, message.queue, read_from=read_from, fetch_bytes=fetch_bytes)
+        self._hand = Hand()
+        self._session: Session | None = None
+        # Log and epoch of the newest master that it was subscribed at.
+        self._newest = ("", 0)
+        # Both are made by `start`: they need the loop.
+        self._resumption: Resumption | None = None
+        self._settling: Settling | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._reading = asyncio.Lock()
+        # What is given out record by record now.
+        self._giving: tuple[Granted, Iterator[ConsumedRecord]] | None = None
+        self._in_a_row = 0
+        self._closed = False
+
+    # --- life ---
+
+    async def start(self) -> Self:
+        """Find the queue's master and subscribe there. Raises NoSuchQueue, BadRequest, ExclusiveTaken, ConnectionLost
+        or NotMaster when there is none within `request_timeout_ms`."""
+        if self._resumption is not None:
+            raise BadRequest("a subscription is started once; make another one")
+        loop = asyncio.get_running_loop()
+        resumption = self._resumption = Resumption(
+            now=loop.time(),
+            patience_s=self._client.request_timeout_ms / 1000,
+            cancel_on_failover=self._cancel_on_failover,
+        )
+        self._settling = Settling(
+            self._hand, level=self._level, timeout_s=self._settle_timeout_s, changed=self._changed
+        )
+        self._task = asyncio.ensure_future(self._run(resumption))
+        try:
+            while self._session is None:
+                self._check(resumption)
+                await self._change()
+        except BaseException:
+            self.abandon()
+            raise
+        return self
+
+    async def close(self, *, requeue: bool = True) -> None:
+        """Have nothing more given out, and wait until what was settled has ended. Idempotent.
+
+        What was not given out yet goes back as if it had not been seen. What was, and is not settled, goes back
+        counted, with `requeue`; without, it stays with its user, who may settle it as long as the client is open and
+        this connection lasts. Raises the first error of a settlement that nobody has heard of.
+        """
+        settling = self._settling
+        if self._closed or settling is None:
+            self._closed = True
+            return
+        self._closed = True
+        self._changed()
+        try:
+            await settling.drained()
+            await self._stop(settling, requeue=requeue)
+        finally:
+            self._end(ConnectionLost("the subscription is closed"), leaves=requeue)
+            await self._bytes.close()
+        if (failure := settling.take_failure()) is not None:
+            raise failure
+
+    def abandon(self) -> None:
+        """Close without waiting: what is settled and not confirmed ends as OutcomeUnknown. Idempotent."""
+        self._closed = True
+        if self._session is not None:
+            with suppress(ConnectionLost):
+                self._give_back(self._session, requeue=True)
+        self._end(ConnectionLost("the subscription was abandoned"), leaves=True)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, Exception):
+            # Cancelled or interrupted: whoever did that is not to wait for confirms.
+            self.abandon()
+            await self._bytes.close()
+            return
+        try:
+            await self.close()
+        except MirrorlogError:
+            if error is None:  # else what the block ended with is the one to tell
+                raise
+
+    # --- reading ---
+
+    def __aiter__(self) -> Self:
+        """Records in the order of the grants. Leave it and come back: it goes on behind the last one given out."""
+        return self
+
+    async def __anext__(self) -> Delivered:
+        """Waits for as long as none comes.
+
+        Raises what ended the subscription (NoSuchQueue, ConsumerTimedOut, SubscriptionCancelled, …); ConnectionLost or
+        NotMaster while no master has been found for `request_timeout_ms`, and what a consumer raises about bytes:
+        behind these it may be asked again.
+        """
+        self._in_a_row += 1
+        if self._in_a_row >= _IN_A_ROW_MAX:
+            # Records that are there already would let nothing else run: no ack would leave.
+            self._in_a_row = 0
+            await asyncio.sleep(0)
+        while (delivered := self._next_at_once()) is None:
+            async with self._reading:
+                if self._giving is None:
+                    granted, batch = await self._piece()
+                    self._note(granted)
+                    self._giving = granted, batch.records()
+        return delivered
+
+    def _next_at_once(self) -> Delivered | None:
+        """The next record, if it is there without waiting."""
+        if self._closed:
+            return None
+        if self._giving is not None:
+            if (delivered := self._next_of(*self._giving)) is not None:
+                return delivered
+            self._giving = None
+        granted = self._hand.head()
+        batch = None if granted is None else self._bytes.batch_at_once(granted)
+        if granted is None or batch is None:
+            return None
+        self._note(granted)
+        self._giving = granted, batch.before(granted.next).records()
+        return self._next_of(*self._giving)
+
+    def _next_of(self, granted: Granted, records: Iterator[ConsumedRecord]) -> Delivered | None:
+        # A grant that was kept back meanwhile has an earlier end.
+        if granted.given >= granted.next or (record := next(records, None)) is None:
+            return None
+        granted.given = record.queue_offset + 1
+        return Delivered(self, granted, record)
+
+    async def batches(self) -> AsyncGenerator[DeliveredBatch]:
+        """Stretches of batches, each as much as was granted; waits and raises as reading records does."""
+        while True:
+            yield await self.next_batch()
+
+    async def next_batch(self) -> DeliveredBatch:
+        """The next one of `batches`."""
+        async with self._reading:
+            granted, batch = await self._piece()
+            self._giving = None
+            self._note(granted)
+            granted.given = batch.next
+            return DeliveredBatch(self, granted, batch)
+
+    async def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[Delivered]:
+        """Up to `max_records` records, fewer (perhaps none) when the time is up first.
+
+        Without `max_records`: what comes first, as soon as it is there. Raises as reading does, but only when nothing
+        was found before the error.
+        """
+        found: list[Delivered] = []
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while not found or (max_records is not None and len(found) < max_records):
+                    wanted = _TAKEN_MAX if max_records is None else max_records - len(found)
+                    found += await self.take(wanted)
+        except TimeoutError:
+            pass
+        except MirrorlogError:
+            if not found:
+                raise
+        return found
+
+    async def take_within(self, records_max: int, *, timeout_ms: int) -> list[Delivered]:
+        """As `take`, but none when none has come in that time."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.take(records_max)
+        except TimeoutError:
+            return []
+
+    async def take(self, records_max: int) -> list[Delivered]:
+        """Waits for a record; with it come those that are there at once, `records_max` together at most."""
+        found = [await anext(self)]
+        # Nothing is waited for from here on: whoever is cancelled while he waits has got nothing yet.
+        while len(found) < records_max and (delivered := self._next_at_once()) is not None:
+            found.append(delivered)
+        return found
+
+    # --- settling ---
+
+    async def settle(
+        self, granted: Granted, first: int, following: int, how: How, *, delay_ms: int = 0, multiple: bool = False
+    ) -> None:
+        """For what it gives out: settle it, and wait until that has ended."""
+        settling = self._may_settle(delay_ms)
+        await settling.ended(settling.settle(granted, first, following, how, delay_ms=delay_ms, multiple=multiple))
+
+    def settle_nowait(
+        self, granted: Granted, first: int, following: int, how: How, *, delay_ms: int = 0, multiple: bool = False
+    ) -> None:
+        """The same, without waiting."""
+        self._may_settle(delay_ms).settle(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
+
+    async def flush(self) -> None:
+        """Wait until everything settled so far has ended; raises the first error, since the last flush, of what nobody
+        waits for."""
+        settling = self._may_settle(0)
+        await settling.drained()
+        if (failure := settling.take_failure()) is not None:
+            raise failure
+
+    # --- Owner of sessions ---
+
+    def began(self, session: Session) -> None:
+        assert self._settling is not None
+        log_id, epoch = self._newest
+        if session.log_id == log_id and session.epoch < epoch:
+            raise NotMaster(f"{session.connection.address} was master before epoch {epoch} began")
+        self._newest = session.log_id, session.epoch
+        self._session = session
+        self._started().subscribed()
+        self._settling.resumed(session)
+        self._changed()
+
+    def granted(self, session: Session, grants: list[Grant], sources: list[Sources]) -> None:
+        if session is not self._session:
+            return
+        for grant, source in zip(grants, sources, strict=True):
+            self._hand.grant(
+                Granted(
+                    grant.first,
+                    grant.next,
+                    session=self._hand.session,
+                    epoch=session.epoch,
+                    redelivered=grant.redelivered,
+                    attempts=grant.attempts,
+                    source=source,
+                )
+            )
+        self._changed()
+
+    def lost(self, session: Session, error: MirrorlogError) -> None:
+        if session is not self._session or self._resumption is None or self._settling is None:
+            return
+        self._session = None
+        self._giving = None
+        self._hand.lose()
+        self._settling.lost()
+        self._resumption.lost(error, asyncio.get_running_loop().time())
+        if self._resumption.error is not None:
+            self._settling.end(self._resumption.error)
+        self._changed()
+
+    def room(self, size: int) -> memoryview:
+        return self._buffers.take(size)
+
+    # --- inside: staying subscribed ---
+
+    async def _run(self, resumption: Resumption) -> None:
+        """Whatever ends this ends the subscription: nobody waits for what does not come."""
+        try:
+            await self._stay(resumption)
+        except MirrorlogError as error:
+            resumption.end(error)
+        except Exception as error:
+            resumption.end(MirrorlogError(f"the client failed: {type(error).__name__}: {error}"))
+            raise
+        finally:
+            if resumption.error is not None and self._settling is not None and not self._closed:
+                self._settling.end(resumption.error)
+            self._changed()
+
+    async def _stay(self, resumption: Resumption) -> None:
+        backoff = Backoff(random.random)
+        while not resumption.over:
+            try:
+                session, found = await self._subscribe()
+            except MirrorlogError as error:
+                resumption.refused(error, asyncio.get_running_loop().time())
+                self._changed()
+                if not resumption.over:
+                    await asyncio.sleep(backoff.next_s())
+            else:
+                backoff.reset()
+                await self._hold(session, found)
+
+    async def _subscribe(self) -> tuple[Session, Sighting]:
+        client = self._client
+        connection, found = await client.master_of(self.queue)
+        session = Session(connection, self._message, self)
+        reason = f"{connection.address} answered nothing, and is no longer master of queue {self.queue!r}"
+        async with Silence(partial(client.has_moved, found), reason=reason):
+            await session.begin(timeout_ms=client.request_timeout_ms)
+        return session, found
+
+    async def _hold(self, session: Session, found: Sighting) -> None:
+        """Until it is over. A node that is silent may have been replaced, and say nothing of it."""
+        while not session.over.done():
+            await asyncio.wait({session.over}, timeout=SILENCE_S)
+            if session.over.done() or not self._doubtful(session):
+                continue
+            if await self._client.has_moved(found):
+                address = session.connection.address
+                session.end(ConnectionLost(f"{address} is silent, and no longer master of queue {self.queue!r}"))
+
+    def _doubtful(self, session: Session) -> bool:
+        assert self._settling is not None
+        return session.connection.owes_answer or self._settling.waits(SILENCE_S)
+
+    # --- inside: giving out ---
+
+    async def _piece(self) -> _PIECE:
+        """What is to be given out next: records of one grant that stand in one batch, and that batch, cut to them."""
+        resumption = self._started()
+        while True:
+            self._check(resumption)
+            granted = self._hand.head()
+            if granted is None:
+                await self._change()
+                continue
+            batch = await self._batch_of(granted)
+            # Waiting for bytes the grant may have been lost, or kept back.
+            if batch is not None and self._hand.head() is granted and not self._closed:
+                self._hand.skip(granted, batch.first)
+                if granted.given < granted.next:
+                    return granted, batch.after(granted.given).before(granted.next)
+
+    async def _batch_of(self, granted: Granted) -> ConsumedBatch | None:
+        """The batch of its first record, or the next there is; None when it is to be looked for anew."""
+        try:
+            return await self._bytes.batch_of(granted)
+        except OffsetOutOfRange as error:
+            # Freed, or lost, since it was granted: its master counts it as gone, too.
+            begin = error.details.get("go_on_at", error.details.get("begin"))
+            if not isinstance(begin, int) or begin <= granted.given:
+                raise
+            self._hand.skip(granted, begin)
+            return None
+        except MirrorlogError:
+            if granted.session != self._hand.session:
+                return None  # it comes again
+            raise
+
+    def _note(self, granted: Granted) -> None:
+        if not self._message.auto_ack:
+            self._hand.giving(granted)
+
+    def _started(self) -> Resumption:
+        if self._resumption is None:
+            raise BadRequest("the subscription is not started; use it with `async with`, or call start()")
+        return self._resumption
+
+    def _check(self, resumption: Resumption) -> None:
+        """Raises why nothing is given out."""
+        self._client.check_open()
+        if self._closed:
+            raise ConnectionLost("the subscription is closed")
+        trouble = resumption.trouble(asyncio.get_running_loop().time())
+        if trouble is not None:
+            raise type(trouble)(trouble.message, **trouble.details)
+
+    async def _change(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def _changed(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # --- inside: settling and the end ---
+
+    def _may_settle(self, delay_ms: int) -> Settling:
+        if self._settling is None:
+            raise BadRequest("the subscription is not started; use it with `async with`, or call start()")
+        if self._message.auto_ack:
+            raise BadRequest("what a subscription with auto_ack gives out is settled already")
+        if delay_ms != 0:
+            check_delay(delay_ms)
+        return self._settling
+
+    async def _stop(self, settling: Settling, *, requeue: bool) -> None:
+        session = self._session
+        if session is None:
+            return
+        with suppress(MirrorlogError, TimeoutError):  # its node gives back what it had, or has done so
+            await session.stop(timeout_ms=self._client.request_timeout_ms)
+            async with asyncio.timeout(self._client.request_timeout_ms / 1000):
+                for answered in self._give_back(session, requeue=requeue):
+                    await answered
+        await settling.drained()
+
+    def _give_back(self, session: Session, *, requeue: bool) -> list[asyncio.Future[None]]:
+        if self._message.auto_ack:
+            return []
+        held = [cut for _, cut in self._hand.unsettled()] if requeue else []
+        left = [(How.RELEASE, sorted(self._hand.unseen())), (How.RETURN, sorted(held))]
+        return [session.give_back(how, ranges) for how, ranges in left if ranges]
+
+    def _end(self, error: MirrorlogError, *, leaves: bool) -> None:
+        """`leaves`: nothing stays with the user."""
+        if self._resumption is not None:
+            self._resumption.end(error)
+        if self._task is not None:
+            self._task.cancel()
+        self._giving = None
+        session = self._session
+        if leaves and session is not None:
+            self._session = None
+            session.leave()
+        if self._settling is not None and (leaves or session is None):
+            self._settling.end(error)
+        self._changed()

@@ -1,0 +1,100 @@
+"""Leases without `await`: as `mirrorlog.client.leases`, over the loop of the client's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from mirrorlog.client import leases as awaited
+from mirrorlog.commitlog.body import Header
+
+_T = TypeVar("_T")
+
+
+class Caller(Protocol):
+    """The part of the client that is needed."""
+
+    def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
+
+
+class Leased:
+    """A record under a lease; as `mirrorlog.client.Leased`."""
+
+    __slots__ = ("_awaited", "_client")
+
+    def __init__(self, client: Caller, of: awaited.Leased) -> None:
+        self._client = client
+        self._awaited = of
+
+    @property
+    def queue(self) -> str:
+        return self._awaited.queue
+
+    @property
+    def offset(self) -> int:
+        return self._awaited.offset
+
+    @property
+    def queue_offset(self) -> int:
+        return self._awaited.offset
+
+    @property
+    def value(self) -> bytes | None:
+        return self._awaited.value
+
+    @property
+    def key(self) -> bytes | None:
+        return self._awaited.key
+
+    @property
+    def headers(self) -> list[Header]:
+        return self._awaited.headers
+
+    @property
+    def timestamp(self) -> int | None:
+        """Event time, µs UTC."""
+        return self._awaited.timestamp
+
+    @property
+    def append_time_us(self) -> int:
+        """Of its batch, µs UTC."""
+        return self._awaited.append_time_us
+
+    @property
+    def redelivered(self) -> bool:
+        return self._awaited.redelivered
+
+    @property
+    def attempts(self) -> int:
+        return self._awaited.attempts
+
+    @property
+    def receipt(self) -> str:
+        """Names it in `Client.settle_receipt`, in every process, whichever node is master."""
+        return self._awaited.receipt
+
+    def ack(self) -> None:
+        """Done; also when the lease is over, as long as nobody else has got it: ReceiptStale."""
+        self._client.call(self._awaited.ack, what="ack")
+
+    def nack(self, requeue: bool = True, *, delay_ms: int = 0) -> None:
+        """Not done: it comes again, after `delay_ms`, and that is counted. Without `requeue` it is dead."""
+        self._client.call(lambda: self._awaited.nack(requeue, delay_ms=delay_ms), what="nack")
+
+    def reject(self) -> None:
+        """Dead: a dead letter, if the queue has a place for them."""
+        self._client.call(self._awaited.reject, what="reject")
+
+    def release(self, *, delay_ms: int = 0) -> None:
+        """It comes again, after `delay_ms`, as if it had not been seen."""
+        self._client.call(lambda: self._awaited.release(delay_ms=delay_ms), what="release")
+
+    def extend(self, lease_ms: int) -> None:
+        """It is the holder's for `lease_ms` from now on. Raises NotGranted when the lease is over."""
+        self._client.call(lambda: self._awaited.extend(lease_ms), what="extend")
+
+    def __repr__(self) -> str:
+        return repr(self._awaited)
+
+
+__all__ = ["Leased"]

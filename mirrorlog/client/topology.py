@@ -1,0 +1,203 @@
+"""Topology: declare exchanges, bind, and keep virtual hosts, users and permissions. Made by `Admin.topology`.
+
+All of it is the cluster's metadata, so any node is asked; while there is no coordinator, another one is asked until
+`request_timeout_ms`. Asking twice is asking once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from mirrorlog.client.backoff import Backoff
+from mirrorlog.errors import ConnectionLost, MirrorlogError, NotLeader, RequestTimeout
+from mirrorlog.wire.messages import (
+    AddVirtualHost,
+    Bind,
+    ClearPermissions,
+    DeclareExchange,
+    DeleteExchange,
+    DeleteUser,
+    DeleteVirtualHost,
+    Done,
+    GetRouting,
+    ListUsers,
+    ListVirtualHosts,
+    Message,
+    Routing,
+    SetPermissions,
+    SetUser,
+    Unbind,
+    UserInfo,
+    Users,
+    VirtualHostInfo,
+    VirtualHosts,
+)
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+from mirrorlog.wire.routing import Binding, Exchange
+
+if TYPE_CHECKING:
+    from mirrorlog.client.client import Client
+
+BINDINGS_AT_ONCE: Final = 1_000
+
+_M = TypeVar("_M", bound=Message)
+_PASSING: Final = (NotLeader, ConnectionLost, RequestTimeout)
+
+
+class Topology:
+    """Every method raises ConnectionLost, RequestTimeout, and what the node answers; names are those within
+    `virtual_host`. What it changes is known on every node that is up when it returns, or was asked for 2 s ago."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    # --- exchanges ---
+
+    async def declare_exchange(
+        self,
+        name: str,
+        kind: str = "direct",
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        alternate: str = "",
+        virtual_host: str = DEFAULT_VIRTUAL_HOST,
+    ) -> None:
+        """Make an exchange (direct, fanout, topic or headers), or find it with the same properties. `alternate`: of
+        another exchange, which gets what this one sends nowhere. Raises ExchangeExists naming the difference,
+        AccessRefused for reserved names, BadRequest, LimitReached, NoSuchVirtualHost."""
+        exchange = Exchange(kind, durable, auto_delete, internal, alternate)
+        await self._ask(DeclareExchange(name=name, exchange=exchange, virtual_host=virtual_host), Done)
+
+    async def check_exchange(self, name: str, *, virtual_host: str = DEFAULT_VIRTUAL_HOST) -> None:
+        """Raises NoSuchExchange when it is not there."""
+        asked = DeclareExchange(name=name, exchange=Exchange(""), virtual_host=virtual_host, passive=True)
+        await self._ask(asked, Done)
+
+    async def delete_exchange(
+        self, name: str, *, if_unused: bool = False, virtual_host: str = DEFAULT_VIRTUAL_HOST
+    ) -> None:
+        """With all bindings from and to it. `if_unused`: raises InUse while a binding leads from it."""
+        await self._ask(DeleteExchange(name=name, if_unused=if_unused, virtual_host=virtual_host), Done)
+
+    # --- bindings ---
+
+    async def bind(
+        self,
+        exchange: str,
+        queue: str,
+        key: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        virtual_host: str = DEFAULT_VIRTUAL_HOST,
+    ) -> None:
+        """From an exchange to a queue; one that is there already is left. Raises NoSuchExchange, NoSuchQueue."""
+        await self.bind_all([Binding(exchange, queue, key, arguments=arguments or {})], virtual_host=virtual_host)
+
+    async def bind_exchange(
+        self,
+        source: str,
+        destination: str,
+        key: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        virtual_host: str = DEFAULT_VIRTUAL_HOST,
+    ) -> None:
+        """From an exchange to another one."""
+        binding = Binding(source, destination, key, to_exchange=True, arguments=arguments or {})
+        await self.bind_all([binding], virtual_host=virtual_host)
+
+    async def bind_all(self, bindings: Iterable[Binding], *, virtual_host: str = DEFAULT_VIRTUAL_HOST) -> None:
+        """Many at once; all of each thousand or none."""
+        every = list(bindings)
+        for first in range(0, len(every), BINDINGS_AT_ONCE):
+            some = every[first : first + BINDINGS_AT_ONCE]
+            await self._ask(Bind(bindings=some, virtual_host=virtual_host), Done)
+
+    async def unbind(
+        self,
+        exchange: str,
+        queue: str,
+        key: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        virtual_host: str = DEFAULT_VIRTUAL_HOST,
+    ) -> None:
+        """Take that very binding away; nothing when it is not there."""
+        binding = Binding(exchange, queue, key, arguments=arguments or {})
+        await self._ask(Unbind(binding=binding, virtual_host=virtual_host), Done)
+
+    async def unbind_exchange(
+        self,
+        source: str,
+        destination: str,
+        key: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        virtual_host: str = DEFAULT_VIRTUAL_HOST,
+    ) -> None:
+        """The same between two exchanges."""
+        binding = Binding(source, destination, key, to_exchange=True, arguments=arguments or {})
+        await self._ask(Unbind(binding=binding, virtual_host=virtual_host), Done)
+
+    async def routing(self, *, virtual_host: str = DEFAULT_VIRTUAL_HOST, version: int = 0) -> Routing:
+        """All exchanges and bindings, unless `version` is what the node has."""
+        return await self._ask(GetRouting(virtual_host=virtual_host, version=version), Routing)
+
+    # --- virtual hosts ---
+
+    async def add_virtual_host(self, name: str) -> None:
+        """Nothing when it is there."""
+        await self._ask(AddVirtualHost(name=name), Done)
+
+    async def delete_virtual_host(self, name: str) -> None:
+        """With its exchanges, bindings and permissions. Raises InUse while it has queues."""
+        await self._ask(DeleteVirtualHost(name=name), Done)
+
+    async def virtual_hosts(self) -> list[VirtualHostInfo]:
+        return (await self._ask(ListVirtualHosts(), VirtualHosts)).virtual_hosts
+
+    # --- users ---
+
+    async def set_user(self, name: str, *, password_hash: str | None = None, tags: Sequence[str] = ()) -> None:
+        """A new one, or other tags, and another password unless that is None. `password_hash`: of
+        `wire.passwords.hashed`: the password itself stays here."""
+        await self._ask(SetUser(name=name, password_hash=password_hash, tags=list(tags)), Done)
+
+    async def delete_user(self, name: str) -> None:
+        await self._ask(DeleteUser(name=name), Done)
+
+    async def set_permissions(
+        self, user: str, *, configure: str, write: str, read: str, virtual_host: str = DEFAULT_VIRTUAL_HOST
+    ) -> None:
+        """Regular expressions of names, searched as RabbitMQ does; an empty one matches nothing. Raises NoSuchUser."""
+        asked = SetPermissions(user=user, configure=configure, write=write, read=read, virtual_host=virtual_host)
+        await self._ask(asked, Done)
+
+    async def clear_permissions(self, user: str, *, virtual_host: str = DEFAULT_VIRTUAL_HOST) -> None:
+        await self._ask(ClearPermissions(user=user, virtual_host=virtual_host), Done)
+
+    async def users(self) -> list[UserInfo]:
+        return (await self._ask(ListUsers(), Users)).users
+
+    # --- inside ---
+
+    async def _ask(self, message: Message, expect: type[_M]) -> _M:
+        loop = asyncio.get_running_loop()
+        timeout_ms = self._client.request_timeout_ms
+        give_up_at = loop.time() + timeout_ms / 1000
+        backoff = Backoff(random.random)
+        while True:
+            failure: MirrorlogError
+            try:
+                connection = await self._client.any_connection()
+                return await connection.request(message, expect, timeout_ms=timeout_ms)
+            except _PASSING as error:
+                failure = error
+            if loop.time() >= give_up_at or not self._client.connected:
+                raise failure
+            await asyncio.sleep(backoff.next_s())

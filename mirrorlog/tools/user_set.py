@@ -1,0 +1,49 @@
+"""`mqtool user-set`: add a user, or give one another password or other tags."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Final
+
+import typer
+
+from mirrorlog.tools.session import session_of
+from mirrorlog.wire.passwords import check_hash, hashed
+
+NEW_PASSWORD_VARIABLE: Final = "MIRRORLOG_NEW_PASSWORD"
+
+
+def user_set(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The user's name.")],
+    *,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tag", help="administrator, monitoring, management or your own. Repeatable; those not named go."
+        ),
+    ] = None,
+    password_hash: Annotated[
+        str, typer.Option("--password-hash", help="In place of a password, as another system has it: see docs.")
+    ] = "",
+    keep_password: Annotated[bool, typer.Option("--keep-password", help="Change the tags only.")] = False,
+) -> None:
+    """Add a user, or set the password and tags of one.
+
+    The password is asked for, or taken from the variable MIRRORLOG_NEW_PASSWORD; only its hash leaves this machine. The
+    first user has to be an administrator: from then on everybody has to log in.
+
+    Example: mqtool user-set alice --tag administrator
+    """
+    stored = None if keep_password else password_hash or _asked_for(name)
+    if password_hash:
+        check_hash(password_hash)
+    session_of(context).run(lambda client: client.admin.topology.set_user(name, password_hash=stored, tags=tag or []))
+    typer.echo(f"user {name} is set")
+
+
+def _asked_for(name: str) -> str:
+    given = os.environ.get(NEW_PASSWORD_VARIABLE)
+    if given is None:
+        given = typer.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=True, err=True)
+    return hashed(str(given))

@@ -1,0 +1,199 @@
+"""What is in hand: each record is given out once, settled once, and kept back while an older ack is on its way."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mirrorlog.client.in_hand import Granted, Hand
+from mirrorlog.client.ranges import Range
+from mirrorlog.errors import NotGranted
+
+
+def granted(hand: Hand, first: int, following: int, *, epoch: int = 1) -> Granted:
+    grant = Granted(first, following, session=hand.session, epoch=epoch)
+    hand.grant(grant)
+    return grant
+
+
+def give(hand: Hand, count: int) -> list[tuple[Granted, int]]:
+    """Give out so many records, one by one, as far as there are any."""
+    found = []
+    while len(found) < count and (head := hand.head()) is not None:
+        hand.giving(head)
+        found.append((head, head.given))
+        head.given += 1
+    return found
+
+
+def waiting(hand: Hand) -> list[int]:
+    return [offset for grant in hand.waiting for offset in range(grant.given, grant.next)]
+
+
+def test_records_are_given_out_in_the_order_of_the_grants() -> None:
+    """Goal: a requeued record comes when it is granted, not by its number. Method: two grants, the lower one later."""
+    hand = Hand()
+    granted(hand, 5, 7)
+    granted(hand, 1, 2)
+    assert [offset for _, offset in give(hand, 9)] == [5, 6, 1]
+    assert hand.head() is None
+
+
+def test_a_record_is_settled_once() -> None:
+    """Goal: a second settlement is refused, in order and out of order. Method: three records, each way."""
+    hand = Hand()
+    grant = granted(hand, 0, 3)
+    give(hand, 3)
+    hand.settle(grant, 0, 1)
+    hand.settle(grant, 2, 3)
+    for first in (0, 2):
+        with pytest.raises(NotGranted, match=f"queue offset {first} was settled before"):
+            hand.settle(grant, first, first + 1)
+    with pytest.raises(NotGranted, match="queue offset 2"):
+        hand.settle(grant, 1, 3)
+    assert hand.unsettled() == [(grant, (1, 2))]
+
+
+def test_what_could_not_be_settled_may_be_tried_again() -> None:
+    """Goal: after a failed ack the record is the user's still. Method: settle all, reopen one, settle it."""
+    hand = Hand()
+    grant = granted(hand, 0, 2)
+    give(hand, 2)
+    hand.settle(grant, 0, 2)
+    assert hand.unsettled() == []
+    hand.reopen(grant, 1, 2)
+    assert hand.unsettled() == [(grant, (1, 2))]
+    hand.settle(grant, 1, 2)
+    assert hand.unsettled() == []
+
+
+def test_multiple_settles_all_that_was_given_out_before_it() -> None:
+    """Goal: `multiple` follows the order of giving out, and passes over what is settled or was not given out. Method:
+    grants in an order that is not that of the offsets."""
+    hand = Hand()
+    later = granted(hand, 10, 13)
+    earlier = granted(hand, 0, 3)
+    give(hand, 5)
+    hand.settle(later, 11, 12)
+    assert hand.settle_up_to(earlier, 1) == [(later, (10, 11)), (later, (12, 13)), (earlier, (0, 1))]
+    assert hand.unsettled() == [(earlier, (1, 2))]
+    assert hand.settle_up_to(later, 13) == []
+    assert waiting(hand) == [2]
+
+
+def test_multiple_on_a_record_of_a_lost_session_settles_those_of_that_session() -> None:
+    """Goal: the user may still settle what he holds from before. Method: one record each before and after a loss."""
+    hand = Hand()
+    before = granted(hand, 0, 2)
+    give(hand, 2)
+    hand.lose()
+    after = granted(hand, 0, 2, epoch=2)
+    give(hand, 1)
+    assert hand.settle_up_to(before, 2) == [(before, (0, 2))]
+    assert hand.unsettled() == [(after, (0, 1))]
+
+
+def test_a_lost_session_forgets_what_was_not_given_out() -> None:
+    """Goal: what comes again comes under its new grant alone. Method: lose a session with records waiting."""
+    hand = Hand()
+    granted(hand, 0, 4)
+    give(hand, 1)
+    hand.lose()
+    assert hand.head() is None
+    assert hand.unseen() == []
+    assert hand.unsettled() == []
+
+
+def test_what_an_older_ack_concerns_is_kept_back_until_that_has_ended() -> None:
+    """Goal: what is acknowledged is not given out again; what could not be is. Method: an ack kept from before a loss
+    meets grants that wait and grants that come."""
+    hand = Hand()
+    hand.withhold("settled", [(1, 3)])
+    hand.withhold("failed", [(5, 6)])
+    granted(hand, 0, 4)
+    granted(hand, 4, 7)
+    assert waiting(hand) == [0, 3, 4, 6]
+    assert [(each.first, each.next) for each in hand.release("settled", settled=True)] == [(1, 3)]
+    assert waiting(hand) == [0, 3, 4, 6]
+    hand.release("failed", settled=False)
+    assert waiting(hand) == [0, 3, 4, 5, 6]
+    granted(hand, 1, 2)
+    assert waiting(hand)[-1] == 1
+
+
+def test_keeping_back_cuts_a_grant_that_is_being_given_out() -> None:
+    """Goal: what was given out of it can be settled, what is behind is kept back. Method: cut it in the middle."""
+    hand = Hand()
+    grant = granted(hand, 0, 5)
+    give(hand, 2)
+    hand.withhold("by", [(3, 4)])
+    assert (grant.given, grant.next) == (2, 2)
+    assert waiting(hand) == [2, 4]
+    hand.settle(grant, 0, 2)
+    assert [offset for _, offset in give(hand, 5)] == [2, 4]
+    assert hand.unseen() == [(3, 4)]
+
+
+def test_what_is_not_there_any_more_is_passed_over() -> None:
+    """Goal: records that were freed block nothing. Method: skip within, at the end of, and beyond a grant."""
+    hand = Hand()
+    grant = granted(hand, 0, 4)
+    hand.skip(grant, 2)
+    assert waiting(hand) == [2, 3]
+    assert [offset for _, offset in give(hand, 1)] == [2]
+    hand.skip(grant, 9)
+    assert hand.head() is None
+    assert hand.unsettled() == [(grant, (2, 3))]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_any_order_of_events_keeps_the_books(seed: int) -> None:
+    """Goal: what waits, what is out and what is settled are a partition of what was granted. Method: random grants,
+    gifts, settlements, failures and losses against plain sets."""
+    print(f"seed={seed}")
+    chance = random.Random(seed)
+    hand = Hand()
+    free = list(range(200))
+    queue: list[int] = []
+    out: list[tuple[Granted, int]] = []
+    settled: list[tuple[Granted, int]] = []
+    for _ in range(300):
+        event = chance.randrange(10)
+        if event < 3 and free:
+            first = free.pop(chance.randrange(len(free)))
+            granted(hand, first, first + 1)
+            queue.append(first)
+        elif event < 6:
+            given = give(hand, chance.randint(1, 5))
+            assert [offset for _, offset in given] == queue[: len(given)]
+            del queue[: len(given)]
+            out += given
+        elif event < 8 and out:
+            which, offset = out.pop(chance.randrange(len(out)))
+            hand.settle(which, offset, offset + 1)
+            settled.append((which, offset))
+        elif event == 8 and settled:
+            which, offset = settled.pop(chance.randrange(len(settled)))
+            hand.reopen(which, offset, offset + 1)
+            out.append((which, offset))
+        elif event == 9 and chance.random() < 0.1:
+            hand.lose()
+            free += queue + [offset for _, offset in out]
+            queue, out, settled = [], [], []
+        assert waiting(hand) == queue
+        held = sorted(offset for _, cut in hand.unsettled() for offset in range(*cut))
+        assert held == sorted(offset for _, offset in out)
+
+
+def test_marks_tell_every_gap() -> None:
+    """Goal: what is left is found whatever the order of the acks. Method: all subsets of six records."""
+    for mask in range(64):
+        grant = Granted(10, 16, session=0, epoch=1)
+        grant.given = 16
+        for at in reversed(range(6)):
+            if mask >> at & 1:
+                grant.settle(10 + at, 11 + at)
+        left: list[Range] = grant.open_below(16)
+        assert {offset for cut in left for offset in range(*cut)} == {10 + at for at in range(6) if not mask >> at & 1}
+        assert grant.unsettled == 6 - mask.bit_count()

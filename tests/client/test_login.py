@@ -1,0 +1,195 @@
+"""Users and permissions on a real node: who gets in, and what each may do there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mirrorlog.broker.gate import Gate, Gatekeeper
+from mirrorlog.client import Client
+from mirrorlog.errors import AccessRefused, BadRequest, LoginFailed, MirrorlogError
+from mirrorlog.testing import Cluster
+from mirrorlog.wire import endpoint
+from mirrorlog.wire.messages import GetMetadata, Login, Metadata
+from mirrorlog.wire.passwords import hashed
+from tests.process.clusters import fast_cluster
+
+PASSWORDS = {name: f"{name}'s" for name in ("admin", "writer", "reader", "nobody")}
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Cluster]:
+    """One node with four users and a queue `orders`."""
+    with fast_cluster(1) as cluster:
+        asyncio.run(give_users(cluster))
+        yield cluster
+
+
+async def give_users(cluster: Cluster) -> None:
+    async with Client(*cluster.servers) as client:
+        await client.admin.declare("orders")
+        await client.admin.declare("other")
+        await client.admin.topology.set_user("admin", password_hash=hashed(PASSWORDS["admin"]), tags=["administrator"])
+    async with as_user(cluster, "admin") as client:
+        topology = client.admin.topology
+        for name in ("writer", "reader", "nobody"):
+            await topology.set_user(name, password_hash=hashed(PASSWORDS[name]))
+        await topology.set_permissions("writer", configure="^new", write="^(orders|new)", read="^amq\\.")
+        await topology.set_permissions("reader", configure="", write="", read="^orders$")
+        await topology.set_permissions("admin", configure=".*", write=".*", read=".*")
+
+
+def as_user(cluster: Cluster, name: str, password: str | None = None, **options: Any) -> Client:
+    return Client(*cluster.servers, user=name, password=PASSWORDS[name] if password is None else password, **options)
+
+
+@pytest.mark.parametrize(("name", "password"), [("admin", "wrong"), ("admin", ""), ("stranger", "admin's")])
+async def test_a_wrong_name_and_a_wrong_password_are_one_answer(guarded: Cluster, name: str, password: str) -> None:
+    """Goal: who guesses learns nothing of names. Method: each; the text differs in the name that was given only."""
+    with pytest.raises(LoginFailed, match=f"no user '{name}' with that password"):
+        await Client(*guarded.servers, user=name, password=password).connect()
+
+
+async def test_who_does_not_log_in_may_do_nothing(guarded: Cluster) -> None:
+    """Goal: every way is shut. Method: requests, a publish and a fetch of a connection without a user."""
+    async with Client(*guarded.servers) as client:
+        for ask in (
+            client.admin.queues(),
+            client.admin.status(),
+            client.admin.declare("x"),
+            client.admin.topology.users(),
+            client.admin.topology.set_user("me", password_hash=hashed("x"), tags=["administrator"]),
+            client.producer("orders").start(),
+        ):
+            with pytest.raises(LoginFailed, match="log in first"):
+                await ask
+        connection = await client.any_connection()
+        with pytest.raises(MirrorlogError, match="log in first"):
+            await connection.fetch(queue_id=1, epoch=0, queue_offset=0, max_bytes=1024, wait_ms=0, timeout_ms=5_000)
+
+
+async def test_writing_needs_the_right_to_write(guarded: Cluster) -> None:
+    async with as_user(guarded, "writer") as client:
+        async with client.producer("orders") as producer:
+            await producer.send(b"v")
+        async with client.producer("other") as producer:
+            with pytest.raises(AccessRefused, match="'writer' may not write 'other'"):
+                await producer.send(b"v")
+
+
+async def test_reading_needs_the_right_to_read(guarded: Cluster) -> None:
+    async with as_user(guarded, "admin") as client, client.producer("orders") as producer:
+        await producer.send(b"v")
+    async with as_user(guarded, "reader") as client:
+        async with client.consumer("orders", start="earliest", until="confirmed") as consumer:
+            assert [record.value async for record in consumer]
+        with pytest.raises(AccessRefused, match="'reader' may not read 'other'"):
+            async with client.consumer("other", start="earliest", until=1) as consumer:
+                await anext(aiter(consumer))
+        async with client.producer("orders") as producer:
+            with pytest.raises(AccessRefused, match="'reader' may not write 'orders'"):
+                await producer.send(b"v")
+
+
+async def test_declaring_and_binding_need_rights_to_both_ends(guarded: Cluster) -> None:
+    """Goal: configure to declare; read from the source and write to the destination to bind. Method: each with and
+    without."""
+    async with as_user(guarded, "writer") as client:
+        topology = client.admin.topology
+        await client.admin.declare("new-queue")
+        with pytest.raises(AccessRefused, match="configure 'mine'"):
+            await client.admin.declare("mine")
+        await topology.declare_exchange("new-exchange")
+        with pytest.raises(AccessRefused, match="configure 'mine'"):
+            await topology.declare_exchange("mine")
+        with pytest.raises(AccessRefused, match="configure 'mine'"):
+            await topology.delete_exchange("mine")
+        await topology.bind("amq.fanout", "new-queue")
+        with pytest.raises(AccessRefused, match="read 'new-exchange'"):
+            await topology.bind("new-exchange", "new-queue")
+        with pytest.raises(AccessRefused, match="write 'other'"):
+            await topology.bind("amq.fanout", "other")
+        with pytest.raises(AccessRefused, match="write 'other'"):
+            await topology.unbind("amq.fanout", "other")
+        with pytest.raises(AccessRefused, match="read 'new-one'"):
+            await topology.declare_exchange("new-one", alternate="new-exchange")
+        async with client.publisher("amq.fanout") as publisher:
+            assert (await publisher.publish("", b"v")).routed
+
+
+async def test_what_changes_the_cluster_needs_an_administrator(guarded: Cluster) -> None:
+    async with as_user(guarded, "nobody") as client:
+        topology = client.admin.topology
+        for ask in (
+            topology.add_virtual_host("v"),
+            topology.delete_user("reader"),
+            topology.set_permissions("nobody", configure=".*", write=".*", read=".*"),
+            topology.users(),
+            client.admin.drain(),
+            client.admin.status(),
+            topology.routing(),
+        ):
+            with pytest.raises(AccessRefused):
+                await ask
+    async with as_user(guarded, "admin") as client:
+        users = {each.name: each for each in await client.admin.topology.users()}
+        assert set(users) == set(PASSWORDS)
+        assert users["reader"].permissions[0].read == "^orders$"
+        assert (await client.admin.status()).logs
+
+
+async def test_bad_expressions_and_hashes_are_refused_where_they_are_asked_for(guarded: Cluster) -> None:
+    async with as_user(guarded, "admin") as client:
+        with pytest.raises(BadRequest, match="repeat"):
+            await client.admin.topology.set_permissions("reader", configure="(a+)+", write="", read="")
+        with pytest.raises(BadRequest, match="begins with one of"):
+            await client.admin.topology.set_user("reader", password_hash="plain text")
+
+
+async def test_a_right_that_is_taken_away_counts_at_once_on_connections_that_are_open(guarded: Cluster) -> None:
+    """Goal: what was allowed is not kept too long. Method: a producer that has sent; its right goes and comes back."""
+    async with as_user(guarded, "admin") as admin, as_user(guarded, "admin") as client:
+        topology = admin.admin.topology
+        await topology.set_user("passing", password_hash=hashed("p"))
+        await topology.set_permissions("passing", configure="", write="orders", read="")
+        async with (
+            Client(*guarded.servers, user="passing", password="p") as passing,
+            passing.producer("orders") as producer,
+        ):
+            await producer.send(b"v")
+            await topology.set_permissions("passing", configure="", write="", read="")
+            with pytest.raises(AccessRefused):
+                await producer.send(b"v")
+            await topology.set_permissions("passing", configure="", write="orders", read="")
+            await producer.send(b"v")
+            await topology.delete_user("passing")
+            with pytest.raises(MirrorlogError):
+                await (await passing.any_connection()).request(GetMetadata(), Metadata, timeout_ms=5_000)
+            producer.abandon()
+        assert not client.closed
+
+
+async def test_a_hundred_connections_of_one_user_cost_one_slow_comparison(guarded: Cluster) -> None:
+    """Goal: clients that return together do not hold the node up. Method: many logins within a bound that slow ones
+    could not keep: 100 of them take ten seconds of a core."""
+    clients = [as_user(guarded, "admin", connect_timeout_ms=8_000) for _ in range(100)]
+    await clients[0].connect()
+    async with asyncio.timeout(8):
+        for client in clients[1:]:
+            await client.connect()
+    for client in clients:
+        await client.close()
+
+
+async def test_no_password_travels_where_others_may_read_it(guarded: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: neither end takes part in it. Method: a client that takes the node for another machine says nothing; a
+    connection that is neither TLS nor local, on the node's side."""
+    monkeypatch.setattr(endpoint, "_is_here", lambda peer: False)
+    with pytest.raises(LoginFailed, match=r"not sent to .* without TLS"):
+        await as_user(guarded, "admin").connect()
+    gate = Gate(Gatekeeper(dict, str), private=False)
+    with pytest.raises(LoginFailed, match="over TLS or from this machine only"):
+        await gate.login(Login(user="admin", password=PASSWORDS["admin"]))

@@ -1,0 +1,285 @@
+"""Publishing to exchanges through a real cluster: one confirm for all queues, and no binding missed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from mirrorlog.client import Client
+from mirrorlog.client.sync import Client as SyncClient
+from mirrorlog.errors import (
+    AccessRefused,
+    ConnectionLost,
+    NoSuchExchange,
+    NoSuchVirtualHost,
+    Refused,
+    StaleRouting,
+    Unroutable,
+)
+from mirrorlog.testing import Cluster
+from mirrorlog.wire.names import qualified
+from mirrorlog.wire.routing import Binding
+
+Names = Callable[[], str]
+
+
+@pytest.fixture
+async def other(shared_cluster: Cluster) -> AsyncIterator[Client]:
+    """A second client, of another node."""
+    async with Client(shared_cluster.servers[-1]) as connected:
+        yield connected
+
+
+async def values(client: Client, queue: str) -> list[bytes]:
+    """All confirmed records of a queue."""
+    async with client.consumer(queue, start="earliest", until="confirmed") as consumer:
+        return [bytes(record.value or b"") async for record in consumer]
+
+
+async def declared(client: Client, *names: str) -> None:
+    for name in names:
+        await client.admin.declare(name)
+
+
+async def test_one_publish_lands_in_every_matching_queue_and_is_confirmed_by_all(
+    client: Client, new_name: Names
+) -> None:
+    """Goal: a publish to exchange and routing key lands in every matching queue, one confirm for all. Method: a topic
+    exchange with three queues of which two match, one of them twice."""
+    exchange, a, b, c = new_name(), new_name(), new_name(), new_name()
+    await declared(client, a, b, c)
+    topology = client.admin.topology
+    await topology.declare_exchange(exchange, "topic")
+    await topology.bind_all([Binding(exchange, a, "#"), Binding(exchange, a, "k.*"), Binding(exchange, b, "k.*")])
+    await topology.bind(exchange, c, "other")
+    async with client.publisher(exchange) as publisher:
+        published = await publisher.publish("k.x", b"one", headers={"h": b"1"})
+    assert set(published.receipts) == {a, b}
+    assert [await values(client, queue) for queue in (a, b, c)] == [[b"one"], [b"one"], []]
+    async with client.consumer(b, start="earliest", until="confirmed") as consumer:
+        (record,) = [record async for record in consumer]
+        assert (bytes(record.key or b""), record.headers) == (b"k.x", [("h", b"1")])
+
+
+async def test_the_default_exchange_leads_to_the_queue_of_that_name(client: Client, queue: str) -> None:
+    async with client.publisher("") as publisher:
+        assert set((await publisher.publish(queue, b"v")).receipts) == {queue}
+        assert not (await publisher.publish("no such queue", b"v")).routed
+        with pytest.raises(Unroutable):
+            await publisher.publish("no such queue", b"v", mandatory=True)
+    assert await values(client, queue) == [b"v"]
+
+
+async def test_what_leads_nowhere_is_dropped_and_counted_or_told(client: Client, new_name: Names, queue: str) -> None:
+    """Goal: unroutable is returned or dropped as asked, after the alternate exchange was tried. Method: both, then an
+    alternate exchange with a queue."""
+    plain, spare, last = new_name(), new_name(), new_name()
+    topology = client.admin.topology
+    await topology.declare_exchange(plain, "direct")
+    await topology.declare_exchange(last, "fanout")
+    await topology.declare_exchange(spare, "direct", alternate=last)
+    await topology.bind(last, queue)
+    async with client.publisher(plain, mandatory=True) as publisher:
+        with pytest.raises(Unroutable, match=f"exchange '{plain}' leads key 'k'") as told:
+            await publisher.publish("k", b"lost")
+        assert told.value.details == {"exchange": plain, "key": "k"}
+        assert not (await publisher.publish("k", b"lost", mandatory=False)).routed
+        assert publisher.stats.unroutable == 2
+    async with client.publisher(spare, mandatory=True) as publisher:
+        assert (await publisher.publish("k", b"kept")).routed
+    assert await values(client, queue) == [b"kept"]
+
+
+async def test_a_publish_behind_a_bind_meets_it_wherever_it_goes(
+    client: Client, other: Client, new_name: Names
+) -> None:
+    """Goal: no message is routed by bindings that were changed before it. Method: one client publishes to a queue, has
+    kept the routing, and another one binds and unbinds queues; after each answer one message is published, and it is in
+    exactly the queues that are bound."""
+    exchange, always, first, second = (new_name() for _ in range(4))
+    await declared(client, always, first, second)
+    topology = other.admin.topology
+    await topology.declare_exchange(exchange, "fanout")
+    await topology.bind(exchange, always)
+    async with client.publisher(exchange) as publisher:
+        assert set((await publisher.publish("", b"0")).receipts) == {always}
+        await topology.bind(exchange, first)
+        assert set((await publisher.publish("", b"1")).receipts) == {always, first}
+        await topology.bind(exchange, second)
+        await topology.unbind(exchange, first)
+        assert set((await publisher.publish("", b"2")).receipts) == {always, second}
+        assert publisher.stats.rerouted >= 2
+    assert await values(client, always) == [b"0", b"1", b"2"]
+    assert await values(client, first) == [b"1"]
+    assert await values(client, second) == [b"2"]
+
+
+async def test_messages_keep_their_order_while_bindings_change_under_them(
+    client: Client, other: Client, new_name: Names
+) -> None:
+    """Goal: order per queue, nothing lost, nothing twice, though whole windows are refused and routed again. Method:
+    messages in flight while another client binds and unbinds; the queue that stays bound has all of them in order."""
+    exchange, always, moving = new_name(), new_name(), new_name()
+    await declared(client, always, moving)
+    topology = other.admin.topology
+    await topology.declare_exchange(exchange, "topic")
+    await topology.bind(exchange, always, "#")
+    expected = [b"%d" % number for number in range(1_500)]
+    async with client.publisher(exchange, batch_bytes=4096) as publisher:
+        handed = []
+        for number, value in enumerate(expected):
+            handed.append(await publisher.hand_over("k", value))
+            if number % 300 == 150:
+                await topology.bind(exchange, moving, "k")
+            elif number % 300 == 299:
+                await topology.unbind(exchange, moving, "k")
+        told = [await each for each in handed]
+        assert publisher.stats.rerouted > 0
+    assert await values(client, always) == expected
+    assert all(always in each.receipts for each in told)
+    got = await values(client, moving)
+    assert got == [value for value, each in zip(expected, told, strict=True) if moving in each.receipts]
+    assert got == sorted(got, key=int)
+    assert 0 < len(got) < len(expected)
+
+
+async def test_a_stale_batch_is_refused_and_stores_nothing(client: Client, other: Client, new_name: Names) -> None:
+    """Goal: the node, not the publisher, sees to it. Method: a producer that says an old version; what is not routed
+    passes."""
+    exchange, queue = new_name(), new_name()
+    await declared(client, queue)
+    version = (await client.admin.topology.routing()).version
+    async with client.producer(queue) as producer:
+        producer.routed_by(version % 2**16)
+        await producer.send(b"now")
+        await other.admin.topology.declare_exchange(exchange)
+        with pytest.raises(StaleRouting) as refused:
+            await producer.send(b"stale")
+        assert isinstance(refused.value, Refused)
+        assert refused.value.details["version"] > version
+        producer.routed_by(0)
+        await producer.send(b"not routed")
+    assert await values(client, queue) == [b"now", b"not routed"]
+
+
+async def test_an_exchange_that_is_not_there_internal_or_gone_is_told(client: Client, new_name: Names) -> None:
+    inner = new_name()
+    topology = client.admin.topology
+    with pytest.raises(NoSuchExchange):
+        await client.publisher(new_name()).start()
+    with pytest.raises(NoSuchVirtualHost):
+        await client.publisher("amq.topic", virtual_host=new_name()).start()
+    await topology.declare_exchange(inner, internal=True)
+    with pytest.raises(AccessRefused, match="internal"):
+        await client.publisher(inner).start()
+    gone = new_name()
+    await topology.declare_exchange(gone, "fanout")
+    queue = new_name()
+    await declared(client, queue)
+    await topology.bind(gone, queue)
+    async with client.publisher(gone) as publisher:
+        await publisher.publish("", b"there")
+        await topology.delete_exchange(gone)
+        with pytest.raises(NoSuchExchange):
+            await publisher.publish("", b"gone")
+    assert await values(client, queue) == [b"there"]
+
+
+async def test_virtual_hosts_keep_names_apart(client: Client, new_name: Names) -> None:
+    """Goal: one name, two queues; the routing of one is nothing to the other. Method: a queue and `amq.fanout` in
+    both."""
+    host, name = new_name(), new_name()
+    topology = client.admin.topology
+    with pytest.raises(NoSuchVirtualHost):
+        await client.admin.declare(qualified(host, name))
+    await topology.add_virtual_host(host)
+    await declared(client, name, qualified(host, name))
+    await topology.bind("amq.fanout", name, virtual_host=host)
+    async with client.publisher("amq.fanout", virtual_host=host) as publisher:
+        assert set((await publisher.publish("k", b"v")).receipts) == {name}
+    assert (await values(client, qualified(host, name)), await values(client, name)) == ([b"v"], [])
+    (info,) = [each for each in await topology.virtual_hosts() if each.name == host]
+    assert (info.exchanges, info.bindings, info.queues) == (0, 1, 1)
+
+
+async def test_a_headers_exchange_looks_at_each_message(client: Client, new_name: Names, queue: str) -> None:
+    exchange = new_name()
+    await client.admin.topology.declare_exchange(exchange, "headers")
+    await client.admin.topology.bind(exchange, queue, arguments={"x-match": "any", "kind": "a", "size": 7})
+    async with client.publisher(exchange) as publisher:
+        routed = [
+            (await publisher.publish("", b"v", headers=headers)).routed
+            for headers in ({"kind": b"a"}, {"kind": b"b"}, {"size": b"7"}, {})
+        ]
+    assert routed == [True, False, True, False]
+
+
+async def test_flush_raises_what_nobody_has_heard(client: Client, new_name: Names) -> None:
+    """Goal: an error is told once, to whoever waits first. Method: one awaited, one not."""
+    exchange = new_name()
+    await client.admin.topology.declare_exchange(exchange)
+    publisher = await client.publisher(exchange, mandatory=True).start()
+    heard = await publisher.hand_over("k", b"v")
+    with pytest.raises(Unroutable):
+        await heard
+    await publisher.flush()
+    await publisher.hand_over("l", b"v")
+    with pytest.raises(Unroutable, match="'l'"):
+        await publisher.flush()
+    await publisher.close()
+
+
+async def test_two_publishers_and_a_binder_at_once(client: Client, other: Client, new_name: Names) -> None:
+    """Goal: no deadlock between routing anew and what is handed over meanwhile. Method: two tasks publish through one
+    publisher and one through another, while a third binds and unbinds."""
+    exchange, always, moving = new_name(), new_name(), new_name()
+    await declared(client, always, moving)
+    topology = other.admin.topology
+    await topology.declare_exchange(exchange, "fanout")
+    await topology.bind(exchange, always)
+
+    async def bind_and_unbind() -> None:
+        for _ in range(5):
+            await topology.bind(exchange, moving)
+            await topology.unbind(exchange, moving)
+
+    async with client.publisher(exchange) as one, other.publisher(exchange, batch_bytes=1024) as two:
+
+        async def publish(publisher: object, first: int) -> None:
+            assert publisher in (one, two)
+            for number in range(first, first + 200):
+                published = await (one if publisher is one else two).publish("", b"%d" % number)
+                assert always in published.receipts
+
+        async with asyncio.timeout(30):
+            await asyncio.gather(publish(one, 0), publish(one, 1_000), publish(two, 2_000), bind_and_unbind())
+    got = await values(client, always)
+    for first in (0, 1_000, 2_000):
+        mine = [int(value) for value in got if first <= int(value) < first + 1_000]
+        assert mine == list(range(first, first + 200))
+
+
+def test_without_await_it_is_the_same(shared_cluster: Cluster, new_name: Names) -> None:
+    """Goal: the synchronous face does what the other one does. Method: declare, bind, publish one and many, unroutable,
+    unbind; a publisher that is not started says so."""
+    exchange, queue = new_name(), new_name()
+    with SyncClient(*shared_cluster.servers) as client:
+        client.admin.declare(queue)
+        topology = client.admin.topology
+        topology.declare_exchange(exchange, "topic")
+        topology.bind(exchange, queue, "k.#")
+        with pytest.raises(ConnectionLost, match="not started"):
+            client.publisher(exchange).publish("k", b"v")
+        with client.publisher(exchange, mandatory=True) as publisher:
+            assert set(publisher.publish("k", b"0").receipts) == {queue}
+            assert len(publisher.publish_many([("k.x", b"1"), ("k.y", b"2")])) == 2
+            with pytest.raises(Unroutable):
+                publisher.publish("other", b"v")
+            topology.unbind(exchange, queue, "k.#")
+            with pytest.raises(Unroutable):
+                publisher.publish_many([("k", b"v"), ("k", b"v")])
+        assert queue not in [each.destination for each in topology.routing().bindings]
+        with client.consumer(queue, start="earliest", until="confirmed") as consumer:
+            assert [bytes(record.value or b"") for record in consumer] == [b"0", b"1", b"2"]

@@ -1,0 +1,89 @@
+"""Whether a subscription goes on: by what ended a session, and how long nobody has answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from mirrorlog.client.resumption import Resumption, State
+from mirrorlog.errors import (
+    BadRequest,
+    ConnectionLost,
+    ConsumerTimedOut,
+    ExclusiveTaken,
+    MirrorlogError,
+    NoSuchQueue,
+    NotMaster,
+    SubscriptionCancelled,
+)
+
+PATIENCE_S = 10.0
+
+
+def begun(*, cancel_on_failover: bool = False) -> Resumption:
+    made = Resumption(now=0.0, patience_s=PATIENCE_S, cancel_on_failover=cancel_on_failover)
+    made.subscribed()
+    return made
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("gone"), NotMaster("another")])
+def test_a_lost_session_is_looked_for_again(error: MirrorlogError) -> None:
+    """Goal: transparent resumption. Method: lose it, find it; nobody who waits hears of it in time."""
+    made = begun()
+    made.lost(error, 5.0)
+    assert made.state is State.SEEKING
+    assert made.trouble(5.0 + PATIENCE_S - 0.1) is None
+    assert made.trouble(5.0 + PATIENCE_S) is error
+    made.refused(NotMaster("none yet"), 16.0)
+    assert isinstance(made.trouble(16.0), NotMaster)
+    made.subscribed()
+    assert made.state is State.SUBSCRIBED
+    assert made.trouble(99.0) is None
+
+
+@pytest.mark.parametrize("error", [ConsumerTimedOut("late"), NoSuchQueue("deleted"), SubscriptionCancelled("reset")])
+def test_what_no_master_answers_otherwise_ends_it(error: MirrorlogError) -> None:
+    """Goal: no endless attempts. Method: a session that ends so; the first reason counts."""
+    made = begun()
+    made.lost(error, 1.0)
+    made.end(ConnectionLost("closed"))
+    assert made.over
+    assert made.trouble(1.0) is error
+    made.subscribed()
+    assert made.over
+
+
+def test_who_asked_is_told_of_a_failover() -> None:
+    """Goal: `cancel_on_failover`. Method: lose the session."""
+    made = begun(cancel_on_failover=True)
+    made.lost(ConnectionLost("n1 is gone"), 1.0)
+    assert isinstance(made.error, SubscriptionCancelled)
+    assert "n1 is gone" in made.error.message
+
+
+@pytest.mark.parametrize("error", [NoSuchQueue("no queue"), ExclusiveTaken("taken"), BadRequest("no")])
+def test_a_first_attempt_that_is_refused_ends_it_at_once(error: MirrorlogError) -> None:
+    """Goal: a wrong name is told at once. Method: refuse before it was ever subscribed."""
+    made = Resumption(now=0.0, patience_s=PATIENCE_S, cancel_on_failover=False)
+    made.refused(error, 0.1)
+    assert made.error is error
+
+
+@pytest.mark.parametrize("error", [NoSuchQueue("not heard of yet"), ExclusiveTaken("by itself, from before")])
+def test_what_held_a_moment_ago_is_asked_for_again_for_a_while(error: MirrorlogError) -> None:
+    """Goal: a node that is behind, or has not noticed the lost connection, ends nothing. Method: refuse again within
+    the patience and behind it."""
+    made = begun()
+    made.lost(ConnectionLost("gone"), 5.0)
+    made.refused(error, 6.0)
+    assert made.state is State.SEEKING
+    made.refused(error, 5.0 + PATIENCE_S)
+    assert made.error is error
+
+
+def test_an_attempt_that_may_go_better_is_repeated_for_ever() -> None:
+    """Goal: an outage ends nothing; who waits is told. Method: refuse for a long time."""
+    made = Resumption(now=0.0, patience_s=PATIENCE_S, cancel_on_failover=False)
+    for now in range(100):
+        made.refused(ConnectionLost("nobody there"), float(now))
+    assert not made.over
+    assert isinstance(made.trouble(99.0), ConnectionLost)

@@ -1,0 +1,122 @@
+"""Settlements: gathered by kind, judged by their answers, told again where that may help."""
+
+from __future__ import annotations
+
+import pytest
+
+from mirrorlog.client.in_hand import Granted
+from mirrorlog.client.ranges import RANGES_MAX
+from mirrorlog.client.settlements import Gathering, Kind, Settlement, Verdict, judged, resumed
+from mirrorlog.errors import (
+    BadRequest,
+    ConnectionLost,
+    FlushSlaveTimeout,
+    InSyncReplicasNotEnough,
+    MasterChanged,
+    MirrorlogError,
+    NoSuchSubscription,
+    NotGranted,
+    NotMaster,
+    OutcomeUnknown,
+    Overloaded,
+    Refused,
+)
+from mirrorlog.wire.frames import How
+
+GRANT = Granted(0, 100_000, session=1, epoch=3)
+
+
+def settlement(how: How = How.ACK, *, session: int = 1, epoch: int = 3) -> Settlement:
+    made = Settlement(Kind(session, epoch, how), deadline=10.0)
+    made.add(GRANT, 0, 1)
+    return made
+
+
+def test_what_is_settled_in_one_turn_leaves_as_joined_ranges() -> None:
+    """Goal: few numbers on the wire. Method: acks in order, out of order, and of another kind."""
+    gathering = Gathering()
+    for first in (0, 1, 2, 7, 5, 6):
+        gathering.add(Kind(1, 3, How.ACK), GRANT, first, first + 1, deadline=1.0)
+    gathering.add(Kind(1, 3, How.RETURN, 500), GRANT, 9, 10, deadline=1.0)
+    acks, returns = gathering.take()
+    assert acks.flat_ranges == [0, 3, 5, 8]
+    assert returns.flat_ranges == [9, 10]
+    assert returns.kind.delay_ms == 500
+    assert not gathering
+    assert gathering.take() == []
+
+
+def test_a_frame_has_a_limit() -> None:
+    """Goal: a million scattered acks are several frames. Method: one record in two, one more than fits."""
+    gathering = Gathering()
+    kind = Kind(1, 3, How.ACK)
+    for number in range(RANGES_MAX + 1):
+        gathering.add(kind, GRANT, 2 * number, 2 * number + 1, deadline=1.0)
+    assert [len(each.ranges) for each in gathering.take()] == [RANGES_MAX, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict", "unknown"),
+    [
+        (None, Verdict.CONFIRMED, False),
+        (ConnectionLost("gone"), Verdict.MOVED, True),
+        (NotMaster("another"), Verdict.MOVED, False),
+        (NoSuchSubscription("ended"), Verdict.MOVED, False),
+        (MasterChanged("meanwhile"), Verdict.MOVED, True),
+        (InSyncReplicasNotEnough("one is there"), Verdict.AGAIN, False),
+        (Overloaded("full"), Verdict.AGAIN, False),
+        (FlushSlaveTimeout("late"), Verdict.AGAIN, True),
+        (NotGranted("not yours"), Verdict.FAILED, False),
+        (BadRequest("no"), Verdict.FAILED, False),
+    ],
+)
+def test_an_answer_says_what_is_to_be_done(error: MirrorlogError | None, verdict: Verdict, unknown: bool) -> None:
+    """Goal: tried again where that may help, and it is known whether something may count. Method: one of each kind."""
+    made = settlement()
+    made.sent = True
+    assert judged(made, error, session=1) is verdict
+    assert made.unknown is unknown
+    assert made.sent is False
+
+
+def test_a_return_is_void_once_its_session_is_over() -> None:
+    """Goal: what went back with a lost session needs no word. Method: NotGranted for an older session's return."""
+    assert judged(settlement(How.RETURN), NotGranted("x"), session=2) is Verdict.VOID
+    assert judged(settlement(How.RETURN), NotGranted("x"), session=1) is Verdict.FAILED
+    assert judged(settlement(How.ACK), NotGranted("x"), session=2) is Verdict.FAILED
+
+
+def test_what_is_told_again_to_whom() -> None:
+    """Goal: acks are always told again, returns to a new master only, extensions never. Method: all of them against the
+    same epoch and a newer one."""
+    ack, back, dead, more = (settlement(how) for how in (How.ACK, How.RETURN, How.DEAD, How.EXTEND))
+    assert resumed([ack, back, dead, more], epoch=3) == ([ack, dead], [back, more])
+    assert resumed([ack, back, dead, more], epoch=4) == ([ack, back, dead], [more])
+
+
+def test_what_a_settlement_ends_with_at_its_deadline() -> None:
+    """Goal: unknown only if it may count. Method: never sent, on its way, refused for certain, answered unclearly."""
+    never = settlement()
+    assert type(never.given_up("its deadline came")) is Refused
+    under_way = settlement()
+    under_way.sent = True
+    assert type(under_way.given_up("its deadline came")) is OutcomeUnknown
+    refused = settlement()
+    judged(refused, InSyncReplicasNotEnough("one is there"), session=1)
+    assert type(refused.given_up("its deadline came")) is InSyncReplicasNotEnough
+    unclear = settlement()
+    judged(unclear, FlushSlaveTimeout("late"), session=1)
+    judged(unclear, InSyncReplicasNotEnough("one is there"), session=1)
+    assert type(unclear.given_up("its deadline came")) is OutcomeUnknown
+
+
+def test_whoever_listens_is_told_once() -> None:
+    """Goal: each waiter hears of the end. Method: two listeners, one end."""
+    heard: list[MirrorlogError | None] = []
+    made = settlement()
+    made.listen(heard.append)
+    made.listen(heard.append)
+    made.end(None)
+    assert heard == [None, None]
+    assert made.done
+    assert made.heard
