@@ -46,6 +46,12 @@ and give out again what they have settled."""
 ROUTING: Final = 4
 """Since then the cluster may decide on exchanges, bindings, virtual hosts and users."""
 
+ATTRIBUTES: Final = 4
+"""Since then a batch may have attributes. Software before takes the unknown bit of its columns for damage."""
+
+DELETION: Final = 4
+"""Since then a queue may be deleted. A copy of the software before would have it still."""
+
 _MARK: Final = re.compile(r"\.v([1-9][0-9]{0,5})")
 
 

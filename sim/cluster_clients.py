@@ -85,12 +85,13 @@ class Committed:
 
 @dataclass(slots=True)
 class History:
-    """`log_ids`: of each queue; `readings`: while the storm went on; `finals`: of every copy, when it was over;
-    `committed`: by queue and group, the furthest position that was confirmed; `found`: the same when the storm was
-    over, and what the group then found; `status`: of every node, at the end."""
+    """`log_ids`, `queue_ids`: of each queue; `readings`: while the storm went on; `finals`: of every copy, when it was
+    over; `committed`: by queue and group, the furthest position that was confirmed; `found`: the same when the storm
+    was over, and what the group then found; `status`: of every node, at the end."""
 
     sent: list[Sent] = field(default_factory=list)
     log_ids: dict[str, str] = field(default_factory=dict)
+    queue_ids: dict[str, int] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
     finals: list[Reading] = field(default_factory=list)
     committed: dict[tuple[str, str], Committed] = field(default_factory=dict)
@@ -151,6 +152,7 @@ class Writers:
         for queue, flush in self._queues.items():
             info = await insist(lambda name=queue, mode=flush: client.admin.declare(name, {"flush": mode}))  # type: ignore[misc]
             self.history.log_ids[queue] = info.log_id
+            self.history.queue_ids[queue] = info.queue_id
         await asyncio.gather(*(self._produce(client, each) for each in self.producers))
         self.done = True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import cycle
 from random import Random
 from typing import Final
@@ -27,10 +27,10 @@ from mirrorlog.wire.messages import (
 )
 from sim.cluster_clients import AGAIN_S
 from sim.cluster_coverage import Observer
-from sim.cluster_plan import CLIENTS, NAMES, Event, Plan
+from sim.cluster_plan import NAMES, Event, Plan
 from sim.cluster_troubles import Troubles
 from sim.disk import DiskModel, SimulatedFiles
-from sim.machines import ROOT, Machine
+from sim.machines import ROOT, Machine, Main
 from sim.nodes import SimulatedNode, cluster, joining
 from sim.sockets import TcpWeather
 from sim.world import World
@@ -280,7 +280,11 @@ class _Asking:
 class Faults:
     """Does events. `happened` counts those that found somebody to hit."""
 
-    def __init__(self, cluster: SimulatedCluster, observer: Observer, troubles: Troubles) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, observer: Observer, troubles: Troubles, programs: Mapping[str, Main]
+    ) -> None:
+        """`programs`: by machine, those that can be killed and begin anew."""
+        self._programs = programs
         self.happened: Counter[str] = Counter()
         self._cluster = cluster
         self._observer = observer
@@ -376,7 +380,7 @@ class Faults:
     async def _isolate(self, target: str, whom: str, for_s: float) -> None:
         node = self._node(target)
         self._hit(node)
-        await self._cut_off(node, CLIENTS if whom == "all" else (), for_s)
+        await self._cut_off(node, self._cluster.plan.clients if whom == "all" else (), for_s)
 
     async def _cut_off(self, node: SimulatedNode, clients: Sequence[str], for_s: float) -> None:
         """From all other nodes, and from those clients."""
@@ -429,6 +433,29 @@ class Faults:
             self._network.lengthen(one, other, seconds)
             await asyncio.sleep(for_s)
             self._network.lengthen(one, other, 0.0)
+
+    # --- programs that use the cluster ---
+
+    async def _desert(self, name: str, for_s: float) -> bool | None:
+        """It is killed, and what its sessions had goes back."""
+        machine = self._world.machines[name]
+        if not machine.up:
+            return False
+        machine.kill()
+        await asyncio.sleep(for_s)
+        if not machine.up:
+            machine.start(self._programs[name])
+        return None
+
+    async def _doze(self, name: str, for_s: float) -> bool | None:
+        """It stands still with all that it has, and its connections stay."""
+        machine = self._world.machines[name]
+        if not machine.up or machine.paused:
+            return False
+        machine.pause()
+        await asyncio.sleep(for_s)
+        machine.resume()
+        return None
 
     # --- disks ---
 

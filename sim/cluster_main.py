@@ -29,7 +29,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
-from sim.cluster_plan import KINDS, Plan, draw
+from sim.alarm import GoesRound, alarm
+from sim.cluster_plan import ALL_KINDS, Plan, draw
 from sim.cluster_run import run
 from sim.cluster_shrink import Shrunk, shrink
 from sim.trace import Trace, words
@@ -38,6 +39,8 @@ from sim.world import RunFailed
 FOLDER: Final = Path(".build/sim")
 SHRINK_S: Final = 60.0
 EVENTS_KEPT: Final = 300
+ATTEMPT_S: Final = 120.0
+"""Of the processor, for one schedule; most take less than a hundredth."""
 _PROGRESS_S: Final = 5.0
 
 
@@ -86,12 +89,18 @@ class Totals:
         return json.dumps(facts, indent=indent)
 
 
-def attempt(plan: Plan, trace: Trace | None = None) -> Counter[str] | Failure:
-    """One schedule."""
+def attempt(plan: Plan, trace: Trace | None = None, *, within_s: float = ATTEMPT_S) -> Counter[str] | Failure:
+    """One schedule. `within_s`: of the processor; one that goes round within a callback ends no other way."""
+    trace = trace or Trace(kept=EVENTS_KEPT)
     try:
-        return run(plan, trace=trace or Trace(kept=EVENTS_KEPT))
+        with alarm(within_s):
+            return run(plan, trace=trace)
     except RunFailed as failed:
         return Failure(plan, str(failed))
+    except GoesRound as where:
+        return Failure(
+            plan, "\n".join([f"seed cluster {plan.seed}: AssertionError: it goes round: {where}", *trace.lines()])
+        )
 
 
 def attempt_seed(seed: int, kind: str | None) -> Counter[str] | Failure:
@@ -235,7 +244,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--n", type=int, default=200, help="how many; 0: until the time is over")
     parser.add_argument("--minutes", type=float, default=60.0, help="no new schedule begins after so long")
     parser.add_argument("--resume", default=str(FOLDER / "totals.json"), help="where the totals of all runs are")
-    parser.add_argument("--kind", choices=list(KINDS), help="every plan of this kind")
+    parser.add_argument("--kind", choices=list(ALL_KINDS), help="every plan of this kind")
     parser.add_argument("--plan", help="replay this saved plan")
     parser.add_argument("--trace", action="store_true", help="every event as it happens, for one plan")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)

@@ -17,6 +17,8 @@ NAMES: Final = "abcdefg"
 """Of the nodes, in the order in which they are founded or join."""
 CLIENTS: Final = ("writers", "readers")
 """Machines that the clients run on."""
+TAKERS: Final = ("takers1", "takers2")
+"""Machines of those that take from acking groups."""
 
 Argument = str | int | float
 
@@ -36,7 +38,8 @@ class Event:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`nodes`: that found the cluster; `logs`: the flush mode of each log; `copies`: of each; `min_in_sync`: 0 for the
-    default; `unit_bytes`, `ordered_names`, `forgets`: what kind of disks, see `sim.disk.DiskModel`."""
+    default; `unit_bytes`, `ordered_names`, `forgets`: what kind of disks, see `sim.disk.DiskModel`; `groups`: whether
+    there are takers of acking groups."""
 
     seed: str
     kind: str
@@ -49,6 +52,12 @@ class Plan:
     ordered_names: bool
     forgets: bool
     events: tuple[Event, ...]
+    groups: bool = False
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Machines of programs that use it."""
+        return (*CLIENTS, *TAKERS) if self.groups else CLIENTS
 
     @property
     def names(self) -> list[str]:
@@ -95,6 +104,7 @@ class Kind:
     seconds: float = 4.0
     count: int = 24
     nodes: tuple[int, ...] = (1, 2, 3, 3, 3, 3, 3, 3, 4, 5, 7)
+    groups: bool = False
 
 
 _PROCESSES: Final = {"kill": 4, "pause": 3, "stop": 1}
@@ -104,6 +114,7 @@ _NETWORK: Final = {
 _DISKS: Final = {"slow": 2, "full": 1, "fsync": 1, "flip": 1}
 _MACHINES: Final = {"power": 3, "blackout": 1, "clock": 1}
 _OPERATORS: Final = {"drain": 1, "join": 1, "leave": 1, "rebalance": 1}
+_SESSIONS: Final = {"desert": 2, "doze": 1, "reset": 4}
 
 KINDS: Final[Mapping[str, Kind]] = {
     "anything": Kind({**_PROCESSES, **_NETWORK, **_DISKS, **_MACHINES, **_OPERATORS, "blank": 1, "restore": 1}),
@@ -113,6 +124,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     "disks": Kind({**_DISKS, "power": 1, "kill": 2, "blank": 1, "restore": 1}),
     "operators": Kind({**_OPERATORS, "kill": 2, "pause": 1, "blank": 1, "isolate": 1}, nodes=(1, 2, 3, 3, 5)),
 }
+GROUP_KINDS: Final[Mapping[str, Kind]] = {
+    f"groups: {name}": replace(kind, faults={**kind.faults, **_SESSIONS}, groups=True) for name, kind in KINDS.items()
+}
+"""The same, with takers of acking groups, whose sessions are lost in all ways."""
+ALL_KINDS: Final[Mapping[str, Kind]] = {**KINDS, **GROUP_KINDS}
 
 
 def draw(seed: int | str, *, kind: str | None = None) -> Plan:
@@ -120,10 +136,10 @@ def draw(seed: int | str, *, kind: str | None = None) -> Plan:
     random = Random(f"plan {seed}")
     drawn = random.choice(list(KINDS))
     name = kind or drawn
-    chosen = KINDS[name]
+    chosen = ALL_KINDS[name]
     nodes = random.choice(chosen.nodes)
     copies = min(nodes, random.choice((2, 3, 3, 3, 5)))
-    choice = _Draw(random, NAMES[:nodes])
+    choice = _Draw(random, NAMES[:nodes], (*CLIENTS, *TAKERS) if chosen.groups else CLIENTS)
     names = [fault for fault, weight in chosen.faults.items() for _ in range(weight)]
     drawn_events = [choice.event(random.choice(names), chosen.seconds) for _ in range(chosen.count)]
     return Plan(
@@ -138,15 +154,17 @@ def draw(seed: int | str, *, kind: str | None = None) -> Plan:
         ordered_names=random.random() < 0.7,
         forgets=random.random() < 0.3,
         events=tuple(sorted(drawn_events, key=lambda event: event.at_s)),
+        groups=chosen.groups,
     )
 
 
 class _Draw:
     """What each fault is given."""
 
-    def __init__(self, random: Random, names: str) -> None:
+    def __init__(self, random: Random, names: str, clients: tuple[str, ...]) -> None:
         self._random = random
         self._names = names
+        self._clients = clients
         # So that it is never the last good copy that is damaged by hand.
         self._victim = random.choice(names)
 
@@ -176,7 +194,7 @@ class _Draw:
         return self._node(), self._random.choice((-3600.0, -5.0, 5.0, 86_400.0))
 
     def _cut(self) -> tuple[Argument, ...]:
-        return self._node(), self._random.choice((*self._names, *CLIENTS)), self._for_s()
+        return self._node(), self._random.choice((*self._names, *self._clients)), self._for_s()
 
     _cut_one_way = _cut
 
@@ -192,7 +210,13 @@ class _Draw:
         return "".join(sorted(some)), self._for_s()
 
     def _reset(self) -> tuple[Argument, ...]:
-        return self._node(), self._random.choice((*self._names, *CLIENTS))
+        return self._node(), self._random.choice((*self._names, *self._clients))
+
+    def _desert(self) -> tuple[Argument, ...]:
+        """Whose program is killed, and how long it is away."""
+        return self._random.choice(TAKERS), self._for_s()
+
+    _doze = _desert
 
     def _weather(self) -> tuple[Argument, ...]:
         delay_s, hiccups = self._random.choice((0.002, 0.02, 0.1)), self._random.choice((0.0, 0.05, 0.3))

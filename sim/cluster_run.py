@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from random import Random
 from typing import Final
 
@@ -19,7 +20,9 @@ from sim.cluster_checks import Outside, check_all
 from sim.cluster_clients import AGAIN_S, FinalReader, History, Producing, Readers, Writers
 from sim.cluster_coverage import Observer
 from sim.cluster_faults import Faults, SimulatedCluster
+from sim.cluster_groups import Groups
 from sim.cluster_plan import Plan
+from sim.cluster_taps import tapped
 from sim.cluster_troubles import Troubles
 from sim.loop import START_S
 from sim.machines import Machine
@@ -42,8 +45,11 @@ _FIRST_CONFIRMS: Final = 5
 
 def run(plan: Plan, *, trace: Trace | None = None) -> Counter[str]:
     """What happened, counted: faults (`fault kill`), rare branches, records. Raises RunFailed."""
-    with World(f"cluster {plan.seed}", trace=trace) as world, node_disks(world):
-        return world.run(_Schedule(world, plan).story())
+    with World(f"cluster {plan.seed}", trace=trace) as world, node_disks(world), ExitStack() as undo:
+        schedule = _Schedule(world, plan)
+        if schedule.groups is not None:
+            undo.enter_context(tapped(schedule.groups.tap))
+        return world.run(schedule.story())
 
 
 class _Schedule:
@@ -56,11 +62,13 @@ class _Schedule:
         world.trace.watch(self._observer)
         world.trace.watch(self._troubles)
         self._cluster = SimulatedCluster(world, plan)
-        self._faults = Faults(self._cluster, self._observer, self._troubles)
         queues = {f"q{number}": mode for number, mode in enumerate((*plan.logs, plan.logs[0])[:2])}
         producers = list(_producers(plan, list(queues)))
         self._writers = Writers(self._cluster.servers, queues, producers, self._history)
         self._readers = Readers(self._cluster.servers, list(queues), self._history, mirrors=plan.copies > 1)
+        self.groups = Groups(self._cluster, list(queues)) if plan.groups else None
+        programs = self.groups.programs if self.groups is not None else {}
+        self._faults = Faults(self._cluster, self._observer, self._troubles, programs)
 
     async def story(self) -> Counter[str]:
         cluster, history, world = self._cluster, self._history, self._world
@@ -71,6 +79,8 @@ class _Schedule:
         await self._confirms("nothing is confirmed at first", within_s=BEGIN_S)
         await asyncio.sleep(max(0.0, START_S + FLUSHED_S - world.now))
         await world.until(self._queues_are_on_disk, within_s=BEGIN_S, otherwise="the queues are not flushed")
+        if self.groups is not None:
+            self.groups.start()
         operators = [asyncio.ensure_future(work) for work in (cluster.watch(), cluster.operate())]
         storm = asyncio.gather(*(self._faults.do(event) for event in self._plan.events))
         await asyncio.wait_for(storm, self._plan.seconds + STORM_END_S)
@@ -91,7 +101,11 @@ class _Schedule:
         world.machine("final").start(final)
         await world.until(lambda: final.done, within_s=END_S, otherwise="the queues cannot be read to their ends")
         await self._until_all_read()
+        if self.groups is not None:
+            await self.groups.end()
         check_all(self._outside())
+        if self.groups is not None:
+            self.groups.check(self._outside())
         return self._counts()
 
     async def _confirms(self, otherwise: str, *, within_s: float) -> None:
@@ -129,6 +143,8 @@ class _Schedule:
             machine.files.limit(None)
             machine.resume()
             cluster.start(node.name)
+        if self.groups is not None:
+            self.groups.make_peace()
 
     async def _settle(self) -> None:
         """Every node says that it is in and that all copies are in sync."""
@@ -193,6 +209,8 @@ class _Schedule:
                 "schedules": 1,
             }
         )
+        if self.groups is not None:
+            counts.update(self.groups.counts())
         return counts
 
 
@@ -211,9 +229,9 @@ def _producers(plan: Plan, queues: list[str]) -> Iterator[Producing]:
             name=f"p{number}",
             queue=queue,
             level=level,
-            pause_s=random.choice((0.02, 0.05, 0.1)),
-            burst=random.choice((1, 1, 3, 10)),
-            padding=random.choice((10, 100, 1000)),
+            pause_s=random.choice((0.05, 0.1) if plan.groups else (0.02, 0.05, 0.1)),
+            burst=random.choice((1, 1, 3) if plan.groups else (1, 1, 3, 10)),
+            padding=random.choice((10, 1000, 8000) if plan.groups else (10, 100, 1000)),
             durability=random.choice(("memory", "memory", "memory", "disk")),
             delivery_timeout_ms=random.choice((2_000, 30_000, 30_000)),
         )

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "mirrorlog"
 
 BOTTOM = {"errors", "config", "pb", "versions"}
-BATCHES = {"commitlog.format", "commitlog.body", "commitlog.codec"}
+BATCHES = {"commitlog.format", "commitlog.attributes", "commitlog.body", "commitlog.codec"}
 SERVER = ["commitlog", "wire", "ha", "cluster", "queues", "broker"]
 """From the bottom up: each may import those before it."""
 
@@ -39,6 +39,7 @@ PURE = [
     "mirrorlog/broker/duties.py",
     "mirrorlog/broker/gathered.py",
     "mirrorlog/broker/placing.py",
+    "mirrorlog/client/attributed.py",
     "mirrorlog/client/backoff.py",
     "mirrorlog/client/batching.py",
     "mirrorlog/client/begins.py",
@@ -76,6 +77,7 @@ PURE = [
     "mirrorlog/cluster/state.py",
     "mirrorlog/cluster/topology.py",
     "mirrorlog/cluster/unclean.py",
+    "mirrorlog/commitlog/attributes.py",
     "mirrorlog/commitlog/body.py",
     "mirrorlog/commitlog/codec.py",
     "mirrorlog/commitlog/format.py",

@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from itertools import islice
 from math import inf
 from typing import Final, NamedTuple
 
@@ -33,13 +34,23 @@ from mirrorlog.errors import (
     BadRequest,
     ConsumerTimedOut,
     MirrorlogError,
+    OutcomeUnknown,
     Overloaded,
     SubscriptionCancelled,
 )
 from mirrorlog.ha.progress import ALL_MEMBERS
-from mirrorlog.queues.changes import Change, Leased, Watermark, encode_changes
-from mirrorlog.queues.delivery import Delivery, Given, LeaseWish, Receipt, Rules
-from mirrorlog.queues.groups import OWN_GROUP
+from mirrorlog.queues.changes import (
+    Change,
+    GroupDeleted,
+    GroupReset,
+    Leased,
+    PositionCommitted,
+    Settled,
+    Watermark,
+    encode_changes,
+)
+from mirrorlog.queues.delivery import EPOCH_BITS, EXPIRED, Delivery, Given, LeaseWish, Receipt, Rules
+from mirrorlog.queues.groups import OWN_GROUP, no_such_group
 from mirrorlog.queues.subscriber import Subscription
 from mirrorlog.wire.frames import SETTLE_AGAIN, FrameType, Grant, How, Settle, deliver_head, frame, settled_frame
 from mirrorlog.wire.messages import (
@@ -66,14 +77,14 @@ WAIT_MS_MAX: Final = 60_000
 
 _TURNS: Final = 32
 """So many frames to a group's subscribers, then others of the loop have their turn."""
-_EPOCH_BITS: Final = 32
 _HOLDER_CHARS_MAX: Final = 255
-_CHANGE_BYTES_PER_RANGE: Final = 24
+_GAPS_AT_ONCE: Final = 64
 
 _HOWS: Final = frozenset(map(int, How))
 
 _Key = tuple[int, str]
 """Queue id and group."""
+_Replacing = GroupReset | GroupDeleted | PositionCommitted
 Respond = Callable[[Message | MirrorlogError], None]
 
 
@@ -135,7 +146,6 @@ class Deliverer:
         self._bytes_max = bytes_max
         self._begun = begun
         self._now = now
-        self._ranges_max = max(1, min(8192, limits.max_batch_bytes // (2 * _CHANGE_BYTES_PER_RANGE)))
         self._works: dict[_Key, _Work] = {}
         self._of_queue: dict[int, set[str]] = {}
         self._found: dict[_Key, int] = {}
@@ -151,6 +161,8 @@ class Deliverer:
         self._reached = ReachedBatches(replica)
         self._settling = 0
         self._leases = 0
+        # Groups that may count what a loss has left a gap of; made when this mastership has begun.
+        self._gapped: Iterator[_Key] | None = None
         self._due = False
         self._stopped = False
         self._any_refused = False
@@ -218,6 +230,19 @@ class Deliverer:
         if pushed is not None:
             self._end(number, pushed, None)
 
+    def end_refused(self, refused: Callable[[Receiver, int], MirrorlogError | None]) -> None:
+        """End the subscriptions and waits for leases of those who may not read their queue any more: `refused` says
+        why, of a connection and a queue's id."""
+        for number, pushed in list(self._pushed.items()):
+            if (error := refused(pushed.receiver, pushed.work.key[0])) is not None:
+                self._end(number, pushed, error)
+        for number, waiter in list(self._waiters.items()):
+            if (error := refused(waiter.receiver, waiter.work.key[0])) is not None:
+                del self._waiters[number]
+                waiter.work.delivery.gone(number)
+                self._drop_if_idle(waiter.work)
+                waiter.respond(error)
+
     def forget(self, receiver: Receiver) -> None:
         """A connection is no more: it waits for no lease."""
         for number in [number for number, each in self._waiters.items() if each.receiver is receiver]:
@@ -274,7 +299,7 @@ class Deliverer:
         work = self._work((queue_id, message.group), make=True)
         self._leases += 1
         number = self._book.next_number()
-        lease = self._replica.epochs.current << _EPOCH_BITS | self._leases
+        lease = self.last_lease
         try:
             work.delivery.lease(LeaseWish(number, lease, message.holder, message.records_max, message.lease_ms))
         except MirrorlogError:
@@ -320,6 +345,11 @@ class Deliverer:
         done = LeasesSettled(records=records)
         self._publisher.wait_at(end, ALL_MEMBERS, lambda error: respond(error or done))
 
+    @property
+    def last_lease(self) -> int:
+        """The highest number that was given to a lease in this mastership; below all that will be."""
+        return self._replica.epochs.current << EPOCH_BITS | self._leases
+
     def _receipts(self, told: Sequence[LeasedRange]) -> list[Receipt]:
         """Raises BadRequest."""
         if not 1 <= len(told) <= self._limits.max_ranges_per_settle:
@@ -350,24 +380,77 @@ class Deliverer:
         self._publisher.wait_at(end, ALL_MEMBERS, lambda error: respond(error or done))
 
     def delete_group(self, queue_id: int, group: str, respond: Respond) -> None:
-        """Forget it, whoever is subscribed. Answered with Done once that is confirmed. Raises NoSuchGroup, or
-        MirrorlogError: then nothing was changed."""
-        change = self._replica.groups.delete(queue_id, group)
-        work = self._works.get((queue_id, group))
-        if work is not None:
+        """Forget it, of either kind, whoever is subscribed. Answered with Done once that is confirmed. Raises
+        NoSuchGroup, or MirrorlogError: then nothing was changed."""
+        streams = self._replica.queues.find_id(queue_id).newest
+        if self._replica.groups.get(queue_id, group) is None and group not in streams:
+            raise no_such_group(group)
+        self.replace(queue_id, [GroupDeleted(group=group)], "deleted", lambda error: respond(error or Done()))
+
+    def settle_gathered(self, queue_id: int, groups: Iterable[str]) -> None:
+        """What was asked of these groups is logged: it comes before whatever is to be decided now."""
+        for work in [self._works[queue_id, group] for group in groups if (queue_id, group) in self._works]:
             self._flush(work)
-        end = self._append(queue_id, [change])
-        if work is not None:
-            self._cancel(work, SubscriptionCancelled(f"group {group!r} was deleted"))
-        # One that is made anew under this name begins anew.
-        self._found.pop((queue_id, group), None)
-        self._fronts.pop((queue_id, group), None)
-        self._publisher.wait_at(end, ALL_MEMBERS, lambda error: respond(error or Done()))
+
+    def replace(
+        self, queue_id: int, changes: Sequence[_Replacing], what: str, done: Callable[[MirrorlogError | None], None]
+    ) -> None:
+        """Log what ends, or makes anew, some groups of a queue, all or none: who takes from one, or waits for a lease
+        of it, is told that it was `what`, and whatever he has of it is nobody's. `done`: once it is confirmed. Raises
+        MirrorlogError: then nothing was changed."""
+        groups = [change.group for change in changes]
+        batch = encode_changes(changes, queue_id=queue_id)
+        if len(batch) > self._limits.max_batch_bytes:
+            raise BadRequest(
+                f"{len(groups)} groups at once do not fit into a batch (limits.max_batch_bytes); name fewer"
+            )
+        self.settle_gathered(queue_id, groups)
+        end = self._publisher.append_settlement(batch)
+        for group in groups:
+            work = self._works.get((queue_id, group))
+            if work is not None:
+                self._cancel(work, SubscriptionCancelled(f"group {group!r} was {what}"))
+            # What is made anew under this name begins anew.
+            self._found.pop((queue_id, group), None)
+            self._fronts.pop((queue_id, group), None)
+        self._publisher.wait_at(end, ALL_MEMBERS, done)
+
+    def taken(self, queue_id: int, group: str) -> str:
+        """Who takes from an acking group now, in words; empty when nobody does and nobody has anything of it."""
+        ledger, work = self._replica.groups.find(queue_id, group), self._works.get((queue_id, group))
+        counts = {
+            "subscribed": work.delivery.subscribers if work is not None else 0,
+            "waiting for leases": work.delivery.waiting if work is not None else 0,
+            "records in hand": ledger.out,
+            "records leased": ledger.leased,
+        }
+        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
     def subscribers(self, queue_id: int, group: str) -> int:
         """How many there are now."""
         work = self._works.get((queue_id, group))
         return work.delivery.subscribers if work is not None else 0
+
+    # --- queues ---
+
+    def takers(self, queue_id: int) -> int:
+        """How many are subscribed to groups of a queue, or wait for leases from them."""
+        works = [self._works[queue_id, group] for group in self._of_queue.get(queue_id, ())]
+        waiting = sum(1 for waiter in self._waiters.values() if waiter.work.key[0] == queue_id)
+        return sum(work.delivery.subscribers for work in works) + waiting
+
+    def flush_queue(self, queue_id: int) -> None:
+        """Log what was settled in groups of a queue: nothing of it may come behind the queue's end."""
+        for group in list(self._of_queue.get(queue_id, ())):
+            self._flush(self._works[queue_id, group])
+
+    def end_queue(self, queue_id: int, error: MirrorlogError) -> None:
+        """A queue is there no more; all who take from it, or wait, are told `error`."""
+        for group in list(self._of_queue.get(queue_id, ())):
+            self._cancel(self._works[queue_id, group], error)
+        for known in (self._found, self._fronts):
+            for key in [key for key in known if key[0] == queue_id]:
+                del known[key]
 
     # --- the life of the mastership ---
 
@@ -396,6 +479,7 @@ class Deliverer:
             work.refused = False
             self._wake(work)
         self._any_refused = False
+        self._settle_gaps()
         if self._awake:
             self._soon()
 
@@ -438,7 +522,8 @@ class Deliverer:
         queue, groups = self._replica.queues.find_id(queue_id), self._replica.groups
         if groups.get(queue_id, group) is None and (make or group == OWN_GROUP):
             begin = self._replica.index.begin(queue_id)
-            self._append(queue_id, [groups.reset(queue_id, group, begin, streams=queue.newest)])
+            made = groups.reset(queue_id, group, begin, streams=queue.newest, void=self.last_lease + 1)
+            self._append(queue_id, [made])
         ledger = groups.find(queue_id, group)
         delivery = Delivery(
             group,
@@ -514,10 +599,15 @@ class Deliverer:
     # --- inside: the log ---
 
     def _append(self, queue_id: int, changes: Iterable[Change]) -> int:
-        """Where they end in the log. Raises MirrorlogError."""
-        end = self._replica.end
-        for batch in in_batches(changes, self._ranges_max):
-            end = self._publisher.append_settlement(encode_changes(batch, queue_id=queue_id))
+        """Where they end in the log. Raises MirrorlogError, OutcomeUnknown when a part of them is there."""
+        begin = end = self._replica.end
+        for batch in in_batches(changes):
+            try:
+                end = self._publisher.append_settlement(encode_changes(batch, queue_id=queue_id))
+            except MirrorlogError as error:
+                if end == begin:
+                    raise
+                raise OutcomeUnknown(f"the first part of many ranges is logged, the rest is not: {error}") from None
         return end
 
     def _append_if_possible(self, work: _Work, changes: Iterable[Change]) -> int | None:
@@ -635,6 +725,9 @@ class Deliverer:
 
     def _pump(self, work: _Work) -> None:
         """Give everybody what is there."""
+        self._settle_missing(work)
+        if self._works.get(work.key) is not work:
+            return
         delivery, queue_id, now = work.delivery, work.key[0], self._now()
         end = self._replica.index.next_confirmed(queue_id)
         self._move_watermark(work)
@@ -650,6 +743,39 @@ class Deliverer:
         self._move_watermark(work)
         self._plan(work)
         self._drop_if_idle(work)
+
+    def _settle_missing(self, work: _Work) -> None:
+        """What retention has freed, or a loss has left a gap of, is waited for by nobody."""
+        index, queue_id = self._replica.index, work.key[0]
+        change = work.delivery.missing(index.begin(queue_id), index.gap(queue_id))
+        if change is None or self._append_if_possible(work, [change]) is None:
+            return
+        numbers = work.delivery.numbers
+        work.delivery.missing_done(change)
+        for number in numbers:
+            self._forget_if_done(number, work)
+        self._drop_if_idle(work)
+
+    def _settle_gaps(self) -> None:
+        """The same of groups that nobody takes from: once in a mastership, for a loss is declared before one."""
+        if self._gapped is None:
+            queues = [queue_id for queue_id, _ in self._replica.index.gaps()]
+            self._gapped = iter([(each, group) for each in queues for group in self._replica.groups.groups(each)])
+        for key in islice(self._gapped, _GAPS_AT_ONCE):
+            if (work := self._works.get(key)) is not None:
+                self._wake(work)
+            else:
+                self._settle_gap(*key)
+
+    def _settle_gap(self, queue_id: int, group: str) -> None:
+        ledger, (first, until) = self._replica.groups.get(queue_id, group), self._replica.index.gap(queue_id)
+        if ledger is None or not ledger.unsettled(first, until):
+            return
+        change = Settled(group=group, ranges=[max(first, ledger.floor), until], why=EXPIRED)
+        try:
+            self._append(queue_id, [change])
+        except MirrorlogError as error:  # whoever takes from it has it settled then
+            logger.debug("gap_not_settled log=%s reason=%r", self._replica.assignment.name, str(error))
 
     def _move_watermark(self, work: _Work) -> None:
         change = work.delivery.watermark_wanted(self._replica.index.next_confirmed(work.key[0]))

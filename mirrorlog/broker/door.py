@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Final
 
-from mirrorlog.broker.gate import Gate, Gatekeeper
+from mirrorlog.broker.gate import FAILURES_MAX, Gate, Gatekeeper
 from mirrorlog.broker.group_requests import GroupRequests
 from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.requests import Requests
+from mirrorlog.broker.subscription_book import Receiver
 from mirrorlog.cluster.topology import User
 from mirrorlog.commitlog.format import queue_of
 from mirrorlog.config import Settings
@@ -57,10 +58,11 @@ class NativeDoor:
         push: Callable[[], None],
         contact_at: Callable[[float], float],
         users: Callable[[], Mapping[str, User]],
+        has_heard: Callable[[], bool],
         login_helper: Executor,
     ) -> None:
         """`contact_at`: when the node was in touch with a majority of its cluster last, of now; s, the loop's clock.
-        `users`, `login_helper`: see `Gatekeeper`."""
+        `users`, `has_heard`, `login_helper`: see `Gatekeeper`."""
         self.settings = settings
         self.welcome = welcome
         self.requests = requests
@@ -75,7 +77,8 @@ class NativeDoor:
         self._logs = logs
         self._server: asyncio.Server | None = None
         self._contact_at = contact_at
-        self.gatekeeper = Gatekeeper(users, self._key_of, login_helper)
+        self.gatekeeper = Gatekeeper(users, self._key_of, login_helper, has_heard)
+        self._users = users()
         # A node that is cut off is replaced after the whole of it: nobody else has confirmed more before.
         self._alone_s = settings.cluster.node_timeout_ms / 2000
         self.reads_until = time.monotonic() + self._alone_s
@@ -109,7 +112,20 @@ class NativeDoor:
                 if log.deliverer is not None:
                     log.deliverer.forget(session)
 
+    def look_at_rights(self) -> None:
+        """Users may have changed: subscriptions and waits of those who may not read any more end."""
+        users = self.gatekeeper.users()
+        if users is self._users:
+            return
+        self._users = users
+        for log in self._logs:
+            if log.deliverer is not None:
+                log.deliverer.end_refused(_read_refused)
+        for session in list(self.sessions):
+            session.look_at_trust()
+
     def tick(self, now: float) -> None:
+        self.look_at_rights()
         self.reads_until = self._contact_at(now) + self._alone_s
         for session in list(self.sessions):
             session.tick(now)
@@ -123,6 +139,13 @@ class NativeDoor:
         for session in list(self.sessions):
             session.endpoint.send([frame(FrameType.GOODBYE)])
             session.endpoint.close()
+
+
+def _read_refused(receiver: Receiver, queue_id: int) -> MirrorlogError | None:
+    assert isinstance(receiver, ClientSession)
+    if receiver.must_log_in_again():
+        return None  # its client comes back, and subscribes again
+    return receiver.gate.read_refused(queue_id)
 
 
 class ClientSession:
@@ -161,6 +184,8 @@ class ClientSession:
         if not self._greeted:
             self._greet(frame_)
             return
+        if self.gate.must_log_in and frame_.type != FrameType.PING and self.must_log_in_again():
+            return
         try:
             self._dispatch(frame_)
         except ProtocolError:
@@ -198,6 +223,18 @@ class ClientSession:
         assert self._gate is not None
         return self._gate
 
+    def must_log_in_again(self) -> bool:
+        """What logged in before there were users is closed, to come back and do so again."""
+        if not self.gate.must_log_in:
+            return False
+        self.endpoint.close(LoginFailed("this cluster has users now; log in again"))
+        return True
+
+    def look_at_trust(self) -> None:
+        """The last user may have gone."""
+        if self._greeted:
+            self._trust()
+
     def tick(self, now: float) -> None:
         """Close a connection that does not greet, leaves a frame unfinished or has fallen silent."""
         limits = self._door.settings.limits
@@ -221,7 +258,7 @@ class ClientSession:
         self._greeted = True
         self._stale_reads = hello.stale_reads
         self._gate = Gate(self._door.gatekeeper, private=self.endpoint.is_private)
-        self.endpoint.trust()
+        self._trust()
         self.answer(frame(FrameType.WELCOME, encode(welcome), frame_.correlation_id))
 
     def _dispatch(self, frame_: Frame) -> None:
@@ -248,8 +285,20 @@ class ClientSession:
             raise ProtocolError(f"frame type {frame_.type} from a client")
 
     async def _login(self, message: Login, respond: Callable[[Message | MirrorlogError], None]) -> None:
-        await self.gate.login(message)
+        try:
+            await self.gate.login(message)
+        except LoginFailed as error:
+            respond(error)
+            if self.gate.failures >= FAILURES_MAX:
+                self.endpoint.close(error)
+            return
+        self._trust()
         respond(Done())
+
+    def _trust(self) -> None:
+        """Frames up to the full limit are taken from who may be here: others would fill the node's memory with them."""
+        if self.gate.trusted:
+            self.endpoint.trust()
 
     def _request(self, frame_: Frame) -> None:
         correlation_id = frame_.correlation_id
@@ -269,6 +318,7 @@ class ClientSession:
         except LoginFailed as error:
             respond(error)  # the connection is sound, and may log in yet
             return
+        self._door.groups.note(message, self)
         if self._door.groups.handles(message):
             self._door.groups.handle(message, self, respond)
         else:

@@ -22,7 +22,14 @@ from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.index import Run
 from mirrorlog.config import LimitSettings, LogSettings
-from mirrorlog.errors import LogUnavailable, MirrorlogError, OffsetOutOfRange, Overloaded, PositionLost
+from mirrorlog.errors import (
+    LogUnavailable,
+    MirrorlogError,
+    NoSuchQueue,
+    OffsetOutOfRange,
+    Overloaded,
+    PositionLost,
+)
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import BATCHES, Fetch, FrameType, frame_header
 from mirrorlog.wire.messages import error_frame
@@ -71,6 +78,7 @@ class Fetcher:
         self._cold: dict[Endpoint, asyncio.Semaphore] = {}
         replica.on_confirmed.append(self._confirmed)
         replica.on_anew.append(self._began_anew)
+        replica.on_deleted.append(self._deleted)
 
     def fetch(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int) -> None:
         """Answer with BATCHES now or later. Raises NoSuchQueue, OffsetOutOfRange, PositionLost or Overloaded."""
@@ -110,7 +118,19 @@ class Fetcher:
             for reader in readers.values():
                 reader.endpoint.send([error_frame(error, reader.correlation_id)])
 
+    def waiting(self, queue_id: int) -> int:
+        """How many wait for records of a queue."""
+        return len(self._waiting.get(queue_id, ()))
+
     # --- inside ---
+
+    def _deleted(self, queue_ids: Set[int]) -> None:
+        for queue_id in queue_ids & self._waiting.keys():
+            readers = self._waiting.pop(queue_id)
+            self._count -= len(readers)
+            for reader in readers.values():
+                error = NoSuchQueue(f"the queue with the id {queue_id} was deleted", queue_id=queue_id)
+                reader.endpoint.send([error_frame(error, reader.correlation_id)])
 
     def _began_anew(self) -> None:
         """The copy is another one: whoever waits here stands at a place of the former."""

@@ -2,8 +2,12 @@
 
 A cluster without users takes everybody, as it did before there were any. With users a connection logs in first, and
 each thing that it asks for is held against the user's permissions, as this node knows them. A batch or a fetch costs a
-look into a set: what was allowed for a queue is kept until users change. A connection whose user is gone, and one that
-never logged in, is closed when the door looks round.
+look into a set: what was allowed for a queue is kept until users change. A connection whose user is gone (also if there
+is another one of that name), and one that never logged in, is closed when the door looks round.
+
+A node that was started and has not heard its cluster yet knows the users that its disk holds, and no more: it takes
+their logins, answers from what it has, and lets nobody change anything (`_LOCAL` is what it answers): who may, it may
+not know. In a cluster without users a login is taken and proves nothing, so that clients can be given theirs first.
 
 What a password proves is remembered for the node's run by a keyed hash, so that a thousand connections that return at
 once cost one slow comparison per user and not one each.
@@ -19,36 +23,59 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Final
 
-from mirrorlog.cluster.topology import ADMINISTRATOR, User
-from mirrorlog.errors import AccessRefused, LoginFailed, Overloaded
+from mirrorlog.cluster.topology import ADMINISTRATOR, MAX_BINDINGS_AT_ONCE, User
+from mirrorlog.errors import AccessRefused, LimitReached, LoginFailed, MirrorlogError, NotLeader, Overloaded
 from mirrorlog.queues.access import LOOKERS, Right, check_allowed, check_expression, has_tag
 from mirrorlog.wire.messages import (
     Bind,
+    CommitPosition,
     DeclareExchange,
     DeclareQueue,
     DeleteExchange,
+    DeleteGroup,
+    DeleteQueue,
+    EndHold,
+    ExtendLease,
+    FetchPosition,
+    FindOffset,
     GetEvents,
     GetMetadata,
     GetRouting,
     GetStatus,
+    Lease,
+    ListGroups,
+    ListHolds,
+    ListUsers,
     ListVirtualHosts,
     Login,
     Message,
+    PurgeGroup,
+    SetHold,
     SetPermissions,
+    SettleLease,
     SetUser,
+    Subscribe,
     Unbind,
     Unsubscribe,
 )
-from mirrorlog.wire.names import split
-from mirrorlog.wire.passwords import check_hash, matches
+from mirrorlog.wire.names import NAME_CHARS_MAX, split
+from mirrorlog.wire.passwords import PASSWORD_CHARS_MAX, check_hash, matches
 from mirrorlog.wire.routing import Binding
 
+FAILURES_MAX: Final = 3
+"""Logins that may fail on one connection; then it is closed."""
 LOGINS_MAX: Final = 64
 """Passwords that are being compared, on one node."""
 _REMEMBERED_MAX: Final = 10_000
 
 _FOR_LOOKERS: Final = (GetStatus, GetEvents, ListVirtualHosts)
 _FOR_ALL: Final = (GetMetadata, Unsubscribe)
+_LOCAL: Final = (
+    *_FOR_LOOKERS, *_FOR_ALL, GetRouting, ListUsers, FindOffset, FetchPosition, CommitPosition, ListHolds, SetHold,
+    EndHold, ListGroups, Subscribe, Lease, SettleLease, ExtendLease, PurgeGroup, DeleteGroup, DeleteQueue,
+)  # fmt: skip
+"""What the cluster decides nothing for: it is read, or the master of a log sees to it, and nobody masters one who has
+not heard the cluster."""
 
 Users = Mapping[str, User]
 
@@ -56,22 +83,36 @@ Users = Mapping[str, User]
 class Gatekeeper:
     """Of one node. `users`: as it knows them; another object after each change. `key_of`: a queue's key by its id;
     raises as the queue's log does. `helper`: where passwords are compared, one at a time and behind everything else:
-    guesses must not take the node's cores."""
+    guesses must not take the node's cores. `has_heard`: whether this run has heard its cluster."""
 
     def __init__(
-        self, users: Callable[[], Users], key_of: Callable[[int], str], helper: Executor | None = None
+        self,
+        users: Callable[[], Users],
+        key_of: Callable[[int], str],
+        helper: Executor | None = None,
+        has_heard: Callable[[], bool] = lambda: True,
     ) -> None:
         self.users = users
+        self.has_heard = has_heard
         self.key_of = key_of
         self._secret = secrets.token_bytes(32)
         self._helper = helper
         self._proven: dict[bytes, str] = {}
         self._comparing = 0
 
-    async def knows(self, name: str, password: str) -> bool:
-        """Whether it is that user's password. As slow for a name that does not exist. Raises Overloaded."""
+    async def found(self, name: str, password: str) -> User | None:
+        """The user of that name, if it is his password. As slow for a name that does not exist. Raises Overloaded."""
+        if len(name) > NAME_CHARS_MAX or len(password) > PASSWORD_CHARS_MAX:
+            return None  # nobody's; and not worth a pass over it
         user = self.users().get(name)
-        password_hash = user.password_hash if user is not None else ""
+        if not await self._knows(name, password, user.password_hash if user is not None else ""):
+            return None
+        now = self.users().get(name)
+        # He may have got another password, or have gone, while the old one was compared.
+        same = now is not None and user is not None and (now.born, now.password_hash) == (user.born, user.password_hash)
+        return now if same else None
+
+    async def _knows(self, name: str, password: str, password_hash: str) -> bool:
         words = f"{len(name)}:{name}{password}".encode(errors="surrogatepass")
         proof = hmac.digest(self._secret, words, "sha256")
         if password_hash and self._proven.get(proof) == password_hash:
@@ -96,6 +137,11 @@ class Gate:
 
     def __init__(self, keeper: Gatekeeper, *, private: bool) -> None:
         self.user = ""
+        self._born = 0
+        self._unproven = False
+        self.failures = 0
+        """Of logins, on this connection."""
+        self._comparing = False
         self._keeper = keeper
         self._private = private
         self._users: Users | None = None
@@ -108,19 +154,47 @@ class Gate:
         """Raises LoginFailed, Overloaded."""
         if not self._private:
             raise LoginFailed("a password is taken over TLS or from this machine only; set tls.client on the nodes")
-        if not await self._keeper.knows(asked.user, asked.password):
+        if not self._keeper.users():
+            self._unproven = True
+            return
+        if self._comparing:
+            raise Overloaded("one login of a connection is looked at at a time", limit="max_logins")
+        self._comparing = True
+        try:
+            user = await self._keeper.found(asked.user, asked.password)
+        finally:
+            self._comparing = False
+        if user is None:
+            self.failures += 1
             raise LoginFailed(f"no user {asked.user[:64]!r} with that password")
-        self.user = asked.user
+        self.user, self._born, self._unproven = asked.user, user.born, False
         self._users = None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it may send as much as anybody: it has logged in, or need not."""
+        return not self._keeper.users() or self._own() is not None
+
+    @property
+    def must_log_in(self) -> bool:
+        """Whether it logged in when that proved nothing, and there are users now: it can do so again at once."""
+        return self._unproven and bool(self._keeper.users())
 
     def shut_s(self, now: float) -> float:
         """For how long there have been users of whom this is none, as far as it was asked; 0 when it may stay."""
-        users = self._keeper.users()
-        if not users or self.user in users:
+        if not self._keeper.users() or self._own() is not None:
             self._shut_at = None
             return 0.0
         self._shut_at = now if self._shut_at is None else self._shut_at
         return now - self._shut_at
+
+    def read_refused(self, queue_id: int) -> MirrorlogError | None:
+        """Why it may not read a queue, if it may not."""
+        try:
+            self.check_fetch(queue_id)
+        except MirrorlogError as error:
+            return error
+        return None
 
     def check_publish(self, queue_id: int) -> None:
         """Raises AccessRefused, LoginFailed, or as the queue's log does."""
@@ -140,15 +214,15 @@ class Gate:
 
     def check(self, message: Message) -> None:
         """Whether it may be asked for; what it says of permissions and hashes must be such. Raises AccessRefused,
-        LoginFailed, BadRequest."""
-        if isinstance(message, SetPermissions):
-            for expression in (message.configure, message.write, message.read):
-                check_expression(expression)
-        elif isinstance(message, SetUser) and message.password_hash is not None:
-            check_hash(message.password_hash)
+        LoginFailed, BadRequest, LimitReached; NotLeader while this node may not know who may."""
+        if not isinstance(message, _LOCAL) and not self._keeper.has_heard():
+            raise NotLeader("this node was started and has not heard its cluster yet; ask again, or ask another node")
+        _check_texts(message)
         if not self._keeper.users():
             return
         user = self._known()
+        if isinstance(message, DeclareExchange) and message.passive and message.virtual_host in user.permissions:
+            return
         if isinstance(message, _FOR_ALL) or (isinstance(message, _FOR_LOOKERS) and has_tag(user, LOOKERS)):
             return
         wanted = _rights_for(message)
@@ -160,10 +234,15 @@ class Gate:
             raise AccessRefused(f"{type(message).__name__} needs the tag {ADMINISTRATOR}, which {self.user!r} has not")
 
     def _known(self) -> User:
-        user = self._keeper.users().get(self.user)
+        user = self._own()
         if user is None:
             raise LoginFailed("this cluster has users: log in first (user and password of the client, or of mqtool)")
         return user
+
+    def _own(self) -> User | None:
+        """The one that logged in, and no other one of his name."""
+        user = self._keeper.users().get(self.user)
+        return user if user is not None and user.born == self._born else None
 
     def _renew(self) -> None:
         """Users have changed since."""
@@ -177,19 +256,33 @@ class Gate:
         check_allowed(self.user, user, right, *split(self._keeper.key_of(queue_id)))
 
 
+def _check_texts(message: Message) -> None:
+    """Expressions and hashes must be such. Raises BadRequest."""
+    if isinstance(message, SetPermissions):
+        for expression in (message.configure, message.write, message.read):
+            check_expression(expression)
+    elif isinstance(message, SetUser) and message.password_hash is not None:
+        check_hash(message.password_hash)
+
+
 _Wanted = tuple[Right, str, str]
 """(right, virtual host, name)."""
 
 
 def _rights_for(message: Message) -> list[_Wanted]:
-    """All of them are needed; none: it is no matter of permissions."""
-    if isinstance(message, DeclareQueue):
+    """All of them are needed; none: it is no matter of permissions. Raises LimitReached."""
+    if isinstance(message, DeclareQueue | DeleteQueue):
         return [(Right.CONFIGURE, *split(message.name))]
     if isinstance(message, DeclareExchange):
         return _to_declare(message)
     if isinstance(message, DeleteExchange):
         return [(Right.CONFIGURE, message.virtual_host, message.name)]
     if isinstance(message, Bind):
+        if len(message.bindings) > MAX_BINDINGS_AT_ONCE:
+            raise LimitReached(
+                f"{len(message.bindings)} bindings at once are above the limit of {MAX_BINDINGS_AT_ONCE}",
+                limit="max_bindings_at_once",
+            )
         return [right for binding in message.bindings for right in _to_bind(message.virtual_host, binding)]
     if isinstance(message, Unbind):
         return _to_bind(message.virtual_host, message.binding)

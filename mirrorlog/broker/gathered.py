@@ -6,12 +6,20 @@ A thousand acks that come at once are one change with a few ranges. Each is answ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.queues.changes import Change, Returned, Settled
+from mirrorlog.queues.changes import Change, Returned, Settled, split_ranges
 from mirrorlog.queues.delivery import Settlement
 from mirrorlog.queues.ranges import RangeSet
+
+CHANGES_BYTES_MAX: Final = 60_000
+"""Of changes in one batch: with header and offsets it is below 64 KiB, the smallest `max_batch_bytes` that a node can
+be told to allow; a mirror may allow less than its master."""
+_BYTES_PER_CHANGE: Final = 128
+_BYTES_PER_BORDER: Final = 9
 
 
 class Asked(NamedTuple):
@@ -52,58 +60,62 @@ class Gathered:
 
 def merged(group: str, changes: Iterable[Change]) -> list[Change]:
     """Settlements and returns of one group that differ in nothing but their ranges as one; others as they are."""
-    settled: dict[str, RangeSet] = {}
-    returned: dict[tuple[int, bool], RangeSet] = {}
+    settled: dict[str, list[int]] = {}
+    returned: dict[tuple[int, bool], list[int]] = {}
     others: list[Change] = []
     for change in changes:
         if isinstance(change, Settled):
-            _add(settled.setdefault(change.why, RangeSet()), change.ranges)
+            settled.setdefault(change.why, []).extend(change.ranges)
         elif isinstance(change, Returned):
-            _add(returned.setdefault((change.delay_ms, change.counted), RangeSet()), change.ranges)
+            returned.setdefault((change.delay_ms, change.counted), []).extend(change.ranges)
         else:
             others.append(change)
     return [
-        *(Settled(group=group, ranges=_flat(ranges), why=why) for why, ranges in settled.items()),
+        *(Settled(group=group, ranges=_joined(ranges), why=why) for why, ranges in settled.items()),
         *(
-            Returned(group=group, ranges=_flat(ranges), delay_ms=delay_ms, counted=counted)
+            Returned(group=group, ranges=_joined(ranges), delay_ms=delay_ms, counted=counted)
             for (delay_ms, counted), ranges in returned.items()
         ),
         *others,
     ]
 
 
-def in_batches(changes: Iterable[Change], ranges_max: int) -> Iterator[list[Change]]:
-    """Changes with so many ranges at most, together in batches of which the same is true."""
+def in_batches(changes: Iterable[Change]) -> Iterator[list[Change]]:
+    """The changes in their order, those with many ranges as several, in batches that every node takes."""
     batch: list[Change] = []
-    room = ranges_max
+    room = CHANGES_BYTES_MAX
     for change in changes:
-        for part in _parts(change, ranges_max):
-            size = len(part.ranges) // 2 if isinstance(part, Settled | Returned) else 1
-            if size > room:
+        for part in _parts(change):
+            size = _size_max(part)
+            if size > room and batch:
                 yield batch
-                batch, room = [], ranges_max
+                batch, room = [], CHANGES_BYTES_MAX
             batch.append(part)
             room -= size
     if batch:
         yield batch
 
 
-def _parts(change: Change, ranges_max: int) -> Iterator[Change]:
-    if not isinstance(change, Settled | Returned) or len(change.ranges) <= 2 * ranges_max:
+def _parts(change: Change) -> Iterator[Change]:
+    if isinstance(change, Settled | Returned):
+        for ranges in split_ranges(change.ranges):
+            yield replace(change, ranges=ranges)
+    else:
         yield change
-        return
-    for at in range(0, len(change.ranges), 2 * ranges_max):
-        ranges = change.ranges[at : at + 2 * ranges_max]
-        if isinstance(change, Settled):
-            yield Settled(group=change.group, ranges=ranges, why=change.why)
+
+
+def _size_max(change: Change) -> int:
+    """How many bytes it takes in a batch, or fewer."""
+    size = _BYTES_PER_CHANGE + len(getattr(change, "ranges", ())) * _BYTES_PER_BORDER
+    return size + sum(len(getattr(change, text, "").encode()) for text in ("group", "holder"))
+
+
+def _joined(flat: list[int]) -> list[int]:
+    """Ranges in any order as ascending ones that do not touch. Not by way of a RangeSet: one may be a gap of 2^32."""
+    borders: list[int] = []
+    for first, until in sorted(zip(flat[::2], flat[1::2], strict=True)):
+        if borders and first <= borders[-1]:
+            borders[-1] = max(borders[-1], until)
         else:
-            yield Returned(group=change.group, ranges=ranges, delay_ms=change.delay_ms, counted=change.counted)
-
-
-def _add(ranges: RangeSet, flat: list[int]) -> None:
-    for at in range(0, len(flat), 2):
-        ranges.add(flat[at], flat[at + 1])
-
-
-def _flat(ranges: RangeSet) -> list[int]:
-    return [border for each in ranges for border in each]
+            borders += (first, until)
+    return borders

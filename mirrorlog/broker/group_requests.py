@@ -5,38 +5,43 @@ A mirror sends on to the master. A master whose epoch has not begun lets whoever
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Final
+from functools import partial
 
 from mirrorlog import versions
 from mirrorlog.broker.deliverer import Deliverer, Respond
+from mirrorlog.broker.group_resets import GroupResets
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.publish import not_master
 from mirrorlog.broker.requests import ClusterView, Requests
+from mirrorlog.broker.stream_readers import StreamReaders
 from mirrorlog.broker.subscription_book import Receiver, SubscriptionBook
 from mirrorlog.errors import BadRequest, ProtocolError, UnsupportedVersion
 from mirrorlog.queues.groups import OWN_GROUP
 from mirrorlog.queues.registry import Queue
+from mirrorlog.queues.resets import ACKING, STREAM, Wish
+from mirrorlog.queues.subscriber import Range
 from mirrorlog.wire.frames import Frame, read_settle
 from mirrorlog.wire.messages import (
+    CommitPosition,
     DeleteGroup,
     Done,
     ExtendLease,
+    FetchPosition,
     GroupInfo,
     GroupsFound,
     Lease,
     ListGroups,
     Message,
     PurgeGroup,
+    ResetGroups,
     SettleLease,
     Subscribe,
     Unsubscribe,
 )
 
-ACKING: Final = "acking"
-STREAM: Final = "stream"
-
-_OfQueue = Subscribe | Lease | SettleLease | ExtendLease | PurgeGroup | DeleteGroup | ListGroups
+_OfQueue = Subscribe | Lease | SettleLease | ExtendLease | PurgeGroup | DeleteGroup | ListGroups | ResetGroups
 _Act = Callable[[Deliverer, Queue], None]
 
 
@@ -47,6 +52,12 @@ class GroupRequests:
         self._requests = requests
         self._view = view
         self._book = book
+        self._readers = StreamReaders()
+
+    def note(self, message: Message, receiver: Receiver) -> None:
+        """Whatever a connection asks for: whoever asks for a stream group's position, or stores it, is at work."""
+        if isinstance(message, CommitPosition | FetchPosition):
+            self._readers.note(message.queue, message.group, receiver, time.monotonic())
 
     def handles(self, message: Message) -> bool:
         return isinstance(message, _OfQueue | Unsubscribe)
@@ -82,6 +93,7 @@ class GroupRequests:
 
     def forget(self, receiver: Receiver) -> None:
         """Its connection is gone."""
+        self._readers.forget(receiver)
         for number, deliverer in self._book.of(receiver):
             deliverer.gone(number)
 
@@ -99,9 +111,33 @@ class GroupRequests:
             self._once_known(
                 message, respond, lambda log, queue: log.delete_group(queue.queue_id, message.group, respond)
             )
+        elif isinstance(message, ResetGroups):
+            self._reset(message, respond)
         elif isinstance(message, ListGroups):
             log, _ = self._requests.find(message.queue)
             self._once_known(message, respond, lambda deliverer, queue: respond(_found(log, deliverer, queue)))
+
+    def _reset(self, message: ResetGroups, respond: Respond) -> None:
+        """A time is looked up first: it may be long past."""
+        wish = Wish.of(message)
+
+        def reset(deliverer: Deliverer, queue: Queue, wish: Wish) -> None:
+            active = partial(self._readers.active, message.queue, now=time.monotonic())
+            log, _ = self._requests.find(message.queue)
+            GroupResets(log, deliverer, queue, active).reset(message, wish, respond)
+
+        async def look_up(queue: Queue) -> None:
+            log, _ = self._requests.find(message.queue)
+            found = await wish.at_time(log.replica.index, log.past, queue.queue_id)
+            self._once_known(message, respond, lambda deliverer, queue: reset(deliverer, queue, found))
+
+        def act(deliverer: Deliverer, queue: Queue) -> None:
+            if wish.needs_time:
+                self._requests.later(look_up(queue), respond)
+            else:
+                reset(deliverer, queue, wish)
+
+        self._once_known(message, respond, act)
 
     def _at_once(self, message: _OfQueue, respond: Respond, act: _Act) -> None:
         """Act on the log's master: what is given, and settled, waits there by itself. Raises NotMaster."""
@@ -131,16 +167,18 @@ class GroupRequests:
 
 
 def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:
-    following = log.replica.index.next_confirmed(queue.queue_id)
+    index = log.replica.index
+    following = index.next_confirmed(queue.queue_id)
+    begin, gap = index.begin(queue.queue_id), index.gap(queue.queue_id)
     groups = log.replica.groups.groups(queue.queue_id)
     acking = [
         GroupInfo(
             group=group,
             kind=ACKING,
-            floor=ledger.floor,
+            floor=max(ledger.floor, begin),
             watermark=ledger.watermark,
-            ready=ledger.ready(following),
-            unsettled=ledger.unsettled_total(following),
+            ready=_there(ledger.ready, begin, gap, following),
+            unsettled=_there(ledger.unsettled_total, begin, gap, following),
             out=ledger.out,
             leased=ledger.leased,
             parked=ledger.parked,
@@ -154,3 +192,10 @@ def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:
         if group not in groups
     ]
     return GroupsFound(queue=queue.name, next=following, groups=[*acking, *streams])
+
+
+def _there(below: Callable[[int], int], begin: int, gap: Range, following: int) -> int:
+    """How many of those that `below` counts stand from `begin` on, and in no gap: of what is gone the ledger of a group
+    that nobody takes from is not told."""
+    lost = below(max(begin, min(gap[1], following))) - below(max(begin, min(gap[0], following)))
+    return below(following) - below(begin) - lost

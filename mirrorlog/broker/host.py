@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from mirrorlog import versions
 from mirrorlog.broker.in_sync_keeper import Decides
 from mirrorlog.broker.subscription_book import SubscriptionBook
 from mirrorlog.cluster.events import Event
@@ -58,11 +59,17 @@ def _not_known(virtual_host: str) -> int:
     return 0
 
 
+def _own_version() -> int:
+    """Of no cluster either: what this software writes."""
+    return versions.OWN
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends. `member`: where a node
     is reached, as far as that is known. `tell`: the node's chronicle, of what a log's master has to tell.
-    `routing_version`: of a virtual host, as this node knows it; 0 when it knows none."""
+    `routing_version`: of a virtual host, as this node knows it; 0 when it knows none. `cluster_version`: what may be
+    written (`mirrorlog.versions`)."""
 
     settings: Settings
     start_id: str
@@ -76,3 +83,4 @@ class Host:
     tell: Callable[[Event], None] = _ignore
     routing_version: Callable[[str], int] = _not_known
     subscriptions: SubscriptionBook = field(default_factory=SubscriptionBook)
+    cluster_version: Callable[[], int] = _own_version

@@ -252,6 +252,7 @@ class Hosting:
         self.ask_election: Callable[[str, int], None] = _nobody_asks
         self.propose_soon: Callable[[AnyCommand], None] = _nobody_decides
         self.on_registered: Callable[[], None] = _nobody_waits
+        self.on_changed: Callable[[], None] = _nobody_waits
 
     # --- Host ---
 
@@ -265,6 +266,7 @@ class Hosting:
                 keeper.task.add_done_callback(partial(self._ended, log_id))
         for keeper in self._keepers.values():
             keeper.know(state)
+        self.on_changed()
 
     def life_changed(self, change: Change) -> None:
         """What follows from it the coordinator decides."""

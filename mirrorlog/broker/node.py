@@ -178,6 +178,7 @@ class Node:
         hosting.ask_election = service.ask_election
         hosting.propose_soon = service.propose_soon
         hosting.on_registered = self._note_registered
+        hosting.on_changed = server.look_at_rights
         await service.open(files, path / RAFT_NAME, own=entered.own, snapshot=entered.snapshot)
         await self._on_disk(lambda: JoinRecord.remove(files, path))
         self._view.service = service

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, Protocol
 
+from mirrorlog import versions
 from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.attributes import attributes_of
 from mirrorlog.commitlog.body import check_uncompressed
-from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Kind, check_producer_part
+from mirrorlog.commitlog.format import BatchHeader, Column, Kind, check_producer_part, queue_of
 from mirrorlog.config import HaSettings, LimitSettings, Member
 from mirrorlog.errors import (
     BadBatch,
@@ -21,6 +23,7 @@ from mirrorlog.errors import (
     FlushDiskTimeout,
     FlushSlaveTimeout,
     InSyncReplicasNotEnough,
+    LogUnavailable,
     MasterChanged,
     MirrorlogError,
     NodeStopping,
@@ -48,6 +51,8 @@ from mirrorlog.wire.routing import is_stale
 
 _DURABILITIES = frozenset(map(int, Durability))
 _DATA = int(Kind.DATA)
+_ATTRIBUTES = int(Column.ATTRIBUTES)
+_WHAT = "attributes of batches (priority, time to live, delay)"
 _TIMEOUTS: dict[PutStatus, type[OutcomeUnknown]] = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: FlushSlaveTimeout,
     PutStatus.FLUSH_DISK_TIMEOUT: FlushDiskTimeout,
@@ -91,6 +96,11 @@ def _not_known(virtual_host: str) -> int:
     return 0
 
 
+def _own() -> int:
+    """Of no cluster either: what this software writes."""
+    return versions.OWN
+
+
 class Publisher:
     """Takes the publishes of one log that this node masters."""
 
@@ -104,8 +114,10 @@ class Publisher:
         now: Callable[[], float],
         now_us: Callable[[], int],
         routing_version: Callable[[str], int] = _not_known,
+        cluster_version: Callable[[], int] = _own,
     ) -> None:
-        """`now`: s of the loop's clock, as fine as the machine has it. `routing_version`: see `Host`."""
+        """`now`: s of the loop's clock, as fine as the machine has it. `routing_version` and `cluster_version`: see
+        `Host`."""
         self._replica = replica
         self._counters = replica.counters
         self._mastership = mastership
@@ -114,11 +126,14 @@ class Publisher:
         self._now = now
         self._now_us = now_us
         self._routing_version = routing_version
+        self._cluster_version = cluster_version
         self.log: MasteredLog | None = None
         self.stopping = False
         self._why: Callable[[], MirrorlogError] = _node_stopping
         self.data_refused = ""
         """Why the disk takes no data, while it takes none; what is no data goes on."""
+        self.closed_queues: set[int] = set()
+        """Queues that take no publishes for a moment: they are about to be deleted if they are empty."""
         self.cut_off = False
         """Out of touch with a majority of the cluster: another node may master the log by now."""
 
@@ -179,6 +194,7 @@ class Publisher:
         awaited with `wait_at`, if anybody waits. Raises MirrorlogError: nothing was stored."""
         self._check_running()
         self._check_in_touch()
+        self._replica.queues.find_id(queue_of(batch))  # deleted, perhaps, while this waited: nothing of it comes behind
         self._mastership.check_writable()
         end = self._replica.append_change(batch, self._now_us()).next_log_offset
         assert self.log is not None
@@ -251,10 +267,14 @@ class Publisher:
             raise BadBatch(f"a producer sends kind {Kind.DATA}, not {header.kind}")
         if not self._replica.queues.has_id(header.queue_id):
             raise NoSuchQueue(f"no queue has the id {header.queue_id}; ask for the queue's metadata again")
+        if header.queue_id in self.closed_queues:
+            raise LogUnavailable("this queue is being deleted if it is empty; nothing was stored, send it again")
+        if header.columns & _ATTRIBUTES:
+            self._check_attributes(header, batch)
         if header.codec:
             self._check_compressed(header)
             return
-        if header.body_length != header.length - HEADER_SIZE - header.padding:
+        if header.body_length != header.length - header.body_at - header.padding:
             raise BadBatch(f"a body of {header.body_length} bytes does not fit a batch of {header.length}")
         check_uncompressed(
             batch,
@@ -262,6 +282,12 @@ class Publisher:
             columns=header.columns,
             max_record_bytes=self._limits.max_record_bytes,
         )
+
+    def _check_attributes(self, header: BatchHeader, batch: memoryview) -> None:
+        """They are within their limits, and every copy's software knows them."""
+        if (older := versions.too_old(self._cluster_version(), versions.ATTRIBUTES, _WHAT)) is not None:
+            raise BadRequest(older.message, **older.details)  # the connection stays
+        attributes_of(header, batch)
 
     def _check_compressed(self, header: BatchHeader) -> None:
         """It passes unopened, so what the header says of the body is held against the limits: a reader unpacks no more

@@ -51,6 +51,8 @@ PAUSE: Final = 20
 what it would find the next time waits well."""
 
 SURVEYED_AT_ONCE: Final = 16
+ALL_DEAD: Final = 2**63 - 1
+"""Where a queue begins that was deleted: behind all that it has."""
 BEGINS_PER_CHANGE: Final = 1000
 
 _T = TypeVar("_T")
@@ -86,6 +88,7 @@ class QueueRetention:
         self._copied: dict[int, bool] = {}
         self._copied_to = 0
         self._held_at = 0
+        self._deleted: frozenset[int] = frozenset()
         self._asked = 0
         self._walk: LiveRuns | None = None
         self._allowed_bytes = float(copy_bytes)
@@ -97,10 +100,10 @@ class QueueRetention:
 
     @property
     def due(self) -> bool:
-        """Whether this log has queues that do not live by its limits alone."""
+        """Whether this log has queues that do not live by its limits alone, or had some that were deleted."""
         replica = self._replica
         queues = replica.queues
-        return bool(queues.limits or queues.begins or queues.work or any(replica.holds.live()))
+        return bool(queues.limits or queues.begins or queues.work or queues.any_gone or any(replica.holds.live()))
 
     @property
     def ready(self) -> bool:
@@ -172,6 +175,7 @@ class QueueRetention:
             ),
         )
         self._not_before = self._now() + PAUSE * seconds
+        self._deleted = decision.deleted
         self._check_running()
         if not await self._raise_begins(decision.queue_begins, held_at=held_at):
             return True
@@ -189,7 +193,10 @@ class QueueRetention:
         }
         # What all groups have settled is as dead as what a table has that needs no time.
         tiers.update(dict.fromkeys(queues.work, 0))
-        return Queues(dict(queues.limits), dict(queues.begins), self._floors(), tiers)
+        known = None
+        if queues.any_gone:
+            known = {*queues.queue_ids(), *queues.leaving_ids()}
+        return Queues(dict(queues.limits), dict(queues.begins), self._floors(), tiers, known)
 
     def _floors(self) -> dict[int, int]:
         """The smallest queue offset that a landing holds, or that is not settled in a queue which keeps such."""
@@ -246,7 +253,10 @@ class QueueRetention:
             some = dict(islice(items, BEGINS_PER_CHANGE))
             if not some:
                 return True
-            self._publisher.append_control(encode_change(QueueBeginsMoved(begins=some)))
+            # Of one that was deleted meanwhile nothing is said any more.
+            there = {queue_id: begin for queue_id, begin in some.items() if self._replica.queues.has_id(queue_id)}
+            if there:
+                self._publisher.append_control(encode_change(QueueBeginsMoved(begins=there)))
             await self._let_others()
         return False
 
@@ -285,7 +295,7 @@ class QueueRetention:
         return LiveRuns(
             segment.start,
             log_begin=self._replica.begin,
-            begins=dict(queues.begins),
+            begins={**queues.begins, **dict.fromkeys(self._deleted, ALL_DEAD)},
             own=own,
             expired=segment.expired,
             floors=self._floors(),
@@ -338,8 +348,11 @@ class QueueRetention:
         mastership.check_writable()
         try:
             for batch in batches:
+                header = read_header(batch)
+                if not self._replica.queues.has_id(header.queue_id):
+                    continue  # deleted while it was read
                 self._replica.append_copied(batch)
-                self._allowed_bytes -= read_header(batch).length
+                self._allowed_bytes -= header.length
         finally:
             self._copied_to = self._replica.end
             self._publisher.log.progressed(mastership.appended(self._replica.end))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from mirrorlog.config import LogAssignment, Settings
 from mirrorlog.errors import DiskFailed, IndexDoubtful, LogCorrupt, LogUnavailable, MirrorlogError
 from mirrorlog.queues.begins import BeginTracker
 from mirrorlog.queues.changes import (
+    Change,
     GapsState,
     OffsetsLeapt,
     QueueState,
@@ -88,6 +89,8 @@ class Replica:
         self.on_flush_wanted: list[Callable[[], None]] = []
         self.on_confirmed: list[Callable[[Set[int]], None]] = []
         """Called with the ids of the queues that gained confirmed records."""
+        self.on_deleted: list[Callable[[Set[int]], None]] = []
+        """Called with the ids of the queues whose deletion is confirmed."""
         self.on_anew: list[Callable[[], None]] = []
         """Called when the copy begins anew: nothing that was known of it holds any more."""
         self.on_broken: Callable[[MirrorlogError], None] = _raise
@@ -152,6 +155,7 @@ class Replica:
         if not self.is_master:
             self._keep_reserve()
         self._confirm_derived(self._log.confirmed)
+        self._forget_queues(frozenset(self.queues.take_deleted()))
         self.log = self._log
         if self.index.partial and self.past is not None:
             # Of queues whose begin is not logged yet, too: it may come, and be below what is missing here.
@@ -344,6 +348,17 @@ class Replica:
             gained = self._confirm_derived(log.confirmed)
             for tell in self.on_confirmed:
                 tell(gained)
+            if deleted := frozenset(self.queues.take_deleted()):
+                self._forget_queues(deleted)
+
+    def _forget_queues(self, deleted: Set[int]) -> None:
+        """Nothing brings them back any more."""
+        self.index.forget_queues(deleted)
+        self.holds.forget_queues(deleted)
+        for queue_id in deleted:
+            self.groups.forget_queue(queue_id)
+        for tell in self.on_deleted:
+            tell(deleted)
 
     def check_aside(self) -> None:
         """Mirror: whether this copy may be set aside; blocking. Raises LogUnavailable, or DiskFailed."""
@@ -486,8 +501,10 @@ class Replica:
         def follow(header: BatchHeader, batch: memoryview) -> None:
             if header.kind == _CHECKPOINT:
                 producers.restore(header, decode_checkpoint(batch))
-            else:
-                producers.apply(header)
+                return
+            if header.kind == _CONTROL:
+                producers.follow(decode_changes(batch))
+            producers.apply(header)
 
         self._opened.scan_state(follow, until=log_offset)
         return producers
@@ -657,10 +674,12 @@ class Replica:
         elif header.kind == _CONTROL:
             self.queues.apply(header, batch)
             self.begins.apply(header, batch)
-            self._apply_leaps(header, batch)
+            changes = decode_changes(batch)
+            self.producers.follow(changes)
+            self._apply_leaps(header, changes)
 
-    def _apply_leaps(self, header: BatchHeader, batch: memoryview) -> None:
-        for change in decode_changes(batch):
+    def _apply_leaps(self, header: BatchHeader, changes: Iterable[Change]) -> None:
+        for change in changes:
             if isinstance(change, OffsetsLeapt):
                 # Also of queues that only records tell of: a start, or a copy that begins late, may come to the
                 # checkpoint that declares them behind the leap.

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
 from mirrorlog import versions
+from mirrorlog.broker.deletion import Deletions
 from mirrorlog.broker.hold_keeper import HoldKeeper
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.hosted_logs import HostedLogs
@@ -26,6 +27,7 @@ from mirrorlog.wire.messages import (
     ClusterStatus,
     CommitPosition,
     DeclareQueue,
+    DeleteQueue,
     Done,
     EndHold,
     FetchPosition,
@@ -86,7 +88,11 @@ class ClusterView(Protocol):
         """Of what is known here; 0 when there is no such virtual host, or nothing is known."""
 
     def users(self) -> Mapping[str, User]:
-        """By name, with their permissions; another object after each change of them."""
+        """By name, with their permissions; another object after each change of them. Before the cluster was heard:
+        those that the disk holds."""
+
+    def has_heard(self) -> bool:
+        """Whether this run has heard its cluster: it knows what was decided before it was started."""
 
     def placed(self, queue: str) -> UUID | None:
         """The log that a queue is in, if it was ever declared."""
@@ -94,6 +100,12 @@ class ClusterView(Protocol):
     async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
         """Have a log decided for a new queue; the one it is in, if another declaration was faster. Raises BadRequest
         when there is no log as its arguments want it, or what keeps it from being decided."""
+
+    async def unbind_queue(self, queue: str) -> None:
+        """See `deletion.Cluster`."""
+
+    async def remove_queue(self, queue: str, log_id: UUID, epoch: int) -> None:
+        """See `deletion.Cluster`."""
 
     def links(self) -> tuple[int, int, int]:
         """To other members: opened in this run, standing now, and questions that failed on them."""
@@ -118,10 +130,12 @@ class Requests:
         self._view = view
         self._status = status
         self._operations = operations
+        self._deletions = Deletions(view)
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[type[Message], Callable[..., Message | None]] = {
             GetMetadata: self._metadata,
             DeclareQueue: self._declare,
+            DeleteQueue: self._delete,
             FindOffset: self._find_offset,
             CommitPosition: self._commit_position,
             FetchPosition: self._fetch_position,
@@ -190,14 +204,18 @@ class Requests:
         if (older := versions.too_old(self._view.cluster_version(), needed, "these arguments")) is not None:
             respond(older)  # not raised: the connection is sound
             return None
-        if self._place(message.name) is None and self._view.placed(message.name) is None:
+        if self._deletions.is_under_way(message.name) or not self._has_home(message.name):
             self.later(self._place_and_declare(message, respond), respond)
             return None
         return self._declare_in(self._home(message.name), message, respond)
 
     async def _place_and_declare(self, message: DeclareQueue, respond: Respond) -> None:
         check_declaration(message.name, message.arguments)
-        await self._view.place(message.name, message.arguments)
+        while self._deletions.is_under_way(message.name) or not self._has_home(message.name):
+            # In the same step of the loop as the declaration: a place that is about to be taken away is none.
+            await self._deletions.ended(message.name)
+            if not self._has_home(message.name):
+                await self._view.place(message.name, message.arguments)
         answer = self._declare_in(self._home(message.name), message, respond)
         if answer is not None:
             respond(answer)
@@ -211,6 +229,8 @@ class Requests:
             return self._as_metadata([self._queue_info(log, log.replica.queues.find(message.name))], [])
 
         def done(error: MirrorlogError | None) -> None:
+            if error is None and log.replica.queues.get(message.name) is None:
+                error = no_such_queue(message.name)  # deleted before its declaration was on all copies
             respond(error or answer())
 
         if batch is not None:
@@ -221,6 +241,21 @@ class Requests:
         else:
             return answer()
         return None
+
+    def _delete(self, message: DeleteQueue, respond: Respond) -> None:
+        if (older := self._deletions.check_version()) is not None:
+            respond(older)
+            return
+        if not self._has_home(message.name):
+            self.find(message.name)  # raises why it is not there
+        log = self._home(message.name)
+        if not log.masters:
+            raise not_master(log.name, self._view.master(log.log_id))
+
+        def known() -> None:
+            self.later(self._deletions.delete(log, message, respond), respond)
+
+        self.once_known(log, respond, known)
 
     def _find_offset(self, message: FindOffset, respond: Respond) -> Message | None:
         log, queue = self.find(message.queue)
@@ -285,6 +320,7 @@ class Requests:
 
     def _set_hold_in(self, log: HostedLog, queue: Queue, message: SetHold, respond: Respond) -> None:
         replica, keeper, queue_id = log.replica, self._keeper(log), queue.queue_id
+        replica.queues.find_id(queue_id)  # it may have been deleted while this waited
         old = replica.holds.newest(queue_id).get(message.name)
         wish = Wish(
             message.name,
@@ -408,9 +444,20 @@ class Requests:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _has_home(self, name: str) -> bool:
+        """Whether a queue is in a log that this node has, or was placed in one."""
+        return self._view.placed(name) is not None or self._place(name) is not None
+
     def _home(self, name: str) -> HostedLog:
-        """The log that a queue is in, or was placed in. Raises NotMaster, or why that log is not served."""
-        if (place := self._place(name)) is not None:
+        """The log that a queue is in, or was placed in. Raises NotMaster, or why that log is not served.
+
+        A mirror that is behind may have a queue that was deleted: whether one that is nowhere placed is there, only its
+        master can say.
+        """
+        place = self._place(name)
+        if place is not None and (place[0].masters or self._view.placed(name) is None):
+            if not place[0].masters:
+                raise not_master(place[0].name, self._view.master(place[0].log_id))
             return place[0]
         log_id = self._view.placed(name)
         assert log_id is not None
@@ -420,10 +467,13 @@ class Requests:
         return log
 
     def _place(self, name: str) -> tuple[HostedLog, Queue] | None:
-        for log in self._logs:
-            if (queue := log.replica.queues.get(name)) is not None:
-                return log, queue
-        return None
+        """Where the queue is: in a log that this node writes, or where the cluster has placed it, if it is in several:
+        a mirror that is behind has what was deleted."""
+        found = [(log, queue) for log in self._logs if (queue := log.replica.queues.get(name)) is not None]
+        if len(found) > 1:
+            placed = self._view.placed(name)
+            found.sort(key=lambda each: (not each[0].masters, each[0].log_id != placed))
+        return found[0] if found else None
 
     def _unavailable(self) -> MirrorlogError:
         """Why there is a log less than assigned, as its own error with its details."""
@@ -470,6 +520,7 @@ class Requests:
             nodes=nodes,
             queues=queues,
             missing=missing,
+            placed=[name for name in missing if self._view.placed(name) is not None],
             version=self._view.version(),
         )
 

@@ -125,6 +125,7 @@ class MasterRole:
             now=now,
             now_us=now_us,
             routing_version=host.routing_version,
+            cluster_version=host.cluster_version,
         )
         self.mastered = self.publisher.log = MasteredLog(
             log_id=replica.log_id,

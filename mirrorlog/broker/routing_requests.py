@@ -7,9 +7,11 @@ Asking twice is asking once, so the cluster may be asked again while it elects a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from mirrorlog.broker.routing_history import RoutingHistory
 from mirrorlog.cluster.commands import (
     AnyCommand,
     Bound,
@@ -25,7 +27,7 @@ from mirrorlog.cluster.commands import (
 )
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.topology import Topology, User, VirtualHost
-from mirrorlog.errors import NoSuchVirtualHost, Refused, from_code
+from mirrorlog.errors import NoSuchVirtualHost, NotCurrent, Refused, from_code
 from mirrorlog.wire.messages import (
     AddVirtualHost,
     Bind,
@@ -63,6 +65,8 @@ class RoutingRequests:
 
     def __init__(self, service: ClusterService) -> None:
         self._service = service
+        self._history = RoutingHistory()
+        service.followed = self._history.follow
         self.handlers: Mapping[type[Message], Callable[[Any], Awaitable[Message]]] = {
             DeclareExchange: self._declare,
             GetRouting: self._routing,
@@ -92,23 +96,28 @@ class RoutingRequests:
     async def _decide(self, command: AnyCommand) -> Message:
         outcome = await self._service.decide(command, timeout_s=DECIDE_S)
         if outcome.refusal:
-            raise from_code(outcome.code, outcome.refusal) if outcome.code else Refused(outcome.refusal)
+            details = dict(outcome.details)
+            raise from_code(outcome.code, outcome.refusal, details) if outcome.code else Refused(outcome.refusal)
         await self._service.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
         return Done()
 
     # --- what is there ---
 
     async def _routing(self, asked: GetRouting) -> Message:
+        if asked.to_publish and not self._service.in_touch():
+            raise NotCurrent("this node is not in touch with a majority of its cluster: bindings may have changed")
         host = self._host(asked.virtual_host)
-        if host.version == asked.version:
+        if host.version == asked.version or asked.only_version:
             return Routing(version=host.version, changed=False)
+        if asked.to_publish and (changes := self._history.since(asked.virtual_host, asked.version)) is not None:
+            return changes
         return Routing(version=host.version, exchanges=dict(host.exchanges), bindings=list(host.all_bindings()))
 
     async def _virtual_hosts(self, asked: ListVirtualHosts) -> Message:
-        topology, queues = self._topology, [split(key)[0] for key in self._service.state.queues]
+        topology, queues = self._topology, Counter(split(key)[0] for key in self._service.state.queues)
         found = [(name, topology.virtual_host(name)) for name in topology.names]
         return VirtualHosts(
-            virtual_hosts=[_host_info(name, host, queues.count(name)) for name, host in found if host is not None]
+            virtual_hosts=[_host_info(name, host, queues[name]) for name, host in found if host is not None]
         )
 
     async def _users(self, asked: ListUsers) -> Message:
@@ -129,7 +138,11 @@ _COMMANDS: Final[Mapping[type[Message], Callable[[Any], AnyCommand]]] = {
     Unbind: lambda asked: Unbound(virtual_host=asked.virtual_host, binding=asked.binding),
     AddVirtualHost: lambda asked: VirtualHostMade(name=asked.name),
     DeleteVirtualHost: lambda asked: VirtualHostRemoved(name=asked.name),
-    SetUser: lambda asked: UserSet(name=asked.name, password_hash=asked.password_hash, tags=tuple(asked.tags)),
+    SetUser: lambda asked: UserSet(
+        name=asked.name,
+        password_hash=asked.password_hash,
+        tags=None if asked.tags is None else tuple(asked.tags),
+    ),
     DeleteUser: lambda asked: UserRemoved(name=asked.name),
     SetPermissions: lambda asked: PermissionsSet(
         user=asked.user,

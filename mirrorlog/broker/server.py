@@ -95,6 +95,7 @@ class Server:
             self._tell,
             view.routing_version,
             SubscriptionBook(settings.limits.max_subscriptions),
+            view.cluster_version,
         )
         self._door: NativeDoor | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -122,11 +123,18 @@ class Server:
             push=self.ha.accept.push,
             contact_at=self._view.contact_at,
             users=self._view.users,
+            has_heard=self._view.has_heard,
             login_helper=self.helpers.login,
         )
         await self._door.start(settings.client_bind, self._credentials.client)
         self._ticker = asyncio.ensure_future(self._tick_for_ever())
         self._ticker.add_done_callback(self._ticker_ended)
+
+    def look_at_rights(self) -> None:
+        """The cluster has decided something; perhaps who may do what. Looked at in a step of its own, before whoever
+        asked for that is answered: a decision is applied whole, whatever it leads to here."""
+        if self._door is not None:
+            asyncio.get_running_loop().call_soon(self._door.look_at_rights)
 
     def refuse_publishes(self) -> None:
         """The node is about to stop."""

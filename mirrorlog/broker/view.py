@@ -11,7 +11,7 @@ from mirrorlog import versions
 from mirrorlog.broker.hosting import assignment_of
 from mirrorlog.broker.placing import place_for
 from mirrorlog.cluster.advice import advice
-from mirrorlog.cluster.commands import AnyCommand, LogMade, QueuesPlaced
+from mirrorlog.cluster.commands import AnyCommand, LogMade, QueueRemoved, QueuesPlaced, QueueUnbound
 from mirrorlog.cluster.founding import member_of
 from mirrorlog.cluster.liveness import Life
 from mirrorlog.cluster.service import ClusterService
@@ -23,6 +23,8 @@ from mirrorlog.versions import version_of
 from mirrorlog.wire.messages import ClusterStatus, LossStatus, NodeStatus, PlacedLog
 from mirrorlog.wire.names import split
 
+EVERYWHERE_S: Final = 2.0
+"""How long nodes may take to hear that nothing leads to a queue any more; those that hang are not waited for longer."""
 PLACE_S: Final = 8.0
 """How long a log may be looked for, for a queue: a coordinator that hangs is noticed and replaced within that."""
 
@@ -85,9 +87,14 @@ class View:
         return host.version if host is not None else 0
 
     def users(self) -> Mapping[str, User]:
-        """Another object after each change of them."""
-        known = self._known  # asked for with every batch
-        return known.routing.users if known is not None else _NO_USERS
+        """Another object after each change of them. Until it is known what of it is decided: all that the disk holds,
+        for the snapshot alone may be of a time without users."""
+        service = self.service  # asked for with every batch
+        return service.expected.routing.users if service is not None else _NO_USERS
+
+    def has_heard(self) -> bool:
+        """Whether the cluster knows of this run, and what it decided before is known here."""
+        return self.service is not None and self.service.registration.is_in
 
     def placed(self, queue: str) -> UUID | None:
         """The log that a queue is in, if it was ever declared."""
@@ -96,9 +103,7 @@ class View:
 
     async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
         """Have a log decided for a new queue; see `requests.ClusterView`."""
-        service = self.service
-        if service is None:
-            raise NotLeader("this node is in no cluster yet; ask again")
+        service = self._cluster_service()
         virtual_host = split(queue)[0]
         if service.state.routing.virtual_host(virtual_host) is None:
             raise NoSuchVirtualHost(f"there is no virtual host {virtual_host[:64]!r}; add it first")
@@ -111,6 +116,28 @@ class View:
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
         return UUID(service.state.queues[queue])
+
+    async def unbind_queue(self, queue: str) -> None:
+        """Nothing leads to the queue any more, on every node that is up; see `deletion.Cluster`."""
+        service = self._cluster_service()
+        outcome = await service.decide(QueueUnbound(name=queue), timeout_s=PLACE_S)
+        if outcome.refusal:
+            raise NotLeader(f"{outcome.refusal}; ask again")
+        await service.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
+
+    async def remove_queue(self, queue: str, log_id: UUID, epoch: int) -> None:
+        """The queue's place is taken away; see `deletion.Cluster`."""
+        service = self._cluster_service()
+        removals = service.state.removals.get(str(log_id), 0)
+        command = QueueRemoved(name=queue, log_id=str(log_id), epoch=epoch, removals=removals)
+        outcome = await service.decide(command, timeout_s=PLACE_S)
+        if outcome.refusal:
+            raise NotLeader(f"{outcome.refusal}; ask again")
+
+    def _cluster_service(self) -> ClusterService:
+        if self.service is None:
+            raise NotLeader("this node is in no cluster yet; ask again")
+        return self.service
 
     @staticmethod
     async def _made(log: LogMade, service: ClusterService) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from mirrorlog.client.asking import ask_nodes
 from mirrorlog.client.backoff import Backoff
@@ -21,19 +22,24 @@ from mirrorlog.client.options import parse_server
 from mirrorlog.client.silence import SILENCE_S
 from mirrorlog.client.topology import Topology
 from mirrorlog.errors import (
+    BadRequest,
     ConnectionLost,
     InSyncReplicasNotEnough,
     MasterChanged,
     MirrorlogError,
+    NoSuchQueue,
     NotLeader,
     NotMaster,
+    OutcomeUnknown,
     RequestTimeout,
 )
 from mirrorlog.wire.messages import (
     CommitPosition,
     CopyPromoted,
     DeclareQueue,
+    Deleted,
     DeleteGroup,
+    DeleteQueue,
     Done,
     Drained,
     DrainNode,
@@ -45,6 +51,7 @@ from mirrorlog.wire.messages import (
     GetEvents,
     GetStatus,
     GroupsFound,
+    GroupsReset,
     HoldGiven,
     HoldInfo,
     HoldsFound,
@@ -59,6 +66,7 @@ from mirrorlog.wire.messages import (
     QueueInfo,
     Rebalance,
     Rebalanced,
+    ResetGroups,
     SetHold,
     Status,
 )
@@ -71,8 +79,15 @@ _HOPS_MAX: Final = 2
 
 # Then all nodes are asked anew: the one that hangs may have been replaced.
 _DECLARE_TIMEOUT_MS: Final = 2_000
+_DELETE_TIMEOUT_MS: Final = 6_000
+"""A node that hangs holds the first step of a deletion up for two seconds, and may have to be replaced."""
+
+_AWAITED: Final = (NotMaster, MasterChanged, NotLeader, ConnectionLost)
+"""What ends when there is a master, and it is reached; or a coordinator, where the cluster has to decide."""
 
 _M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
+_A = TypeVar("_A", bound=Message)
 
 
 class Admin:
@@ -90,41 +105,91 @@ class Admin:
         """Make a queue, or find it with the same arguments; within `request_timeout_ms` it waits for a log without a
         master to get one. Raises QueueExists naming the difference, Refused, or OutcomeUnknown."""
         message = DeclareQueue(name=name, arguments=dict(arguments or {}))
+        answer = await self._ask_placed(message, Metadata)
+        if isinstance(answer, MirrorlogError):
+            raise answer
+        return answer.queues[0]
+
+    async def delete_queue(
+        self, name: str, *, if_unused: bool = False, if_empty: bool = False, force: bool = False
+    ) -> int:
+        """Delete a queue with its records, groups, positions and bindings; how many records its own group had not
+        settled. Returns when all copies have that, and its name is free. Who publishes to it, reads it or is subscribed
+        to it is told NoSuchQueue. A queue that is declared under its name afterwards is another one.
+
+        `if_unused`: only while nobody is subscribed to any of its groups, nor waits for its records at its master;
+        `if_empty`: only when every group that acks has settled everything, without such a group only while it has no
+        records; `force`: also when a landing holds records. Raises InUse naming what keeps it, NoSuchQueue, Refused or
+        OutcomeUnknown. Asked again after a lost answer it may find nothing to be deleted any more: then it gives 0.
+        """
+        message = DeleteQueue(name=name, if_unused=if_unused, if_empty=if_empty, force=force)
+        doubtful = False
+
+        async def ask(address: str) -> Deleted | MirrorlogError:
+            nonlocal doubtful
+            try:
+                return await self._ask_placed_at(address, message, Deleted, timeout_ms=_DELETE_TIMEOUT_MS)
+            except (ConnectionLost, RequestTimeout, MasterChanged, OutcomeUnknown):
+                doubtful = True
+                raise
+
+        # Right behind a failover the copies may not be there yet.
+        answer = await self._insist(ask, waits_for=(*_AWAITED, InSyncReplicasNotEnough))
+        if isinstance(answer, NoSuchQueue) and doubtful:
+            return 0
+        if isinstance(answer, MirrorlogError):
+            raise answer
+        return answer.records
+
+    async def _ask_placed(self, message: Message, expect: type[_A]) -> _A | MirrorlogError:
+        """What the log of a queue answers, where it is or will be."""
+        return await self._insist(lambda address: self._ask_placed_at(address, message, expect))
+
+    async def _insist(
+        self,
+        ask: Callable[[str], Coroutine[Any, Any, _T]],
+        *,
+        waits_for: tuple[type[MirrorlogError], ...] = _AWAITED,
+    ) -> _T:
+        """Of the first node that answers; within `request_timeout_ms` again, while what keeps it is in `waits_for`."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._client.request_timeout_ms / 1000
         backoff = Backoff(random.random)
         while True:
-            # Asking twice, or two nodes at once, makes no second queue.
-            asks = [partial(self._declare_at, address, message) for address in self._client.addresses()]
-            heard = await ask_nodes(asks, _answered, head_start_s=SILENCE_S)
-            for answer in heard.answers:
-                if isinstance(answer, QueueInfo):
-                    return answer
-                raise answer
+            # Asking twice, or two nodes at once, makes no second queue, and deletes no other one.
+            asks = [partial(ask, address) for address in self._client.addresses()]
+            heard = await ask_nodes(asks, lambda _: 0.0, head_start_s=SILENCE_S)
+            if heard.answers:
+                return heard.answers[0]
             failure = heard.no_answer()
-            waits = isinstance(failure, NotMaster | MasterChanged | ConnectionLost) and self._client.connected
+            waits = isinstance(failure, waits_for) and self._client.connected
             if not waits or loop.time() >= give_up_at:
                 raise failure
             await asyncio.sleep(backoff.next_s())
 
-    async def _declare_at(
-        self, address: str, message: DeclareQueue, hops: int = _HOPS_MAX
-    ) -> QueueInfo | MirrorlogError:
-        """The queue, or what is the answer whoever is asked. Raises what another node may answer otherwise."""
+    async def _ask_placed_at(
+        self,
+        address: str,
+        message: Message,
+        expect: type[_A],
+        hops: int = _HOPS_MAX,
+        *,
+        timeout_ms: int = _DECLARE_TIMEOUT_MS,
+    ) -> _A | MirrorlogError:
+        """The answer, or the error that any node would answer. Raises what another node may answer otherwise."""
         try:
             connection = await self._client.reach(address)
-            timeout_ms = min(self._client.request_timeout_ms, _DECLARE_TIMEOUT_MS)
-            answer = await connection.request(message, Metadata, timeout_ms=timeout_ms)
+            within_ms = min(self._client.request_timeout_ms, timeout_ms)
+            return await connection.request(message, expect, timeout_ms=within_ms)
         except (NotMaster, MasterChanged) as error:
             master = error.details.get("master")
             if not hops or not isinstance(master, str) or master == address:
                 raise
-            return await self._declare_at(parse_server(master), message, hops - 1)
-        except (*REPLACED_PERHAPS, ConnectionLost, RequestTimeout):
+            return await self._ask_placed_at(parse_server(master), message, expect, hops - 1, timeout_ms=timeout_ms)
+        except (*REPLACED_PERHAPS, NotLeader, ConnectionLost, RequestTimeout):
             raise
         except MirrorlogError as error:
             return error
-        return answer.queues[0]
 
     async def metadata(self, queues: list[str] | None = None) -> Metadata:
         """Nodes, and all queues or those named."""
@@ -221,6 +286,41 @@ class Admin:
         has the empty name. Returns when all copies have that. Raises Refused or OutcomeUnknown."""
         message = PurgeGroup(queue=queue, group=group)
         return (await ask_master(self._client, queue, message, Purged, insist=True)).records
+
+    async def reset_groups(
+        self,
+        queue: str,
+        groups: Sequence[str] | None = None,
+        *,
+        to: str | int | datetime | None = None,
+        shift: int | None = None,
+        offsets: Mapping[str, int] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> GroupsReset:
+        """Have groups of a queue, of either kind, stand somewhere else, all of them or none; by default all there are.
+        The queue's own group has the empty name. Returns what moved from where to where when all copies have that.
+
+        `to`: "earliest", "latest", a queue offset, or a time: where the first batch stands that was appended then or
+        later. Or `shift`: so many records forward, below 0 back. Or `offsets`: a queue offset for each group, as a dry
+        run has told them. Where that is no record's place it is the nearest there is. `dry_run`: only tell. `force`:
+        also while somebody is at a group: its subscriptions end (SubscriptionCancelled), and its leases.
+
+        Raises InUse naming who is at it, NoSuchGroup, OffsetOutOfRange for a queue offset that is no place, BadRequest,
+        Refused or OutcomeUnknown.
+        """
+        message = ResetGroups(
+            queue=queue, groups=None if groups is None else list(groups), dry_run=dry_run, force=force,
+            **_reset_target(to, shift, offsets),
+        )  # fmt: skip
+        if message.to == "shift" and not dry_run:
+            # Asked twice, for the first answer was lost, it would move twice: where to is settled before.
+            told = await self._ask_current(queue, replace(message, dry_run=True), GroupsReset)
+            places = {each.group: each.target.queue_offset for each in told.groups}
+            if not places:
+                return replace(told, done=True)
+            message = replace(message, to="each", value=0, offsets=places, groups=list(places))
+        return await self._ask_current(queue, message, GroupsReset)
 
     async def delete_group(self, queue: str, group: str) -> None:
         """Forget a group of either kind, if there is one; its subscriptions end. Returns when all copies have that.
@@ -322,5 +422,20 @@ class Admin:
         raise failure
 
 
-def _answered(answers: list[QueueInfo | MirrorlogError]) -> float:
-    return 0.0
+def _reset_target(
+    to: str | int | datetime | None, shift: int | None, offsets: Mapping[str, int] | None
+) -> dict[str, Any]:
+    """As fields of ResetGroups. Raises BadRequest."""
+    if [to, shift, offsets].count(None) != 2:
+        raise BadRequest("a reset goes to one place: `to`, or `shift`, or `offsets`")
+    if shift is not None:
+        return {"to": "shift", "value": shift}
+    if offsets is not None:
+        return {"to": "each", "offsets": dict(offsets)}
+    if isinstance(to, datetime):
+        return {"to": "time", "value": as_timestamp_us(to)}
+    if isinstance(to, int):
+        return {"to": "offset", "value": to}
+    if to not in ("earliest", "latest"):
+        raise BadRequest(f'a reset is to "earliest", "latest", a queue offset or a datetime, not {to!r}')
+    return {"to": to}

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Final, Protocol, Self, TypeVar, cast
 
 from mirrorlog.client.receipts import Receipt, ReceiptRange
+from mirrorlog.commitlog.attributes import Attributes
 from mirrorlog.commitlog.body import Draft, Header, draft_columns
 from mirrorlog.commitlog.codec import compress_draft
 from mirrorlog.commitlog.format import HEADER_SIZE, NO_TIMESTAMP, Codec
@@ -24,7 +25,8 @@ RECORD_OVERHEAD_BYTES: Final = 24
 its bits of the validity bitmaps."""
 
 BATCH_OVERHEAD_BYTES: Final = HEADER_SIZE + 128
-"""And the batch once: its header, the offset that each column has more than entries, the padding of each part."""
+"""And the batch once: its header and attributes, the offset that each column has more than entries, the padding of each
+part."""
 
 # A header's name and value have an offset and a bit as well.
 _HEADER_OVERHEAD_BYTES: Final = 9
@@ -47,15 +49,17 @@ class PendingBatch:
 
     `size_bytes`: what they take at most, uncompressed, besides BATCH_OVERHEAD_BYTES. `count`: how many there are, once
     it is closed. `ended`: called once, at the end. `routing`: the stamp of the version that routed it, 0 for none.
+    `attributes`: of all its records; None for none.
     """
 
     __slots__ = (
         "_codec", "_draft", "_headers", "_keys", "_sealed", "_timestamps_us", "_values", "_waiters", "attempts",
-        "count", "deadline", "ended", "heard", "in_flight", "listeners", "outcome", "producer_epoch", "routing",
-        "sequence", "size_bytes", "unknown",
+        "attributes", "count", "deadline", "ended", "heard", "in_flight", "listeners", "outcome", "producer_epoch",
+        "routing", "sequence", "size_bytes", "unknown",
     )  # fmt: skip
 
-    def __init__(self, deadline: float, *, codec: Codec = Codec.NONE) -> None:
+    def __init__(self, deadline: float, *, codec: Codec = Codec.NONE, attributes: Attributes | None = None) -> None:
+        self.attributes = attributes
         self.size_bytes = 0
         self.count = 0
         self.deadline = deadline
@@ -81,7 +85,7 @@ class PendingBatch:
 
     @classmethod
     def drafted(cls, draft: Draft, *, size_bytes: int, deadline: float, codec: Codec = Codec.NONE) -> Self:
-        """One whose body is ready."""
+        """One whose body, with its attributes, is ready."""
         batch = cls(deadline, codec=codec)
         batch.count = draft.record_count
         batch.size_bytes = size_bytes
@@ -190,6 +194,7 @@ class PendingBatch:
             _filled(self._keys, count, None),
             _filled(self._headers, count, ()),
             _filled(self._timestamps_us, count, None),
+            self.attributes,
         )
         self._clear_columns()
         return compress_draft(draft, self._codec) if self._codec else draft

@@ -18,6 +18,7 @@ from mirrorlog.client.columns import (
     header_entries,
     timestamp_entries,
 )
+from mirrorlog.commitlog.attributes import Attributes
 from mirrorlog.commitlog.body import BodyWriter, Draft, Int64s, Join
 from mirrorlog.errors import BadInput, RecordTooLarge
 from mirrorlog.wire.messages import Limits
@@ -91,9 +92,9 @@ class Bulk:
             end = self.cut(end, batch_bytes, last_bytes=last_bytes)
             yield end
 
-    def draft(self, start: int, end: int, join: Join | None = None) -> Draft:
+    def draft(self, start: int, end: int, join: Join | None = None, attributes: Attributes | None = None) -> Draft:
         """The batch of the records `start` up to `end`, their bytes copied once. `join`: None takes new memory."""
-        writer = BodyWriter(end - start)
+        writer = BodyWriter(end - start, attributes)
         writer.add_values(*self.values.cut(start, end))
         if self.keys is not None and self.keys.any_present(start, end):
             writer.add_keys(*self.keys.cut(start, end))

@@ -45,6 +45,7 @@ from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
+DELIVERY_TIMEOUT_MS: Final = 30_000
 # Who waits for a connection looks around after so long: its node may hang and have been replaced. The opening goes on.
 _REACH_S: Final = 1.0
 # What may be done with a receipt, by its name.
@@ -178,7 +179,7 @@ class Client:
         linger_ms: int = 5,
         window_bytes: int = 32 * _MIB,
         max_in_flight: int = 16,
-        delivery_timeout_ms: int = 30_000,
+        delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
         idempotent: bool = True,
         compression: str = "none",
     ) -> Producer:
@@ -241,6 +242,7 @@ class Client:
             exchange,
             virtual_host=virtual_host,
             mandatory=mandatory,
+            delivery_timeout_ms=options.get("delivery_timeout_ms", DELIVERY_TIMEOUT_MS),
             make_producer=partial(self.producer, **options),
         )
         self.producer("", **options).abandon()  # a wrong option is told now, and not with the first message

@@ -1,5 +1,8 @@
 """Collector: the open batch, which records join until it is full, or due and free to leave.
 
+Records with attributes have open batches of their own, one for each set of attributes; they are few, and leave all
+together with the other one. So what has the same attributes keeps its order.
+
 A batch leaves when the loop turns while none of its queue is on its way, else when its linger is over. While nothing
 may be sent (as many in flight as may be, an outage) it stays open beyond that: after an outage there are a few full
 batches to send, not one for each linger. It leaves as soon as something may be sent, and ends at its deadline.
@@ -8,24 +11,29 @@ batches to send, not one for each linger. It leaves as soon as something may be 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES, PendingBatch
 from mirrorlog.client.pipeline import ProducerStats
 from mirrorlog.client.sender import Sender
 from mirrorlog.client.window import Window
+from mirrorlog.commitlog.attributes import Attributes
 from mirrorlog.commitlog.format import Codec
+
+_OPEN_MAX: Final = 64
+"""Batches that are open at a time: those of more sets of attributes than that leave earlier."""
 
 
 class Collector:
     """Closes batches and hands them to `sender`; a closed batch holds its place in `window` until it has ended.
 
-    `batch`: the open one, if there is one. `unchecked_bytes`: up to this size it takes records without another look at
-    limits and window.
+    `batch`: the open one of records without attributes, if there is one. `unchecked_bytes`: up to this size it takes
+    records without another look at limits and window.
     """
 
     __slots__ = (
-        "_batch_bytes", "_codec", "_delivery_s", "_due", "_linger_s", "_lingered", "_loop", "_sender", "_stats",
-        "_window", "batch", "unchecked_bytes",
+        "_batch_bytes", "_codec", "_delivery_s", "_due", "_linger_s", "_lingered", "_loop", "_open", "_sender",
+        "_stats", "_window", "batch", "unchecked_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +49,7 @@ class Collector:
     ) -> None:
         self.batch: PendingBatch | None = None
         self.unchecked_bytes = 0
+        self._open: dict[Attributes | None, PendingBatch] = {}  # all of them, in the order in which they were opened
         self._sender = sender
         self._window = window
         self._stats = stats
@@ -55,12 +64,15 @@ class Collector:
 
     @property
     def open_bytes(self) -> int:
-        """What the open batch takes of the window."""
-        return 0 if self.batch is None else self.batch.window_bytes
+        """What the open batches take of the window."""
+        if self.batch is not None and len(self._open) == 1:
+            return self.batch.window_bytes
+        return sum(batch.window_bytes for batch in self._open.values())
 
-    def room_for(self, size: int) -> int:
-        """What a record of `size` bytes takes of the window: also a batch, unless it joins the open one."""
-        return size if self._joins(size) else size + BATCH_OVERHEAD_BYTES
+    def room_for(self, size: int, attributes: Attributes | None = None) -> int:
+        """What a record of `size` bytes takes of the window: also a batch, unless it joins an open one."""
+        batch = self._open.get(attributes)
+        return size if batch is not None and self._fits(batch, size) else size + BATCH_OVERHEAD_BYTES
 
     @property
     def batch_bytes_max(self) -> int:
@@ -81,57 +93,71 @@ class Collector:
         """Of a batch that begins now."""
         return self._loop.time() + self._delivery_s
 
-    def batch_for(self, size: int) -> PendingBatch:
+    def batch_for(self, size: int, attributes: Attributes | None = None) -> PendingBatch:
         """The batch that a record of `size` bytes joins, for which there is room in the window."""
-        if not self._joins(size):
+        batch = self._open.get(attributes)
+        if batch is None:
+            if len(self._open) >= _OPEN_MAX:
+                self.close()
+            batch = self._begin(attributes)
+        elif not self._fits(batch, size):
             self.close()
-        if (batch := self.batch) is None:
-            batch = self.batch = PendingBatch(self.deadline(), codec=self._codec)
-            self._schedule()
-        self.unchecked_bytes = min(
+            batch = self._begin(attributes)
+        self.unchecked_bytes = 0 if attributes is not None else min(
             self.batch_bytes_max,
-            self._window.left_for_open - BATCH_OVERHEAD_BYTES,
+            self._window.left_for_open - self.open_bytes + batch.size_bytes,
             # A record that is within it is within max_record_bytes, too.
             batch.size_bytes + self._sender.limits.max_record_bytes,
-        )
+        )  # fmt: skip
         return batch
 
     def close(self) -> None:
-        """Send the open batch, if there is one."""
-        if (batch := self.take()) is not None:
+        """Send the open batches."""
+        for batch in self.take():
             self._sender.add(batch)
 
     def close_if_idle(self) -> None:
-        """Send the open batch now if none of the queue is on its way."""
-        if self.batch is not None and self._sender.idle:
+        """Send the open batches now if none of the queue is on its way."""
+        if self._open and self._sender.idle:
             self.close()
 
     def send(self, batch: PendingBatch) -> None:
-        """Send a closed batch that was made elsewhere, behind the open one."""
-        if self.batch is not None:
+        """Send a closed batch that was made elsewhere, behind the open ones."""
+        if self._open:
             self.close()
         self._count(batch)
         self._sender.add(batch)
 
-    def take(self) -> PendingBatch | None:
-        """The open batch, if there is one, closed."""
+    def take(self) -> list[PendingBatch]:
+        """The open batches, closed."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
-        batch, self.batch = self.batch, None
-        if batch is not None:
+        batches = list(self._open.values())
+        self._open.clear()
+        self.batch = None
+        for batch in batches:
             batch.close()
             self._count(batch)
-        return batch
+        return batches
 
     def turned(self) -> None:
-        """Batches have moved on: see whether the open one may follow."""
+        """Batches have moved on: see whether the open ones may follow."""
         self.unchecked_bytes = 0  # there may be another node now, with other limits
-        if self.batch is not None and (self._sender.idle or (self._lingered and self._sender.ready)):
+        if self._open and (self._sender.idle or (self._lingered and self._sender.ready)):
             self.close()
 
-    def _joins(self, size: int) -> bool:
-        return self.batch is not None and self.batch.size_bytes + size <= self.batch_bytes_max
+    def _fits(self, batch: PendingBatch, size: int) -> bool:
+        return batch.size_bytes + size <= self.batch_bytes_max
+
+    def _begin(self, attributes: Attributes | None) -> PendingBatch:
+        batch = PendingBatch(self.deadline(), codec=self._codec, attributes=attributes)
+        self._open[attributes] = batch
+        if attributes is None:
+            self.batch = batch
+        if len(self._open) == 1:
+            self._schedule()
+        return batch
 
     def _schedule(self) -> None:
         # "At once" is when the loop turns, so that records handed over together leave together.
@@ -142,9 +168,9 @@ class Collector:
             self._due = self._loop.call_later(self._linger_s, self._linger_over)
 
     def _linger_over(self) -> None:
-        assert self.batch is not None
+        oldest = next(iter(self._open.values()))
         self._lingered = True
-        self._due = self._loop.call_at(self.batch.deadline, self.close)
+        self._due = self._loop.call_at(oldest.deadline, self.close)
         self.turned()
 
     def _count(self, batch: PendingBatch) -> None:

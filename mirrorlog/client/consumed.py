@@ -17,6 +17,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overload
 from uuid import UUID
 
+from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Attributes, attributes_of
 from mirrorlog.commitlog.body import BinaryColumn, Body, Header, HeadersColumn, Int32s, TimestampsColumn
 from mirrorlog.commitlog.codec import open_body
 from mirrorlog.commitlog.format import (
@@ -45,7 +46,8 @@ _T = TypeVar("_T")
 
 
 class ConsumedRecord(NamedTuple):
-    """`timestamp`: event time, µs UTC, None when the producer gave none; `append_time_us`: of its batch, µs UTC."""
+    """`timestamp`: event time, µs UTC, None when the producer gave none; `append_time_us`, µs UTC, and `attributes`: of
+    its batch."""
 
     queue: str
     queue_offset: int
@@ -54,6 +56,22 @@ class ConsumedRecord(NamedTuple):
     headers: list[Header]
     timestamp: int | None
     append_time_us: int
+    attributes: Attributes = NO_ATTRIBUTES
+
+    @property
+    def priority(self) -> int:
+        """The higher the more urgent, from 0 to 255."""
+        return self.attributes.priority
+
+    @property
+    def expires_at_us(self) -> int | None:
+        """From when on it is given out to nobody in a group that acks, µs UTC; None: never."""
+        return self.attributes.expires_at_us(self.append_time_us)
+
+    @property
+    def not_before_us(self) -> int:
+        """From when on it is given out in a group that acks, µs UTC."""
+        return self.attributes.not_before_us(self.append_time_us)
 
 
 class Views(Sequence[memoryview | None]):
@@ -116,6 +134,14 @@ class ConsumedBatch:
         return self.next - self.first
 
     @property
+    def attributes(self) -> Attributes:
+        """What its producer asked for with it. Raises BadBatch naming queue and log offset."""
+        try:
+            return attributes_of(self.header, self.raw)
+        except BadBatch as error:
+            raise _named(error, self.queue, self.header.log_offset) from None
+
+    @property
     def values(self) -> Views:
         """The reader's values."""
         return Views(self.body.values, self._rows)
@@ -157,6 +183,7 @@ class ConsumedBatch:
             map(list, repeat((), len(rows))) if body.headers is None else _headers_of(body.headers, rows),
             repeat(None) if body.timestamps is None else _timestamps_of(body.timestamps, rows),
             repeat(self.header.append_time_us),
+            repeat(self.attributes),
             strict=False,
         )
         # As a named tuple's own constructor does, but without a Python frame per record: half the time.

@@ -31,6 +31,7 @@ from mirrorlog.client.copies import Copies
 from mirrorlog.client.cursor import Cursor, Preview
 from mirrorlog.client.nearest import is_here
 from mirrorlog.client.options import check_reading
+from mirrorlog.client.same_queue import check_same, is_another
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.silence import SILENCE_S, Silence
 from mirrorlog.client.tier import TierOptions, Tiers
@@ -360,7 +361,7 @@ class Consumer:
                 passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
                 # A copy that its node refuses to serve is not the only one.
                 passing = passing or is_elsewhere(error) or isinstance(error, LogUnavailable)
-                if not passing or loop.time() >= give_up_at or self._client.closed:
+                if not passing or is_another(error) or loop.time() >= give_up_at or self._client.closed:
                     raise
                 await asyncio.sleep(backoff.next_s())
 
@@ -420,8 +421,7 @@ class Consumer:
         """From another node than those that are bad there. Raises BadBatch, or ConnectionLost, as `Copies.whole`."""
         if self._read_from not in _NO_NODE:
             raise bad.verdict("; with read_from master, mirror or nearest another copy is asked for it")
-        self._found = await self._client.find(self.queue)
-        info = self._info = self._found.info
+        info = await self._find()
         in_order = sorted([*self._mirrors(info), info.master], key=self._rank)
         return await self._copies.whole(bad, in_order, partial(self._fetch_sound, bad))
 
@@ -513,10 +513,16 @@ class Consumer:
             self._connection = await self._connect()
         return self._connection
 
+    async def _find(self) -> QueueInfo:
+        """The queue as it is now. Raises NoSuchQueue, also when it is another one under the same name."""
+        found = await self._client.find(self.queue)
+        check_same(self.queue, self._info.queue_id if self._info is not None else None, found.info.queue_id)
+        self._found, self._info = found, found.info
+        return found.info
+
     async def _connect(self) -> Connection:
         """To the node that shall be read from. Raises ConnectionLost, BadRequest for a node without this queue."""
-        self._found = await self._client.find(self.queue)
-        info = self._info = self._found.info
+        info = await self._find()
         wanted = self._wanted(info)
         reasons: list[str] = []
         await self._look_nearby(wanted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from mirrorlog.client.attributed import Attributed
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord, Views
 from mirrorlog.client.in_hand import Granted
 from mirrorlog.wire.frames import How
@@ -16,6 +17,7 @@ from mirrorlog.wire.frames import How
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from mirrorlog.commitlog.attributes import Attributes
     from mirrorlog.commitlog.body import Header
 
 
@@ -102,11 +104,11 @@ class Settleable:
         )
 
 
-class Delivered(Settleable):
+class Delivered(Attributed, Settleable):
     """A record that was given out. `offset`: its queue offset; `timestamp`: event time, µs UTC, None when the producer
-    gave none; `append_time_us`: of its batch, µs UTC."""
+    gave none; `append_time_us` and `attributes`: of its batch, µs UTC."""
 
-    __slots__ = ("append_time_us", "headers", "key", "queue", "timestamp", "value")
+    __slots__ = ("append_time_us", "attributes", "headers", "key", "queue", "timestamp", "value")
 
     def __init__(self, settler: Settler, granted: Granted, record: ConsumedRecord) -> None:
         self._settler = settler
@@ -118,7 +120,17 @@ class Delivered(Settleable):
         self.headers: list[Header]
         self.timestamp: int | None
         self.append_time_us: int
-        (self.queue, self.offset, self.value, self.key, self.headers, self.timestamp, self.append_time_us) = record
+        self.attributes: Attributes
+        (
+            self.queue,
+            self.offset,
+            self.value,
+            self.key,
+            self.headers,
+            self.timestamp,
+            self.append_time_us,
+            self.attributes,
+        ) = record
         self._following = self.offset + 1
 
     @property
@@ -148,6 +160,11 @@ class DeliveredBatch(Settleable):
     def next(self) -> int:
         """The queue offset behind the last record."""
         return self.batch.next
+
+    @property
+    def attributes(self) -> Attributes:
+        """Of all its records. Raises BadBatch."""
+        return self.batch.attributes
 
     @property
     def values(self) -> Views:

@@ -17,11 +17,14 @@ from mirrorlog.client.deliveries import Delivery
 from mirrorlog.client.loop_thread import LoopThread
 from mirrorlog.client.producer import Producer
 from mirrorlog.client.receipts import Receipt
+from mirrorlog.commitlog.attributes import Attributes
 from mirrorlog.commitlog.body import Header
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown, Overloaded, Refused
 
-Sent = tuple[bytes | None, bytes | None, Sequence[Header], int | None]
-"""Value, key, headers, event time in µs UTC: checked, as a producer takes them."""
+Sent = tuple[bytes | None, bytes | None, Sequence[Header], int | None, Attributes | None]
+"""Value, key, headers, event time in µs UTC, attributes: checked, as a producer takes them."""
+
+_PLAIN: Final[dict[str, int]] = {}
 
 # Half a millisecond of the loop's time.
 _BUNCH_RECORDS_MAX: Final = 512
@@ -187,10 +190,11 @@ class Handover:
 
     async def _send(self, bunch: Bunch) -> None:
         send, outcomes = self._producer.send_nowait, bunch.outcomes
-        for value, key, headers, timestamp_us in bunch.records:
+        for value, key, headers, timestamp_us, attributes in bunch.records:
+            more = _PLAIN if attributes is None else attributes._asdict()
             while True:
                 try:
-                    outcomes.append(send(value, key=key, headers=headers or None, timestamp=timestamp_us))
+                    outcomes.append(send(value, key=key, headers=headers or None, timestamp=timestamp_us, **more))
                 except Overloaded:
                     await self._producer.room()
                     continue

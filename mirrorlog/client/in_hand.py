@@ -153,12 +153,14 @@ class Hand:
             waiting.popleft()
         return waiting[0] if waiting else None
 
-    def skip(self, granted: Granted, following: int) -> None:
-        """Records below `following` that wait are not there any more."""
+    def skip(self, granted: Granted, following: int) -> Range | None:
+        """Records below `following` that wait are not there any more; which, if any, for whoever has to settle them."""
         end = min(max(following, granted.given), granted.next)
-        if granted.given < end:
-            granted.given, skipped = end, granted.given
-            granted.settle(skipped, end)
+        if granted.given >= end:
+            return None
+        granted.given, skipped = end, granted.given
+        granted.settle(skipped, end)
+        return skipped, end
 
     def giving(self, granted: Granted) -> None:
         """Something of it is given out from now on."""

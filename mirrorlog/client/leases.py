@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from mirrorlog.client.attributed import Attributed
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
 from mirrorlog.client.granted_bytes import GrantedBytes
 from mirrorlog.client.lease_receipts import LeaseReceipt
@@ -28,6 +29,7 @@ from mirrorlog.wire.messages import ExtendLease, Lease, LeasedRange, Leases, Lea
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
+    from mirrorlog.commitlog.attributes import Attributes
     from mirrorlog.commitlog.body import Header
 
 _FETCH_BYTES: Final = 1024 * 1024
@@ -35,12 +37,13 @@ _FETCH_BYTES: Final = 1024 * 1024
 _READERS_MAX: Final = 64
 
 
-class Leased:
+class Leased(Attributed):
     """A record under a lease. `receipt`: names it in `Client.settle_receipt`; the rest as of `Delivered`."""
 
     __slots__ = (
         "_leasing", "_receipt",
-        "append_time_us", "attempts", "headers", "key", "offset", "queue", "redelivered", "timestamp", "value",
+        "append_time_us", "attempts", "attributes", "headers", "key", "offset", "queue", "redelivered", "timestamp",
+        "value",
     )  # fmt: skip
 
     def __init__(self, leasing: Leasing, receipt: LeaseReceipt, record: ConsumedRecord, of: LeasedRange) -> None:
@@ -53,7 +56,17 @@ class Leased:
         self.headers: list[Header]
         self.timestamp: int | None
         self.append_time_us: int
-        (self.queue, self.offset, self.value, self.key, self.headers, self.timestamp, self.append_time_us) = record
+        self.attributes: Attributes
+        (
+            self.queue,
+            self.offset,
+            self.value,
+            self.key,
+            self.headers,
+            self.timestamp,
+            self.append_time_us,
+            self.attributes,
+        ) = record
         self.redelivered = of.redelivered
         self.attempts = of.attempts
 
@@ -99,7 +112,7 @@ class Leasing:
     def __init__(self, client: Client) -> None:
         self._client = client
         # With the last used one behind.
-        self._readers: OrderedDict[tuple[str, str], _Reader] = OrderedDict()
+        self._readers: OrderedDict[tuple[str, int, str], _Reader] = OrderedDict()
 
     async def lease(
         self,
@@ -121,7 +134,7 @@ class Leasing:
         found: list[Leased] = []
         try:
             for each in answer.leased:
-                found += await self._records(queue, group, each, read_from)
+                found += await self._records(queue, group, answer.queue_id, each, read_from)
         except MirrorlogError:
             with suppress(MirrorlogError):  # else their leases end by themselves
                 await self._ask_settle(queue, group, answer.leased, How.RELEASE)
@@ -173,8 +186,10 @@ class Leasing:
         except (ConnectionLost, RequestTimeout) as error:
             raise OutcomeUnknown(f"the lease may be settled or not; last: {error}", **error.details) from None
 
-    async def _records(self, queue: str, group: str, leased: LeasedRange, read_from: str) -> list[Leased]:
-        reader = await self._reader(queue, read_from)
+    async def _records(
+        self, queue: str, group: str, queue_id: int, leased: LeasedRange, read_from: str
+    ) -> list[Leased]:
+        reader = await self._reader(queue, queue_id, read_from)
         async with reader.lock:
             records = [record for batch in await _batches(reader.bytes, leased) for record in batch.records()]
         return [
@@ -182,8 +197,9 @@ class Leasing:
             for record in records
         ]
 
-    async def _reader(self, queue: str, read_from: str) -> _Reader:
-        key = queue, read_from
+    async def _reader(self, queue: str, queue_id: int, read_from: str) -> _Reader:
+        """By the id too: what was read of a queue that was deleted is none of the next one's of its name."""
+        key = queue, queue_id, read_from
         reader = self._readers.get(key)
         if reader is None:
             reader = self._readers[key] = _Reader(

@@ -5,7 +5,7 @@ the node is the sender's and the pipeline's; how much may be under way, the wind
 
 Idempotent by default: a random 63-bit producer id, and every batch keeps its sequence through retries, reconnects and
 restarts of the master, so none lands twice. Several tasks may send through one producer; records of one producer keep
-their order.
+their order, those with attributes (priority, time to live, delay) among those of the same attributes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from mirrorlog.client.batching import (
     BATCH_OVERHEAD_BYTES,
@@ -39,6 +39,7 @@ from mirrorlog.client.pipeline import Pipeline, ProducerStats
 from mirrorlog.client.receipts import Receipt, Receipts
 from mirrorlog.client.sender import Sender
 from mirrorlog.client.window import Window
+from mirrorlog.commitlog.attributes import Asked, Attributes, asked_attributes
 from mirrorlog.commitlog.body import Header, Record, draft_record
 from mirrorlog.commitlog.format import NO_PRODUCER, Codec
 from mirrorlog.errors import (
@@ -169,21 +170,25 @@ class Producer:
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
+        **asked: Unpack[Asked],
     ) -> Receipt:
         """Send one record and await its confirm. Waits for room in the window first, behind those that wait already,
         at most the delivery timeout; from then on the record has one of its own.
 
-        `timestamp`: event time, datetime with a zone or µs UTC. Raises Refused (Overloaded when there was no room),
-        OutcomeUnknown or BadInput.
+        `timestamp`: event time, datetime with a zone or µs UTC. What groups that ack go by, of a queue read as one:
+        `priority`, from 0, the default, to 255, the highest is given out first; `ttl_ms` after its append it is given
+        to nobody any more, None for no end; not before `delay_ms` after it to anybody; both up to ten years. Raises
+        Refused (Overloaded when there was no room), OutcomeUnknown or BadInput.
         """
         if self._window.free and self._collector.batch is None:
-            return await self._send_alone(value, key, headers, timestamp)
+            attributes = self._asked(asked) if asked else None
+            return await self._send_alone(value, key, headers, timestamp, attributes)
         room_by = self._collector.deadline()
         if self._window.contended:
             await self._room_by(room_by)
         while True:
             try:
-                delivery = self.send_nowait(value, key=key, headers=headers, timestamp=timestamp)
+                delivery = self.send_nowait(value, key=key, headers=headers, timestamp=timestamp, **asked)
                 break
             except Overloaded:
                 await self._room_by(room_by)
@@ -192,15 +197,20 @@ class Producer:
         return await delivery
 
     def _send_alone(
-        self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp: datetime | int | None
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        timestamp: datetime | int | None,
+        attributes: Attributes | None,
     ) -> Delivery:
         """One record while nothing else is under way: there is room for it, and nothing that it could join."""
         pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
         if self._closed:
             raise ConnectionLost("the producer is closed")
         collector = self._collector
-        if value is None or pairs or timestamp_us is not None:
-            batch = PendingBatch(collector.deadline(), codec=self._codec)
+        if value is None or pairs or timestamp_us is not None or attributes is not None:
+            batch = PendingBatch(collector.deadline(), codec=self._codec, attributes=attributes)
             batch.add(value, key, pairs, timestamp_us, size)
             batch.close()
         else:
@@ -216,21 +226,24 @@ class Producer:
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
+        **asked: Unpack[Asked],
     ) -> Delivery:
         """Hand one record over; await the Delivery for its receipt. Batches leave when they are full, or when the loop
-        turns.
+        turns; records of the same priority, time to live and delay share them.
 
         Raises Overloaded while the window is full (`await room()`), RecordTooLarge, BadInput; ConnectionLost if closed.
         """
         # The usual record joins the open batch here: its type and one bound are all that is to be checked.
         collector = self._collector
         batch = collector.batch
+        if asked:
+            return self._hand_over(value, key, headers, timestamp, self._asked(asked))
         plain = not headers and timestamp is None and (key is None or type(key) is bytes)
         if batch is not None and plain and type(value) is bytes:
             size = RECORD_OVERHEAD_BYTES + len(value) + (0 if key is None else len(key))
             if batch.size_bytes + size <= collector.unchecked_bytes:
                 return Delivery(batch, batch.add(value, key, (), None, size))
-        return self._hand_over(value, key, headers, timestamp)
+        return self._hand_over(value, key, headers, timestamp, None)
 
     def _checked(
         self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp: datetime | int | None
@@ -242,24 +255,37 @@ class Producer:
         self._check_record(value, size)
         return pairs, timestamp_us, size
 
+    def _asked(self, asked: Asked) -> Attributes | None:
+        """Raises BadInput; BadRequest where the cluster takes none."""
+        attributes = asked_attributes(**asked)
+        if attributes is not None:
+            self._sender.check_attributes()
+        return attributes
+
     def _hand_over(
-        self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp: datetime | int | None
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        timestamp: datetime | int | None,
+        attributes: Attributes | None,
     ) -> Delivery:
         pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
-        self._check_room(self._collector.room_for(size))
-        batch = self._collector.batch_for(size)
+        self._check_room(self._collector.room_for(size, attributes))
+        batch = self._collector.batch_for(size, attributes)
         return Delivery(batch, batch.add(value, key, pairs, timestamp_us, size))
 
     # --- many records ---
 
-    def send_batch_nowait(self, records: Sequence[Record]) -> Delivery:
+    def send_batch_nowait(self, records: Sequence[Record], **asked: Unpack[Asked]) -> Delivery:
         """Hand over records that are stored as one batch, with nothing else in it; the Delivery is the first one's.
 
         Raises as `send_nowait`, and BatchTooLarge, BadBatch for none.
         """
         if not records:
             raise BadBatch("a batch has at least one record")
-        batch = PendingBatch(self._collector.deadline(), codec=self._codec)
+        attributes = self._asked(asked)
+        batch = PendingBatch(self._collector.deadline(), codec=self._codec, attributes=attributes)
         for value, key, headers, timestamp_us in records:
             pairs = as_headers(headers)
             size = record_size(value, key, pairs)
@@ -274,30 +300,44 @@ class Producer:
         return Delivery(batch, 0)
 
     def send_many_nowait(
-        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None
+        self,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps: Any = None,
+        **asked: Unpack[Asked],
     ) -> BulkDelivery:
         """Hand over many records as columns, in batches of their own; await the BulkDelivery for their Receipts.
 
         `values` and `keys`: a list of bytes or None; a numpy array of dtype S, V or object, or rows of uint8; or a
         pyarrow array of binary or string. `headers`: a mapping for every record, or a list with one for each.
         `timestamps`: a list of what `send` takes, numpy int64 (µs UTC) or datetime64 (UTC), or a pyarrow array of
-        timestamps with a zone. Their bytes are copied now.
+        timestamps with a zone. `priority`, `ttl_ms` and `delay_ms`: as of `send`, for all of them. Their bytes are
+        copied now.
 
         Raises, before any record is taken, Overloaded when the window has no room for all of them, unless it is empty;
         RecordTooLarge, BadInput; ConnectionLost if closed.
         """
         bulk = self._bulk(values, keys, headers, timestamps)
+        attributes = self._asked(asked)
         delivery = BulkDelivery()
         collector = self._collector
         ends = list(bulk.cuts(collector.batch_bytes_max, last_bytes=collector.last_batch_bytes_max))
         if ends:
             self._check_room(bulk.size_bytes(0, len(bulk)) + len(ends) * BATCH_OVERHEAD_BYTES)
         for start, end in pairwise([0, *ends]):
-            self._take(bulk, start, end, bulk.size_bytes(start, end), delivery)
+            delivery.add(self._take(bulk, start, end, bulk.size_bytes(start, end), attributes))
         return delivery
 
     async def send_many(
-        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None
+        self,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps: Any = None,
+        **asked: Unpack[Asked],
     ) -> Receipts:
         """Send many records and await their confirms; as `send_many_nowait`, but waits for room, batch by batch.
 
@@ -306,10 +346,11 @@ class Producer:
         more. `send_many_nowait` tells which records an error was for.
         """
         bulk = self._bulk(values, keys, headers, timestamps)
+        attributes = self._asked(asked)
         delivery = BulkDelivery()
         no_room: Overloaded | None = None
         try:
-            await self._hand_over_bulk(bulk, delivery)
+            await self._hand_over_bulk(bulk, delivery, attributes)
         except Overloaded as error:
             no_room = error
         receipts = await delivery
@@ -317,7 +358,7 @@ class Producer:
             raise no_room
         return receipts
 
-    async def _hand_over_bulk(self, bulk: Bulk, delivery: BulkDelivery) -> None:
+    async def _hand_over_bulk(self, bulk: Bulk, delivery: BulkDelivery, attributes: Attributes | None) -> None:
         """Batch by batch, as room comes, until one has failed. Raises Overloaded."""
         collector = self._collector
         start = taken = 0
@@ -328,7 +369,7 @@ class Producer:
                 await self._make_room(size + BATCH_OVERHEAD_BYTES)
                 if delivery.failed():
                     return
-            self._take(bulk, start, end, size, delivery)
+            delivery.add(self._take(bulk, start, end, size, attributes))
             start, taken = end, taken + 1
             if taken % _BULK_BURST == 0:
                 await asyncio.sleep(0)
@@ -338,13 +379,14 @@ class Producer:
         bulk.check(self._sender.limits)
         return bulk
 
-    def _take(self, bulk: Bulk, start: int, end: int, size: int, delivery: BulkDelivery) -> None:
+    def _take(self, bulk: Bulk, start: int, end: int, size: int, attributes: Attributes | None) -> PendingBatch:
         """The records `start` up to `end` of `bulk`, of `size` bytes, as one batch."""
         deadline = self._collector.deadline()
-        draft = bulk.draft(start, end, self._pool.join_for(size + BATCH_OVERHEAD_BYTES))
+        draft = bulk.draft(start, end, self._pool.join_for(size + BATCH_OVERHEAD_BYTES), attributes)
         batch = PendingBatch.drafted(draft, size_bytes=size, deadline=deadline, codec=self._codec)
-        delivery.add(batch)
+        batch.attributes = attributes
         self._collector.send(batch)
+        return batch
 
     # --- waiting ---
 

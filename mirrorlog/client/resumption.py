@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from mirrorlog.client.same_queue import is_another
 from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, SubscriptionCancelled
 
 
@@ -84,5 +85,7 @@ class Resumption:
         subscription's) may only not be known yet where it is asked now."""
         if error.retriable:
             return True
+        if is_another(error):
+            return False
         lately = self._was_subscribed and now < self._seeking_since + self._patience_s
         return lately and not isinstance(error, BadInput)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,15 @@ from mirrorlog.client.connection import Connection
 from mirrorlog.client.masters import MOVED, REPLACED_PERHAPS
 from mirrorlog.client.pipeline import Pipeline
 from mirrorlog.client.sightings import Sighting
-from mirrorlog.errors import BadInput, ConnectionLost, MasterChanged, MirrorlogError, NotMaster, RequestTimeout
+from mirrorlog.errors import (
+    BadInput,
+    BadRequest,
+    ConnectionLost,
+    MasterChanged,
+    MirrorlogError,
+    NotMaster,
+    RequestTimeout,
+)
 from mirrorlog.wire.frames import Confirm, Durability
 from mirrorlog.wire.messages import Limits
 
@@ -97,6 +105,14 @@ class Sender:
         """Whether a batch that is added now is sent at once."""
         return self.connected and self._pipeline.ready(self._loop.time())
 
+    def check_attributes(self) -> None:
+        """Raises BadRequest when the cluster did not take batches with attributes at the time its master was found."""
+        if self._found is not None and not self._found.info.attributes:
+            raise BadRequest(
+                f"the cluster of queue {self._queue!r} takes no priority, ttl_ms or delay_ms before all its nodes are "
+                "updated; then start this producer anew"
+            )
+
     def unresolved(self) -> list[PendingBatch]:
         return self._pipeline.unresolved()
 
@@ -138,8 +154,8 @@ class Sender:
         self._pipeline.add(batch)
         self._advance()
 
-    def abandon(self, reason: MirrorlogError, last: PendingBatch | None) -> None:
-        """End without waiting: what was not sent ends with `reason`, also `last`, which was not added yet."""
+    def abandon(self, reason: MirrorlogError, last: Iterable[PendingBatch]) -> None:
+        """End without waiting: what was not sent ends with `reason`, also those of `last`, which were not added yet."""
         self._closed = True
         self._cancel_timer()
         if self._look_timer is not None:
@@ -147,9 +163,9 @@ class Sender:
         for task in (self._connecting, self._asking):
             if task is not None:
                 task.cancel()
-        if last is not None:
-            last.ended = self._ended
-            self._pipeline.add(last)
+        for batch in last:
+            batch.ended = self._ended
+            self._pipeline.add(batch)
         self._pipeline.fail_all(reason)
 
     def pump(self) -> None:

@@ -34,6 +34,7 @@ from mirrorlog.client.granted_bytes import GrantedBytes, Sources
 from mirrorlog.client.in_hand import Granted, Hand
 from mirrorlog.client.options import check_delay, check_subscribing
 from mirrorlog.client.resumption import Resumption
+from mirrorlog.client.same_queue import check_same
 from mirrorlog.client.settling import Settling
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.silence import SILENCE_S, Silence
@@ -87,6 +88,7 @@ class Subscription:
         # Log and epoch of the newest master that it was subscribed at.
         self._newest = ("", 0)
         # Both are made by `start`: they need the loop.
+        self._queue_id: int | None = None
         self._resumption: Resumption | None = None
         self._settling: Settling | None = None
         self._task: asyncio.Task[None] | None = None
@@ -369,6 +371,8 @@ class Subscription:
     async def _subscribe(self) -> tuple[Session, Sighting]:
         client = self._client
         connection, found = await client.master_of(self.queue)
+        check_same(self.queue, self._queue_id, found.queue_id)
+        self._queue_id = found.queue_id
         session = Session(connection, self._message, self)
         reason = f"{connection.address} answered nothing, and is no longer master of queue {self.queue!r}"
         async with Silence(partial(client.has_moved, found), reason=reason):
@@ -403,7 +407,7 @@ class Subscription:
             batch = await self._batch_of(granted)
             # Waiting for bytes the grant may have been lost, or kept back.
             if batch is not None and self._hand.head() is granted and not self._closed:
-                self._hand.skip(granted, batch.first)
+                self._skip(granted, batch.first)
                 if granted.given < granted.next:
                     return granted, batch.after(granted.given).before(granted.next)
 
@@ -416,12 +420,22 @@ class Subscription:
             begin = error.details.get("go_on_at", error.details.get("begin"))
             if not isinstance(begin, int) or begin <= granted.given:
                 raise
-            self._hand.skip(granted, begin)
+            self._skip(granted, begin)
             return None
         except MirrorlogError:
             if granted.session != self._hand.session:
                 return None  # it comes again
             raise
+
+    def _skip(self, granted: Granted, following: int) -> None:
+        """What is not there is not given out. Its node is told, or it would be in hand until the consumer timeout, come
+        again, and be missing again."""
+        skipped = self._hand.skip(granted, following)
+        session = self._session
+        if skipped is None or session is None or self._message.auto_ack or granted.session != self._hand.session:
+            return
+        with suppress(ConnectionLost):  # then it is nobody's, and its node finds out itself
+            session.give_back(How.ACK, [skipped])
 
     def _note(self, granted: Granted) -> None:
         if not self._message.auto_ack:

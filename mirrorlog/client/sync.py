@@ -28,11 +28,11 @@ import asyncio
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 from mirrorlog.client import admin as awaited_admin
@@ -55,11 +55,13 @@ from mirrorlog.client.receipts import Receipt, Receipts
 from mirrorlog.client.sync_leases import Leased
 from mirrorlog.client.sync_publisher import Publisher, Topology
 from mirrorlog.client.sync_subscription import Delivered, DeliveredBatch, Subscription
+from mirrorlog.commitlog.attributes import Asked, asked_attributes
 from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
 from mirrorlog.wire.messages import (
     CopyPromoted,
     Events,
     GroupsFound,
+    GroupsReset,
     HoldInfo,
     Metadata,
     Position,
@@ -392,12 +394,14 @@ class Producer:
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
+        **asked: Unpack[Asked],
     ) -> Receipt:
         """Send one record and wait for its confirm, behind all that was handed over before.
 
-        `timestamp`: event time, datetime with a zone or µs UTC. Raises Refused, OutcomeUnknown or BadInput.
+        `timestamp`: event time, datetime with a zone or µs UTC; `priority`, `ttl_ms` and `delay_ms` as of
+        `mirrorlog.client.Producer.send`. Raises Refused, OutcomeUnknown or BadInput.
         """
-        return self.send_nowait(value, key=key, headers=headers, timestamp=timestamp).result()
+        return self.send_nowait(value, key=key, headers=headers, timestamp=timestamp, **asked).result()
 
     def send_nowait(
         self,
@@ -406,6 +410,7 @@ class Producer:
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
+        **asked: Unpack[Asked],
     ) -> Delivery:
         """Hand one record over; its Delivery has the `result`. While the window is full it waits for room.
 
@@ -415,15 +420,16 @@ class Producer:
         pairs = as_headers(headers)
         timestamp_us = as_timestamp_us(timestamp)
         size = record_size(value, key, pairs)
+        attributes = asked_attributes(**asked) if asked else None
         if size > self._record_bytes_max:
             self._check_size(value, size)
         if self._closed:
             raise ConnectionLost("the producer is closed")
         self._thread.check_open()
-        return Delivery(self, *self._handover.put((value, key, pairs, timestamp_us), size))
+        return Delivery(self, *self._handover.put((value, key, pairs, timestamp_us, attributes), size))
 
     def send_many_nowait(
-        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None
+        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None, **asked: Unpack[Asked]
     ) -> BulkDelivery:
         """Hand over many records as columns, all or none of them; as `mirrorlog.client.Producer.send_many_nowait`.
 
@@ -431,15 +437,18 @@ class Producer:
         """
         self._check_started()
         taken = self._in_turn(
-            lambda: self._take_many(values, keys=keys, headers=headers, timestamps=timestamps), what="send_many_nowait"
+            lambda: self._take_many(values, keys=keys, headers=headers, timestamps=timestamps, **asked),
+            what="send_many_nowait",
         )
         return BulkDelivery(self, taken)
 
-    def send_many(self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None) -> Receipts:
+    def send_many(
+        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None, **asked: Unpack[Asked]
+    ) -> Receipts:
         """Send many records as columns and wait for their confirms; as `mirrorlog.client.Producer.send_many`."""
         self._check_started()
         return self._in_turn(
-            lambda: self._awaited.send_many(values, keys=keys, headers=headers, timestamps=timestamps),
+            lambda: self._awaited.send_many(values, keys=keys, headers=headers, timestamps=timestamps, **asked),
             what="send_many",
         )
 
@@ -704,6 +713,13 @@ class Admin:
         """Make a queue, or find it with the same arguments."""
         return self._client.call(lambda: self._awaited.declare(name, arguments), what="declare")
 
+    def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False, force: bool = False) -> int:
+        """Delete a queue with all that belongs to it; how many records its own group had not settled."""
+        return self._client.call(
+            lambda: self._awaited.delete_queue(name, if_unused=if_unused, if_empty=if_empty, force=force),
+            what="delete_queue",
+        )
+
     def metadata(self, queues: list[str] | None = None) -> Metadata:
         """Nodes, and all queues or those named."""
         return self._client.call(lambda: self._awaited.metadata(queues), what="metadata")
@@ -747,6 +763,11 @@ class Admin:
     def purge(self, queue: str, group: str = "") -> int:
         """Settle every record of an acking group that is in nobody's hands; how many those were."""
         return self._client.call(lambda: self._awaited.purge(queue, group), what="purge")
+
+    @_options_of(awaited_admin.Admin.reset_groups)
+    def reset_groups(self, queue: str, groups: Sequence[str] | None = None, **options: Any) -> GroupsReset:
+        """Have groups of a queue stand somewhere else; as `mirrorlog.client.admin.Admin.reset_groups`."""
+        return self._client.call(lambda: self._awaited.reset_groups(queue, groups, **options), what="reset_groups")
 
     def delete_group(self, queue: str, group: str) -> None:
         """Forget a group of either kind, if there is one."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from mirrorlog.client import leases as awaited
+from mirrorlog.client.attributed import Attributed
+from mirrorlog.commitlog.attributes import Attributes
 from mirrorlog.commitlog.body import Header
 
 _T = TypeVar("_T")
@@ -17,7 +19,7 @@ class Caller(Protocol):
     def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
 
 
-class Leased:
+class Leased(Attributed):
     """A record under a lease; as `mirrorlog.client.Leased`."""
 
     __slots__ = ("_awaited", "_client")
@@ -56,9 +58,14 @@ class Leased:
         return self._awaited.timestamp
 
     @property
-    def append_time_us(self) -> int:
+    def append_time_us(self) -> int:  # type: ignore[override]  # only read
         """Of its batch, µs UTC."""
         return self._awaited.append_time_us
+
+    @property
+    def attributes(self) -> Attributes:  # type: ignore[override]  # only read
+        """Of its batch: what its producer asked for."""
+        return self._awaited.attributes
 
     @property
     def redelivered(self) -> bool:

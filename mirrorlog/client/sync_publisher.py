@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar, Unpack
 
 from mirrorlog.client import publisher as awaited
 from mirrorlog.client.batching import Headers
 from mirrorlog.client.publisher import Published, PublisherStats
 from mirrorlog.client.topology import Topology as AwaitedTopology
+from mirrorlog.commitlog.attributes import Asked
 from mirrorlog.errors import ConnectionLost, MirrorlogError
 from mirrorlog.wire.messages import Routing, UserInfo, VirtualHostInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
@@ -80,12 +81,19 @@ class Publisher:
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         mandatory: bool | None = None,
+        **asked: Unpack[Asked],
     ) -> Published:
         """Publish one message and wait for its confirm from every queue that it is routed to."""
         publisher = self._started
         return self._client.call(
             lambda: publisher.publish(
-                routing_key, value, key=key, headers=headers, timestamp=timestamp, mandatory=mandatory
+                routing_key,
+                value,
+                key=key,
+                headers=headers,
+                timestamp=timestamp,
+                mandatory=mandatory,
+                **asked,
             ),
             what="publish",
             more_s=self._delivery_s,
@@ -188,8 +196,8 @@ class Topology:
     def virtual_hosts(self) -> list[VirtualHostInfo]:
         return self._client.call(self._awaited.virtual_hosts, what="virtual_hosts")
 
-    def set_user(self, name: str, *, password_hash: str | None = None, tags: Sequence[str] = ()) -> None:
-        """A new one, or other tags, and another password unless that is None."""
+    def set_user(self, name: str, *, password_hash: str | None = None, tags: Sequence[str] | None = None) -> None:
+        """A new one, or another password and other tags; what is None stays as it was."""
         self._client.call(lambda: self._awaited.set_user(name, password_hash=password_hash, tags=tags), what="set_user")
 
     def delete_user(self, name: str) -> None:

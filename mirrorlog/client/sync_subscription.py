@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from mirrorlog.client import delivered as awaited
 from mirrorlog.client import subscription as awaited_subscription
+from mirrorlog.client.attributed import Attributed
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord, Views
 from mirrorlog.client.loop_thread import LoopThread
+from mirrorlog.commitlog.attributes import Attributes
 from mirrorlog.commitlog.body import Header
 from mirrorlog.errors import MirrorlogError
 
@@ -100,7 +102,7 @@ class Settleable:
         return repr(self._awaited)
 
 
-class Delivered(Settleable):
+class Delivered(Attributed, Settleable):
     """A record that was given out; as `mirrorlog.client.Delivered`."""
 
     __slots__ = ()
@@ -132,9 +134,14 @@ class Delivered(Settleable):
         return self._awaited.timestamp
 
     @property
-    def append_time_us(self) -> int:
+    def append_time_us(self) -> int:  # type: ignore[override]  # only read
         """Of its batch, µs UTC."""
         return self._awaited.append_time_us
+
+    @property
+    def attributes(self) -> Attributes:  # type: ignore[override]  # only read
+        """Of its batch: what its producer asked for."""
+        return self._awaited.attributes
 
 
 class DeliveredBatch(Settleable):

@@ -1,13 +1,14 @@
 """Topology: declare exchanges, bind, and keep virtual hosts, users and permissions. Made by `Admin.topology`.
 
-All of it is the cluster's metadata, so any node is asked; while there is no coordinator, another one is asked until
-`request_timeout_ms`. Asking twice is asking once.
+All of it is the cluster's metadata, so any node is asked; while there is no coordinator, or that node hangs or is cut
+off, another one is asked, until `request_timeout_ms`. Asking twice is asking once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from mirrorlog.client.client import Client
 
 BINDINGS_AT_ONCE: Final = 1_000
+TRY_MS: Final = 4_000
+"""How long one node may take: longer than a change waits for one that is slow, and well below what clients wait."""
 
 _M = TypeVar("_M", bound=Message)
 _PASSING: Final = (NotLeader, ConnectionLost, RequestTimeout)
@@ -163,10 +166,11 @@ class Topology:
 
     # --- users ---
 
-    async def set_user(self, name: str, *, password_hash: str | None = None, tags: Sequence[str] = ()) -> None:
-        """A new one, or other tags, and another password unless that is None. `password_hash`: of
+    async def set_user(self, name: str, *, password_hash: str | None = None, tags: Sequence[str] | None = None) -> None:
+        """A new one, or another password and other tags; what is None stays as it was. `password_hash`: of
         `wire.passwords.hashed`: the password itself stays here."""
-        await self._ask(SetUser(name=name, password_hash=password_hash, tags=list(tags)), Done)
+        given = None if tags is None else list(tags)
+        await self._ask(SetUser(name=name, password_hash=password_hash, tags=given), Done)
 
     async def delete_user(self, name: str) -> None:
         await self._ask(DeleteUser(name=name), Done)
@@ -188,16 +192,24 @@ class Topology:
 
     async def _ask(self, message: Message, expect: type[_M]) -> _M:
         loop = asyncio.get_running_loop()
-        timeout_ms = self._client.request_timeout_ms
-        give_up_at = loop.time() + timeout_ms / 1000
+        give_up_at = loop.time() + self._client.request_timeout_ms / 1000
         backoff = Backoff(random.random)
+        failed: Counter[str] = Counter()
         while True:
+            self._client.check_open()
+            addresses = self._client.addresses()
+            address = min(addresses, key=lambda each: failed[each])
+            left_ms = int((give_up_at - loop.time()) * 1000)
             failure: MirrorlogError
             try:
-                connection = await self._client.any_connection()
-                return await connection.request(message, expect, timeout_ms=timeout_ms)
+                connection = await self._client.reach(address)
+                return await connection.request(message, expect, timeout_ms=max(1, min(left_ms, TRY_MS)))
             except _PASSING as error:
                 failure = error
-            if loop.time() >= give_up_at or not self._client.connected:
+            failed[address] += 1
+            # Each twice: a node may have closed a connection that it opens anew.
+            all_gone = all(failed[each] > 1 for each in addresses) and not self._client.connected
+            if loop.time() >= give_up_at or all_gone:
                 raise failure
-            await asyncio.sleep(backoff.next_s())
+            if all(failed[each] for each in addresses):
+                await asyncio.sleep(backoff.next_s())

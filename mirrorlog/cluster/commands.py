@@ -142,6 +142,26 @@ class QueuesPlaced(Command, frozen=True):
     names: tuple[str, ...]
 
 
+class QueueUnbound(Command, frozen=True):
+    """Nothing leads to this queue any more: it is about to be deleted. It stays where it is."""
+
+    name: str
+
+
+class QueueRemoved(Command, frozen=True):
+    """The queue is in its log no more, and is not placed any more; its bindings go with it. From the log's master, once
+    all copies know that.
+
+    `epoch`: in which it said so; `removals`: as many as the log had then. So one that comes late, or twice, does not
+    meet a queue of the same name that was declared since.
+    """
+
+    name: str
+    log_id: str
+    epoch: int
+    removals: int
+
+
 # --- Logs -----------------------------------------------------------------------------------------------------------
 
 
@@ -274,11 +294,11 @@ class Unbound(Command, frozen=True):
 
 
 class UserSet(Command, frozen=True):
-    """A new user, or other tags and another password of one. `password_hash`: see `queues.access`; None: as it was."""
+    """A new user, or other tags and another password of one. `password_hash`: see `wire.passwords`. None: as it was."""
 
     name: str
     password_hash: str | None = None
-    tags: tuple[str, ...] = ()
+    tags: tuple[str, ...] | None = None
 
 
 class UserRemoved(Command, frozen=True):
@@ -311,6 +331,8 @@ AnyCommand = (
     | NodeDraining
     | NodeForgotten
     | QueuesPlaced
+    | QueueUnbound
+    | QueueRemoved
     | LogMade
     | ReplicaAdded
     | ReplicaRemoved
@@ -350,6 +372,8 @@ TOPOLOGY: Final = (
 SINCE: Final[Mapping[type[Command], int]] = {
     VersionRaised: 2,
     **dict.fromkeys(TOPOLOGY, versions.ROUTING),
+    QueueUnbound: versions.DELETION,
+    QueueRemoved: versions.DELETION,
 }
 """The cluster version that a command came with; those that are not named were there from the first one on."""
 

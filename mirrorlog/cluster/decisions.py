@@ -112,7 +112,7 @@ class Decisions:
             raise NotLeader("no coordinator is known; a majority of the nodes must reach each other")
         told = await ground.mesh.ask(ground.leader, encode(AskApply(command=data)), timeout_s=ASK_S)
         answer = decode_answer(told, Applied)
-        return Outcome(answer.index, answer.refusal, answer.code)
+        return Outcome(answer.index, answer.refusal, answer.code, answer.details)
 
     async def lead(self, data: bytes) -> Outcome:
         """As the leader. Raises NotLeader when it is none, or no more."""

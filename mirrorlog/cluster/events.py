@@ -26,12 +26,14 @@ from mirrorlog.cluster.commands import (
     NodeStarted,
     NodeStopped,
     Promoted,
+    QueueRemoved,
     ReplicaAdded,
     ReplicaRemoved,
     VersionRaised,
 )
 from mirrorlog.cluster.machine import Step
 from mirrorlog.cluster.state import ClusterState
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -117,6 +119,20 @@ def _raised(step: Step, command: VersionRaised) -> Iterator[Event]:
     version = step.after.cluster_version
     yield Event(
         kind="version_raised", text=f"the cluster runs at version {version}, for good", details={"version": version}
+    )
+
+
+# --- Queues ---------------------------------------------------------------------------------------------------------
+
+
+def _queue_removed(step: Step, command: QueueRemoved) -> Iterator[Event]:
+    log, (virtual_host, name) = _name(step.after, command.log_id), split(command.name)
+    within = "" if virtual_host == DEFAULT_VIRTUAL_HOST else f" of virtual host {virtual_host}"
+    yield Event(
+        kind="queue_deleted",
+        text=f"queue {name}{within} was deleted from log {log}",
+        log=log,
+        details={"queue": name, "virtual_host": virtual_host},
     )
 
 
@@ -237,4 +253,5 @@ _TELLERS: Final[Mapping[type[AnyCommand], Callable[[Step, Any], Iterator[Event]]
     LeapConfirmed: _leap_confirmed,
     LossEndFound: _loss_end_found,
     VersionRaised: _raised,
+    QueueRemoved: _queue_removed,
 }

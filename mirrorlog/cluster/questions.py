@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
@@ -36,6 +36,7 @@ class Applied(Answer, frozen=True):
     index: int
     refusal: str = ""
     code: str = ""
+    details: dict[str, Any] = {}
 
 
 class AskFence(Question, frozen=True):

@@ -59,8 +59,10 @@ from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.registration import Registration
 from mirrorlog.cluster.runs import Runs, unknown_to
 from mirrorlog.cluster.state import ClusterState, NodeFacts, Outcome, encode_state
+from mirrorlog.cluster.topology import Topology
 from mirrorlog.commitlog.files import Files
 from mirrorlog.errors import (
+    ConnectionLost,
     DiskFailed,
     MirrorlogError,
     NotAMember,
@@ -76,6 +78,8 @@ logger = logging.getLogger(__name__)
 
 COORDINATE_S: Final = 0.05
 """How often the coordinator looks when nothing changes."""
+AGAIN_S: Final = 0.02
+"""Between two questions to a node whose link is not there."""
 PROPOSE_S: Final = 30.0
 """How long the cluster may take to decide what nobody waits for."""
 
@@ -131,6 +135,10 @@ class Identity:
     damaged: tuple[str, ...] = ()
 
 
+def _nobody_follows(topology: Topology) -> None:
+    pass
+
+
 def founding(state: ClusterState, members: tuple[int, ...]) -> Snapshot:
     """What every founding member begins with: the same, byte for byte."""
     return Snapshot(0, 0, Members(members), encode_state(state))
@@ -178,6 +186,9 @@ class ClusterService:
         self.elections = 0
         """How often another coordinator was seen in this run."""
         self.chronicle: Chronicle | None = None
+        self.followed: Callable[[Topology], None] = _nobody_follows
+        """Told what exchanges and bindings there are, after each change of anything. Must not wait."""
+        self._node_timeout_s = node_timeout_s
         self._look = asyncio.Event()
         self._place: tuple[Files, Path] | None = None
         self.registration = Registration(self._started, self, failed=host.failed)
@@ -199,6 +210,7 @@ class ClusterService:
 
         self._place = files, directory
         self._driver = self._make_driver(*await self._loop.run_in_executor(self._helper, opened))
+        self._foreseen = self.driver.raft.log.last_index, self.foreseen()
 
     def _make_driver(self, store: RaftStore, stored: Stored) -> RaftDriver:
         raft = Raft(
@@ -220,7 +232,6 @@ class ClusterService:
 
     def start(self) -> None:
         """Find the others, after `open`; returns at once. A founding member registers when a majority is there."""
-        self._foreseen = self.driver.raft.log.last_index, self.foreseen()
         self._know(self.state)
         self.mesh.start()
         self.driver.start()
@@ -253,6 +264,17 @@ class ClusterService:
     @property
     def state(self) -> ClusterState:
         return self.driver.machine.state
+
+    @property
+    def expected(self) -> ClusterState:
+        """The same; before all is decided that the disk held at the start, that. For what must not be forgotten."""
+        return self._foreseen[1] if self._foreseen is not None else self.state
+
+    def in_touch(self) -> bool:
+        """Whether a majority was heard within half the time after which a node counts as gone: what is decided is known
+        here, or was decided a moment ago."""
+        now = self._loop.time()
+        return now < self.driver.raft.contact_at(now) + self._node_timeout_s / 2
 
     @property
     def leader(self) -> str:
@@ -353,12 +375,26 @@ class ClusterService:
         return await self.mesh.ask(node, question, timeout_s=ASK_S)
 
     async def applied_everywhere(self, index: int, *, timeout_s: float) -> bool:
-        """Whether all nodes that are up have applied everything up to `index`; told when they have, or in time."""
-        others = [node for node in self.state.nodes if node != self.identity.node and self.life(node) is Life.UP]
+        """Whether all nodes that are not known to be down have applied everything up to `index`; told when they have,
+        or in time. One whose link is just being made again, or that was not heard yet, is asked until then."""
+        until = self._loop.time() + timeout_s
+        others = [node for node in self.state.nodes if node != self.identity.node]
+        told = await asyncio.gather(*(self._has_applied(node, index, until) for node in others))
+        return all(told)
+
+    async def _has_applied(self, node: str, index: int, until: float) -> bool:
+        """Also of one that goes down meanwhile: it takes nothing any more."""
         question = encode(AskApplied(index=index))
-        asked = [asyncio.ensure_future(self.mesh.ask(node, question, timeout_s=timeout_s)) for node in others]
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        return not any(isinstance(answer, BaseException) for answer in told)
+        while (left_s := until - self._loop.time()) > 0 and self.life(node) is not Life.DOWN:
+            try:
+                await self.mesh.ask(node, question, timeout_s=left_s)
+            except (ConnectionLost, RequestTimeout):
+                await asyncio.sleep(min(left_s, AGAIN_S))
+            except MirrorlogError:
+                return False
+            else:
+                return True
+        return self.life(node) is Life.DOWN
 
     async def ask_leader(self, data: bytes) -> Outcome:
         """Have a command decided. Raises MirrorlogError."""
@@ -461,7 +497,10 @@ class ClusterService:
         asked = decode_question(question)
         if isinstance(asked, AskApply):
             outcome = await (self.decisions.ask_leader if asked.pass_on else self.decisions.lead)(asked.command)
-            return encode(Applied(index=outcome.index, refusal=outcome.refusal, code=outcome.code))
+            told = Applied(
+                index=outcome.index, refusal=outcome.refusal, code=outcome.code, details=dict(outcome.details)
+            )
+            return encode(told)
         if isinstance(asked, AskFence):
             return encode(await self._fence_here(asked))
         if isinstance(asked, AskElection):
@@ -651,6 +690,7 @@ class ClusterService:
 
     def _know(self, state: ClusterState) -> None:
         """Whom to reach and watch follows from the state."""
+        self.followed(state.routing)
         self.registration.note(state, self.driver.machine.index)
         self._note_advice(state)
         known = self._with_foreseen(state)

@@ -33,7 +33,9 @@ from mirrorlog.cluster.commands import (
     NodeStarted,
     NodeStopped,
     Promoted,
+    QueueRemoved,
     QueuesPlaced,
+    QueueUnbound,
     ReplicaAdded,
     ReplicaRemoved,
     Seen,
@@ -163,6 +165,9 @@ class ClusterState(msgspec.Struct, frozen=True, omit_defaults=True):
     cluster_version: int = versions.FIRST
     topology: Topology | None = None
     """Virtual hosts, exchanges, users; None before the first change of these."""
+    removals: Mapping[str, int] = {}
+    """How many queues were deleted, by the log's id; see QueueRemoved. Not with the log's facts: with one field more
+    they would be other bytes at version 1."""
 
     @property
     def routing(self) -> Topology:
@@ -172,11 +177,12 @@ class ClusterState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Outcome(msgspec.Struct, frozen=True):
     """`refusal`: why nothing changed; empty when it did, or was so already. `code`: of the error that it is, where the
-    rule names one."""
+    rule names one; `details`: of that error."""
 
     index: int
     refusal: str = ""
     code: str = ""
+    details: Mapping[str, Any] = {}
 
 
 class _Refused(Exception):
@@ -190,7 +196,7 @@ def applied(state: ClusterState, index: int, command: AnyCommand) -> tuple[Clust
     except _Refused as refusal:
         return state, Outcome(index, str(refusal))
     except MirrorlogError as refusal:
-        return state, Outcome(index, refusal.message, refusal.code)
+        return state, Outcome(index, refusal.message, refusal.code, refusal.details)
     if changed == state:
         return state, Outcome(index)
     return replace(changed, version=index), Outcome(index)
@@ -412,6 +418,32 @@ def _placed(state: ClusterState, index: int, command: QueuesPlaced) -> ClusterSt
             raise _Refused(f"there is no virtual host {virtual_host!r}")
     new = {name: command.log_id for name in command.names if name not in state.queues}
     return replace(state, queues={**state.queues, **new}) if new else state
+
+
+def _queue_unbound(state: ClusterState, index: int, command: QueueUnbound) -> ClusterState:
+    routing = topology.without_queue(state.routing, command.name)
+    return state if routing is state.routing else replace(state, topology=routing)
+
+
+def _queue_removed(state: ClusterState, index: int, command: QueueRemoved) -> ClusterState:
+    log = state.logs.get(command.log_id)
+    if log is None:
+        raise _Refused(f"there is no log {command.log_id}")
+    removals = state.removals.get(command.log_id, 0)
+    if (command.epoch, command.removals) != (log.epoch, removals):
+        raise _Refused(
+            f"log {log.name} has moved on: epoch {log.epoch}, {removals} queues removed; the command knew epoch "
+            f"{command.epoch}, {command.removals} removed"
+        )
+    if state.queues.get(command.name) != command.log_id:
+        return state
+    # A bind may have come in between: it saw the queue in its place.
+    unbound = _queue_unbound(state, index, QueueUnbound(name=command.name))
+    return replace(
+        unbound,
+        queues={name: log_id for name, log_id in state.queues.items() if name != command.name},
+        removals={**state.removals, command.log_id: removals + 1},
+    )
 
 
 # --- Logs -----------------------------------------------------------------------------------------------------------
@@ -656,6 +688,8 @@ _HANDLERS: Final[Mapping[type[AnyCommand], Callable[[ClusterState, int, Any], Cl
     NodeDraining: _draining,
     NodeForgotten: _forgotten,
     QueuesPlaced: _placed,
+    QueueUnbound: _queue_unbound,
+    QueueRemoved: _queue_removed,
     LogMade: _made,
     ReplicaAdded: _replica_added,
     ReplicaRemoved: _replica_removed,

@@ -12,8 +12,9 @@ Rejected: the limits as settings (nodes with other settings would decide otherwi
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -91,6 +92,9 @@ _TAGS_MAX: Final = 32
 
 
 _V = TypeVar("_V")
+_Target = tuple[bool, str]
+"""Where a binding leads: (whether it is an exchange, its name)."""
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -119,11 +123,13 @@ class Permissions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class User(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`password_hash`: empty for one that cannot log in; `permissions`: by virtual host."""
+    """`password_hash`: empty for one that cannot log in; `permissions`: by virtual host; `born`: the users' version
+    that made it: a user of the same name who comes after it is another one."""
 
     password_hash: str = ""
     tags: tuple[str, ...] = ()
     permissions: Mapping[str, Permissions] = {}
+    born: int = 0
 
 
 class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -164,7 +170,7 @@ def without_queue(topology: Topology, key: str) -> Topology:
     host = topology.virtual_hosts.get(virtual_host)
     if host is None:
         return topology
-    left = _without_destination(host, name, to_exchange=False)
+    left = _swept(host, (False, name))
     return topology if left is host else _with_host(topology, virtual_host, left)
 
 
@@ -185,15 +191,24 @@ def binding_key(binding: Binding) -> str:
     kind = "exchange" if binding.to_exchange else "queue"
     parts = [kind, binding.destination, binding.key]
     if binding.arguments:
-        # As text, for a map in a snapshot has text as its keys; bytes and text stay apart by their marks.
-        parts.append(repr(sorted(binding.arguments.items(), key=lambda item: item[0])))
+        # As text, for a map in a snapshot has text as its keys. By MessagePack, which tells bytes, text, numbers and
+        # flags apart, and not by `repr`, which another version of Python writes otherwise: nodes must agree on it.
+        encoded = _encode(sorted(binding.arguments.items(), key=_name_of))
+        parts.append(b64encode(encoded).decode())
     return "\x1f".join(parts)
+
+
+def _name_of(argument: tuple[str, Any]) -> str:
+    return argument[0]
 
 
 def size_of(binding: Binding) -> int:
     """The bytes of it in a snapshot, or a few more: most stands there twice."""
     names = len(binding.source.encode()) + 2 * len(binding.destination.encode()) + 2 * len(binding.key.encode())
-    return 64 + names + (16 + 2 * len(repr(binding.arguments)) if binding.arguments else 0)
+    if not binding.arguments:
+        return 64 + names
+    arguments = len(_encode(binding.arguments))
+    return 64 + names + 16 + arguments + 4 * (arguments // 3 + 1)
 
 
 # --- Virtual hosts --------------------------------------------------------------------------------------------------
@@ -281,44 +296,55 @@ def _deleted(topology: Topology, command: ExchangeDeleted, queues: Collection[st
         return topology
     if command.if_unused and (used := len(host.bindings.get(name, ()))):
         raise InUse(f"exchange {name!r} has {used} bindings; unbind them first, or delete it all the same", used=used)
-    return _with_host(topology, command.virtual_host, _without_exchange(host, name))
+    return _with_host(topology, command.virtual_host, _swept(host, (True, name)))
 
 
-def _without_exchange(host: VirtualHost, name: str) -> VirtualHost:
-    """Its bindings go with it, those to it too; with their last ones, other exchanges that delete themselves."""
-    gone = sum(map(size_of, host.bindings.get(name, {}).values()))
-    left = replace(
-        host,
-        exchanges=_without(host.exchanges, name),
-        bindings=_without(host.bindings, name),
-        binding_bytes=host.binding_bytes - gone,
-    )
-    return _without_destination(left, name, to_exchange=True)
+def _swept(host: VirtualHost, target: _Target) -> VirtualHost:
+    """Without a queue or an exchange, and what goes with it: the bindings from it and to it, and with their last
+    binding the exchanges that delete themselves. The same object when nothing led there and it is no exchange.
+
+    By a list of what is still to go and not by recursion: a chain may be as long as there are exchanges, and how much
+    of a node's stack is left must not decide what the cluster's state is.
+    """
+    leading = _leading(host, target)
+    exchanges, bindings, copied = dict(host.exchanges), dict(host.bindings), set[str]()
+    gone_bytes, waiting = 0, [target]
+    while waiting:
+        going = waiting.pop()
+        to_exchange, name = going
+        if to_exchange:
+            exchanges.pop(name, None)
+            gone_bytes += sum(map(size_of, bindings.pop(name, {}).values()))
+        for source, key in leading.get(going, ()):
+            if source not in bindings:
+                continue  # it went before, with its bindings
+            if source not in copied:
+                copied.add(source)
+                bindings[source] = dict(bindings[source])
+            left = cast(dict[str, Binding], bindings[source])
+            gone_bytes += size_of(left.pop(key))
+            if not left:
+                del bindings[source]
+                waiting += _deleting_itself(exchanges, source)
+    if not gone_bytes and len(exchanges) == len(host.exchanges):
+        return host
+    return replace(host, exchanges=exchanges, bindings=bindings, binding_bytes=host.binding_bytes - gone_bytes)
 
 
-def _without_destination(host: VirtualHost, name: str, *, to_exchange: bool) -> VirtualHost:
-    """The same object when nothing led there."""
-    for source in list(host.bindings):
-        by_key = host.bindings.get(source, {})  # an exchange before it may have taken it along
-        left = {key: each for key, each in by_key.items() if not _leads_to(each, name, to_exchange=to_exchange)}
-        if len(left) < len(by_key):
-            host = _with_bindings(host, source, left)
-    return host
+def _leading(host: VirtualHost, target: _Target) -> Mapping[_Target, list[tuple[str, str]]]:
+    """(source, key) of the bindings to the target and to any exchange, by where they lead: one look at each."""
+    found: dict[_Target, list[tuple[str, str]]] = {}
+    for source, by_key in host.bindings.items():
+        for key, binding in by_key.items():
+            if binding.to_exchange or (not target[0] and binding.destination == target[1]):
+                found.setdefault((binding.to_exchange, binding.destination), []).append((source, key))
+    return found
 
 
-def _leads_to(binding: Binding, name: str, *, to_exchange: bool) -> bool:
-    return binding.destination == name and binding.to_exchange == to_exchange
-
-
-def _with_bindings(host: VirtualHost, source: str, left: Mapping[str, Binding]) -> VirtualHost:
-    """With what is left of a source's bindings after some went."""
-    gone = sum(size_of(each) for key, each in host.bindings[source].items() if key not in left)
-    host = replace(host, binding_bytes=host.binding_bytes - gone)
-    if left:
-        return replace(host, bindings={**host.bindings, source: left})
-    host = replace(host, bindings=_without(host.bindings, source))
-    exchange = host.exchanges.get(source)
-    return _without_exchange(host, source) if exchange is not None and exchange.auto_delete else host
+def _deleting_itself(exchanges: Mapping[str, Exchange], name: str) -> list[_Target]:
+    """It, if it does that with its last binding."""
+    exchange = exchanges.get(name)
+    return [(True, name)] if exchange is not None and exchange.auto_delete else []
 
 
 def _check_not_default(name: str) -> None:
@@ -358,39 +384,54 @@ def _bound(topology: Topology, command: Bound, queues: Collection[str]) -> Topol
 
 def _unbound(topology: Topology, command: Unbound, queues: Collection[str]) -> Topology:
     host, binding = _host(topology, command.virtual_host), command.binding
-    _check_not_default(binding.source)
-    by_key, key = host.bindings.get(binding.source, {}), binding_key(binding)
-    if key not in by_key:
+    _check_ends(binding)
+    _check_arguments(binding.arguments)
+    source, key = binding.source, binding_key(binding)
+    there = host.bindings.get(source, {}).get(key)
+    if there is None:
         return topology
-    return _with_host(topology, command.virtual_host, _with_bindings(host, binding.source, _without(by_key, key)))
+    by_key = _without(host.bindings[source], key)
+    bindings = {**host.bindings, source: by_key} if by_key else _without(host.bindings, source)
+    left = replace(host, bindings=bindings, binding_bytes=host.binding_bytes - size_of(there))
+    for target in _deleting_itself(host.exchanges, source) if not by_key else ():
+        left = _swept(left, target)
+    return _with_host(topology, command.virtual_host, left)
+
+
+def _check_ends(binding: Binding) -> None:
+    """Both are names: a key of another virtual host's queue is none."""
+    _check_not_default(binding.source)
+    check_name("exchange", binding.source)
+    if binding.to_exchange:
+        _check_not_default(binding.destination)
+    check_name("exchange" if binding.to_exchange else "queue", binding.destination)
 
 
 def _check_binding(virtual_host: str, host: VirtualHost, binding: Binding, queues: Collection[str]) -> None:
-    _check_not_default(binding.source)
+    _check_ends(binding)
     source = host.exchange(binding.source)
     if source is None:
         raise no_such_exchange(binding.source)
     if binding.to_exchange:
-        _check_not_default(binding.destination)
         if host.exchange(binding.destination) is None:
             raise no_such_exchange(binding.destination)
     elif qualified(virtual_host, binding.destination) not in queues:
         raise NoSuchQueue(f"there is no queue {binding.destination[:64]!r} to bind; declare it first")
     check_routing_key(binding.key)
-    _check_arguments(source, binding.arguments)
+    _check_arguments(binding.arguments)
+    match = binding.arguments.get(X_MATCH, MATCHES[0])
+    if source.kind == HEADERS and match not in MATCHES:
+        raise BadRequest(f"argument {X_MATCH!r} is one of {', '.join(MATCHES)}, not {match!r:.64}")
 
 
-def _check_arguments(source: Exchange, arguments: Mapping[str, Any]) -> None:
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
     if len(arguments) > _ARGUMENTS_MAX:
         raise BadRequest(f"{len(arguments)} arguments of a binding are above the limit of {_ARGUMENTS_MAX}")
     for name, value in arguments.items():
         if value is not None and not isinstance(value, str | int | float | bytes):
             raise BadRequest(f"argument {name[:64]!r} of a binding is text, bytes, a number, a flag or nothing")
-    if len(repr(arguments)) > _ARGUMENT_BYTES_MAX:
+    if len(_encode(arguments)) > _ARGUMENT_BYTES_MAX:
         raise BadRequest(f"the arguments of a binding are above the limit of {_ARGUMENT_BYTES_MAX} bytes")
-    match = arguments.get(X_MATCH, MATCHES[0])
-    if source.kind == HEADERS and match not in MATCHES:
-        raise BadRequest(f"argument {X_MATCH!r} is one of {', '.join(MATCHES)}, not {match!r:.64}")
 
 
 # --- Users ----------------------------------------------------------------------------------------------------------
@@ -400,16 +441,18 @@ def _user_set(topology: Topology, command: UserSet, queues: Collection[str]) -> 
     check_name("user", command.name)
     if len(command.password_hash or "") > _HASH_CHARS_MAX:
         raise BadRequest(f"a password hash has up to {_HASH_CHARS_MAX} characters")
-    if len(command.tags) > _TAGS_MAX:
-        raise BadRequest(f"{len(command.tags)} tags of user {command.name!r} are above the limit of {_TAGS_MAX}")
-    for tag in command.tags:
+    given = command.tags or ()
+    if len(given) > _TAGS_MAX:
+        raise BadRequest(f"{len(given)} tags of user {command.name!r} are above the limit of {_TAGS_MAX}")
+    for tag in given:
         check_name("tag", tag)
     known = topology.users.get(command.name)
     if known is None:
         _check_limit("max_users", MAX_USERS, len(topology.users))
-    before = known or User()
+    before = known or User(born=topology.users_version + 1)
     password_hash = before.password_hash if command.password_hash is None else command.password_hash
-    return _with_user(topology, command.name, replace(before, password_hash=password_hash, tags=command.tags))
+    tags = before.tags if command.tags is None else command.tags
+    return _with_user(topology, command.name, replace(before, password_hash=password_hash, tags=tags))
 
 
 def _user_removed(topology: Topology, command: UserRemoved, queues: Collection[str]) -> Topology:

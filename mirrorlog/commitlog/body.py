@@ -12,6 +12,8 @@ Columns stand in this order, each part padded with zeros to a multiple of 8, abs
 A validity bitmap (bit i of byte i // 8, least significant first, 1 = present) is there when the column's
 `*_VALIDITY` bit is set. Absent is not empty: an absent value is a tombstone, an empty one is zero bytes.
 
+Before it may stand a block of attributes (`commitlog.attributes`), which is no part of it.
+
 Nothing says how long a column is: the last offset does. So one pass with a handful of vectorised checks finds
 every column and proves that no record can reach outside the body (`parse_body`).
 
@@ -30,7 +32,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mirrorlog.commitlog.attributes import Attributes, encode_attributes
 from mirrorlog.commitlog.format import (
+    ATTRIBUTES_SIZE,
     HEADER_SIZE,
     NO_PRODUCER,
     NO_TIMESTAMP,
@@ -70,6 +74,7 @@ _HEADERS: Final = int(Column.HEADERS)
 _HEADER_VALUES_VALIDITY: Final = int(Column.HEADER_VALUES_VALIDITY)
 _TIMESTAMPS: Final = int(Column.TIMESTAMPS)
 _TIMESTAMPS_VALIDITY: Final = int(Column.TIMESTAMPS_VALIDITY)
+_ATTRIBUTES: Final = int(Column.ATTRIBUTES)
 
 
 class Record(NamedTuple):
@@ -175,17 +180,17 @@ def parse_batch_body(batch: Buffer, at: int = 0) -> Body:
     header = read_header(batch, at)
     if header.codec != Codec.NONE:
         raise BadBatch(f"the body is compressed by codec {header.codec}; decompress it first")
-    view = memoryview(batch)[at + HEADER_SIZE : at + header.length]
+    view = memoryview(batch)[at + header.body_at : at + header.length]
     return parse_body(view, record_count=header.record_count, columns=header.columns)
 
 
 def parse_body(body: memoryview, *, record_count: int, columns: int) -> Body:
-    """Find and check all columns. `body` is the body without the header, padding included.
+    """Find and check all columns. `body` is the body without header and attributes, padding included.
 
     Raises BadBatch when an offset array does not begin at 0, decreases, or reaches outside the body, when bytes
     are missing, or when bytes are left over.
     """
-    if not columns and (alone := _values_alone(body, record_count)) is not None:
+    if not columns & ~_ATTRIBUTES and (alone := _values_alone(body, record_count)) is not None:
         return Body(alone, None, None, None)
     cursor = _Cursor(body)
     values = cursor.binary(record_count, bool(columns & _VALUES_VALIDITY), "value")
@@ -225,11 +230,13 @@ def _values_alone(body: memoryview, count: int) -> BinaryColumn | None:
 def check_uncompressed(batch: memoryview, *, record_count: int, columns: int, max_record_bytes: int) -> None:
     """The broker's check of a producer's body: its columns are sound, its names are text, no value is above the limit.
 
-    Raises BadBatch or RecordTooLarge. `batch` is header and body.
+    Raises BadBatch or RecordTooLarge. `batch` is all of it; attributes are passed over.
     """
-    if not columns and record_count <= _FEW_RECORDS and _few_values_fit(batch, record_count, max_record_bytes):
+    at = HEADER_SIZE + ATTRIBUTES_SIZE if columns & _ATTRIBUTES else HEADER_SIZE
+    plain = not columns & ~_ATTRIBUTES
+    if plain and record_count <= _FEW_RECORDS and _few_values_fit(batch, at, record_count, max_record_bytes):
         return
-    body = parse_body(batch[HEADER_SIZE:], record_count=record_count, columns=columns)
+    body = parse_body(batch[at:], record_count=record_count, columns=columns)
     # A value can be above the limit only if all values together are.
     if len(body.values.data) > max_record_bytes and (largest := body.values.size_max()) > max_record_bytes:
         raise RecordTooLarge(f"a value of {largest} bytes is above max_record_bytes ({max_record_bytes})")
@@ -237,14 +244,15 @@ def check_uncompressed(batch: memoryview, *, record_count: int, columns: int, ma
         _check_text(body.headers.names)
 
 
-def _few_values_fit(batch: memoryview, count: int, max_record_bytes: int) -> bool:
+def _few_values_fit(batch: memoryview, at: int, count: int, max_record_bytes: int) -> bool:
     """Whether a body of a few values, and nothing else, is surely sound and no value above the limit; the usual case
     of a producer that does not wait. In numpy it costs ten times as much. What is not sound is `parse_body`'s to say.
+    `at`: where the body begins.
     """
-    begin = HEADER_SIZE + aligned(4 * (count + 1))
+    begin = at + aligned(4 * (count + 1))
     if len(batch) < begin:
         return False
-    offsets = _FEW_OFFSETS[count].unpack_from(batch, HEADER_SIZE)
+    offsets = _FEW_OFFSETS[count].unpack_from(batch, at)
     end = begin + offsets[-1]
     return (
         offsets[0] == 0
@@ -324,8 +332,8 @@ class _Cursor:
 class Draft(NamedTuple):
     """A batch whose body is in place and whose header is still zeros. A named tuple because one is made per batch.
 
-    `data`: all of the batch. `padding`: its last bytes that belong to no column. `body_length`: before the codec,
-    padding excluded.
+    `data`: all of the batch, its attributes in place too. `padding`: its last bytes that belong to no column.
+    `body_length`: before the codec, attributes and padding excluded.
     """
 
     data: bytearray | memoryview
@@ -371,11 +379,11 @@ class BodyWriter:
 
     __slots__ = ("_columns", "_max_timestamp_us", "_parts", "_record_count")
 
-    def __init__(self, record_count: int) -> None:
+    def __init__(self, record_count: int, attributes: Attributes | None = None) -> None:
         self._record_count = record_count
-        self._columns = 0
+        self._columns = 0 if attributes is None else _ATTRIBUTES
         self._max_timestamp_us = NO_TIMESTAMP
-        self._parts: list[Part] = [_NO_HEADER]
+        self._parts: list[Part] = [_head(attributes)]
 
     def add_values(self, offsets: Int32s, data: Iterable[Part], present: Bools | None) -> None:
         """`data`: the entries' bytes, in as many pieces as they have. `present`: None when none is absent."""
@@ -433,7 +441,12 @@ def _joined(
 ) -> Draft:
     """`parts`: all of the batch, in order."""
     data = bytearray().join(parts) if join is None else join(parts)
-    return Draft(data, record_count, columns, max_timestamp_us, Codec.NONE, 0, len(data) - HEADER_SIZE)
+    return Draft(data, record_count, columns, max_timestamp_us, Codec.NONE, 0, len(data) - len(parts[0]))
+
+
+def _head(attributes: Attributes | None) -> bytes:
+    """What stands before the body, its first part: the header to be, and the attributes."""
+    return _NO_HEADER if attributes is None else _NO_HEADER + encode_attributes(attributes)
 
 
 def _offsets(sizes: Iterable[int], count: int) -> Int32s:
@@ -463,6 +476,7 @@ def encode_batch(
     producer_id: int = NO_PRODUCER,
     producer_epoch: int = 0,
     sequence: int = 0,
+    attributes: Attributes | None = None,
 ) -> bytearray:
     """A batch of 1..n records as a producer sends it: header with the broker's part still zero, and body."""
     draft = draft_columns(
@@ -470,6 +484,7 @@ def encode_batch(
         [record.key for record in records],
         [record.headers for record in records],
         [record.timestamp_us for record in records],
+        attributes,
     )
     batch = draft.seal(
         queue_id=queue_id, kind=kind, producer_id=producer_id, producer_epoch=producer_epoch, sequence=sequence
@@ -483,6 +498,7 @@ def draft_columns(
     keys: Sequence[bytes | None] = (),
     headers: Sequence[Sequence[Header]] = (),
     timestamps_us: Sequence[int | None] = (),
+    attributes: Attributes | None = None,
 ) -> Draft:
     """A batch from columns of the values' length; one that is empty, or has nothing but absent entries, takes no
     space."""
@@ -490,8 +506,8 @@ def draft_columns(
     has_timestamps = len(timestamps_us) > timestamps_us.count(None)
     absences = None in values or (has_keys and None in keys)
     if len(values) <= _FEW_RECORDS and not (has_headers or has_timestamps or absences):
-        return _draft_few(values, keys if has_keys else ())  # type: ignore[arg-type]  # without an absence
-    writer = BodyWriter(len(values))
+        return _draft_few(values, keys if has_keys else (), attributes)  # type: ignore[arg-type]  # without an absence
+    writer = BodyWriter(len(values), attributes)
     writer.add_values(*_binary(values))
     if has_keys:
         writer.add_keys(*_binary(keys))
@@ -515,12 +531,13 @@ def draft_record(value: bytes, key: bytes | None = None) -> Draft:
     return _joined(parts, 1, 0 if key is None else _KEYS)
 
 
-def _draft_few(values: Sequence[bytes], keys: Sequence[bytes]) -> Draft:
+def _draft_few(values: Sequence[bytes], keys: Sequence[bytes], attributes: Attributes | None) -> Draft:
     """As `draft_columns`, of few records without an absence: without numpy, at a third of the cost."""
-    parts: list[Part] = [_NO_HEADER, *_few(values)]
+    parts: list[Part] = [_head(attributes), *_few(values)]
     if keys:
         parts += _few(keys)
-    return _joined(parts, len(values), _KEYS if keys else 0)
+    columns = 0 if attributes is None else _ATTRIBUTES
+    return _joined(parts, len(values), columns | _KEYS if keys else columns)
 
 
 def _few(entries: Sequence[bytes]) -> list[Part]:

@@ -4,6 +4,8 @@ LZ4 is one raw block: no frame, no size, no checksum of its own. Its size when o
 and the header's CRC covers the compressed bytes. zstd is one frame with its content size, without checksum and without
 dictionary; the size must say what `body_length` says. What stands in the batch behind the compressed bytes is padding.
 
+A batch's attributes stand before the compressed bytes, as they are: the server reads them.
+
 Nothing is inflated before its size is known and allowed, and never beyond it: the size comes from a stranger.
 
 Source: the LZ4 block format; RFC 8878. Rejected: LZ4 frames (7 to 15 bytes and a second checksum, for what the header
@@ -18,12 +20,11 @@ import lz4.block
 import zstandard
 
 from mirrorlog.commitlog.body import Body, Draft, parse_body
-from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Buffer, Codec, aligned, read_header
+from mirrorlog.commitlog.format import BatchHeader, Buffer, Codec, aligned, read_header
 from mirrorlog.errors import BadBatch
 
 # The fastest of zstd's ordinary levels: on text it packs as small as level 3 and takes three quarters of its time.
 _ZSTD_LEVEL: Final = 1
-_NO_HEADER: Final = bytes(HEADER_SIZE)
 
 
 def compress(codec: Codec, body: Buffer) -> bytes:
@@ -63,13 +64,15 @@ def compress_draft(draft: Draft, codec: Codec) -> Draft:
     """The same batch with its body under `codec`; `draft` itself when that makes the batch no smaller."""
     if codec == Codec.NONE:
         return draft
-    packed = compress(codec, memoryview(draft.data)[HEADER_SIZE:])
-    end = HEADER_SIZE + len(packed)
+    # An uncompressed draft has no padding besides the columns' own: what is no body stands before it.
+    begin = len(draft.data) - draft.body_length
+    packed = compress(codec, memoryview(draft.data)[begin:])
+    end = begin + len(packed)
     if aligned(end) >= len(draft.data):
         return draft
     padding = aligned(end) - end
     return Draft(
-        bytearray().join((_NO_HEADER, packed, bytes(padding))),
+        bytearray().join((memoryview(draft.data)[:begin], packed, bytes(padding))),
         draft.record_count,
         draft.columns,
         draft.max_timestamp_us,
@@ -86,7 +89,7 @@ def open_body(batch: Buffer, at: int = 0, *, header: BatchHeader | None = None, 
     producers keep it within the node's max_batch_bytes. Raises BadBatch. The checksums are the caller's to check.
     """
     header = header or read_header(batch, at)
-    body = memoryview(batch)[at + HEADER_SIZE : at + header.length]
+    body = memoryview(batch)[at + header.body_at : at + header.length]
     if header.codec != Codec.NONE:
         packed = body[: max(0, len(body) - header.padding)]
         body = decompress(header.codec, packed, header.body_length, body_bytes_max=body_bytes_max)

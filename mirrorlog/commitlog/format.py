@@ -16,11 +16,11 @@
         57     1  kind                producer  see Kind
         58     1  codec               producer  see Codec
         59     1  padding             producer  zero bytes at the end that belong to no column (0..7)
-        60     2  columns             producer  which columns the body has, see Column
+        60     2  columns             producer  which columns the body has, and whether attributes stand before it
         62     2  reserved            producer  0
         64     8  producer_id         producer  0: not idempotent
         72     4  producer_epoch      producer
-        76     4  body_length         producer  of the body before the codec, padding excluded
+        76     4  body_length         producer  of the body before the codec, attributes and padding excluded
         80     8  sequence            producer  number of the first record per (producer id, producer epoch, queue)
         88     8  max_timestamp_us    producer  largest event time in the batch; NO_TIMESTAMP if it has none
 
@@ -48,6 +48,8 @@ from mirrorlog.errors import BadBatch
 Buffer = bytes | bytearray | memoryview
 
 HEADER_SIZE: Final = 96
+ATTRIBUTES_SIZE: Final = 16
+"""Of the block between header and body, in a batch that has one (`Column.ATTRIBUTES`); `commitlog.attributes`."""
 ALIGNMENT: Final = 8
 MAGIC: Final = int.from_bytes(b"MLB1", "little")
 VERSION: Final = 1
@@ -92,7 +94,8 @@ class Codec(IntEnum):
 
 
 class Column(IntFlag):
-    """Columns that the body has besides the values. A `*_VALIDITY` bit says that the column has absent values."""
+    """Columns that the body has besides the values. A `*_VALIDITY` bit says that the column has absent values.
+    ATTRIBUTES is none of the body's: the block of the batch's attributes stands before it."""
 
     NONE = 0
     VALUES_VALIDITY = 1
@@ -102,9 +105,13 @@ class Column(IntFlag):
     HEADER_VALUES_VALIDITY = 16
     TIMESTAMPS = 32
     TIMESTAMPS_VALIDITY = 64
+    ATTRIBUTES = 128
 
 
 KNOWN_COLUMNS: Final = int(sum(Column))
+# A plain number: an operation with a member of an enum takes a microsecond.
+_ATTRIBUTES: Final = int(Column.ATTRIBUTES)
+_BODY_AT: Final = HEADER_SIZE + ATTRIBUTES_SIZE
 _KNOWN_KINDS: Final = frozenset(Kind)
 _KNOWN_CODECS: Final = frozenset(Codec)
 
@@ -140,6 +147,11 @@ class BatchHeader(NamedTuple):
     body_length: int
     sequence: int
     max_timestamp_us: int
+
+    @property
+    def body_at(self) -> int:
+        """Where the body begins, counted from the batch's first byte."""
+        return _BODY_AT if self.columns & _ATTRIBUTES else HEADER_SIZE
 
     @property
     def next_log_offset(self) -> int:
@@ -213,11 +225,12 @@ def write_producer_part(
 ) -> None:
     """Fill in the producer's fields of `batch` (header and body, the body already in place) and its CRC.
 
-    `body_length` is the body's size before compression, padding excluded; by default that of the body in place.
+    `body_length` is the body's size before compression, attributes and padding excluded; by default that of the body in
+    place.
     """
     length = len(batch)
     if body_length is None:
-        body_length = length - HEADER_SIZE - padding
+        body_length = length - (_BODY_AT if columns & _ATTRIBUTES else HEADER_SIZE) - padding
     fields = (
         MAGIC, length, record_count, queue_id, VERSION, kind, codec, padding, columns, 0,
         producer_id, producer_epoch, body_length, sequence, max_timestamp_us,
@@ -300,3 +313,12 @@ def _check_shape(header: BatchHeader, max_batch_bytes: int) -> None:
         raise BadBatch("a batch has at least one record")
     if header.padding >= ALIGNMENT or header.padding > header.length - HEADER_SIZE:
         raise BadBatch(f"padding {header.padding} is not within 0..7")
+    if header.columns & _ATTRIBUTES:
+        _check_attributes_fit(header)
+
+
+def _check_attributes_fit(header: BatchHeader) -> None:
+    if header.kind != Kind.DATA:
+        raise BadBatch(f"a batch of kind {header.kind} has attributes, which only data has")
+    if header.length < _BODY_AT + header.padding:
+        raise BadBatch(f"length {header.length} has no room for attributes ({ATTRIBUTES_SIZE} bytes) and padding")

@@ -66,7 +66,7 @@ class _Leap(NamedTuple):
 
     log_offset: int
     go_on_at: int
-    stood: Mapping[int, int]
+    stood: dict[int, int]
 
 
 class _Marks:
@@ -276,6 +276,14 @@ class QueueIndex:
             queue.gap = first, following
             self._gapped.add(queue_id)
 
+    def forget_queues(self, queue_ids: Iterable[int]) -> None:
+        """Queues are gone, for good; that is confirmed. Their rows go with those of the others."""
+        for queue_id in queue_ids:
+            self._queues.pop(queue_id, None)
+            self._gapped.discard(queue_id)
+            for leap in self._leaps:
+                leap.stood.pop(queue_id, None)
+
     def set_past(self, *, first: int, end: int, first_append_time_us: int, records: int) -> None:
         """How many records the segment [first, end), log offsets, of the past holds, in log order and before any
         batch is added: `records_between` and `append_time_from` then know it by its ends."""
@@ -410,7 +418,9 @@ class QueueIndex:
         """(queue id, its newest gap) of the queues that have one now; each gap, queue offsets [first, next), is as
         appended when it is asked for."""
         for queue_id in self._gapped.union(*(leap.stood for leap in self._leaps)):
-            gap = self._queues[queue_id].gap
+            if (queue := self._queues.get(queue_id)) is None:
+                continue  # it was deleted meanwhile
+            gap = queue.gap
             for leap in self._leaps:
                 if (stood := leap.stood.get(queue_id)) is not None:
                     gap = _joined(gap, (stood, leap.go_on_at))

@@ -18,7 +18,7 @@ Deciding is the master's alone; every copy follows the decision once it is logge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -109,12 +109,14 @@ class SegmentParts:
 class Queues(NamedTuple):
     """`limits`: of the queues that have their own. `begins`: the logged ones; records below are dead. `floors`: of the
     queues of which landings hold records, the smallest queue offset held; `tiers`: of those of which what is below may
-    go early, how old it is to be (µs). By queue id."""
+    go early, how old it is to be (µs). By queue id. `known`: the ids of all queues that are there; those of others,
+    which were deleted, are dead. None: nothing was ever deleted."""
 
     limits: Mapping[int, QueueLimits]
     begins: Mapping[int, int]
     floors: Mapping[int, int] = {}
     tiers: Mapping[int, int] = {}
+    known: Collection[int] | None = None
 
 
 class SegmentLife(NamedTuple):
@@ -130,11 +132,12 @@ class SegmentLife(NamedTuple):
 class Decision:
     """To be done in this order. `queue_begins`: queues whose logged begin rises, by id. `begin`: where the log begins
     from now on, None when it stays. `copy`: what is alive of this segment, the first of the log then, is to be appended
-    once more."""
+    once more. `deleted`: queues that have records there and are not there themselves."""
 
     queue_begins: Mapping[int, int]
     begin: int | None = None
     copy: SegmentLife | None = None
+    deleted: frozenset[int] = frozenset()
 
 
 def decide(
@@ -155,6 +158,9 @@ def decide(
     `copied`: the starts of those of which all that was alive stands elsewhere too, confirmed; and whether the log's
     limits had let the segment go then, so that nothing but queues with own limits counted.
     """
+    deleted = _deleted(segments, queues.known)
+    # Behind all that they have: so they are dead whatever keeps the records of others, and no begin of theirs is said.
+    queues = queues._replace(begins={**queues.begins, **dict.fromkeys(deleted, _NEVER)})
     queue_begins = _next_queue_begins(segments, queues, now_us=now_us, max_age_us=limits.max_age_us)
     queues = queues._replace(begins={**queues.begins, **queue_begins})
     found = list(_lives(segments, queues, end=end, now_us=now_us, limits=limits, copied=copied))
@@ -164,7 +170,17 @@ def decide(
         for segment, life in zip(segments, found, strict=True)
         if next_begin is not None and life.end <= next_begin and life.expired
     )
-    return Decision({**queue_begins, **_dying_queues(going, queues)}, next_begin, copy)
+    return Decision({**queue_begins, **_dying_queues(going, queues)}, next_begin, copy, deleted)
+
+
+def _deleted(segments: Iterable[SegmentParts], known: Collection[int] | None) -> frozenset[int]:
+    if known is None:
+        return frozenset()
+    lookup = _Lookup(dict.fromkeys(known, 1), default=0)
+    found: set[int] = set()
+    for segment in segments:
+        found.update(np.unique(segment.parts["queue_id"][lookup.of(segment.parts) == 0]).tolist())
+    return frozenset(found)
 
 
 def _next_queue_begins(

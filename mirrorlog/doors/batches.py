@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mirrorlog.client.batching import as_timestamp_us
+from mirrorlog.commitlog.attributes import Attributes, asked_attributes
 from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import MAGIC, NO_PRODUCER, Buffer, read_header
 from mirrorlog.doors.incoming import Batch
@@ -39,7 +40,20 @@ def read_records(records: pb.Records) -> list[Record]:
     ]
 
 
-def number_records(records: Sequence[Record], opening: Opening, *, sequence: int, queue_id: int) -> bytes:
+def read_attributes(records: pb.Records) -> Attributes | None:
+    """Of all the records; None for none. Raises BadInput for what is outside its limits."""
+    ttl_ms = records.ttl_ms if records.HasField("ttl_ms") else None
+    return asked_attributes(records.priority, ttl_ms, records.delay_ms)
+
+
+def number_records(
+    records: Sequence[Record],
+    opening: Opening,
+    *,
+    sequence: int,
+    queue_id: int,
+    attributes: Attributes | None = None,
+) -> bytes:
     """A native batch under the stream's identity: the same records and sequence give the same bytes."""
     encoded = encode_batch(
         records,
@@ -47,6 +61,7 @@ def number_records(records: Sequence[Record], opening: Opening, *, sequence: int
         producer_id=opening.producer_id,
         producer_epoch=opening.producer_epoch,
         sequence=sequence,
+        attributes=attributes,
     )
     return bytes(encoded)
 

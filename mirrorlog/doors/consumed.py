@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from mirrorlog.commitlog.attributes import attributes_of
 from mirrorlog.commitlog.body import BinaryColumn, Body, HeadersColumn, Int64s
 from mirrorlog.commitlog.codec import open_body
 from mirrorlog.commitlog.format import check_body
@@ -72,12 +73,16 @@ def _records_response(fetched: Fetched, held: Sequence[_Rows], first: int, *, fo
     response = _response(fetched, first=first, following=following, epoch=epoch)
     for rows in held:
         header = rows.place.header
+        priority, ttl_ms, delay_ms = attributes_of(header, fetched.content, rows.place.at)
         response.batches.batches.add(
             base_queue_offset=rows.first,
             append_time_us=header.append_time_us,
             log_offset=header.log_offset,
             epoch=header.epoch,
             records=_records(rows.body, rows.rows),
+            priority=priority,
+            ttl_ms=ttl_ms,
+            delay_ms=delay_ms,
         )
     return response
 
@@ -113,6 +118,7 @@ def _all_rows(fetched: Fetched, max_bytes: int, body_bytes_max: int) -> Iterator
 def _opened(fetched: Fetched, place: Place, body_bytes_max: int) -> Body:
     try:
         check_body(fetched.content, place.at, place.header)
+        attributes_of(place.header, fetched.content, place.at)  # sound here, so also where they are given out
         return open_body(fetched.content, place.at, body_bytes_max=body_bytes_max)
     except BadBatch as error:
         where = f"queue {fetched.source.queue!r}, log offset {place.header.log_offset}"

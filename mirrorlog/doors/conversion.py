@@ -43,6 +43,7 @@ def queue_message(queue: QueueInfo) -> pb.QueueInfo:
         current=queue.current,
         tiers=[pb.TierInfo(name=tier.name, location=tier.location, next=tier.next) for tier in queue.tiers],
         gaps=[pb.OffsetRange(first=first, next=following) for first, following in queue.gaps],
+        attributes=queue.attributes,
     )
 
 

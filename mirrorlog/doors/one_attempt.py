@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from mirrorlog.client import Client, Receipt
 from mirrorlog.client.connection import Connection
-from mirrorlog.doors.batches import check_ready, check_size, number_records, read_records
+from mirrorlog.doors.batches import check_ready, check_size, number_records, read_attributes, read_records
 from mirrorlog.doors.incoming import Batch
 from mirrorlog.doors.opening import Opening
 from mirrorlog.doors.sent import Sent
@@ -53,7 +53,13 @@ class OneAttempt:
         assert batch.content is not None
         assert batch.sequence is not None
         records = read_records(batch.content)
-        numbered = number_records(records, self._opening, sequence=batch.sequence, queue_id=self.queue_id)
+        numbered = number_records(
+            records,
+            self._opening,
+            sequence=batch.sequence,
+            queue_id=self.queue_id,
+            attributes=read_attributes(batch.content),
+        )
         check_size(numbered, self.limits)
         return Sent(self._produce(connection, numbered), True)
 

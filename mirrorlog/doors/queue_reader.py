@@ -10,6 +10,7 @@ from mirrorlog.client import Client
 from mirrorlog.client.begins import is_elsewhere
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.copies import Copies
+from mirrorlog.client.same_queue import check_same, is_another
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.silence import SILENCE_S, Silence
 from mirrorlog.doors.fetched import Fetched, Source, read_fetched
@@ -123,7 +124,7 @@ class QueueReader:
                 passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
                 # A copy that its node refuses to serve is not the only one.
                 passing = passing or is_elsewhere(error) or isinstance(error, LogUnavailable)
-                if not passing or loop.time() >= give_up_at:
+                if not passing or is_another(error) or loop.time() >= give_up_at:
                     raise
                 await asyncio.sleep(_RETRY_S)
 
@@ -144,8 +145,10 @@ class QueueReader:
 
     async def _connect(self) -> Connection:
         """To the node that shall be read from. Raises ConnectionLost, BadRequest for a node without this queue."""
-        self._found = await self._client.find(self._subscription.queue)
-        info = self._info = self._found.info
+        queue, found = self._subscription.queue, await self._client.find(self._subscription.queue)
+        check_same(queue, self._info.queue_id if self._info is not None else None, found.info.queue_id)
+        self._found = found
+        info = self._info = found.info
         failures: list[str] = []
         for node_id in sorted(_wanted(self._subscription, info), key=self._rank):
             try:

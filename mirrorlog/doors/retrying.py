@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from mirrorlog.client import Client, Producer
+from mirrorlog.commitlog.attributes import NO_ATTRIBUTES
 from mirrorlog.commitlog.format import HEADER_SIZE
-from mirrorlog.doors.batches import read_records
+from mirrorlog.doors.batches import read_attributes, read_records
 from mirrorlog.doors.incoming import Batch
 from mirrorlog.doors.opening import Opening
 from mirrorlog.doors.sent import Sent
@@ -56,4 +57,6 @@ class Retrying:
     async def send(self, batch: Batch) -> Sent:
         """Raises MirrorlogError when the records were not handed over."""
         assert isinstance(batch.content, pb.Records)
-        return Sent(self._producer.send_batch_nowait(read_records(batch.content)), idempotent=False)
+        asked = read_attributes(batch.content) or NO_ATTRIBUTES
+        sent = self._producer.send_batch_nowait(read_records(batch.content), **asked._asdict())
+        return Sent(sent, idempotent=False)

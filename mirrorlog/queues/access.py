@@ -7,8 +7,9 @@ empty one allows nothing. Tags say what else: `administrator` may do everything 
 is done at the edge and a node sees queues only.
 
 Expressions come from administrators and meet names of up to 255 characters on the node's loop, so they may not be such
-that Python's matcher takes for ever: `check_expression` refuses repeats within repeats, and more repeats in a row than
-a bounded number of steps allows. It refuses some that would be harmless.
+that Python's matcher takes for ever: `check_expression` refuses repeats within repeats, and those that have more ways
+to match than a bounded number: each open repeat multiplies them, and each choice whose alternatives may begin alike. It
+refuses some that would be harmless. Nothing that is too long for a name is held against an expression at all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
+from math import prod
 
 # What the matcher itself compiles an expression from; no other look at one is as true.
 from re import _parser  # type: ignore[attr-defined]
@@ -24,13 +26,14 @@ from typing import Any, Final
 
 from mirrorlog.cluster.topology import ADMINISTRATOR, Permissions, User
 from mirrorlog.errors import AccessRefused, BadRequest
-from mirrorlog.wire.names import split
+from mirrorlog.wire.names import NAME_CHARS_MAX, split
 
 LOOKERS: Final = frozenset({ADMINISTRATOR, "monitoring", "management", "policymaker"})
 
 EXPRESSION_CHARS_MAX: Final = 1_000
-REPEATS_MAX: Final = 3
-"""In a row, of those whose length is open; the search for the place where to begin counts as one."""
+WAYS_MAX: Final = NAME_CHARS_MAX**3
+"""In which an expression may be held against a name: three open repeats, of which the search for the place where to
+begin is one; or 24 choices of two."""
 
 _COMPILED_MAX: Final = 4_096
 _PLAIN: Final = frozenset({"LITERAL", "NOT_LITERAL", "ANY", "IN", "AT", "RANGE", "CATEGORY"})
@@ -52,15 +55,19 @@ def allowed(user: User, right: Right, key: str) -> bool:
 def allowed_in(user: User, right: Right, virtual_host: str, name: str) -> bool:
     """The same for a name within a virtual host."""
     permissions = user.permissions.get(virtual_host)
-    return permissions is not None and _found(_expression(permissions, right), name)
+    if permissions is None or len(name) > NAME_CHARS_MAX:
+        return False
+    return _found(_expression(permissions, right), name)
 
 
 def check_allowed(user_name: str, user: User, right: Right, virtual_host: str, name: str) -> None:
-    """Raises AccessRefused."""
+    """Raises AccessRefused; BadRequest for what is too long for a name."""
+    if len(name) > NAME_CHARS_MAX:
+        raise BadRequest(f"{name[:64]!r} and so on: a name has up to {NAME_CHARS_MAX} characters")
     if not allowed_in(user, right, virtual_host, name):
         raise AccessRefused(
-            f"user {user_name!r} may not {right.value} {name[:64]!r} in virtual host {virtual_host}; an administrator "
-            "gives permissions with mqtool user-permissions"
+            f"user {user_name!r} may not {right.value} {name[:64]!r} in virtual host {virtual_host[:64]}; an "
+            "administrator gives permissions with mqtool user-permissions"
         )
 
 
@@ -77,11 +84,10 @@ def check_expression(expression: str) -> None:
         parsed = list(_parser.parse(expression))
     except (re.error, RecursionError, OverflowError) as error:
         raise BadRequest(f"{expression[:64]!r} is no regular expression: {error}") from None
-    repeats = _repeats(parsed) + (not _anchored(parsed))
-    if repeats > REPEATS_MAX:
+    if _ways(parsed) * (1 if _anchored(parsed) else NAME_CHARS_MAX) > WAYS_MAX:
         raise BadRequest(
-            f"{expression[:64]!r} has {repeats - (not _anchored(parsed))} repeats in a row; up to {REPEATS_MAX - 1} "
-            f"are taken, {REPEATS_MAX} behind a ^"
+            f"{expression[:64]!r} could take too long: up to two open repeats in a row are taken, three behind a ^, "
+            "and few choices whose alternatives begin alike"
         )
 
 
@@ -90,24 +96,33 @@ def _anchored(parsed: Sequence[Any]) -> bool:
     return bool(parsed) and str(parsed[0][0]) == "AT" and str(parsed[0][1]) in ("AT_BEGINNING", "AT_BEGINNING_STRING")
 
 
-def _repeats(parsed: Iterable[Any]) -> int:
-    """How many open repeats follow each other at most: each multiplies the steps by the name's length."""
-    return sum(_repeats_of(str(operation), argument) for operation, argument in parsed)
+def _ways(parsed: Iterable[Any]) -> int:
+    """In which it can be held against the beginning of a name, at most: what follows is tried for each."""
+    return prod(_ways_of(str(operation), argument) for operation, argument in parsed)
 
 
-def _repeats_of(operation: str, argument: Any) -> int:
+def _ways_of(operation: str, argument: Any) -> int:
     if operation in _PLAIN:
-        return 0
+        return 1
     if operation == "SUBPATTERN":
-        return _repeats(argument[-1])
+        return _ways(argument[-1])
     if operation == "BRANCH":
-        return max(map(_repeats, argument[1]), default=0)
+        ways = list(map(_ways, argument[1]))
+        return max(ways) if _begin_differently(argument[1]) else sum(ways)
     if operation in _REPEATS:
         least, most, inner = argument
+        if most == 1:
+            return _ways(inner) + int(least == 0)  # it is there, or it is not
         if not all(str(each[0]) in _PLAIN for each in inner):
             raise BadRequest("a repeat of an expression's group is not taken; repeat single characters or sets of them")
-        return int(least != most)
+        return int(min(most - least + 1, NAME_CHARS_MAX))
     raise BadRequest(f"{operation.lower().replace('_', ' ')} in an expression is not taken")
+
+
+def _begin_differently(alternatives: Sequence[Sequence[Any]]) -> bool:
+    """Whether one character tells which of them it may be."""
+    first = [each[0][1] if len(each) and str(each[0][0]) == "LITERAL" else None for each in alternatives]
+    return None not in first and len(set(first)) == len(first)
 
 
 def _expression(permissions: Permissions, right: Right) -> str:

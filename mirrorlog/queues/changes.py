@@ -1,6 +1,6 @@
 """Changes to queues, as the log keeps them: msgpack values inside control, queue-state and checkpoint batches.
 
-    CONTROL      queue id 0   EpochStarted, QueueDeclared, BeginMoved, QueueBeginsMoved, OffsetsLeapt
+    CONTROL      queue id 0   EpochStarted, QueueDeclared, QueueDeleted, BeginMoved, QueueBeginsMoved, OffsetsLeapt
     QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded, Settled, Returned, Watermark, Leased, GroupReset,
                               GroupDeleted
     CHECKPOINT   queue id 0   CheckpointBegan, QueueState, HoldsState, GroupState, LedgerChunk, LeasesState,
@@ -55,6 +55,12 @@ class QueueDeclared(_Change, frozen=True):
     queue_id: int
     incarnation: str = ""
     arguments: dict[str, Any] = {}
+
+
+class QueueDeleted(_Change, frozen=True):
+    """The queue of this id is there no more, with all that was ever said of it. Its records are dead."""
+
+    queue_id: int
 
 
 class PositionCommitted(_Change, frozen=True):
@@ -136,14 +142,16 @@ class Leased(_Change, frozen=True):
 
 class GroupReset(_Change, frozen=True):
     """An acking group stands before `queue_offset`, without exceptions, whether it was there or not. A stream group of
-    that name is there no more."""
+    that name is there no more. `void`: leases below that number are over for good, and so is whatever was given out in
+    epochs below its upper half: nothing that is said of these counts."""
 
     group: str
     queue_offset: int
+    void: int = 0
 
 
 class GroupDeleted(_Change, frozen=True):
-    """An acking group is there no more."""
+    """A group of either kind is there no more."""
 
     group: str
 
@@ -217,12 +225,13 @@ class HoldsState(_State, frozen=True, tag="H"):
 
 class GroupState(_State, frozen=True, tag="A"):
     """An acking group of a queue as of this place in the log. Its exceptions come behind it, in `LedgerChunk`s, and its
-    leases behind these."""
+    leases behind these. `void`: see `GroupReset`."""
 
     queue_id: int
     group: str
     floor: int
     watermark: int
+    void: int = 0
 
 
 class LedgerChunk(_State, frozen=True, tag="C"):
@@ -312,6 +321,7 @@ class OffsetsLeapt(_Change, frozen=True):
 Change = (
     EpochStarted
     | QueueDeclared
+    | QueueDeleted
     | PositionCommitted
     | BeginMoved
     | QueueBeginsMoved
@@ -351,7 +361,7 @@ _TAG_DECODER: Final = msgspec.msgpack.Decoder(_Tag)
 _KNOWN: Final = frozenset(
     kind.__name__
     for kind in (
-        *(EpochStarted, QueueDeclared, PositionCommitted, BeginMoved, QueueBeginsMoved, OffsetsLeapt),
+        *(EpochStarted, QueueDeclared, QueueDeleted, PositionCommitted, BeginMoved, QueueBeginsMoved, OffsetsLeapt),
         *(HoldSet, HoldEnded),
         *(Settled, Returned, Watermark, Leased, GroupReset, GroupDeleted),
     )

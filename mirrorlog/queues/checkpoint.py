@@ -8,7 +8,8 @@ A checkpoint is a run of batches of Kind.CHECKPOINT among those that are appende
 Each piece says the state as of its own place, so it is made and appended in one step of the loop, and others come in
 between. What is read from the first batch on, all kinds in the order of the log, gives the state that the whole log
 gives: whoever changed since the beginning is in the batches themselves, everybody else is in a piece. Only a complete
-checkpoint counts, and only from its confirm on.
+checkpoint counts, and only from its confirm on. Of a queue that was deleted nothing is said any more, also while that
+is not confirmed: whoever begins with the checkpoint never hears of it.
 
 Rejected: all in one step (10,000 queues would hold the loop up), a copy of the state to write from (twice the memory,
 and the copy takes as long), a file beside the log (it would have to be replicated, confirmed and cut like the log).
@@ -156,13 +157,17 @@ class CheckpointWriter:
 
     def _holds_state(self, part: QueuePart) -> State | None:
         assert self._holds is not None
-        return self._holds.state(*part)
+        return self._holds.state(*part) if not self._is_deleted(part[0]) else None
+
+    def _group_state(self, part: Part) -> State | None:
+        assert self._groups is not None
+        return self._groups.state(part) if not self._is_deleted(part.walk.queue_id) else None
 
     def _group_cuts(self, limit: int) -> list[_Cut[Part]]:
         if self._groups is None:
             return []
-        cut = _Cut(self._groups.parts(), self._groups.state, self._group_parts_per_batch, min(limit, GROUPS_BYTES_MAX))
-        return [cut]
+        limit = min(limit, GROUPS_BYTES_MAX)
+        return [_Cut(self._groups.parts(), self._group_state, self._group_parts_per_batch, limit)]
 
     def _begins_parts(self) -> Iterator[Sequence[int]]:
         queue_ids = list(self._registry.begins)
@@ -171,12 +176,16 @@ class CheckpointWriter:
 
     def _begins_state(self, queue_ids: Sequence[int]) -> State:
         begins = self._registry.begins
-        return BeginsState(log_begin=self._log_begin(), begins={each: begins[each] for each in queue_ids})
+        there = [each for each in queue_ids if each in begins and not self._is_deleted(each)]
+        return BeginsState(log_begin=self._log_begin(), begins={each: begins[each] for each in there})
 
     def _gap_states(self) -> Iterator[GapsState]:
-        gaps = iter(self._gaps())
+        gaps = (each for each in self._gaps() if not self._is_deleted(each[0]))
         while some := dict(islice(gaps, GAPS_PER_STATE)):
             yield GapsState(gaps=some)
+
+    def _is_deleted(self, queue_id: int) -> bool:
+        return self._registry.is_leaving(queue_id) or self._registry.is_gone(queue_id)
 
     def _producer_state(self, key: ProducerKey) -> State | None:
         state = self._producers.state(key, brief=self._batches_left <= 0)

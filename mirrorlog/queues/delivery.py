@@ -36,6 +36,8 @@ PURGED: Final = "purged"
 
 AUTO_ACK_AHEAD: Final = 65_536
 """So far the watermark is ahead of subscribers that have nothing in hand."""
+EPOCH_BITS: Final = 32
+"""A lease's number is epoch << EPOCH_BITS | count."""
 GRANTS_MAX: Final = 256
 """In one turn of a subscriber, so that scattered records keep nobody else waiting."""
 CONSUMER_TIMEOUT_MS: Final = 30 * 60 * 1000
@@ -179,6 +181,11 @@ class Delivery:
     @property
     def subscribers(self) -> int:
         return len(self._open)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for leases."""
+        return len(self._wishes)
 
     @property
     def numbers(self) -> list[int]:
@@ -328,6 +335,8 @@ class Delivery:
         pairs = _pairs(ranges)
         if epoch > self._epoch:
             raise NotGranted(f"epoch {epoch} has not begun for this node, which knows {self._epoch}; subscribe again")
+        if epoch < self._ledger.void >> EPOCH_BITS:
+            raise NotGranted(f"the group was reset since epoch {epoch}: what was given out before is nobody's any more")
         if epoch == self._epoch and not again:
             return self._settlement(number, how, self._in_hand(subscriber, pairs), delay_ms)
         given = max(self._found, self._ledger.floor, self.front if epoch == self._epoch else 0)
@@ -370,6 +379,25 @@ class Delivery:
         ready = [(first, until) for first, until, state in self._ledger.runs(self._ledger.floor, end) if state in idle]
         return self._settle(list(_joined(ready)), PURGED) if ready else None
 
+    def missing(self, begin: int, gap: Range) -> Settled | None:
+        """Settles what is not there any more, in whosever hands it is: what stands below `begin`, where the queue
+        begins now, or in the `gap` that a loss left; None when there is nothing. Then `missing_done`."""
+        floor = self._ledger.floor
+        low, high = max(floor, begin, gap[0]), gap[1]
+        ranges = [(floor, begin)] if floor < begin else []
+        if low < high and self._ledger.unsettled(low, high):
+            ranges.append((low, high))
+        return self._settle(ranges, EXPIRED) if ranges else None
+
+    def missing_done(self, change: Settled) -> None:
+        """What `missing` gave is appended: nobody has these in hand any more."""
+        for first, until in _pairs(change.ranges):
+            self._uncounted.remove(first, until)
+            for subscriber in self._subscribers.values():
+                subscriber.take(first, until)
+        for subscriber in list(self._subscribers.values()):
+            self._look(subscriber)
+
     # --- leases ---
 
     def lease(self, wish: LeaseWish) -> None:
@@ -394,6 +422,12 @@ class Delivery:
         for receipt in receipts:
             if not 0 <= receipt.first < receipt.until <= end:
                 raise BadRequest(f"records {receipt.first} to {receipt.until} were never leased")
+            if receipt.lease < self._ledger.void:
+                raise ReceiptStale(
+                    f"the group was reset since lease {receipt.lease} was given",
+                    first=receipt.first,
+                    next=receipt.until,
+                )
             _add_all(found, leases.ranges(receipt, settles=how in _SETTLING))
         settlement = self._settlement(0, how, tuple(found), delay_ms)
         if how == How.RELEASE and not settlement.changes and settlement.ranges:

@@ -71,7 +71,13 @@ class GroupWalk:
             return self._leases(part.leases)
         self._ranges = list(self.ledger.chunk_ranges())
         ledger = self.ledger
-        return GroupState(queue_id=self.queue_id, group=self.group, floor=ledger.floor, watermark=ledger.watermark)
+        return GroupState(
+            queue_id=self.queue_id,
+            group=self.group,
+            floor=ledger.floor,
+            watermark=ledger.watermark,
+            void=ledger.void,
+        )
 
     def _chunk(self, first: int, until: int) -> LedgerChunk:
         piece = self.ledger.piece(first, until)

@@ -118,9 +118,11 @@ class GroupTable:
         *,
         streams: Collection[str] = (),
         replace_stream: bool = False,
+        void: int = 0,
     ) -> GroupReset:
         """The change that has a group stand there, and makes it if it is not there. `streams`: the queue's stream
-        groups; one of that name is replaced only when that is asked for. Raises BadRequest or Overloaded."""
+        groups; one of that name is replaced only when that is asked for. `void`: see `GroupReset`. Raises BadRequest or
+        Overloaded."""
         if not _NAME.fullmatch(group):
             raise BadRequest(f"a group's name has at most {NAME_CHARS_MAX} characters and no control characters")
         if not 0 <= queue_offset < _OFFSETS:
@@ -138,7 +140,7 @@ class GroupTable:
                 "wants",
                 limit="max_groups_per_queue",
             )
-        return GroupReset(group=group, queue_offset=queue_offset)
+        return GroupReset(group=group, queue_offset=queue_offset, void=void)
 
     def delete(self, queue_id: int, group: str) -> GroupDeleted:
         """The change that ends a group. Raises NoSuchGroup."""
@@ -164,7 +166,7 @@ class GroupTable:
                 if ledger is not None:
                     self._change(header, (header.queue_id, change.group), ledger, change)
             elif isinstance(change, GroupReset):
-                self._put(header, (header.queue_id, change.group), Ledger(change.queue_offset))
+                self._put(header, (header.queue_id, change.group), Ledger(change.queue_offset, void=change.void))
             elif isinstance(change, GroupDeleted):
                 self._put(header, (header.queue_id, change.group), None)
 
@@ -177,7 +179,8 @@ class GroupTable:
         for state in states:
             if isinstance(state, GroupState):
                 if self.get(state.queue_id, state.group) is None:
-                    self._put(header, (state.queue_id, state.group), Ledger(state.floor, state.watermark), partial=True)
+                    ledger = Ledger(state.floor, state.watermark, state.void)
+                    self._put(header, (state.queue_id, state.group), ledger, partial=True)
             elif isinstance(state, LedgerChunk | LeasesState):
                 key = (state.queue_id, state.group)
                 if key in self._partial:

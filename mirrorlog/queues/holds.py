@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Final, NamedTuple
 
@@ -239,6 +239,13 @@ class HoldTable:
         for change in self._unconfirmed:
             if change.queue_id in undone:
                 _put(self._newest, change)
+
+    def forget_queues(self, queue_ids: Collection[int]) -> None:
+        """Queues are gone, for good."""
+        for queue_id in queue_ids:
+            self._newest.pop(queue_id, None)
+            self._confirmed.pop(queue_id, None)
+        self._unconfirmed = deque(each for each in self._unconfirmed if each.queue_id not in queue_ids)
 
     # --- inside ---
 

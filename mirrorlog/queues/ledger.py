@@ -74,12 +74,16 @@ _Part = tuple[int, int, Chunk | None, int]
 
 
 class Ledger:
-    """One group. `floor`: all below are settled. `watermark`: those below may have been given out."""
+    """One group. `floor`: all below are settled. `watermark`: those below may have been given out. `void`: see
+    `GroupReset`."""
 
-    __slots__ = ("_chunks", "_lease_chunks", "_order", "_totals", "_wholes", "floor", "journal", "leases", "watermark")
+    __slots__ = (
+        "_chunks", "_lease_chunks", "_order", "_totals", "_wholes", "floor", "journal", "leases", "void", "watermark",
+    )  # fmt: skip
 
-    def __init__(self, floor: int = 0, watermark: int | None = None) -> None:
+    def __init__(self, floor: int = 0, watermark: int | None = None, void: int = 0) -> None:
         self.floor = floor
+        self.void = void
         self.watermark = floor if watermark is None else watermark
         self.leases: dict[int, LeaseRow] = {}
         self.journal: Journal | None = None

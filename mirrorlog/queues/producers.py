@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from mirrorlog.commitlog.format import NO_PRODUCER, BatchHeader, Flag, Kind
 from mirrorlog.errors import BadBatch, OutOfSequence, StaleProducerEpoch
-from mirrorlog.queues.changes import CheckpointEnded, ProducerState, State
+from mirrorlog.queues.changes import Change, CheckpointEnded, ProducerState, QueueDeleted, State
 
 # A client keeps at most this many batches of a queue in flight, so a retry is always among the remembered ones.
 REMEMBERED_BATCHES: Final = 64
@@ -122,6 +122,14 @@ class ProducerTable:
             self._follow(header)
         if header.append_time_us > self._expires_us:
             self._expire(header.append_time_us)
+
+    def follow(self, changes: Iterable[Change]) -> None:
+        """Changes that a control batch brings, in their place in the log: so the table is the same wherever it is
+        rebuilt. Of a queue that is deleted nothing is kept, and the floor stays: no batch for its id is taken again."""
+        for change in changes:
+            if isinstance(change, QueueDeleted):
+                for key in [key for key in dict.keys(self._sequences) if key[1] == change.queue_id]:
+                    del self._sequences[key]
 
     # --- checkpoints ---
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
 CHUNK: Final = 4096
@@ -58,13 +58,13 @@ class RangeSet:
         if not self._chunks:
             return 0
         return sum(
-            self._change(*piece, inside=False) for piece in _pieces(first, following) if piece[0] in self._chunks
+            self._change(*piece, inside=False) for piece in self._there(first, following) if piece[0] in self._chunks
         )
 
     def within(self, first: int, following: int) -> list[tuple[int, int]]:
         """What of [first, following) is in it, ascending; a run may come in pieces."""
         found: list[tuple[int, int]] = []
-        for chunk, low, high in _pieces(first, following):
+        for chunk, low, high in self._there(first, following):
             borders = self._chunks.get(chunk)
             if borders is None:
                 continue
@@ -85,6 +85,15 @@ class RangeSet:
             at = end
         if at < following:
             yield at, following
+
+    def _there(self, first: int, following: int) -> Iterable[tuple[int, int, int]]:
+        """[first, following) by chunk, ascending, with all chunks that are here. It may be far longer than what is in
+        here: a loss leaves gaps of 2^32."""
+        if following - first <= (len(self._chunks) + 1) * CHUNK:
+            return _pieces(first, following)
+        bounds = [(chunk, chunk * CHUNK) for chunk in sorted(self._chunks)]
+        pieces = [(chunk, max(first - base, 0), min(following - base, CHUNK)) for chunk, base in bounds]
+        return [piece for piece in pieces if piece[1] < piece[2]]
 
     def _change(self, chunk: int, low: int, high: int, *, inside: bool) -> int:
         """Have [low, high) of a chunk in the set, or not; how many numbers that changed."""

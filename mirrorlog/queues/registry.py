@@ -4,6 +4,10 @@ Declarations count from their append (a producer may write as soon as its declar
 restarted and before it is confirmed again); positions count from their confirm, so that none points beyond what
 survives. `cut` undoes what a truncation removed. Applying a batch twice equals applying it once (invariant 8).
 
+A deletion, too, counts from its append: the queue is found no more. Until it is confirmed `cut` brings the queue back
+as it was, so it is kept aside, and what others know of it (groups, holds, producers) stays where it is; `take_deleted`
+says when all of that can go. Its id is never given out again.
+
 A checkpoint says again what stood before it, for copies that begin with it. Such a copy may meet records and
 positions of queues before it meets the queues themselves; the checkpoint's own words come after these and hold them.
 
@@ -26,10 +30,12 @@ from mirrorlog.queues.changes import (
     BeginsState,
     Change,
     CheckpointBegan,
+    GroupDeleted,
     GroupReset,
     PositionCommitted,
     QueueBeginsMoved,
     QueueDeclared,
+    QueueDeleted,
     QueueState,
     State,
     decode_changes,
@@ -62,6 +68,14 @@ class Queue:
     next_queue_offset: int = 0
 
 
+class _Leaving(NamedTuple):
+    """A queue whose deletion ends at `log_offset` and is not confirmed. None for one of which this copy knows no more
+    than what was said of it behind the beginning of a checkpoint, which did not come to it."""
+
+    log_offset: int
+    queue: Queue | None
+
+
 class _Unconfirmed(NamedTuple):
     """What becomes visible when everything below `log_offset` is confirmed."""
 
@@ -71,7 +85,7 @@ class _Unconfirmed(NamedTuple):
     next_queue_offset: int = 0
     begin: int = -1
     replaced: str | None = None
-    """A stream group whose name an acking group has from now on."""
+    """A stream group that is there no more: deleted, or an acking group has its name from now on."""
 
 
 class QueueRegistry:
@@ -100,6 +114,10 @@ class QueueRegistry:
         """The logged begins as appended, by queue id; see QueueBeginsMoved."""
         self._confirmed_begins: dict[int, int] = {}
         self._id_base = self._id_max = id_base
+        # By queue id, in the order of the log; and the largest id of those that are gone for good.
+        self._leaving: dict[int, _Leaving] = {}
+        self._gone_max = id_base
+        self._deleted: list[int] = []
         # (log offset, largest id) of the newest confirmed checkpoint and of those behind it.
         self._checkpoints: deque[tuple[int, int]] = deque()
 
@@ -131,6 +149,19 @@ class QueueRegistry:
     def has_id(self, queue_id: int) -> bool:
         return queue_id in self._by_id
 
+    def is_gone(self, queue_id: int) -> bool:
+        """Whether a queue of this id was deleted, and that is confirmed; where all queues are known, as on a master."""
+        return queue_id <= self._id_max and queue_id not in self._by_id and queue_id not in self._leaving
+
+    def leaving_ids(self) -> list[int]:
+        """The queues whose deletion is not confirmed: they may come back."""
+        return list(self._leaving)
+
+    @property
+    def any_gone(self) -> bool:
+        """Whether a queue was ever deleted from this log, as far as is known: ids are given out one after another."""
+        return self._id_max - self._id_base > len(self._by_id) + len(self._leaving)
+
     @property
     def queue_id_max(self) -> int:
         """The largest queue id that was ever given out; the base before the first."""
@@ -144,6 +175,10 @@ class QueueRegistry:
         """The groups that have a position in a queue, a confirmed one or not."""
         queue = self._by_id.get(queue_id)
         return list(queue.newest) if queue is not None else []
+
+    def is_leaving(self, queue_id: int) -> bool:
+        """Whether a queue of this id was deleted, and that is not confirmed."""
+        return queue_id in self._leaving
 
     def state(self, queue_id: int, groups: Sequence[str], *, next_queue_offset: int) -> QueueState | None:
         """A queue as appended up to now, with the positions of `groups`, for a checkpoint; None if it is gone."""
@@ -203,6 +238,11 @@ class QueueRegistry:
             )
         return encode_change(change, queue_id=queue.queue_id)
 
+    def delete(self, queue_id: int) -> bytearray:
+        """The batch that deletes a queue. Raises NoSuchQueue."""
+        self.find_id(queue_id)
+        return encode_change(QueueDeleted(queue_id=queue_id))
+
     # --- following the log ---
 
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
@@ -210,7 +250,12 @@ class QueueRegistry:
         if header.kind == Kind.CONTROL:
             for change in decode_changes(batch):
                 if isinstance(change, QueueDeclared):
-                    self._declare(change.queue_id, change.name, change.incarnation, change.arguments, header.log_offset)
+                    if change.queue_id > self._id_max:  # else it is here, or was deleted since
+                        self._declare(
+                            change.queue_id, change.name, change.incarnation, change.arguments, header.log_offset
+                        )
+                elif isinstance(change, QueueDeleted):
+                    self._delete(header, change.queue_id)
                 elif isinstance(change, QueueBeginsMoved):
                     self._begins_moved(header, change.begins)
         elif header.kind == Kind.QUEUE_STATE:
@@ -223,7 +268,7 @@ class QueueRegistry:
         for change in changes:
             if isinstance(change, PositionCommitted):
                 self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (change,)))
-            elif isinstance(change, GroupReset):
+            elif isinstance(change, GroupReset | GroupDeleted):
                 self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (), replaced=change.group))
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
@@ -244,7 +289,7 @@ class QueueRegistry:
             _, queue_id, positions, next_queue_offset, begin, replaced = self._unconfirmed.popleft()
             if begin >= 0:
                 begins[queue_id] = self._confirmed_begins[queue_id] = begin
-            queue = self._by_id.get(queue_id)
+            queue = self._known(queue_id)
             if queue is not None:
                 queue.positions.update((change.group, change) for change in positions)
                 if replaced is not None:
@@ -252,7 +297,23 @@ class QueueRegistry:
                 queue.next_queue_offset = max(queue.next_queue_offset, next_queue_offset)
         while len(self._checkpoints) > 1 and self._checkpoints[1][0] < log_offset:
             self._checkpoints.popleft()
+        self._confirm_deletions(log_offset)
         return begins
+
+    def take_deleted(self) -> list[int]:
+        """The ids of the queues whose deletion was confirmed since this was asked last."""
+        deleted, self._deleted = self._deleted, []
+        return deleted
+
+    def _confirm_deletions(self, log_offset: int) -> None:
+        for queue_id, leaving in list(self._leaving.items()) if self._leaving else ():
+            if leaving.log_offset > log_offset:
+                break
+            del self._leaving[queue_id]
+            self.begins.pop(queue_id, None)
+            self._confirmed_begins.pop(queue_id, None)
+            self._gone_max = max(self._gone_max, queue_id)
+            self._deleted.append(queue_id)
 
     def cut(self, log_offset: int) -> None:
         """The log now ends at `log_offset`."""
@@ -260,9 +321,11 @@ class QueueRegistry:
             del self._by_id[queue.queue_id], self._by_name[queue.name]
             self.limits.pop(queue.queue_id, None)
             self.work.discard(queue.queue_id)
+        self._bring_back(log_offset)
         while self._checkpoints and self._checkpoints[-1][0] >= log_offset:
             self._checkpoints.pop()
-        self._id_max = max(self._checkpoints[-1][1] if self._checkpoints else 0, *self._by_id, self._id_base)
+        told = self._checkpoints[-1][1] if self._checkpoints else 0
+        self._id_max = max(told, *self._by_id, *self._leaving, self._gone_max)
         undone = set()
         while self._unconfirmed and self._unconfirmed[-1].log_offset > log_offset:
             undone.add(self._unconfirmed.pop().queue_id)
@@ -277,13 +340,39 @@ class QueueRegistry:
         queue = self._by_id.get(queue_id)
         if queue is None:
             queue = Queue(name, queue_id, incarnation, arguments, declared_at)
-            self._by_name[name] = self._by_id[queue_id] = queue
+            self._put(queue)
             self._id_max = max(self._id_max, queue_id)
-            if (limits := limits_of(arguments)) is not None:
-                self.limits[queue_id] = limits
-            if is_work(arguments):
-                self.work.add(queue_id)
         return queue
+
+    def _put(self, queue: Queue) -> None:
+        self._by_name[queue.name] = self._by_id[queue.queue_id] = queue
+        if (limits := limits_of(queue.arguments)) is not None:
+            self.limits[queue.queue_id] = limits
+        if is_work(queue.arguments):
+            self.work.add(queue.queue_id)
+
+    def _known(self, queue_id: int) -> Queue | None:
+        """The queue, also one that a cut may bring back."""
+        leaving = self._leaving.get(queue_id)
+        return leaving.queue if leaving is not None else self._by_id.get(queue_id)
+
+    def _delete(self, header: BatchHeader, queue_id: int) -> None:
+        self._id_max = max(self._id_max, queue_id)
+        queue = self._by_id.pop(queue_id, None)
+        if queue is not None:
+            del self._by_name[queue.name]
+            self.limits.pop(queue_id, None)
+            self.work.discard(queue_id)
+        if queue_id not in self._leaving:
+            self._leaving[queue_id] = _Leaving(header.next_log_offset, queue)
+
+    def _bring_back(self, log_offset: int) -> None:
+        """The queues whose deletion was cut, and whose declaration was not."""
+        for queue_id, (deleted_at, queue) in list(self._leaving.items()):
+            if deleted_at > log_offset:
+                del self._leaving[queue_id]
+                if queue is not None and queue.declared_at < log_offset:
+                    self._put(queue)
 
     def _restore(self, header: BatchHeader, state: QueueState) -> None:
         queue = self._declare(state.queue_id, state.name, state.incarnation, state.arguments, state.declared_at)
@@ -312,14 +401,15 @@ class QueueRegistry:
         """After a cut: the newest positions of some queues, and the begins, from the confirmed ones and those left."""
         if not queue_ids:
             return
-        for queue_id in queue_ids & self._by_id.keys():
-            self._by_id[queue_id].newest = dict(self._by_id[queue_id].positions)
+        known = {queue_id: queue for queue_id in queue_ids if (queue := self._known(queue_id)) is not None}
+        for queue in known.values():
+            queue.newest = dict(queue.positions)
         self.begins = dict(self._confirmed_begins)
         for change in self._unconfirmed:
             if change.begin >= 0:
                 self.begins[change.queue_id] = change.begin
-            if change.queue_id in queue_ids and change.queue_id in self._by_id:
-                _put_newest(self._by_id[change.queue_id], change)
+            if change.queue_id in known:
+                _put_newest(known[change.queue_id], change)
 
 
 def _put_newest(queue: Queue, change: _Unconfirmed) -> None:

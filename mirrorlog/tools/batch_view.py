@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from mirrorlog.commitlog.attributes import Attributes, attributes_of
 from mirrorlog.commitlog.format import NO_PRODUCER, NO_TIMESTAMP, BatchHeader, Codec, Column, Flag, Kind
 from mirrorlog.errors import BadBatch
 from mirrorlog.tools.changes import CHANGES, change_text, counts_text, read_changes, state_counts
 from mirrorlog.tools.output import NOTHING, time_text
+from mirrorlog.tools.records import attributes_text
 
 _LAYOUT: Final = "{:>14} {:>6} {:<11} {:>6} {:>12} {:>8} {:>9} {:<24}  {}"
 _TITLES: Final = ("log offset", "epoch", "kind", "queue", "first", "records", "bytes", "appended", "what")
@@ -31,7 +33,7 @@ def batch_lines(header: BatchHeader, batch: memoryview, *, states: bool = False)
         header.record_count,
         header.length,
         time_text(header.append_time_us),
-        _producer(header) if data else _brief(header, changes),
+        _producer(header, batch) if data else _brief(header, changes),
     ).rstrip()
     if states and header.kind == Kind.CHECKPOINT:
         yield from (f"{_INDENT}{change_text(change)}" for change in changes)
@@ -40,7 +42,8 @@ def batch_lines(header: BatchHeader, batch: memoryview, *, states: bool = False)
 def batch_fields(header: BatchHeader, batch: memoryview, *, states: bool = False) -> dict[str, Any]:
     """A batch for programs: the fields of the format by their names, flags and columns as lists of names.
 
-    `changes`: of a batch that is no data; of a checkpoint only with `states`, else `states` has their numbers.
+    `attributes`: of a batch that has some, null when they cannot be read. `changes`: of a batch that is no data; of a
+    checkpoint only with `states`, else `states` has their numbers.
     """
     fields: dict[str, Any] = header._asdict()
     for constant in ("magic", "reserved"):
@@ -51,6 +54,8 @@ def batch_fields(header: BatchHeader, batch: memoryview, *, states: bool = False
     fields["columns"] = [str(column.name).lower() for column in Column(header.columns)]
     if header.max_timestamp_us == NO_TIMESTAMP:
         fields["max_timestamp_us"] = None
+    if header.columns & Column.ATTRIBUTES:
+        fields["attributes"] = None if (found := _attributes(header, batch)) is None else found._asdict()
     changes = _changes(header, batch)
     if header.kind == Kind.CHECKPOINT:
         fields["states"] = state_counts(changes)
@@ -77,7 +82,15 @@ def _name(kinds: Callable[[int], Kind | Codec], number: int) -> str:
     return kinds(number).name.lower()
 
 
-def _producer(header: BatchHeader) -> str:
+def _attributes(header: BatchHeader, batch: memoryview) -> Attributes | None:
+    """None for what cannot be read; `dump` shows the rest of the batch all the same."""
+    try:
+        return attributes_of(header, batch)
+    except BadBatch:
+        return None
+
+
+def _producer(header: BatchHeader, batch: memoryview) -> str:
     parts = [] if header.producer_id == NO_PRODUCER else [
         f"producer {header.producer_id}/{header.producer_epoch} sequence {header.sequence}"
     ]  # fmt: skip
@@ -85,4 +98,7 @@ def _producer(header: BatchHeader) -> str:
         parts.append(_name(Codec, header.codec))
     if header.flags & Flag.COPIED:
         parts.append("copied")
+    if header.columns & Column.ATTRIBUTES:
+        found = _attributes(header, batch)
+        parts.append("bad attributes" if found is None else attributes_text(found))
     return " ".join(parts)

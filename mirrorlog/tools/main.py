@@ -18,6 +18,7 @@ from mirrorlog.tools.bind import bind
 from mirrorlog.tools.bindings import bindings
 from mirrorlog.tools.consume import consume
 from mirrorlog.tools.declare import declare
+from mirrorlog.tools.delete import delete
 from mirrorlog.tools.drain import drain
 from mirrorlog.tools.dump import dump
 from mirrorlog.tools.events import events
@@ -27,6 +28,7 @@ from mirrorlog.tools.exchanges import exchanges
 from mirrorlog.tools.find_offset import find_offset
 from mirrorlog.tools.forget_node import forget_node
 from mirrorlog.tools.group_delete import group_delete
+from mirrorlog.tools.group_reset import group_reset
 from mirrorlog.tools.groups import groups
 from mirrorlog.tools.landing_end import landing_end
 from mirrorlog.tools.landings import landings
@@ -137,6 +139,8 @@ app.command("user-permissions")(user_permissions)
 app.command("find-offset")(find_offset)
 app.command("landing-end")(landing_end)
 app.command("group-delete")(group_delete)
+app.command("delete")(delete)
+app.command("group-reset")(group_reset)
 app.command("forget-node")(forget_node)
 app.command("recover-cluster")(recover_cluster)
 add_job(app, land.land, land.JOB)

@@ -162,7 +162,11 @@ async def _hand_over(producer: Producer, record: GivenRecord) -> Delivery:
     while True:
         try:
             return producer.send_nowait(
-                record.value, key=record.key, headers=record.headers, timestamp=record.timestamp_us
+                record.value,
+                key=record.key,
+                headers=record.headers,
+                timestamp=record.timestamp_us,
+                **record.attributes._asdict(),
             )
         except Overloaded:
             await producer.room()

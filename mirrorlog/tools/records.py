@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Attributes, asked_attributes, attributes_of
 from mirrorlog.commitlog.codec import open_body
 from mirrorlog.commitlog.format import BatchHeader
 from mirrorlog.errors import BadInput
@@ -21,7 +22,8 @@ Header = tuple[str, bytes | None]
 
 
 class ShownRecord(Protocol):
-    """A record with its place. `timestamp`: event time, `append_time_us`: of its batch, both µs UTC."""
+    """A record with its place. `timestamp`: event time, `append_time_us`: of its batch, both µs UTC; `attributes`: of
+    its batch."""
 
     @property
     def queue(self) -> str: ...
@@ -37,6 +39,8 @@ class ShownRecord(Protocol):
     def timestamp(self) -> int | None: ...
     @property
     def append_time_us(self) -> int: ...
+    @property
+    def attributes(self) -> Attributes: ...
 
 
 class StoredRecord(NamedTuple):
@@ -49,31 +53,46 @@ class StoredRecord(NamedTuple):
     headers: Sequence[Header]
     timestamp: int | None
     append_time_us: int
+    attributes: Attributes = NO_ATTRIBUTES
 
 
 def stored_records(header: BatchHeader, batch: memoryview, queue: str) -> Iterator[StoredRecord]:
     """The records of a batch of data, whatever its codec. Raises BadBatch for a body that cannot be opened."""
     body = open_body(batch, body_bytes_max=_BODY_BYTES_MAX)
+    attributes = attributes_of(header, batch)
     for number, (value, key, headers, timestamp) in enumerate(body.records(), header.base_queue_offset):
-        yield StoredRecord(queue, number, value, key, headers, timestamp, header.append_time_us)
+        yield StoredRecord(queue, number, value, key, headers, timestamp, header.append_time_us, attributes)
 
 
 # --- Out --------------------------------------------------------------------------------------------------------------
 
 
 def record_line(record: ShownRecord) -> str:
-    """A record for people. What is not UTF-8, or would break the line, is escaped."""
+    """A record for people, its attributes behind it if it has some. What is not UTF-8, or would break the line, is
+    escaped."""
     cells = [
         str(record.queue_offset),
         time_text(record.timestamp) if record.timestamp is not None else NOTHING,
         _cell(record.key),
         _cell(record.value),
+        *([attributes_text(record.attributes)] if record.attributes != NO_ATTRIBUTES else []),
     ]
     return "\t".join(cells)
 
 
+def attributes_text(attributes: Attributes) -> str:
+    """Those that it has, for people."""
+    priority, ttl_ms, delay_ms = attributes
+    parts = [f"priority {priority}"] if priority else []
+    if ttl_ms is not None:
+        parts.append(f"ttl {ttl_ms} ms")
+    if delay_ms:
+        parts.append(f"delay {delay_ms} ms")
+    return ", ".join(parts)
+
+
 def record_fields(record: ShownRecord) -> dict[str, Any]:
-    """A record for programs. Times are µs UTC."""
+    """A record for programs. Times are µs UTC; priority, ttl_ms and delay_ms are there when it has some of them."""
     return {
         "queue": record.queue,
         "queue_offset": record.queue_offset,
@@ -82,6 +101,7 @@ def record_fields(record: ShownRecord) -> dict[str, Any]:
         **_bytes_field("key", record.key),
         **_bytes_field("value", record.value),
         "headers": [{"name": name, **_bytes_field("value", value)} for name, value in record.headers],
+        **(record.attributes._asdict() if record.attributes != NO_ATTRIBUTES else {}),
     }
 
 
@@ -112,6 +132,7 @@ class GivenRecord(NamedTuple):
     key: bytes | None
     headers: list[Header]
     timestamp_us: int | None
+    attributes: Attributes = NO_ATTRIBUTES
 
 
 def parse_record(line: bytes) -> GivenRecord:
@@ -127,8 +148,11 @@ def parse_record(line: bytes) -> GivenRecord:
             raise ValueError("timestamp_us is no whole number")
         if "value" not in fields and "value_base64" not in fields:
             raise ValueError("it has neither value nor value_base64")
-        return GivenRecord(_bytes_of("value", fields), _bytes_of("key", fields), headers, timestamp)
-    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        attributes = asked_attributes(fields.get("priority", 0), fields.get("ttl_ms"), fields.get("delay_ms", 0))
+        return GivenRecord(
+            _bytes_of("value", fields), _bytes_of("key", fields), headers, timestamp, attributes or NO_ATTRIBUTES
+        )
+    except (BadInput, msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         shown = line[:60].decode(errors="backslashreplace")
         raise BadInput(f"{shown!r} is no record as `mqtool consume --json` prints it: {error}") from None
 

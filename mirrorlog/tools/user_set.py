@@ -20,9 +20,11 @@ def user_set(
     tag: Annotated[
         list[str] | None,
         typer.Option(
-            "--tag", help="administrator, monitoring, management or your own. Repeatable; those not named go."
+            "--tag",
+            help="administrator, monitoring, management or your own. Repeatable; others go. Without: no change.",
         ),
     ] = None,
+    no_tags: Annotated[bool, typer.Option("--no-tags", help="Take all tags away.")] = False,
     password_hash: Annotated[
         str, typer.Option("--password-hash", help="In place of a password, as another system has it: see docs.")
     ] = "",
@@ -38,7 +40,10 @@ def user_set(
     stored = None if keep_password else password_hash or _asked_for(name)
     if password_hash:
         check_hash(password_hash)
-    session_of(context).run(lambda client: client.admin.topology.set_user(name, password_hash=stored, tags=tag or []))
+    if no_tags and tag:
+        raise typer.BadParameter("--no-tags takes away what --tag gives; name one of them")
+    tags = [] if no_tags else tag or None
+    session_of(context).run(lambda client: client.admin.topology.set_user(name, password_hash=stored, tags=tags))
     typer.echo(f"user {name} is set")
 
 

@@ -160,7 +160,8 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     `incarnation` tells it from another queue that has or had the same name and ids. `producer_epoch`: a new producer
     begins there, as the queue's master knows it. `current`: False of a master whose epoch has not begun: there may be
     records behind `next` that its predecessor confirmed. `tiers`: where records below `begin` may be; `gaps`: queue
-    offsets [first, next) within `begin` and `next` that were given up after a loss, the newest of them.
+    offsets [first, next) within `begin` and `next` that were given up after a loss, the newest of them. `attributes`:
+    whether its batches may have some (decision 0036).
     """
 
     name: str
@@ -177,6 +178,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     current: bool = True
     tiers: list[TierInfo] = []
     gaps: list[tuple[int, int]] = []
+    attributes: bool = False
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
@@ -383,8 +385,8 @@ class Purged(Message, frozen=True):
 
 
 class DeleteGroup(Message, frozen=True):
-    """Forget a group that acks. Its subscriptions end. Answered with Done once it is confirmed, also when there is
-    none. The queue's own group cannot be deleted."""
+    """Forget a group of either kind. Its subscriptions end. Answered with Done once it is confirmed, with NoSuchGroup
+    when there is none. The queue's own group cannot be deleted."""
 
     queue: str
     group: str
@@ -421,8 +423,50 @@ class GroupsFound(Message, frozen=True):
     groups: list[GroupInfo]
 
 
+class ResetGroups(Message, frozen=True):
+    """Have groups of a queue, of either kind, stand somewhere else: all that are named, or none. Answered with
+    GroupsReset once it is confirmed; refused (InUse) while one of them is active.
+
+    `groups`: None stands for all there are. `to`: earliest, latest, offset, time, shift or each. `value`: a queue
+    offset, µs UTC for a time, how many records forward for a shift, below 0 back. `offsets`: by group, for each. Where
+    that is no record's place it is the nearest there is; only an offset that is none is refused, OffsetOutOfRange.
+    `dry_run`: only tell. `force`: active ones, too: subscriptions and leases of them end. A shift that is asked for
+    twice is made twice.
+    """
+
+    queue: str
+    groups: list[str] | None = None
+    to: str = "earliest"
+    value: int = 0
+    offsets: dict[str, int] = {}
+    dry_run: bool = False
+    force: bool = False
+
+
+class GroupMove(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind`: stream or acking. `source`: where it stood, an acking group's floor; `target`: where it stands now, or
+    would. `active`: who is at it, in words; empty when nobody is known to be."""
+
+    group: str
+    kind: str
+    source: Position
+    target: Position
+    active: str = ""
+
+
+class GroupsReset(Message, frozen=True):
+    """`begin`, `next`: between these the groups may stand, queue offsets. `done`: not for a dry run."""
+
+    queue: str
+    begin: int
+    next: int
+    groups: list[GroupMove]
+    done: bool
+
+
 class Metadata(Message, frozen=True):
-    """`version`: of the newest decision of the cluster that this node knows: of several answers the highest is true."""
+    """`version`: of the newest decision of the cluster that this node knows: of several answers the highest is true.
+    `placed`: of those that are missing here, the ones that are in a log of the cluster all the same."""
 
     cluster_id: str
     cluster_name: str
@@ -431,6 +475,7 @@ class Metadata(Message, frozen=True):
     queues: list[QueueInfo]
     missing: list[str] = []
     version: int = 0
+    placed: list[str] = []
 
 
 class DeclareQueue(Message, frozen=True):
@@ -438,6 +483,27 @@ class DeclareQueue(Message, frozen=True):
 
     name: str
     arguments: dict[str, Any] = {}
+
+
+class DeleteQueue(Message, frozen=True):
+    """Delete a queue with its records, groups and bindings; its id is never used again. Answered by the master of its
+    log with Deleted once all of that is confirmed.
+
+    `if_unused`: only while nobody is subscribed to any of its groups, waits for a lease or waits in a fetch at the
+    master; `if_empty`: only when its groups that ack have settled everything, and when it has none, while there are no
+    records. `force`: also when a landing holds records of it. Refused with InUse.
+    """
+
+    name: str
+    if_unused: bool = False
+    if_empty: bool = False
+    force: bool = False
+
+
+class Deleted(Message, frozen=True):
+    """`records`: those that the queue's own group had not settled."""
+
+    records: int
 
 
 class FindOffset(Message, frozen=True):
@@ -841,20 +907,28 @@ class Unbind(Message, frozen=True):
 
 
 class GetRouting(Message, frozen=True):
-    """Answered with Routing at once. `version`: what the asker has; 0: nothing."""
+    """Answered with Routing at once. `version`: what the asker has; 0: nothing. `to_publish`: asked by who routes by it:
+    a node that is cut off refuses that (NotCurrent), and the answer may be what has changed since `version` only.
+    `only_version`: nothing else is asked for."""
 
     virtual_host: str = DEFAULT_VIRTUAL_HOST
     version: int = 0
+    to_publish: bool = False
+    only_version: bool = False
 
 
 class Routing(Message, frozen=True):
     """What the node that answers knows. `changed`: False when the asker has this version already; then the rest is
-    empty. `exchanges`: without the predefined ones."""
+    empty. `exchanges`: without the predefined ones. `since`: 0 when this is all there is; else it is what has changed
+    since that version, and `deleted` and `unbound` are the exchanges and bindings that are gone."""
 
     version: int
     changed: bool = True
     exchanges: dict[str, Exchange] = {}
     bindings: list[Binding] = []
+    since: int = 0
+    deleted: list[str] = []
+    unbound: list[Binding] = []
 
 
 class AddVirtualHost(Message, frozen=True):
@@ -886,11 +960,11 @@ class VirtualHosts(Message, frozen=True):
 
 
 class SetUser(Message, frozen=True):
-    """`password_hash`: see `wire.passwords`: a password itself is never sent for this; None: as it was."""
+    """`password_hash`: see `wire.passwords`: a password itself is never sent for this. None: as it was."""
 
     name: str
     password_hash: str | None = None
-    tags: list[str] = []
+    tags: list[str] | None = None
 
 
 class DeleteUser(Message, frozen=True):
@@ -939,13 +1013,18 @@ class Login(Message, frozen=True):
     user: str
     password: str
 
+    def __repr__(self) -> str:
+        """Without the password: messages are shown in errors and logs."""
+        return f"Login(user={self.user!r})"
+
 
 AnyMessage = (
     Hello | Challenge | Proof | Welcome | Failure | Follow | History | Pull
-    | GetMetadata | Metadata | DeclareQueue | FindOffset | FoundOffset | CommitPosition | FetchPosition
-    | FoundPosition | Done | GetStatus | Status | SetHold | HoldGiven | EndHold | ListHolds | HoldsFound
+    | GetMetadata | Metadata | DeclareQueue | DeleteQueue | Deleted | FindOffset | FoundOffset
+    | CommitPosition | FetchPosition | FoundPosition | Done | GetStatus | Status
+    | SetHold | HoldGiven | EndHold | ListHolds | HoldsFound
     | Subscribe | Subscribed | Unsubscribe | SubscriptionEnded | Lease | Leases | SettleLease | ExtendLease
-    | LeasesSettled | PurgeGroup | Purged | DeleteGroup | ListGroups | GroupsFound
+    | LeasesSettled | PurgeGroup | Purged | DeleteGroup | ListGroups | GroupsFound | ResetGroups | GroupsReset
     | DeclareExchange | DeleteExchange | Bind | Unbind | GetRouting | Routing
     | AddVirtualHost | DeleteVirtualHost | ListVirtualHosts | VirtualHosts
     | SetUser | DeleteUser | SetPermissions | ClearPermissions | ListUsers | Users | Login

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from msgspec.structs import replace
 
 from mirrorlog.broker import gate
 from mirrorlog.broker.gate import LOGINS_MAX, Gate, Gatekeeper
 from mirrorlog.cluster.topology import Permissions, User
-from mirrorlog.errors import AccessRefused, LoginFailed, Overloaded
-from mirrorlog.wire.messages import DrainNode, GetMetadata, GetStatus, Login
+from mirrorlog.errors import AccessRefused, BadRequest, LimitReached, LoginFailed, NotLeader, Overloaded
+from mirrorlog.wire.messages import (
+    Bind,
+    DeclareExchange,
+    DeclareQueue,
+    DeleteUser,
+    DrainNode,
+    FindOffset,
+    GetMetadata,
+    GetStatus,
+    Login,
+    SetUser,
+    Unbind,
+)
+from mirrorlog.wire.routing import Binding, Exchange
 
 ANN = User("hash", ("administrator",), {"/": Permissions(write="^orders$")})
 
@@ -72,6 +87,99 @@ def test_a_connection_without_a_user_is_told_for_how_long() -> None:
     assert stranger.shut_s(90.0) == 0
 
 
+def test_a_user_who_was_made_again_is_not_the_one_that_logged_in() -> None:
+    """Goal: sessions of a deleted user end, whatever is made after him. Method: the same user, born later."""
+    node = Node(ann=ANN)
+    ann = gate_of(node, "ann")
+    ann.check_publish(1)
+    node.users = {"ann": replace(ANN, born=7)}
+    with pytest.raises(LoginFailed):
+        ann.check_publish(1)
+    assert [ann.shut_s(now) for now in (20.0, 25.0)] == [0, 5]
+
+
+def test_what_is_too_long_for_a_name_is_refused_before_any_expression_is_asked() -> None:
+    """Goal: a user's expression is not run over megabytes. Method: one that takes the square of the length, over names
+    in every place where one is asked for, within a bound that it could not keep."""
+    node = Node(ann=User("hash", (), {"/": Permissions(*[r".*x\.public$"] * 3)}))
+    ann, long = gate_of(node, "ann"), "a" * 500_000
+    began = time.perf_counter()
+    for message in (
+        DeclareQueue(name=long),
+        FindOffset(queue=long, append_time_us=0),
+        DeclareExchange(name=long, exchange=Exchange("topic")),
+        DeclareExchange(name="x.public", exchange=Exchange("topic", alternate=long)),
+        Bind(bindings=[Binding(long, "x.public")]),
+        Bind(bindings=[Binding("x.public", long)]),
+        Unbind(binding=Binding(long, long)),
+    ):
+        with pytest.raises(BadRequest, match="255 characters"):
+            ann.check(message)
+    with pytest.raises(LimitReached, match="1000"):
+        ann.check(Bind(bindings=[Binding("x.public", "x.public")] * 1_001))
+    assert time.perf_counter() - began < 1
+
+
+def test_a_node_that_has_not_heard_its_cluster_changes_nothing() -> None:
+    """Goal: what a node does not know yet opens nothing. Method: no users known, and an administrator known; what is
+    read is answered, each change is refused until the cluster was heard."""
+    node, heard = Node(), [False]
+    for users, user in (({}, ""), ({"ann": ANN}, "ann")):
+        node.users, heard[0] = users, False
+        made = Gate(Gatekeeper(lambda: node.users, node.key_of, has_heard=lambda: heard[0]), private=True)
+        made.user = user
+        made.check(GetMetadata())
+        made.check(GetStatus())
+        changes = (DrainNode(), SetUser(name="evil", tags=["administrator"]), DeleteUser(name="ann"))
+        for message in changes:
+            with pytest.raises(NotLeader, match="not heard its cluster"):
+                made.check(message)
+        heard[0] = True
+        for message in changes:
+            made.check(message)
+
+
+def test_a_login_before_there_are_users_proves_nothing() -> None:
+    """Goal: clients can be given their logins before the first user. Method: a login without users is taken; with users
+    it is nobody's, and told apart from who never logged in."""
+    node = Node()
+    client, stranger = gate_of(node), gate_of(node)
+    asyncio.run(client.login(Login(user="ann", password="any")))
+    assert not client.must_log_in
+    client.check_publish(2)
+    node.users = {"ann": ANN}
+    assert client.must_log_in
+    assert not stranger.must_log_in
+    with pytest.raises(LoginFailed):
+        client.check_publish(2)
+
+
+def test_a_password_that_is_changed_while_it_is_compared_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a login is worth what the user is at its end. Method: another hash, another user and none, set while the
+    old hash is compared; nothing changed passes."""
+
+    async def login(after: Mapping[str, User]) -> User | None:
+        node = Node(ann=ANN)
+
+        def change(password: str, password_hash: str) -> bool:
+            node.users = after
+            return True
+
+        monkeypatch.setattr(gate, "matches", change)
+        return await Gatekeeper(lambda: node.users, node.key_of).found("ann", "right")
+
+    assert asyncio.run(login({"ann": ANN})) == ANN
+    for changed in ({"ann": replace(ANN, password_hash="other")}, {"ann": replace(ANN, born=2)}, {}):
+        assert asyncio.run(login(changed)) is None
+
+
+def test_a_password_of_megabytes_is_compared_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "matches", lambda password, password_hash: pytest.fail("compared"))
+    keeper = Gatekeeper(lambda: {"ann": ANN}, str)
+    for name, password in (("ann", "x" * 2_000), ("x" * 2_000, "right")):
+        assert asyncio.run(keeper.found(name, password)) is None
+
+
 def test_tags_decide_what_is_no_matter_of_permissions() -> None:
     node = Node(ann=ANN, looker=User("hash", ("monitoring",)), plain=User("hash"))
     for name, looks, drains in (("ann", True, True), ("looker", True, False), ("plain", False, False)):
@@ -101,18 +209,18 @@ def test_logins_have_a_limit_and_one_that_was_proven_needs_no_comparison(monkeyp
         with ThreadPoolExecutor(1) as helper:
             keeper = Gatekeeper(lambda: node.users, node.key_of, helper)
             go.set()
-            assert await keeper.knows("ann", "right")
+            assert await keeper.found("ann", "right")
             go.clear()
-            guesses = [asyncio.ensure_future(keeper.knows("ann", str(number))) for number in range(LOGINS_MAX)]
+            guesses = [asyncio.ensure_future(keeper.found("ann", str(number))) for number in range(LOGINS_MAX)]
             await asyncio.sleep(0)
             with pytest.raises(Overloaded, match="max_logins"):
-                await keeper.knows("ann", "one more")
-            assert await keeper.knows("ann", "right"), "at once"
+                await keeper.found("ann", "one more")
+            assert await keeper.found("ann", "right"), "at once"
             go.set()
             assert not any(await asyncio.gather(*guesses))
             assert compared.count("right") == 1
             node.users = {"ann": User("another hash", ("administrator",))}
-            assert await keeper.knows("ann", "right")
+            assert await keeper.found("ann", "right")
             assert compared.count("right") == 2, "another password was set: what was proven counts no more"
             with pytest.raises(LoginFailed):
                 await Gate(keeper, private=True).login(Login(user="ann", password="wrong"))

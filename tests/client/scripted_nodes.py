@@ -103,7 +103,7 @@ class Nodes:
 class Node:
     """`master`, `version`, `epoch`: as this one knows them. `refusal`: what it answers to batches. `hangs`: it takes
     connections and requests, and answers none. `mute`: it answers all but batches and fetches. `rotten`: by a batch's
-    first queue offset, the byte of it that is bad here."""
+    first queue offset, the byte of it that is bad here. `attributes`: what it says of the queue's batches."""
 
     nodes: Nodes
     node_id: str
@@ -115,6 +115,7 @@ class Node:
     hangs: bool = False
     mute: bool = False
     rotten: dict[int, int] = field(default_factory=dict)
+    attributes: bool = True
     taken: int = 0
     asked: int = 0
     fetches: int = 0
@@ -145,6 +146,7 @@ class Node:
             mirrors=others,
             begin=0,
             next=len(self.nodes.values),
+            attributes=self.attributes,
         )
 
     def batches(self, queue_offset: int, max_bytes: int) -> list[bytes]:

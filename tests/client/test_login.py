@@ -10,10 +10,12 @@ import pytest
 
 from mirrorlog.broker.gate import Gate, Gatekeeper
 from mirrorlog.client import Client
-from mirrorlog.errors import AccessRefused, BadRequest, LoginFailed, MirrorlogError
+from mirrorlog.cluster.topology import User
+from mirrorlog.errors import AccessRefused, BadRequest, ConnectionLost, InUse, LoginFailed, MirrorlogError
 from mirrorlog.testing import Cluster
 from mirrorlog.wire import endpoint
-from mirrorlog.wire.messages import GetMetadata, Login, Metadata
+from mirrorlog.wire.messages import Done, GetMetadata, Login, Metadata
+from mirrorlog.wire.names import qualified
 from mirrorlog.wire.passwords import hashed
 from tests.process.clusters import fast_cluster
 
@@ -53,6 +55,27 @@ async def test_a_wrong_name_and_a_wrong_password_are_one_answer(guarded: Cluster
         await Client(*guarded.servers, user=name, password=password).connect()
 
 
+async def test_clients_can_be_given_their_logins_before_the_first_user() -> None:
+    """Goal: a running system gets users without anybody being refused. Method: a client with a login before there are
+    users; the first user is made, by that name; what the client asks then is answered, for it has logged in again.
+    Limits are told with their names."""
+    with fast_cluster(1) as cluster:
+        async with Client(*cluster.servers, user="ann", password="a") as early:
+            await early.admin.declare("q")
+            topology = early.admin.topology
+            await topology.set_user("ann", password_hash=hashed("a"), tags=["administrator"])
+            await topology.set_permissions("ann", configure=".*", write=".*", read=".*")
+            assert [each.name for each in await topology.users()] == ["ann"]
+            await topology.set_user("ann", password_hash=hashed("b"))
+            assert (await topology.users())[0].tags == ["administrator"]
+            await topology.add_virtual_host("v")
+            await topology.set_permissions("ann", configure=".*", write="", read="", virtual_host="v")
+            await early.admin.declare(qualified("v", "q"))
+            with pytest.raises(InUse) as told:
+                await topology.delete_virtual_host("v")
+            assert told.value.details == {"queues": 1}
+
+
 async def test_who_does_not_log_in_may_do_nothing(guarded: Cluster) -> None:
     """Goal: every way is shut. Method: requests, a publish and a fetch of a connection without a user."""
     async with Client(*guarded.servers) as client:
@@ -69,6 +92,23 @@ async def test_who_does_not_log_in_may_do_nothing(guarded: Cluster) -> None:
         connection = await client.any_connection()
         with pytest.raises(MirrorlogError, match="log in first"):
             await connection.fetch(queue_id=1, epoch=0, queue_offset=0, max_bytes=1024, wait_ms=0, timeout_ms=5_000)
+
+
+async def test_who_guesses_passwords_is_cut_off_and_sends_little(guarded: Cluster) -> None:
+    """Goal: strangers cost a node little. Method: a connection on which logins fail is closed after the third; one that
+    has not logged in sends a frame as large as those of users."""
+    async with Client(*guarded.servers) as client:
+        connection = await client.any_connection()
+        for _ in range(3):
+            with pytest.raises(LoginFailed):
+                await connection.request(Login(user="admin", password="guess"), Done, timeout_ms=9_000)
+        with pytest.raises(ConnectionLost):
+            await connection.request(Login(user="admin", password=PASSWORDS["admin"]), Done, timeout_ms=9_000)
+    large = GetMetadata(queues=["x" * 1_000_000])
+    async with Client(*guarded.servers) as client, as_user(guarded, "admin") as admin:
+        with pytest.raises(ConnectionLost):
+            await (await client.any_connection()).request(large, Metadata, timeout_ms=9_000)
+        assert (await (await admin.any_connection()).request(large, Metadata, timeout_ms=9_000)).missing
 
 
 async def test_writing_needs_the_right_to_write(guarded: Cluster) -> None:
@@ -172,6 +212,38 @@ async def test_a_right_that_is_taken_away_counts_at_once_on_connections_that_are
         assert not client.closed
 
 
+async def test_a_subscription_ends_with_the_right_to_read(guarded: Cluster) -> None:
+    """Goal: what was subscribed is not read for ever, and what was in hand goes to others. Method: a subscription that
+    has had a record, and a wait for a lease; the right goes; a record that comes then is delivered to neither."""
+    async with as_user(guarded, "admin") as admin:
+        topology = admin.admin.topology
+        await admin.admin.declare("rights")
+        await admin.admin.declare("rights-2")
+        await topology.set_user("losing", password_hash=hashed("l"))
+        await topology.set_permissions("losing", configure="", write="", read="rights")
+        async with (
+            admin.producer("rights") as producer,
+            Client(*guarded.servers, user="losing", password="l") as losing,
+            losing.subscribe("rights") as subscription,
+        ):
+            records = aiter(subscription)
+            await producer.send(b"1")
+            assert (await anext(records)).value == b"1"
+            leasing = asyncio.ensure_future(losing.lease("rights-2", group="g", wait_ms=10_000))
+            while "g" not in [each.group for each in (await admin.admin.groups("rights-2")).groups]:
+                assert not leasing.done()
+            await topology.clear_permissions("losing")
+            await producer.send(b"2")
+            with pytest.raises(AccessRefused, match="'losing' may not read 'rights'"):
+                await anext(records)
+            with pytest.raises(AccessRefused, match="'losing' may not read 'rights-2'"):
+                await leasing
+        async with admin.subscribe("rights") as mine:
+            got = [await anext(aiter(mine)) for _ in range(2)]
+            assert [each.value for each in got] == [b"1", b"2"]
+            assert got[0].redelivered
+
+
 async def test_a_hundred_connections_of_one_user_cost_one_slow_comparison(guarded: Cluster) -> None:
     """Goal: clients that return together do not hold the node up. Method: many logins within a bound that slow ones
     could not keep: 100 of them take ten seconds of a core."""
@@ -190,6 +262,6 @@ async def test_no_password_travels_where_others_may_read_it(guarded: Cluster, mo
     monkeypatch.setattr(endpoint, "_is_here", lambda peer: False)
     with pytest.raises(LoginFailed, match=r"not sent to .* without TLS"):
         await as_user(guarded, "admin").connect()
-    gate = Gate(Gatekeeper(dict, str), private=False)
+    gate = Gate(Gatekeeper(lambda: {"admin": User("h")}, str), private=False)
     with pytest.raises(LoginFailed, match="over TLS or from this machine only"):
         await gate.login(Login(user="admin", password=PASSWORDS["admin"]))

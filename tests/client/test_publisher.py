@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from mirrorlog.client import Client
+from mirrorlog.client.publisher import FRESH_S, VOUCHED_S, Publisher
 from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.errors import (
     AccessRefused,
@@ -143,6 +144,117 @@ async def test_messages_keep_their_order_while_bindings_change_under_them(
     assert got == [value for value, each in zip(expected, told, strict=True) if moving in each.receipts]
     assert got == sorted(got, key=int)
     assert 0 < len(got) < len(expected)
+
+
+async def test_messages_keep_their_order_when_a_message_that_leads_nowhere_finds_a_new_version(
+    client: Client, other: Client, new_name: Names
+) -> None:
+    """Goal: order per queue, however a newer version is met. Method: one message that is refused as stale, and behind
+    it one that led nowhere by the old version: it fetches the routing, and must not overtake the first."""
+    exchange, queue = new_name(), new_name()
+    await declared(client, queue)
+    topology = other.admin.topology
+    await topology.declare_exchange(exchange)
+    await topology.bind(exchange, queue, "a")
+    async with client.publisher(exchange) as publisher:
+        await publisher.publish("a", b"0")
+        await topology.bind(exchange, queue, "b")
+        publisher._vouched_at -= 2 * VOUCHED_S
+        for publication in [await publisher.hand_over("a", b"1"), await publisher.hand_over("b", b"2")]:
+            assert set((await publication).receipts) == {queue}
+        assert publisher.stats.rerouted == 1
+    assert await values(client, queue) == [b"0", b"1", b"2"]
+
+
+async def test_a_publisher_that_was_idle_asks_for_the_version_before_it_sends(
+    client: Client, other: Client, new_name: Names
+) -> None:
+    """Goal: 16 bits that have come round are not taken for a newer version. Method: a version that was vouched for long
+    ago, though the message leads somewhere by it: it is fetched, and nothing is refused; one that is fresh is used."""
+    exchange, first, second = new_name(), new_name(), new_name()
+    await declared(client, first, second)
+    await other.admin.topology.declare_exchange(exchange, "fanout")
+    await other.admin.topology.bind(exchange, first)
+    async with client.publisher(exchange) as publisher:
+        await publisher.publish("", b"0")
+        assert publisher.stats.refreshed == 1
+        await other.admin.topology.bind(exchange, second)
+        publisher._vouched_at -= 2 * FRESH_S
+        assert set((await publisher.publish("", b"1")).receipts) == {first, second}
+        assert (publisher.stats.refreshed, publisher.stats.rerouted) == (2, 0)
+
+
+async def test_publishes_end_though_bindings_change_without_an_end(
+    client: Client, other: Client, new_name: Names
+) -> None:
+    """Goal: nobody starves a virtual host's publishers. Method: thousands of bindings, one client binds and unbinds all
+    the while; messages through another exchange and through the default one are confirmed, and a message for which
+    there is always a newer version ends at its deadline."""
+    host, name = new_name(), new_name()
+    topology = other.admin.topology
+    await topology.add_virtual_host(host)
+    await declared(client, qualified(host, name))
+    await topology.declare_exchange("e", "topic", virtual_host=host)
+    await topology.bind("e", name, "a", virtual_host=host)
+    many = [Binding("amq.topic", name, f"k.{number}.x") for number in range(5_000)]
+    await topology.bind_all(many, virtual_host=host)
+    done = asyncio.Event()
+
+    async def change() -> None:
+        while not done.is_set():
+            await topology.bind("amq.direct", name, "z", virtual_host=host)
+            await topology.unbind("amq.direct", name, "z", virtual_host=host)
+
+    options = {"virtual_host": host, "delivery_timeout_ms": 5_000}
+    async with client.publisher("e", **options) as publisher, client.publisher("", **options) as default:
+        changing = asyncio.ensure_future(change())
+        try:
+            async with asyncio.timeout(20):
+                for _ in range(20):
+                    assert (await publisher.publish("a", b"v")).routed
+                    assert (await default.publish(name, b"v")).routed
+                assert publisher.stats.rerouted
+                assert default.stats.rerouted == 0, "no binding leads there"
+
+                async def learn_nothing(at_least: int, *, give_up_at: float) -> None:
+                    await asyncio.sleep(0)
+
+                publisher._refresh = learn_nothing  # type: ignore[method-assign]
+                publisher._delivery_s = 0.2
+                with pytest.raises(StaleRouting, match="bindings"):
+                    await publish_until_refused(publisher)
+        finally:
+            done.set()
+            await changing
+
+
+async def publish_until_refused(publisher: Publisher) -> None:
+    """Until a change has come in between."""
+    while True:
+        await publisher.publish("a", b"v")
+
+
+async def test_a_queue_that_was_deleted_gets_nothing_and_hinders_nothing(
+    client: Client, other: Client, new_name: Names
+) -> None:
+    """Goal: its bindings went with it, so a message lands in the others. Method: a queue that the publisher has sent to
+    is deleted, and declared anew without a binding; and what the default exchange leads to it."""
+    exchange, stays, goes = new_name(), new_name(), new_name()
+    await declared(client, stays, goes)
+    await other.admin.topology.declare_exchange(exchange, "fanout")
+    for queue in (stays, goes):
+        await other.admin.topology.bind(exchange, queue)
+    async with client.publisher(exchange) as publisher, client.publisher("") as default:
+        assert set((await publisher.publish("", b"0")).receipts) == {stays, goes}
+        assert (await default.publish(goes, b"1")).routed
+        await other.admin.delete_queue(goes)
+        assert set((await publisher.publish("", b"2")).receipts) == {stays}
+        assert not (await default.publish(goes, b"3")).routed
+        await declared(other, goes)
+        assert set((await publisher.publish("", b"4")).receipts) == {stays}
+        assert set((await default.publish(goes, b"5")).receipts) == {goes}
+    assert await values(client, stays) == [b"0", b"2", b"4"]
+    assert await values(client, goes) == [b"5"]
 
 
 async def test_a_stale_batch_is_refused_and_stores_nothing(client: Client, other: Client, new_name: Names) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -182,7 +184,79 @@ def test_exchanges_in_a_ring_that_delete_themselves_go_together() -> None:
     assert not decided.host.bindings
 
 
+@pytest.mark.parametrize("how", ["delete", "unbind", "queue"])
+def test_a_chain_of_exchanges_that_delete_themselves_goes_however_long_it_is(how: str) -> None:
+    """Goal: what a user binds ends no node: the depth of a cascade is no matter of anybody's stack. Method: a chain of
+    as many exchanges as there may be, ended at its far end in each way there is; all of it goes, and in time."""
+    names = [f"e{number}" for number in range(topology.MAX_EXCHANGES)]
+    chain = {name: {"": Binding(name, following, to_exchange=True)} for name, following in pairwise(names)}
+    last = Binding(names[-1], "q")
+    bindings = {
+        source: {topology.binding_key(each): each for each in by_key.values()}
+        for source, by_key in {**chain, names[-1]: {"": last}}.items()
+    }
+    size = sum(topology.size_of(each) for by_key in bindings.values() for each in by_key.values())
+    exchanges = dict.fromkeys(names, Exchange("fanout", auto_delete=True))
+    before = Topology({"/": VirtualHost(1, exchanges, bindings, size)})
+    began = perf_counter()
+    if how == "queue":
+        after = without_queue(before, "q")
+    else:
+        command = deleted(names[-1]) if how == "delete" else Unbound(virtual_host="/", binding=last)
+        after = topology.changed(before, command, ("q",))
+    assert after.virtual_hosts["/"] == VirtualHost(2)
+    assert perf_counter() - began < 2, "one look at each binding"
+
+
+def test_many_bindings_of_one_exchange_go_without_a_copy_for_each() -> None:
+    """Goal: a cascade costs what goes, and not its square. Method: one exchange bound to as many others as there may
+    be, which all delete themselves when a queue goes."""
+    names = [f"e{number}" for number in range(topology.MAX_EXCHANGES - 1)]
+    hub = [Binding("hub", name, to_exchange=True) for name in names]
+    bindings = {"hub": {topology.binding_key(each): each for each in hub}}
+    bindings |= {name: {"queue\x1fq\x1f": Binding(name, "q")} for name in names}
+    size = sum(topology.size_of(each) for by_key in bindings.values() for each in by_key.values())
+    exchanges = dict.fromkeys(["hub", *names], Exchange("fanout", auto_delete=True))
+    began = perf_counter()
+    after = without_queue(Topology({"/": VirtualHost(1, exchanges, bindings, size)}), "q")
+    assert after.virtual_hosts["/"] == VirtualHost(2)
+    assert perf_counter() - began < 2
+
+
 # --- Bindings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["b\x1fq", "a\nb", "", "x" * 256])
+@pytest.mark.parametrize("to_exchange", [False, True])
+def test_what_is_no_name_is_bound_to_and_from_nowhere(name: str, to_exchange: bool) -> None:
+    """Goal: no binding of one virtual host leads into another. Method: the key of another one's queue, and other texts
+    that are no names, at both ends, bound and unbound."""
+    decided = Decided("q")
+    decided.do(VirtualHostMade(name="b"), QueuesPlaced(log_id="x", names=("b\x1fq",)))
+    for binding in (Binding("amq.fanout", name, to_exchange=to_exchange), Binding(name, "q")):
+        for command in (bound(binding), Unbound(virtual_host="/", binding=binding)):
+            assert decided.ask(command)[0] in (errors.BadRequest.code, errors.AccessRefused.code)
+    assert not decided.host.bindings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, "queue\x1fq\x1fk"),
+        ({"b": 1, "a": "x"}, "queue\x1fq\x1fk\x1fkpKhYaF4kqFiAQ=="),
+        ({"a": True}, "queue\x1fq\x1fk\x1fkZKhYcM="),
+        ({"a": 1.0}, "queue\x1fq\x1fk\x1fkZKhYcs/8AAAAAAAAA=="),
+        ({"a": b"x"}, "queue\x1fq\x1fk\x1fkZKhYcQBeA=="),
+        ({"a": None}, "queue\x1fq\x1fk\x1fkZKhYcA="),
+        ({"\U0001fae8": "\U0001fae8"}, "queue\x1fq\x1fk\x1fkZKk8J+rqKTwn6uo"),
+    ],
+)
+def test_the_key_of_a_binding_is_these_characters(arguments: dict[str, Any], expected: str) -> None:
+    """Goal: every node has the same state, whatever runs it. Method: keys as they stand in snapshots, one with a
+    character that `repr` of an older Python writes otherwise; and of the arguments in another order."""
+    assert topology.binding_key(Binding("e", "q", "k", arguments=arguments)) == expected
+    turned = dict(reversed(arguments.items()))
+    assert topology.binding_key(Binding("e", "q", "k", arguments=turned)) == expected
 
 
 def test_a_binding_that_is_there_is_not_made_twice_and_others_stand_beside_it() -> None:
@@ -304,7 +378,7 @@ def test_a_virtual_host_goes_when_it_has_no_queues_and_takes_its_permissions_alo
     decided.refused(VirtualHostRemoved(name="v"), errors.InUse, "1 queues")
     version = decided.state.routing.users_version
     decided.do(VirtualHostRemoved(name="w"))
-    assert decided.state.routing.users["u"] == User("h", ("t",), {"v": Permissions("c", "w", "r")})
+    assert decided.state.routing.users["u"] == User("h", ("t",), {"v": Permissions("c", "w", "r")}, 2)
     assert decided.state.routing.users_version > version
     assert decided.state.routing.names == ["/", "v"]
 
@@ -323,17 +397,29 @@ def test_users_change_and_go() -> None:
         UserSet(name="u", tags=("monitoring",)),
         PermissionsSet(user="u", virtual_host="/", configure="", write="^q", read=".*"),
         PermissionsCleared(user="u", virtual_host="/"),
+        UserSet(name="u", password_hash="two"),
     ):
         decided.do(command, command)
         seen.append((decided.state.routing.users_version, decided.state.routing.users["u"]))
     assert seen == [
-        (2, User("one", ("administrator",))),
-        (3, User("one", ("monitoring",))),
-        (4, User("one", ("monitoring",), {"/": Permissions("", "^q", ".*")})),
-        (5, User("one", ("monitoring",))),
+        (2, User("one", ("administrator",), born=2)),
+        (3, User("one", ("monitoring",), born=2)),
+        (4, User("one", ("monitoring",), {"/": Permissions("", "^q", ".*")}, born=2)),
+        (5, User("one", ("monitoring",), born=2)),
+        (6, User("two", ("monitoring",), born=2)),
     ]
     decided.do(UserRemoved(name="u"))
-    assert (set(decided.state.routing.users), decided.state.routing.users_version) == ({"admin"}, 6)
+    assert (set(decided.state.routing.users), decided.state.routing.users_version) == ({"admin"}, 7)
+
+
+def test_a_user_who_is_made_again_is_another_one() -> None:
+    """Goal: sessions of the old one can be told from his. Method: made, removed, made again with the same
+    properties."""
+    decided = Decided()
+    decided.do(ADMIN, UserSet(name="u", password_hash="h"))
+    before = decided.state.routing.users["u"]
+    decided.do(UserRemoved(name="u"), UserSet(name="u", password_hash="h"))
+    assert decided.state.routing.users["u"].born > before.born
 
 
 def test_there_is_always_somebody_who_may_add_users() -> None:

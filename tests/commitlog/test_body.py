@@ -233,7 +233,7 @@ def put(at: int, layout: str, value: int | bytes) -> Callable[[bytearray], None]
         pytest.param(resealed(put(57, "<B", 77)), "kind 77", id="kind"),
         pytest.param(resealed(put(58, "<B", 9)), "codec 9", id="codec"),
         pytest.param(resealed(put(48, "<I", 0)), "at least one record", id="no records"),
-        pytest.param(resealed(put(60, "<H", 128)), "columns 0x80", id="unknown column"),
+        pytest.param(resealed(put(60, "<H", 256)), "columns 0x100", id="unknown column"),
         pytest.param(resealed(put(62, "<H", 1)), "reserved bits 0x1", id="reserved"),
         pytest.param(resealed(put(59, "<B", 8)), "padding 8", id="padding"),
         pytest.param(resealed(put(44, "<I", 64)), "length 64", id="length below the header"),

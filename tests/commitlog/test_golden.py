@@ -11,12 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
+from mirrorlog.commitlog.attributes import Attributes, attributes_of
+from mirrorlog.commitlog.body import Draft, Record, draft_columns, encode_batch, parse_batch_body
 from mirrorlog.commitlog.checkpoint import SLOT_BYTES, SLOT_SIZE, Checkpoint, CheckpointFile, decode_slot, encode_slot
 from mirrorlog.commitlog.checksum import crc32c_portable
+from mirrorlog.commitlog.codec import compress_draft, open_body
 from mirrorlog.commitlog.epochs import Epoch, EpochList, decode_epochs, encode_epochs
 from mirrorlog.commitlog.files import OS_FILES
-from mirrorlog.commitlog.format import Column, Kind, check_body, check_stamped, log_seed, stamp
+from mirrorlog.commitlog.format import (
+    Codec,
+    Column,
+    Kind,
+    check_body,
+    check_stamped,
+    log_seed,
+    read_header,
+    stamp,
+)
 from tests.commitlog.logs import LOG_ID, flush, open_log, segment_files
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -75,7 +86,7 @@ def test_a_batch_has_exactly_these_bytes() -> None:
 def test_header_fields_stand_where_the_format_says() -> None:
     """Goal: offset, size and byte order of each header field, read with struct and not with our code."""
     stored = golden("batch.hex", bytes(golden_batch()))
-    columns = sum(Column)
+    columns = sum(Column) & ~Column.ATTRIBUTES
     fields = [
         (0, "<Q", 4096), (8, "<Q", 100), (16, "<q", 1_700_000_000_500_000), (24, "<I", 3), (28, "<I", 0),
         (40, "<4s", b"MLB1"), (44, "<I", len(stored)), (48, "<I", 3), (52, "<I", 7), (56, "<B", 1),
@@ -110,6 +121,47 @@ def test_body_columns_stand_in_order_and_aligned() -> None:
         struct.pack("<3q", 1_700_000_000_000_000, 0, 1_700_000_000_000_001),
     ]
     assert stored[96:] == b"".join(columns)
+
+
+ATTRIBUTES = Attributes(priority=5, ttl_ms=60_000, delay_ms=1_500)
+
+
+def attributed_batch(codec: Codec = Codec.NONE) -> bytearray:
+    """Two records of 20 bytes with a priority, a time to live and a delay, as a producer sends them."""
+    draft: Draft = compress_draft(draft_columns([b"a" * 20, b"b" * 20], attributes=ATTRIBUTES), codec)
+    return bytearray(draft.seal(queue_id=7, producer_id=9, sequence=3))
+
+
+def test_a_batch_with_attributes_has_exactly_these_bytes() -> None:
+    """Goal: the block of attributes never changes unseen. Stored bytes, and the block read with struct."""
+    stored = golden("batch-attributes.hex", bytes(attributed_batch()))
+    assert bytes(attributed_batch()) == stored
+    assert struct.unpack_from("<Q", stored, 96) == (60_000,)
+    assert int.from_bytes(stored[104:110], "little") == 1_500
+    assert stored[110:112] == bytes([5, 0])
+    columns = struct.pack("<3i", 0, 20, 40).ljust(16, b"\0") + b"a" * 20 + b"b" * 20
+    assert stored[112:] == columns
+    assert struct.unpack_from("<I", stored, 44) == (len(stored),)
+    assert struct.unpack_from("<BH", stored, 59) == (0, int(Column.ATTRIBUTES))
+    assert struct.unpack_from("<I", stored, 76) == (len(columns),)  # the body's size: without them
+    header = read_header(stored)
+    assert attributes_of(header, stored) == ATTRIBUTES
+    assert [record.value for record in parse_batch_body(stored).records()] == [b"a" * 20, b"b" * 20]
+
+
+def test_no_codec_covers_the_attributes() -> None:
+    """Goal: the server reads them in a compressed batch at the same place, and body_length is the same."""
+    plain = attributed_batch()
+    for codec in (Codec.LZ4, Codec.ZSTD):
+        packed = attributed_batch(codec)
+        header = read_header(packed)
+        assert header.codec == codec
+        assert len(packed) < len(plain)
+        assert packed[96:112] == plain[96:112]
+        assert attributes_of(header, packed) == ATTRIBUTES
+        assert header.body_length == len(plain) - 112
+        body = open_body(packed, body_bytes_max=1000)
+        assert [record.value for record in body.records()] == [b"a" * 20, b"b" * 20]
 
 
 def test_the_epoch_file_has_exactly_these_bytes() -> None:
@@ -173,7 +225,7 @@ def test_a_log_directory_has_exactly_these_files(tmp_path: Path) -> None:
     assert others == ["checkpoint", "epochs", "log.json"]
 
 
-@pytest.mark.parametrize("name", ["batch.hex", "epochs.hex", "checkpoint-slot.hex"])
+@pytest.mark.parametrize("name", ["batch.hex", "batch-attributes.hex", "epochs.hex", "checkpoint-slot.hex"])
 def test_the_format_page_shows_the_real_bytes(name: str) -> None:
     """Goal: the worked examples of docs/format.md are true. Its hex lines, put together, contain the golden bytes."""
     lines = re.findall(r"^ *\d+ {2}((?:[0-9a-f]{2} )*[0-9a-f]{2})(?: {2}.*)?$", FORMAT_PAGE.read_text(), re.MULTILINE)

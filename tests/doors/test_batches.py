@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from mirrorlog.commitlog.attributes import Attributes, attributes_of
 from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
 from mirrorlog.commitlog.format import read_header
-from mirrorlog.doors.batches import check_content, check_ready, check_size, number_records, read_records
+from mirrorlog.doors.batches import (
+    check_content,
+    check_ready,
+    check_size,
+    number_records,
+    read_attributes,
+    read_records,
+)
 from mirrorlog.doors.incoming import Batch
 from mirrorlog.doors.opening import Opening
-from mirrorlog.errors import BadBatch, BadRequest, BatchTooLarge
+from mirrorlog.errors import BadBatch, BadInput, BadRequest, BatchTooLarge
 from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.wire.frames import Durability, Level
 from mirrorlog.wire.messages import Limits
@@ -46,6 +54,26 @@ def test_absent_and_empty_are_told_apart_on_the_whole_way() -> None:
     ]
     header = read_header(batch)
     assert (header.producer_id, header.producer_epoch, header.sequence, header.queue_id) == (42, 3, 9, QUEUE_ID)
+
+
+def test_attributes_of_the_records_are_those_of_the_batch() -> None:
+    """Goal: priority, time to live and delay arrive; a time to live of 0 is not none. Method: through the encoding."""
+    for given, expected in (
+        (pb.Records(records=RECORDS.records), None),
+        (pb.Records(records=RECORDS.records, ttl_ms=0), Attributes(0, 0, 0)),
+        (pb.Records(records=RECORDS.records, priority=255, ttl_ms=9, delay_ms=8), Attributes(255, 9, 8)),
+    ):
+        asked = read_attributes(given)
+        assert asked == expected
+        batch = number_records(read_records(given), IDENTIFIED, sequence=0, queue_id=QUEUE_ID, attributes=asked)
+        assert attributes_of(read_header(batch), batch) == (expected or Attributes())
+
+
+@pytest.mark.parametrize("asked", [{"priority": 256}, {"ttl_ms": -1}, {"delay_ms": -1}, {"delay_ms": 2**62}])
+def test_attributes_outside_their_limits_are_refused(asked: dict[str, int]) -> None:
+    """Goal: a wrong value is named before a node sees it."""
+    with pytest.raises(BadInput, match=next(iter(asked))):
+        read_attributes(pb.Records(**asked))
 
 
 def test_the_same_records_and_sequence_are_the_same_bytes() -> None:

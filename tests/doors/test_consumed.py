@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from mirrorlog.commitlog.attributes import Attributes
 from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
 from mirrorlog.commitlog.codec import compress_draft
 from mirrorlog.commitlog.format import Codec, log_seed, read_header, stamp
@@ -158,3 +159,22 @@ def test_silence_moves_nobody() -> None:
     response = consumed.nothing(found)
     assert (response.first, response.next.queue_offset, response.next.epoch) == (4, 4, 2)
     assert response.WhichOneof("content") is None
+
+
+def test_records_say_what_their_producer_asked_for() -> None:
+    """Goal: the attributes of a batch come with its records, and raw batches as they are. Method: a batch with them,
+    one with a time to live of 0, one without; a damaged block is named."""
+    asked = [Attributes(9, 8, 7), Attributes(0, 0, 0), None]
+    batches = [stamped(encode_batch([Record(b"v")], queue_id=1, attributes=each), at) for at, each in enumerate(asked)]
+    found = fetched(batches)
+    assert consumed.raw(found).raw == b"".join(batches)
+    given = [batch for each in records(found) for batch in each.batches.batches]
+    told = [
+        Attributes(batch.priority, batch.ttl_ms if batch.HasField("ttl_ms") else None, batch.delay_ms)
+        for batch in given
+    ]
+    assert told == [Attributes(9, 8, 7), Attributes(0, 0, 0), Attributes()]
+    unknown = draft_columns([b"v"], attributes=Attributes(1))
+    unknown.data[111] = 1
+    with pytest.raises(BadBatch, match="log offset 0"):
+        records(fetched([stamped(bytearray(unknown.seal(queue_id=1)), 0)]))

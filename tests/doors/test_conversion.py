@@ -107,12 +107,12 @@ def test_a_queue_and_a_node_keep_their_facts() -> None:
         QueueInfo(
             name="q", queue_id=1, log_id="l", epoch=2, master="m", mirrors=["a", "b"], begin=3, next=4,
             arguments={"x": 5}, incarnation="i", producer_epoch=6, current=False,
-            tiers=[TierInfo(name="t", location="/t", next=7)], gaps=[(8, 9)],
+            tiers=[TierInfo(name="t", location="/t", next=7)], gaps=[(8, 9)], attributes=True,
         )
     )  # fmt: skip
     assert (queue.name, queue.queue_id, queue.log_id, queue.epoch, queue.master) == ("q", 1, "l", 2, "m")
     assert (list(queue.mirrors), queue.begin, queue.next, queue.arguments["x"].integer) == (["a", "b"], 3, 4, 5)
-    assert (queue.incarnation, queue.producer_epoch, queue.current) == ("i", 6, False)
+    assert (queue.incarnation, queue.producer_epoch, queue.current, queue.attributes) == ("i", 6, False, True)
     assert [(each.name, each.location, each.next) for each in queue.tiers] == [("t", "/t", 7)]
     assert [(each.first, each.next) for each in queue.gaps] == [(8, 9)]
     assert {field.name for field in queue.DESCRIPTOR.fields} == set(QueueInfo.__struct_fields__)

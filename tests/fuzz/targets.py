@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
+from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Attributes, asked_attributes, attributes_of, encode_attributes
+from mirrorlog.commitlog.body import Record, draft_columns, encode_batch, parse_batch_body
 from mirrorlog.commitlog.checkpoint import Checkpoint, decode_slot, encode_slot
 from mirrorlog.commitlog.checksum import crc32c
-from mirrorlog.commitlog.codec import compress, open_body
+from mirrorlog.commitlog.codec import compress, compress_draft, open_body
 from mirrorlog.commitlog.epochs import Epoch, EpochList, decode_epochs, encode_epochs
 from mirrorlog.commitlog.format import (
     HEADER_SIZE,
+    BatchHeader,
     Codec,
+    Column,
     aligned,
     check_body,
     check_producer_part,
@@ -35,7 +38,7 @@ from mirrorlog.commitlog.ingest import check_run
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.loss import EARLIER
 from mirrorlog.config import LogSettings
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.errors import BadBatch, MirrorlogError
 from mirrorlog.queues.changes import decode_changes, decode_checkpoint
 from mirrorlog.wire.frames import (
     FrameReader,
@@ -92,8 +95,18 @@ def batch(data: bytes) -> None:
     with suppress(MirrorlogError):
         header = check_producer_part(memoryview(content), max_batch_bytes=BYTES_MAX)
         assert header.length == len(content) <= BYTES_MAX
+        _read_attributes(header, bytes(content))
         _read_body(bytes(content), header.record_count)
     _store(content)
+
+
+def _read_attributes(header: BatchHeader, content: bytes) -> None:
+    """What is read is within the limits of what may be asked for, and is written to the same bytes."""
+    with suppress(BadBatch):
+        found = attributes_of(header, content)
+        assert (asked_attributes(*found) or NO_ATTRIBUTES) == found
+        if header.columns & Column.ATTRIBUTES:
+            assert encode_attributes(found) == content[HEADER_SIZE : header.body_at]
 
 
 def _read_body(content: bytes, record_count: int) -> None:
@@ -126,6 +139,9 @@ def batch_seeds() -> list[bytes]:
     found = [encode_batch(records, queue_id=1) for records in ([record], [record] * 5, [Record(None), Record(b"")])]
     for codec in (Codec.LZ4, Codec.ZSTD):
         found.append(_compressed(found[1], codec))
+    for codec in Codec:
+        draft = draft_columns([b"value" * 9] * 5, attributes=Attributes(255, 0, 1_500))
+        found.append(bytearray(compress_draft(draft, codec).seal(queue_id=1)))
     return [bytes((flag,)) + bytes(each) for each in found for flag in (0, 1)]
 
 

@@ -108,10 +108,19 @@ class Assigned:
     def users(self) -> Mapping[str, User]:
         return {}
 
+    def has_heard(self) -> bool:
+        return True
+
     def placed(self, queue: str) -> UUID | None:
         return next(iter(self.logs()))
 
     async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
+        raise NotLeader("there is no cluster here")
+
+    async def unbind_queue(self, queue: str) -> None:
+        raise NotLeader("there is no cluster here")
+
+    async def remove_queue(self, queue: str, log_id: UUID, epoch: int) -> None:
         raise NotLeader("there is no cluster here")
 
     def links(self) -> tuple[int, int, int]:

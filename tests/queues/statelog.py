@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header, stamp
-from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, encode_change
+from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, apply_checkpoint
 from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.holds import HoldTable
@@ -53,6 +53,8 @@ class Derived:
             self.registry.apply(header, batch)
             self.holds.apply(header, batch)
             self.groups.apply(header, batch)
+            if header.kind == Kind.CONTROL:
+                self.producers.follow(decode_changes(batch))
         self.producers.apply(header)
 
     def follow_all(self, batches: Iterable[Stored], *, confirmed: int) -> None:
@@ -65,6 +67,10 @@ class Derived:
         self.holds.confirm(log_offset)
         self.groups.confirm(log_offset)
         self.tracker.confirm(log_offset)
+        for queue_id in (deleted := self.registry.take_deleted()):
+            self.groups.forget_queue(queue_id)
+            self.appended.pop(queue_id, None)
+        self.holds.forget_queues(deleted)
 
     def next_queue_offset(self, queue_id: int) -> int:
         stated = self.registry.find_id(queue_id).next_queue_offset if self.registry.has_id(queue_id) else 0

@@ -62,6 +62,8 @@ def test_tags() -> None:
     [
         "", ".*", "^$", "^orders", "orders$", r"^(app-.*|amq\.gen.*)$", "[a-z]+", "^(a|b|c)$", r"\d{3}-x",
         "^a.*b.*c.*$", "^(?:a|b).*", "a?", "^[^.]+\\.[^.]+$",
+        "^a?b?c?d?$", "^(orders|invoices|returns)-(eu|us)-(new|paid|late)(\\.dlq)?$",
+        "^(" + "|".join(map(str, range(99))) + ")$",
     ],
 )  # fmt: skip
 def test_usual_expressions_are_taken(expression: str) -> None:
@@ -76,9 +78,15 @@ def test_usual_expressions_are_taken(expression: str) -> None:
         ("(a|a)*$", "repeat"),
         ("(a|b.*)+", "repeat"),
         ("((a*)*)*", "repeat"),
-        (".*.*.*x", "repeats in a row"),
-        ("^.*.*.*.*x", "repeats in a row"),
-        ("a?" * 30 + "a" * 30, "repeats in a row"),
+        (".*.*.*x", "too long"),
+        ("^.*.*.*.*x", "too long"),
+        ("a?" * 30 + "a" * 30, "too long"),
+        ("^" + "(ab|[a]b)" * 100 + "c$", "too long"),
+        ("^" + "(ab|[ax]b)" * 25 + "c$", "too long"),
+        ("^" + "(a|ab|)" * 20, "too long"),
+        ("^" + "[a]{0,200}" * 4, "too long"),
+        ("^" + "(ab?)?" * 30, "too long"),
+        ("((a+)?)+", "repeat"),
         (r"(a)\1", "not taken"),
         ("(?=a)b", "not taken"),
         ("x" * 1001, "above the limit"),
@@ -90,7 +98,9 @@ def test_an_expression_that_could_take_for_ever_is_refused(expression: str, text
         check_expression(expression)
 
 
-@pytest.mark.parametrize("expression", ["^.*a.*a.*$", ".*a.*b", "a*a*b", "^a*a*a*b"])
+@pytest.mark.parametrize(
+    "expression", ["^.*a.*a.*$", ".*a.*b", "a*a*b", "^a*a*a*b", "^" + "(a|[ab])" * 23 + "c", "^" + "a?" * 23 + "c"]
+)
 def test_the_worst_that_is_taken_ends_soon(expression: str) -> None:
     """Goal: the node's loop is not held up. Method: names that match as late as can be; a bound that is far above what
     it takes."""
@@ -99,6 +109,15 @@ def test_the_worst_that_is_taken_ends_soon(expression: str) -> None:
     for name in ("a" * 255, "a" * 254 + "\n", "b" * 255):
         re.search(expression, name)
     assert time.perf_counter() - began < 2
+
+
+def test_what_is_too_long_for_a_name_is_held_against_no_expression() -> None:
+    """Goal: no user makes a node search a name of megabytes. Method: an expression that takes the square of the length,
+    and a length at which that would be minutes."""
+    found, name = user(read=r".*x\.public$"), "a" * 1_000_000
+    assert not allowed(found, Right.READ, name)
+    with pytest.raises(BadRequest, match="255 characters"):
+        check_allowed("u", found, Right.READ, "/", name)
 
 
 def test_what_older_software_took_and_this_does_not_matches_nothing() -> None:

@@ -21,7 +21,9 @@ from mirrorlog.queues.changes import (
     CheckpointBegan,
     CheckpointEnded,
     PositionCommitted,
+    QueueDeleted,
     State,
+    decode_changes,
     decode_checkpoint,
     encode_change,
 )
@@ -52,6 +54,7 @@ class Walk:
         self.live_from = 0
         self.clients: dict[tuple[int, int], tuple[int, int]] = {}
         self.landed: set[tuple[int, ...]] = set()
+        self.deleted: set[int] = set()
 
     def new_state(self, *, reads_checkpoints: bool = True) -> Derived:
         return Derived(producers_max=self.producers_max, expiry_us=EXPIRY_US, reads_checkpoints=reads_checkpoints)
@@ -59,6 +62,7 @@ class Walk:
     def step(self) -> None:
         steps: dict[Callable[[], None], int] = {
             self.declare: 3,
+            self.delete: 1,
             self.commit: 10,
             self.hold: 10,
             self.change_group: 30,
@@ -81,6 +85,22 @@ class Walk:
         assert table_facts(self.live.groups, RECORDS) == table_facts(self.whole.groups, RECORDS)
         assert self.live.producer_facts() == self.whole.producer_facts()
         assert self.live.tracker.state_from == self.newest_checkpoint()
+        assert [each for each in self.deleted if self.live.registry.is_gone(each)] == self.known_gone()
+
+    def known_gone(self) -> list[int]:
+        """Queues whose deletion is confirmed: nothing is known of any of them, and none has its id."""
+        gone = [
+            change.queue_id
+            for header, batch in self.log.batches
+            if header.kind == Kind.CONTROL and header.next_log_offset <= self.confirmed
+            for change in decode_changes(batch)
+            if isinstance(change, QueueDeleted)
+        ]
+        assert {queue_id for queue_id, _, _ in self.live.groups}.isdisjoint(gone)
+        assert {queue_id for _, queue_id in self.live.producers.known()} <= set(self.live.registry.queue_ids())
+        assert not any(self.live.holds.newest(each) or self.live.registry.begins.get(each) for each in gone)
+        assert set(gone) <= self.deleted
+        return [each for each in self.deleted if each in gone]
 
     # --- what a master writes ---
 
@@ -94,6 +114,12 @@ class Walk:
         batch = self.live.registry.declare(name, {"retention_ms": ord(name)}, incarnation=str(self.log.end))
         if batch is not None:
             self.append(batch)
+
+    def delete(self) -> None:
+        """Also while a checkpoint is written, and again under the same name afterwards."""
+        for queue_id in self.random.sample(self.live.registry.queue_ids(), min(1, len(self.live.registry))):
+            self.append(self.live.registry.delete(queue_id))
+            self.deleted.add(queue_id)
 
     def commit(self) -> None:
         for queue in self.random.sample(list(self.live.registry), min(1, len(self.live.registry))):
@@ -166,7 +192,8 @@ class Walk:
 
     def retry(self) -> None:
         """Any batch of the log comes again, however old: it is never taken for a new one."""
-        sent = [header for header, _ in self.log.batches if header.producer_id]
+        there = self.live.registry.has_id
+        sent = [header for header, _ in self.log.batches if header.producer_id and there(header.queue_id)]
         if sent:
             retried = self.random.choice([*sent[-6:], *self.random.sample(sent, 1)])
             assert self.verdict(retried) is not None, "one batch would land twice"
@@ -269,8 +296,8 @@ def outcome(step: Callable[[], Landed | None]) -> Landed | MirrorlogError | None
 @pytest.mark.parametrize("seed", range(60))
 def test_the_state_from_a_checkpoint_on_is_that_of_the_whole_log(seed: int) -> None:
     """Walk, and compare both states after every step: what is known of queues, positions and producers, who is
-    answered what, who holds what, what groups have settled, and which checkpoint is the newest. No batch of a producer
-    may ever land twice."""
+    answered what, who holds what, what groups have settled, which queues are gone, and which checkpoint is the newest.
+    No batch of a producer may ever land twice."""
     walk = Walk(seed)
     for _ in range(STEPS):
         walk.step()

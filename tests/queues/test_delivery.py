@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mirrorlog.errors import BadRequest, ExclusiveTaken, NoSuchSubscription, NotGranted, ReceiptStale
+from mirrorlog.queues.changes import GroupReset, Settled
 from mirrorlog.queues.delivery import Receipt, Rules
 from mirrorlog.queues.ledger import State
 from mirrorlog.wire.frames import Grant, How
@@ -103,6 +104,81 @@ def test_what_could_not_be_logged_as_returned_stays_flagged() -> None:
     it.gone(1)
     it.refuses = False
     assert [grant for _, grant in it.pump()] == [Grant(0, 2, 1, 0)]
+
+
+def test_what_is_gone_from_the_queue_is_settled_in_whosever_hands_it_is() -> None:
+    """Ten records: two in a hand, one leased, one parked. The begin moves to 8: one change, the hand has room again, a
+    late ack of it changes nothing, and what stands behind is given out. A second look finds nothing."""
+    it = started(10)
+    it.lease(9, 1, 60_000)
+    it.subscribe(2, 2)
+    assert it.delivery.missing(0, (0, 0)) is None
+    it.gone(1)
+    it.pump()
+    it.confirm()
+    it.pump()
+    it.settle(2, 1, 2, how=How.RETURN, delay_ms=60_000)
+    before = it.ledger.out, it.ledger.leased, it.ledger.parked
+    assert before[1:] == (1, 1)
+    it.begin = 8
+    change = it.delivery.missing(8, (0, 0))
+    assert change == Settled(group="", ranges=[0, 8], why="expired")
+    it.append([change])
+    it.delivery.missing_done(change)
+    assert (it.ledger.floor, it.ledger.out, it.ledger.leased, it.ledger.parked) == (8, 0, 0, 0)
+    assert it.settle(2, 2, 3).records == 0
+    it.move_watermark()
+    it.confirm()
+    assert records(it.pump()) == [8, 9]
+    assert it.delivery.missing(8, (0, 0)) is None
+
+
+def test_a_gap_that_a_loss_has_left_is_settled_in_one_step() -> None:
+    """2^32 queue offsets between the records: one change, none of them is ready or given out, also when the begin
+    stands within it, before it or behind it."""
+    gap = (5, 5 + 2**32)
+    it = stage(5)
+    it.end = gap[1] + 3
+    assert it.ledger.ready(it.end) == 2**32 + 8
+    change = it.delivery.missing(0, gap)
+    assert change is not None
+    assert change.ranges == list(gap)
+    assert it.delivery.missing(7, gap) == Settled(group="", ranges=[0, gap[1]], why="expired")
+    assert it.delivery.missing(gap[1] + 1, gap) == Settled(group="", ranges=[0, gap[1] + 1], why="expired")
+    it.append([change])
+    it.delivery.missing_done(change)
+    assert it.delivery.missing(0, gap) is None
+    assert it.ledger.ready(it.end) == 8
+    it.subscribe(1)
+    it.move_watermark()
+    it.confirm()
+    assert records(it.pump()) == [*range(5)]
+    it.confirm()
+    assert records(it.pump()) == [*range(gap[1], gap[1] + 3)]
+
+
+def test_after_a_reset_nothing_that_was_in_hand_is_known_any_more() -> None:
+    """Goal: hands are void. Five are given out and in hand, then the group is reset to its begin, and delivery made
+    anew: an ack of that epoch under the new subscription is not granted, said again or not; all comes again in order,
+    unflagged; and a late ack of what somebody has by then is passed over."""
+    it = started(5)
+    it.pump()
+    it.settle(1, 0, 2)
+    it.append([GroupReset(group="", queue_offset=0)])
+    it._make()
+    it.subscribe(2, 3)
+    for again in (False, True):
+        with pytest.raises(NotGranted):
+            it.settle(2, 2, 5, again=again)
+    it.move_watermark()
+    it.confirm()
+    given = it.pump()
+    assert records(given) == [0, 1, 2]
+    assert not any(grant.redelivered or grant.attempts for _, grant in given)
+    it.subscribe(3)
+    late = it.settle(3, 0, 3, again=True)
+    assert (late.records, late.passed_over) == (0, 3)
+    assert it.ledger.floor == 0
 
 
 def test_prefetch_counts_records_and_bytes_and_lets_one_large_record_through() -> None:

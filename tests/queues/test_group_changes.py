@@ -56,10 +56,14 @@ CHANGES: list[tuple[Change, bytes]] = [
         GroupReset(group="g", queue_offset=300),
         b"\x83\xa4type\xaaGroupReset\xa5group\xa1g\xacqueue_offset\xcd\x01\x2c",
     ),
+    (
+        GroupReset(group="g", queue_offset=0, void=5 << 32),
+        b"\x84\xa4type\xaaGroupReset\xa5group\xa1g\xacqueue_offset\x00\xa4void\xcf\0\0\0\5\0\0\0\0",
+    ),
     (GroupDeleted(group="g"), b"\x82\xa4type\xacGroupDeleted\xa5group\xa1g"),
 ]
 
-GROUP = GroupState(queue_id=1, group="", floor=2, watermark=4096)
+GROUP = GroupState(queue_id=1, group="", floor=2, watermark=4096, void=7)
 WHOLE = LedgerChunk(queue_id=1, group="", first=4096, next=12_288)
 PART = LedgerChunk(
     queue_id=1,
@@ -73,7 +77,7 @@ PART = LedgerChunk(
 )
 LEASES = LeasesState(queue_id=1, group="", leases={7: ("x", 30_000, 800)})
 STATES: list[tuple[State, bytes]] = [
-    (GROUP, bytes.fromhex("95 a1 41 01 a0 02 cd 10 00")),
+    (GROUP, bytes.fromhex("96 a1 41 01 a0 02 cd 10 00 07")),
     (WHOLE, bytes.fromhex("99 a1 43 01 a0 cd 10 00 cd 30 00 c4 00 c4 00 90 90")),
     (
         PART,

@@ -519,6 +519,18 @@ def test_a_checkpoint_that_was_left_is_told_anew() -> None:
     assert (table.find(1, "").floor, table.find(1, "").watermark, table.find(1, "").leases) == (7, 9, {})
 
 
+def test_a_checkpoint_says_what_is_void() -> None:
+    """A group that was reset, told by a checkpoint alone, and by the change alone."""
+    log, table, later = StateLog(), GroupTable(per_queue_max=2), GroupTable(per_queue_max=2)
+    header, batch = log.append(encode_change(table.reset(1, "g", 5, void=7 << 32), queue_id=1))
+    table.apply(header, batch)
+    state = table.state(next(table.parts()))
+    assert state == GroupState(queue_id=1, group="g", floor=5, watermark=5, void=7 << 32)
+    header, _ = log.append(encode_checkpoint([encode_state(state)]))
+    later.restore(header, [state])
+    assert (table.find(1, "g").void, later.find(1, "g").void) == (7 << 32, 7 << 32)
+
+
 # --- bytes ---
 
 

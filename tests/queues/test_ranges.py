@@ -43,3 +43,19 @@ def test_a_million_records_in_hand_are_a_few_megabytes() -> None:
         ranges.remove(each, each + 1)
     assert len(ranges) == 1_000_000
     assert sum(borders.itemsize * len(borders) for borders in ranges._chunks.values()) == 4_000_000
+
+
+@given(st.lists(st.tuples(numbers, st.integers(1, 8)), max_size=6), numbers)
+def test_a_range_that_is_far_longer_than_what_is_there_costs_what_is_there(
+    runs: list[tuple[int, int]], first: int
+) -> None:
+    """A loss leaves gaps of 2^32, and nobody waits for as many steps."""
+    ranges, model = RangeSet(), set[int]()
+    for at, length in runs:
+        ranges.add(at, at + length)
+        model |= set(range(at, at + length))
+    behind = {each for each in model if each >= first}
+    assert {each for run in ranges.within(first, 2**62) for each in range(*run)} == behind
+    assert list(ranges.without(2**40, 2**62)) == [(2**40, 2**62)]
+    assert ranges.remove(first, 2**62) == len(behind)
+    assert list(ranges) == runs_of(model - behind)

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from sim.cluster_main import Batch, Totals, attempt, coverage, report, shrunk
-from sim.cluster_plan import KINDS, Event, Plan, draw
+from sim.cluster_plan import ALL_KINDS, GROUP_KINDS, Event, Plan, draw
 from sim.cluster_run import run
 from sim.cluster_shrink import shrink
 from sim.trace import Trace
 
 PIECES = 4
 PER_PIECE = 50
+GROUP_SCHEDULES = 3
 
 
 @pytest.mark.timeout(600)
@@ -37,9 +38,28 @@ def test_nothing_is_lost_in_any_storm(piece: int, tmp_path: Path) -> None:
     assert totals.counts["schedules"] == len(seeds)
 
 
+@pytest.mark.xfail(run=False, reason="broker/deliverer.py: tick looks for ever at a group whose change is refused")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["groups: anything", "groups: falling masters"])
+def test_acking_groups_come_through_any_storm(kind: str, tmp_path: Path) -> None:
+    """Schedules with takers of acking groups, on two processes; everything comes to somebody, and what was acknowledged
+    stays so."""
+    assert kind in GROUP_KINDS
+    totals = Totals()
+    batch = Batch(totals, tmp_path / "totals.json", kind=kind)
+    batch.run(range(1, 1 + GROUP_SCHEDULES), until=time.monotonic() + 200, workers=2)
+    print(coverage(totals.counts))
+    reasons = "\n".join(failure.reason for failure in batch.failures)
+    assert not batch.failures, (
+        f"{reasons}\nreplay: python -m sim.cluster_main --kind '{kind}' --n 1 --seed {batch.failures[0].plan.seed}"
+    )
+    assert totals.counts["groups: ack confirmed"]
+    assert totals.counts["groups: ledgers compared"]
+
+
 def test_a_plan_survives_being_saved() -> None:
     """Of every kind, by writing and reading it; and a seed always gives the same plan."""
-    for kind in KINDS:
+    for kind in ALL_KINDS:
         plan = draw(7, kind=kind)
         assert Plan.from_json(plan.to_json()) == plan == draw(7, kind=kind)
         assert len(plan.events) >= 20

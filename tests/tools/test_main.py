@@ -19,7 +19,7 @@ COMMANDS = [
     *("land", "landings", "landing-end"),
     *("exchange-declare", "exchange-delete", "exchanges", "bind", "unbind", "bindings"),
     *("vhosts", "vhost-add", "vhost-delete", "users", "user-set", "user-delete", "user-permissions"),
-    *("receive", "purge", "group-delete"),
+    *("receive", "purge", "delete", "group-delete", "group-reset"),
 ]
 
 

@@ -3,11 +3,20 @@
 import msgspec
 import pytest
 
+from mirrorlog.commitlog.attributes import Attributes
 from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
 from mirrorlog.commitlog.codec import compress_draft
 from mirrorlog.commitlog.format import Codec, read_header
 from mirrorlog.errors import BadBatch, BadInput
-from mirrorlog.tools.records import GivenRecord, StoredRecord, parse_record, record_fields, stored_records
+from mirrorlog.tools.batch_view import batch_fields, batch_lines
+from mirrorlog.tools.records import (
+    GivenRecord,
+    StoredRecord,
+    parse_record,
+    record_fields,
+    record_line,
+    stored_records,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,11 +26,13 @@ from mirrorlog.tools.records import GivenRecord, StoredRecord, parse_record, rec
         GivenRecord(None, b"", [("a", None), ("a", b"\xff"), ("", b"")], -5),
         GivenRecord(b"\xff\x00", b"\xfe", [("h", b"x\n")], 1_357_000_000_000_000),
         GivenRecord("ä\t\n".encode(), "ß".encode(), [], 0),
+        GivenRecord(b"v", None, [], None, Attributes(255, 0, 7)),
+        GivenRecord(b"v", None, [], None, Attributes(1)),
     ],
 )
 def test_a_record_comes_back_as_it_was(record: GivenRecord) -> None:
     """Goal: what consume and dump print can be published again. Method: absent, empty and binary parts, out and in."""
-    shown = StoredRecord("q", 7, record.value, record.key, record.headers, record.timestamp_us, 9)
+    shown = StoredRecord("q", 7, record.value, record.key, record.headers, record.timestamp_us, 9, record.attributes)
     assert parse_record(msgspec.json.encode(record_fields(shown))) == record
 
 
@@ -32,6 +43,7 @@ def test_a_record_comes_back_as_it_was(record: GivenRecord) -> None:
         b'{"value": "v", "headers": 7}', b'{"value": "v", "headers": [7]}',
         b'{"value": "v", "headers": [{"value": "x"}]}',
         b'{"value": "v", "timestamp_us": "now"}', b'{"value": "v", "timestamp_us": true}', b'{"value": "\xff"}',
+        b'{"value": "v", "priority": 256}', b'{"value": "v", "ttl_ms": -1}', b'{"value": "v", "delay_ms": "x"}',
         b"[" * 100_000,
     ],
 )  # fmt: skip
@@ -58,3 +70,31 @@ def test_a_body_that_cannot_be_opened_is_named() -> None:
     batch[100:108] = b"\xff" * 8
     with pytest.raises(BadBatch):
         list(stored_records(read_header(batch), memoryview(batch), "q"))
+
+
+def test_attributes_of_a_batch_are_shown_with_it_and_its_records() -> None:
+    """Goal: dump, tail and consume say what a producer asked for, for people and for programs, of a compressed batch
+    too. Method: one with all three, and one without."""
+    asked = Attributes(5, 60_000, 1_500)
+    draft = compress_draft(draft_columns([b"v" * 100], attributes=asked), Codec.ZSTD)
+    batch = memoryview(draft.seal(queue_id=1))
+    header = read_header(batch)._replace(base_queue_offset=40, append_time_us=9)
+    [record] = stored_records(header, batch, "q")
+    assert record_line(record).endswith("\tpriority 5, ttl 60000 ms, delay 1500 ms")
+    assert {name: record_fields(record)[name] for name in asked._fields} == asked._asdict()
+    assert "priority 5, ttl 60000 ms, delay 1500 ms" in next(batch_lines(header, batch))
+    fields = batch_fields(header, batch)
+    assert (fields["columns"], fields["attributes"]) == (["attributes"], asked._asdict())
+    plain = memoryview(encode_batch([Record(b"v")], queue_id=1))
+    assert "attributes" not in batch_fields(read_header(plain), plain)
+    [record] = stored_records(read_header(plain), plain, "q")
+    assert (record_line(record), "priority" in record_fields(record)) == ("0\t-\t-\tv", False)
+
+
+def test_attributes_that_cannot_be_read_do_not_hide_the_batch() -> None:
+    """Goal: a tool shows what is there. Method: a byte that is not known."""
+    batch = encode_batch([Record(b"v")], queue_id=1, attributes=Attributes(5))
+    batch[111] = 1
+    header = read_header(batch)
+    assert next(batch_lines(header, memoryview(batch))).endswith("bad attributes")
+    assert batch_fields(header, memoryview(batch))["attributes"] is None

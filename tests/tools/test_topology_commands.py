@@ -148,7 +148,10 @@ def test_users_log_in_and_get_permissions(
     assert (code, "^orders" in out) == (0, True)
     assert run("--user", "bob", "declare", "orders")[0] == 18
     assert run("--user", "bob", "vhosts")[0] == 0
-    assert run(*as_alice, "user-set", "bob", "--keep-password")[0] == 0
+    assert run(*as_alice, "user-set", "bob")[0] == 0, "another password"
+    assert run("--user", "bob", "vhosts")[0] == 0, "the tags stay"
+    assert run(*as_alice, "user-set", "bob", "--no-tags", "--tag", "monitoring")[0] == 2
+    assert run(*as_alice, "user-set", "bob", "--keep-password", "--no-tags")[0] == 0
     assert run("--user", "bob", "vhosts")[0] == 18
     assert run(*as_alice, "user-permissions", "bob", "--clear")[0] == 0
     assert run(*as_alice, "user-delete", "alice")[0] == 6

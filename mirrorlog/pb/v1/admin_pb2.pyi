@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class QueueInfo(_message.Message):
-    __slots__ = ("name", "queue_id", "log_id", "epoch", "master", "mirrors", "begin", "next", "arguments", "incarnation", "producer_epoch", "current", "tiers", "gaps")
+    __slots__ = ("name", "queue_id", "log_id", "epoch", "master", "mirrors", "begin", "next", "arguments", "incarnation", "producer_epoch", "current", "tiers", "gaps", "attributes")
     class ArgumentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class QueueInfo(_message.Message):
     CURRENT_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     GAPS_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     queue_id: int
     log_id: str
@@ -45,7 +46,8 @@ class QueueInfo(_message.Message):
     current: bool
     tiers: _containers.RepeatedCompositeFieldContainer[TierInfo]
     gaps: _containers.RepeatedCompositeFieldContainer[OffsetRange]
-    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., log_id: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., incarnation: _Optional[str] = ..., producer_epoch: _Optional[int] = ..., current: _Optional[bool] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ...) -> None: ...
+    attributes: bool
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., log_id: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., incarnation: _Optional[str] = ..., producer_epoch: _Optional[int] = ..., current: _Optional[bool] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., attributes: _Optional[bool] = ...) -> None: ...
 
 class TierInfo(_message.Message):
     __slots__ = ("name", "location", "next")

@@ -112,15 +112,21 @@ class ConsumedBatches(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[ConsumedBatch, _Mapping]]] = ...) -> None: ...
 
 class ConsumedBatch(_message.Message):
-    __slots__ = ("base_queue_offset", "append_time_us", "log_offset", "epoch", "records")
+    __slots__ = ("base_queue_offset", "append_time_us", "log_offset", "epoch", "records", "priority", "ttl_ms", "delay_ms")
     BASE_QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     APPEND_TIME_US_FIELD_NUMBER: _ClassVar[int]
     LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     base_queue_offset: int
     append_time_us: int
     log_offset: int
     epoch: int
     records: _containers.RepeatedCompositeFieldContainer[_producer_pb2.Record]
-    def __init__(self, base_queue_offset: _Optional[int] = ..., append_time_us: _Optional[int] = ..., log_offset: _Optional[int] = ..., epoch: _Optional[int] = ..., records: _Optional[_Iterable[_Union[_producer_pb2.Record, _Mapping]]] = ...) -> None: ...
+    priority: int
+    ttl_ms: int
+    delay_ms: int
+    def __init__(self, base_queue_offset: _Optional[int] = ..., append_time_us: _Optional[int] = ..., log_offset: _Optional[int] = ..., epoch: _Optional[int] = ..., records: _Optional[_Iterable[_Union[_producer_pb2.Record, _Mapping]]] = ..., priority: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ...) -> None: ...

@@ -81,10 +81,16 @@ class PublishBatch(_message.Message):
     def __init__(self, tag: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[_Union[Records, _Mapping]] = ..., ready: _Optional[bytes] = ...) -> None: ...
 
 class Records(_message.Message):
-    __slots__ = ("records",)
+    __slots__ = ("records", "priority", "ttl_ms", "delay_ms")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[Record]
-    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
+    priority: int
+    ttl_ms: int
+    delay_ms: int
+    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., priority: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("value", "key", "headers", "timestamp_us")

@@ -19,6 +19,7 @@ from mirrorlog.queues.changes import (
     OffsetsLeapt,
     QueueBeginsMoved,
     QueueDeclared,
+    QueueDeleted,
     QueueState,
     State,
     decode_changes,
@@ -56,6 +57,7 @@ class KnownQueues:
         """The next batch of a kind in TELLING. Raises BadBatch for a change that does not fit."""
         follow: dict[type, Callable[..., None]] = {
             QueueDeclared: self._declared,
+            QueueDeleted: self._deleted,
             QueueState: self._restored,
             QueueBeginsMoved: self._begins_moved,
             BeginsState: self._begins_said,
@@ -74,6 +76,10 @@ class KnownQueues:
         queue = KnownQueue(change.name, change.queue_id, change.incarnation)
         self.queues.setdefault(change.queue_id, queue)
         self.nexts.setdefault(change.queue_id, 0)
+
+    def _deleted(self, change: QueueDeleted) -> None:
+        """Its records may be there for a while; nobody reads them any more."""
+        self.queues.pop(change.queue_id, None)
 
     def _restored(self, state: QueueState) -> None:
         self._declared(state)

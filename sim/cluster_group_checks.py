@@ -1,0 +1,260 @@
+"""What must hold of acking groups whatever happened to their cluster: by what takers noted, by what was seen leaving
+the nodes, and by what the copies know.
+
+A master that was replaced and has not heard of it may still give something, as long as it believes itself in touch: it
+gives that in its old epoch, and nothing that it is told counts. So it is the masters of the newest epoch that are held
+to what was confirmed before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import Final
+
+from sim.cluster_checks import Outside, _batches
+from sim.cluster_ledgers import Ledgers, facts, rebuilt
+from sim.cluster_takers import OPEN_MAX_S, GroupHistory, GroupKey, Taken, Taking
+from sim.cluster_taps import Granted, Tap
+
+FINAL: Final = frozenset({"ack", "reject"})
+TOLD_AGAIN_COUNTS: bool = True
+"""Whether a return without an answer, which is told to the next master, may count there once more: it does when the
+master before had it in its log, and nobody had the record since."""
+_Record = tuple[str, str, int]
+"""Queue, group and queue offset."""
+
+
+@dataclass(frozen=True)
+class GroupsOutside:
+    """What the checks look at: beside what there is of the cluster, all that concerns groups."""
+
+    outside: Outside
+    history: GroupHistory
+    tap: Tap
+    ledgers: Ledgers
+    takings: tuple[Taking, ...]
+
+    @property
+    def groups(self) -> list[GroupKey]:
+        return sorted({(each.queue, each.group) for each in self.takings})
+
+    @cached_property
+    def granted(self) -> Mapping[_Record, list[Granted]]:
+        """By record, in their order."""
+        found: dict[_Record, list[Granted]] = defaultdict(list)
+        for each in self.tap.granted:
+            queue = self.queue_of(each)
+            for offset in range(each.first, each.next):
+                found[queue, each.group, offset].append(each)
+        return found
+
+    def queue_of(self, granted: Granted) -> str:
+        return self._queues[granted.log_id, granted.queue_id]
+
+    @cached_property
+    def _queues(self) -> Mapping[tuple[str, int], str]:
+        history = self.outside.history
+        return {(history.log_ids[queue], number): queue for queue, number in history.queue_ids.items()}
+
+    @cached_property
+    def taken(self) -> Mapping[_Record, list[Taken]]:
+        found: dict[_Record, list[Taken]] = defaultdict(list)
+        for each in self.history.taken:
+            found[each.queue, each.group, each.queue_offset].append(each)
+        return found
+
+    def newest_epoch(self, queue: str, at: float) -> int:
+        """That was opened by then."""
+        times, epochs = self._opened[self.outside.log_of(queue).name]
+        index = bisect_right(times, at)
+        return epochs[index - 1] if index else 0
+
+    @cached_property
+    def _opened(self) -> Mapping[str, tuple[list[float], list[int]]]:
+        found: dict[str, tuple[list[float], list[int]]] = defaultdict(lambda: ([], []))
+        rows = [(at, epoch, log) for (log, epoch), at in self.outside.observer.opened_at.items()]
+        for at, epoch, log in sorted(rows):
+            times, epochs = found[log]
+            times.append(at)
+            epochs.append(max(epoch, epochs[-1] if epochs else 0))
+        return found
+
+    def lost_since(self, queue: str, at: float) -> bool:
+        """Whether anything was reported as lost by an epoch that was opened later than that, and may have been."""
+        log, opened_at = self.outside.log_of(queue), self.outside.observer.opened_at
+        return self.outside.may_lose(queue) and any(
+            opened_at.get((log.name, loss.epoch), inf) >= at for loss in log.losses
+        )
+
+    def current(self, queue: str, granted: Granted) -> bool:
+        """Whether it was given by the newest master that there was then."""
+        return granted.epoch >= self.newest_epoch(queue, granted.at)
+
+
+def check_groups(groups: GroupsOutside) -> None:
+    """Raises AssertionError naming the first that does not hold."""
+    for check in (
+        what_is_delivered_is_what_was_published,
+        no_record_is_in_two_hands,
+        no_confirmed_ack_comes_back,
+        leases_hold,
+        nothing_is_settled_that_nobody_settled,
+        not_redelivered_means_never_delivered,
+        attempts_are_returns,
+        the_order_is_kept_for_one,
+        copies_know_the_same,
+        a_checkpoint_tells_the_same,
+        nothing_waits_for_ever,
+    ):
+        check(groups)
+
+
+def what_is_delivered_is_what_was_published(groups: GroupsOutside) -> None:
+    """The bytes that stand there; or stood there, and were reported as lost."""
+    values = {
+        (final.queue, seen.queue_offset): seen.value for final in groups.outside.history.finals for seen in final.seen
+    }
+    for taken in groups.history.taken:
+        value = values.get((taken.queue, taken.queue_offset))
+        assert value == taken.value or (value is None and groups.lost_since(taken.queue, taken.at)), (
+            f"what is delivered is what was published: {taken}, and there stands {value!r}"
+        )
+
+
+def no_record_is_in_two_hands(groups: GroupsOutside) -> None:
+    """Of one mastership."""
+    assert not groups.tap.twice, f"no record is in two hands: {groups.tap.twice[0]}"
+
+
+def no_confirmed_ack_comes_back(groups: GroupsOutside) -> None:
+    """At level `all`, behind the answer, from whoever is master then or later."""
+    for record, those in groups.taken.items():
+        for taken in those:
+            if taken.how not in FINAL or taken.outcome != "confirmed" or taken.level != "all":
+                continue
+            newest = groups.newest_epoch(taken.queue, taken.answered_at)
+            for granted in groups.granted.get(record, ()):
+                assert (
+                    granted.at <= taken.answered_at
+                    or granted.epoch < newest
+                    or groups.lost_since(taken.queue, taken.asked_at)
+                ), f"no confirmed ack comes back: {taken}; and then {granted}"
+
+
+def leases_hold(groups: GroupsOutside) -> None:
+    """Nobody else is given a leased record before its time is over, whoever becomes master, unless its holder has said
+    something about it."""
+    for record, those in groups.taken.items():
+        for taken in (each for each in those if each.lease_ms):
+            until = min(taken.lease_from + taken.lease_ms / 1000, taken.asked_at)
+            newest = groups.newest_epoch(taken.queue, taken.at)
+            for granted in groups.granted[record]:
+                assert (
+                    not taken.at < granted.at < until
+                    or granted.epoch < newest
+                    or groups.lost_since(taken.queue, taken.lease_from)
+                ), f"leases hold: {taken}; and then {granted}"
+
+
+def nothing_is_settled_that_nobody_settled(groups: GroupsOutside) -> None:
+    """In the end nothing is open in any group. So each record that is there was given to somebody who settled it."""
+    automatic = {(each.queue, each.group) for each in groups.takings if each.way == "auto"}
+    stored = {final.queue: {seen.queue_offset for seen in final.seen} for final in groups.outside.history.finals}
+    for queue, group in groups.groups:
+        for offset in sorted(stored[queue]):
+            record = queue, group, offset
+            if (queue, group) in automatic:
+                settled = record in groups.granted
+            else:
+                settled = any(each.how in FINAL for each in groups.taken.get(record, ()))
+            assert settled, (
+                f"nothing is settled that nobody settled: {offset} of group {group!r} of {queue}; it was given "
+                f"{groups.granted.get(record, [])[-3:]} and taken {groups.taken.get(record, [])[-3:]}"
+            )
+
+
+def not_redelivered_means_never_delivered(groups: GroupsOutside) -> None:
+    """To anybody who saw it, and did not give it back as not seen."""
+    for record, those in groups.granted.items():
+        taken = [each for each in groups.taken.get(record, ()) if each.how != "release"]
+        for granted in those:
+            if granted.redelivered or not groups.current(record[0], granted):
+                continue
+            before = [each for each in taken if each.at < granted.at]
+            assert not before or groups.lost_since(record[0], before[0].at), (
+                f"not redelivered means never delivered: {granted} of {record}, and before {before[0]}"
+            )
+
+
+def attempts_are_returns(groups: GroupsOutside) -> None:
+    """No more of them than it was given before; but for returns that were told to several masters."""
+    for record, those in groups.granted.items():
+        told_again = sum(_told_again(groups, each) for each in groups.taken.get(record, ()))
+        for number, granted in enumerate(those):
+            assert granted.attempts <= number + told_again, (
+                f"attempts are returns: {granted} of {record} was given {number} times before: {those[:number][-4:]}; "
+                f"{groups.taken.get(record)}"
+            )
+
+
+def _told_again(groups: GroupsOutside, taken: Taken) -> int:
+    """How many masters there were that may have been told of a return, behind the first."""
+    if taken.how != "nack" or not TOLD_AGAIN_COUNTS:
+        return 0
+    return groups.newest_epoch(taken.queue, taken.answered_at) - groups.newest_epoch(taken.queue, taken.at)
+
+
+def the_order_is_kept_for_one(groups: GroupsOutside) -> None:
+    """Who has a group for itself, and acknowledges as it goes, is given it in order, within each of its sessions."""
+    alone = {(each.queue, each.group) for each in groups.takings if each.alone}
+    reached: dict[tuple[str, str, str, int, int], int] = {}
+    for granted in groups.tap.granted:
+        if (groups.queue_of(granted), granted.group) not in alone:
+            continue
+        session = granted.log_id, granted.group, granted.node, granted.epoch, granted.number
+        assert granted.first >= reached.get(session, 0), (
+            f"the order is kept for one: {granted}, and it had come to {reached[session]}"
+        )
+        reached[session] = granted.next
+    for record, those in groups.taken.items():
+        if record[:2] in alone:
+            assert all(each.how in ("", "ack") for each in those)
+
+
+def copies_know_the_same(groups: GroupsOutside) -> None:
+    """Wherever two of them came to the same place of a log."""
+    assert not groups.ledgers.differing, f"copies know the same: {groups.ledgers.differing[0]}"
+
+
+def a_checkpoint_tells_the_same(groups: GroupsOutside) -> None:
+    """As the whole log does, on the disk of every copy."""
+    for log_id, node, batches in _logs(groups.outside):
+        whole = rebuilt(batches, from_checkpoint=False)
+        brief = rebuilt(batches, from_checkpoint=True)
+        if whole is not None and brief is not None:
+            groups.outside.history.counts["checkpoints compared"] += 1
+            assert facts(whole) == facts(brief), (
+                f"a checkpoint tells the same: {node} has log {log_id}; by all of it {facts(whole)}; by its last "
+                f"checkpoint {facts(brief)}"
+            )
+
+
+def _logs(outside: Outside) -> Iterator[tuple[str, str, list[tuple[int, bytes]]]]:
+    for log_id, log in outside.logs.items():
+        for node in log.replicas:
+            if "flip" in outside.damage.get(node, ()):
+                continue
+            yield log_id, node, list(_batches(outside.disks[node], log_id, until=1 << 62))
+
+
+def nothing_waits_for_ever(groups: GroupsOutside) -> None:
+    """Every subscribe, settlement, lease and close has ended, and in its time."""
+    waits = groups.history.waits
+    assert not waits, f"nothing waits for ever: {next(iter(waits.values()))}"
+    waited_s, what = groups.history.waited_s
+    assert waited_s < OPEN_MAX_S, f"nothing waits for ever: {what} took {waited_s:.1f} s"

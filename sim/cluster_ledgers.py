@@ -1,0 +1,138 @@
+"""Whether all copies of a log know the same of its acking groups: looked at from outside, again and again.
+
+What a copy knows at an end of the log is written down with that end and the epochs that lead there; whoever comes to
+the same place, by following, by recovering from a checkpoint or by being cut, at whatever time, has to know the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.format import Kind, read_header
+from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, decode_checkpoint
+from mirrorlog.queues.groups import GroupTable
+from mirrorlog.queues.ledger import Ledger, State
+from sim.nodes import SimulatedNode
+
+_Place = tuple[str, int, tuple[Any, ...]]
+"""Log id, end, and the epochs that begin below it."""
+GROUPS_MAX: Final = 1_000
+
+
+class Ledgers:
+    """`differing`: where two copies did not know the same; `compared`: how often one was looked at where another had
+    been."""
+
+    def __init__(self) -> None:
+        self.differing: list[str] = []
+        self.compared = 0
+        self._known: dict[_Place, tuple[str, str]] = {}
+
+    def look(self, nodes: Iterable[SimulatedNode]) -> None:
+        """At every copy that there is now."""
+        for node in nodes:
+            if node.node is None or not node.machine.up or node.machine.paused:
+                continue
+            for held in list(node.node.logs):
+                self._compare(node.name, held.replica)
+
+    def _compare(self, node: str, replica: Replica) -> None:
+        if replica.groups._partial:
+            return  # it has begun with a checkpoint that it does not know whole
+        end = replica.end
+        epochs = tuple(entry for entry in replica.epochs.entries if entry.start < end)
+        known = facts(replica.groups)
+        other, there = self._known.setdefault((str(replica.log_id), end, epochs), (node, known))
+        if other != node:
+            self.compared += 1
+        if there != known:
+            self.differing.append(
+                f"log {replica.assignment.name} at {end}: {other} knows {_differing(there, known)}; {node} knows "
+                f"{_differing(known, there)}"
+            )
+
+
+def facts(table: GroupTable) -> str:
+    """All that a copy knows, in words, a line for each group; what is out is free to a copy."""
+    return "\n".join(f"{queue_id} {group!r}: {_facts(ledger)}" for queue_id, group, ledger in _ordered(table))
+
+
+def _ordered(table: GroupTable) -> list[tuple[int, str, Ledger]]:
+    return sorted(table, key=lambda each: each[:2])
+
+
+def _facts(ledger: Ledger) -> str:
+    until = max([ledger.watermark, ledger.floor, *(high for _, high in ledger.chunk_ranges())])
+    runs = [
+        (low, high, State.FREE if state == State.OUT else state)
+        for low, high, state in ledger.runs(ledger.floor, until)
+    ]
+    told = [f"{low}-{high} {state.name}" for low, high, state in _joined(runs) if state != State.FREE]
+    counts = [f"{low}-{high} x{count}" for low, high, count in _joined(_attempts(ledger, until)) if count]
+    parked = [f"{row[0]}-{row[1]} {row[2:]}" for row in _joined(map(tuple, ledger.parked_rows()))]
+    leases = [
+        f"{number} {row} {list(_joined(ledger.lease_ranges(number)))}" for number, row in sorted(ledger.leases.items())
+    ]
+    stands = f"floor {ledger.floor}, watermark {ledger.watermark}"
+    return f"{stands}, {told}, attempts {counts}, parked {parked}, leases {leases}"
+
+
+def _attempts(ledger: Ledger, until: int) -> Iterator[tuple[int, int, int]]:
+    for low, high, state in ledger.runs(ledger.floor, until):
+        at = low
+        while state != State.SETTLED and at < high:
+            count, end = ledger.attempts(at, high)
+            yield at, end, count
+            at = end
+
+
+def _joined(rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Rows (first, until, …), those put together that touch and are equal in all else."""
+    found: list[tuple[Any, ...]] = []
+    for row in rows:
+        if found and found[-1][1] == row[0] and found[-1][2:] == row[2:]:
+            found[-1] = (found[-1][0], *row[1:])
+        else:
+            found.append(tuple(row))
+    return found
+
+
+def _differing(one: str, other: str) -> str:
+    """The lines that the other has not."""
+    there = set(other.splitlines())
+    return "; ".join(line for line in one.splitlines() if line not in there) or "nothing more"
+
+
+def rebuilt(batches: Iterable[tuple[int, bytes]], *, from_checkpoint: bool) -> GroupTable | None:
+    """The groups of a log by its batches alone: all of them, or those from the last complete checkpoint on. None when
+    there is none, or the log does not begin at 0."""
+    batches = list(batches)
+    begin = _checkpoint(batches) if from_checkpoint else 0
+    if begin is None or not batches or (begin == 0 and batches[0][0] != 0):
+        return None
+    table = GroupTable(per_queue_max=GROUPS_MAX)
+    for at, batch in batches:
+        if at < begin:
+            continue
+        header = read_header(batch)
+        table.apply(header, batch)
+        if header.kind == Kind.CHECKPOINT:
+            table.restore(header, decode_checkpoint(batch))
+        table.confirm(header.next_log_offset)
+    return table
+
+
+def _checkpoint(batches: list[tuple[int, bytes]]) -> int | None:
+    """Where the last complete one begins."""
+    began, found = None, None
+    for at, batch in batches:
+        if read_header(batch).kind != Kind.CHECKPOINT:
+            continue
+        for state in decode_checkpoint(batch):
+            if isinstance(state, CheckpointBegan):
+                began = at
+            elif isinstance(state, CheckpointEnded):
+                found = began
+    return found

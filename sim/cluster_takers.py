@@ -1,0 +1,354 @@
+"""Programs that take records of acking groups from a simulated cluster through the public client, and what they noted.
+
+Several takers share a group: subscriptions, pushed, and leases, asked for. They acknowledge most of what they get, give
+some back at once or after a delay, as seen or as not seen, let some leases run out, extend others; some hold up to
+their prefetch before they settle anything. A program that is killed is started again and knows nothing of before.
+When the storm is over everybody settles for good what comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, Protocol
+
+from mirrorlog.client import Client
+from mirrorlog.client.leases import Leased
+from mirrorlog.client.subscription import Subscription
+from mirrorlog.errors import MirrorlogError, OutcomeUnknown
+from sim.cluster_clients import AGAIN_S, insist
+from sim.machines import Machine
+
+SETTLE_TIMEOUT_MS: Final = 5_000
+OPEN_MAX_S: Final = 45.0
+"""More than the timeouts of everything that a taker waits for."""
+_HELD_MAX: Final = 20
+_DELAYS_MS: Final = (0, 30, 300)
+_IDLE_MS: Final = 100
+
+GroupKey = tuple[str, str]
+"""Queue and group."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """A record as a taker got it, and what it did. `at`, `asked_at`, `answered_at`: s of the run, inf for not yet;
+    `how`: ack, nack, reject or release; `outcome`: confirmed, refused, unknown or none yet. Of a lease also
+    `lease_ms`, and `lease_from`: since when it runs at the latest it was asked for."""
+
+    taker: str
+    queue: str
+    group: str
+    queue_offset: int
+    value: bytes | None = field(repr=False)
+    redelivered: bool
+    attempts: int
+    at: float
+    how: str = ""
+    level: str = "all"
+    asked_at: float = float("inf")
+    answered_at: float = float("inf")
+    outcome: str = ""
+    lease_ms: int = 0
+    lease_from: float = 0.0
+    receipt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """A taker of a group. `way`: push, auto (acknowledged as it is sent) or lease; `obedient`: acknowledges everything,
+    in order, one by one; `alone`: nobody else takes from the group; `level`: of its settlements."""
+
+    name: str
+    queue: str
+    group: str
+    way: str
+    prefetch: int
+    level: str = "all"
+    obedient: bool = False
+    alone: bool = False
+    lease_ms: int = 1_000
+
+
+@dataclass(slots=True)
+class GroupHistory:
+    """What takers noted. `waits`: what is waited for now, by number: what, and since when; `waited_s`: the longest that
+    anything was waited for, and what; `errors`: the last ones that takers met."""
+
+    taken: list[Taken] = field(default_factory=list)
+    waits: dict[int, tuple[str, float]] = field(default_factory=dict)
+    waited_s: tuple[float, str] = (0.0, "")
+    errors: dict[str, str] = field(default_factory=dict)
+    _number: int = 0
+
+    def forget(self, program: str) -> None:
+        """That program waits for nothing any more: it was killed."""
+        self.waits = {number: wait for number, wait in self.waits.items() if not wait[0].startswith(f"{program}:")}
+
+    async def wait(self, what: str, work: Awaitable[object]) -> None:
+        """For something that must end, within `OPEN_MAX_S`."""
+        self._number += 1
+        number, since = self._number, asyncio.get_running_loop().time()
+        self.waits[number] = what, since
+        try:
+            await work
+        finally:
+            self.waits.pop(number, None)
+            self.waited_s = max(self.waited_s, (asyncio.get_running_loop().time() - since, what))
+
+
+class _Settles(Protocol):
+    async def ack(self) -> None: ...
+    async def nack(self, requeue: bool = True, *, delay_ms: int = 0) -> None: ...
+    async def reject(self) -> None: ...
+    async def release(self, *, delay_ms: int = 0) -> None: ...
+
+
+class Takers:
+    """The programs of one machine. `peace`: everything is acknowledged from now on; `stopping`: it comes to its end;
+    `done`: it has."""
+
+    def __init__(
+        self, name: str, servers: Sequence[str], takings: Sequence[Taking], history: GroupHistory, *, seed: str
+    ) -> None:
+        self.name = name
+        self.history = history
+        self.peace = False
+        self.stopping = False
+        self.done = False
+        self._servers = servers
+        self._takings = takings
+        self._seed = seed
+        self._run = 0
+
+    async def __call__(self, machine: Machine) -> None:
+        self._run = machine.runs
+        self.history.forget(self.name)  # what a run that was killed waited for
+        client = await insist(lambda: Client(*self._servers, request_timeout_ms=5_000).connect())
+        await asyncio.gather(*(self._take(client, each) for each in self._takings))
+        await self.history.wait(f"{self.name}: close", client.close())
+        self.done = True
+
+    async def _take(self, client: Client, what: Taking) -> None:
+        taker = _Taker(self, client, what, Random(f"{self._seed} {what.name} {self._run}"))
+        turn = taker.lease if what.way == "lease" else taker.subscribed
+        while not self.stopping:
+            try:
+                await turn()
+            except MirrorlogError as error:
+                self.history.errors[what.name] = f"{type(error).__name__}: {error}"
+                await asyncio.sleep(AGAIN_S)
+        await asyncio.gather(*taker.tasks)
+
+
+class _Taker:
+    """One taker in one run of its program."""
+
+    def __init__(self, program: Takers, client: Client, what: Taking, random: Random) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._program = program
+        self._history = program.history
+        self._client = client
+        self._what = what
+        self._random = random
+        self._loop = asyncio.get_running_loop()
+
+    # --- pushed ---
+
+    async def subscribed(self) -> None:
+        """One subscription, until it ends or the program stops."""
+        what = self._what
+        subscription = self._client.subscribe(
+            what.queue,
+            what.group,
+            prefetch=what.prefetch,
+            auto_ack=what.way == "auto",
+            confirm=what.level,
+            settle_timeout_ms=SETTLE_TIMEOUT_MS,
+        )
+        await self._wait("subscribe", subscription.start())
+        try:
+            await self._follow(subscription)
+        finally:
+            with suppress(MirrorlogError):
+                await self._wait("close", subscription.close())
+
+    async def _follow(self, subscription: Subscription) -> None:
+        held: list[tuple[Taken, _Settles]] = []
+        for_s = 60.0 if self._what.obedient else self._random.choice((0.5, 2.0, 60.0))
+        end = self._loop.time() + for_s
+        while not self._program.stopping and (self._program.peace or self._loop.time() < end):
+            for delivery in await subscription.receive(timeout_ms=_IDLE_MS):
+                taken = self._note(delivery.offset, delivery.value, delivery.redelivered, delivery.attempts)
+                if self._what.way != "auto":
+                    held.append((taken, delivery))
+            if len(held) < self._hold_up_to():
+                if held:
+                    await asyncio.sleep(AGAIN_S)
+                    held = await self._settle_all(held)
+                continue
+            held = await self._settle_all(held)
+        # What was being settled goes on; what is left in hand goes back as the subscription closes.
+        await asyncio.gather(*self.tasks)
+
+    def _hold_up_to(self) -> int:
+        return 1 if self._program.peace or self._what.obedient else self._random.choice((1, 1, 5, _HELD_MAX))
+
+    async def _settle_all(self, held: list[tuple[Taken, _Settles]]) -> list[tuple[Taken, _Settles]]:
+        """In any order, unless it is to be in order."""
+        if not self._what.obedient:
+            self._random.shuffle(held)
+        for taken, delivery in held:
+            self._start(self._settle(taken, delivery))
+        if self._what.prefetch == 1 or self._random.random() < 0.3:
+            await asyncio.gather(*self.tasks)
+        return []
+
+    # --- leased ---
+
+    async def lease(self) -> None:
+        """One lease."""
+        what, asked_at = self._what, self._loop.time()
+        found = []
+
+        async def ask() -> None:
+            found.extend(
+                await self._client.lease(
+                    what.queue, what.group, max_records=what.prefetch, lease_ms=what.lease_ms, wait_ms=_IDLE_MS * 3
+                )
+            )
+
+        await self._wait("lease", ask())
+        for leased in found:
+            taken = self._note(leased.offset, leased.value, leased.redelivered, leased.attempts)
+            taken.lease_ms, taken.lease_from, taken.receipt = what.lease_ms, asked_at, leased.receipt
+            chance = 1.0 if self._program.peace else self._random.random()
+            if chance > 0.25:
+                self._start(self._settle(taken, leased))
+            elif chance > 0.15:
+                self._start(self._extend_and_settle(taken, leased))
+            # Else it is forgotten.
+        if self._random.random() < 0.5:
+            await asyncio.gather(*self.tasks)
+
+    async def _extend_and_settle(self, taken: Taken, leased: Leased) -> None:
+        asked_at = self._loop.time()
+        try:
+            await self._wait("extend", leased.extend(taken.lease_ms))
+            taken.lease_from = asked_at
+        except MirrorlogError as error:
+            self._history.errors[f"{self._what.name} extend"] = f"{type(error).__name__}: {error}"
+        await self._settle(taken, leased)
+
+    # --- settling ---
+
+    def _how(self) -> str:
+        if self._program.peace or self._what.obedient:
+            return "ack"
+        return self._random.choice(("ack",) * 14 + ("nack",) * 3 + ("release", "reject"))
+
+    async def _settle(self, taken: Taken, delivery: _Settles) -> None:
+        if not (self._program.peace or self._what.obedient) and self._random.random() < 0.2:
+            await asyncio.sleep(self._random.random() * 0.5)
+        how, delay_ms = self._how(), self._random.choice(_DELAYS_MS)
+        taken.how, taken.level, taken.asked_at = how, self._what.level, self._loop.time()
+        if taken.lease_ms:
+            taken.level = "all"
+        work: Callable[[], Awaitable[None]] = {
+            "ack": delivery.ack,
+            "nack": lambda: delivery.nack(delay_ms=delay_ms),
+            "reject": delivery.reject,
+            "release": delivery.release,
+        }[how]
+        try:
+            await self._wait(how, work())
+            taken.outcome = "confirmed"
+        except OutcomeUnknown:
+            taken.outcome = "unknown"
+        except MirrorlogError as error:
+            taken.outcome = "refused"
+            self._history.errors[f"{self._what.name} {how}"] = f"{type(error).__name__}: {error}"
+        taken.answered_at = self._loop.time()
+
+    # --- words ---
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _wait(self, what: str, work: Awaitable[object]) -> None:
+        await self._history.wait(f"{self._program.name}: {what} of {self._what.name}", work)
+
+    def _note(self, queue_offset: int, value: bytes | None, redelivered: bool, attempts: int) -> Taken:
+        taken = Taken(
+            taker=f"{self._what.name}#{self._program._run}",
+            queue=self._what.queue,
+            group=self._what.group,
+            queue_offset=queue_offset,
+            value=value,
+            redelivered=redelivered,
+            attempts=attempts,
+            at=self._loop.time(),
+        )
+        self._history.taken.append(taken)
+        return taken
+
+
+class GroupWatcher:
+    """A program: asks the masters of queues how their groups stand, until nothing in any of them is to be settled.
+    `waits_for`: what is still open."""
+
+    def __init__(self, servers: Sequence[str], groups: Sequence[GroupKey]) -> None:
+        self.done = False
+        self.waits_for = "nobody has answered"
+        self._servers = servers
+        self._groups = groups
+
+    async def __call__(self, machine: Machine) -> None:
+        client = await insist(lambda: Client(*self._servers, role="tool").connect())
+        while not self.done:
+            await asyncio.sleep(AGAIN_S)
+            try:
+                self.waits_for = await self._open_point(client)
+            except MirrorlogError as error:
+                self.waits_for = f"{type(error).__name__}: {error}"
+            self.done = not self.waits_for
+
+    async def _open_point(self, client: Client) -> str:
+        for queue in sorted({queue for queue, _ in self._groups}):
+            found = await client.admin.groups(queue)
+            known = {each.group: each for each in found.groups}
+            for group in (group for name, group in self._groups if name == queue):
+                if group not in known:
+                    return f"group {group!r} of {queue} is not there"
+                if known[group].floor < found.next:
+                    return f"{queue}, which goes to {found.next}, has {known[group]}"
+        return ""
+
+
+def takings(seed: str, queues: Sequence[str]) -> list[Taking]:
+    """Who takes from what: in the first queue its own group, of which two take, and one whose only taker keeps the
+    order; in the last one a group that is leased from and subscribed to, one that is only leased from, and one that
+    acknowledges as it is sent."""
+    random = Random(f"{seed} takings")
+    first, last = queues[0], queues[-1]
+
+    def prefetch() -> int:
+        return random.choice((1, 5, 50, 1_000))
+
+    def level() -> str:
+        return random.choice(("all", "all", "all", "master"))
+
+    return [
+        Taking("t0", first, "", "push", prefetch(), level()),
+        Taking("t1", first, "", "push", prefetch(), level()),
+        Taking("t2", first, "ordered", "push", prefetch(), "all", obedient=True, alone=True),
+        Taking("t3", last, "mixed", "push", prefetch(), "all"),
+        Taking("t4", last, "mixed", "lease", random.choice((1, 10, 100)), lease_ms=random.choice((200, 1_000, 3_000))),
+        Taking("t5", last, "leased", "lease", random.choice((10, 100)), lease_ms=random.choice((200, 1_000, 3_000))),
+        Taking("t6", last, "auto", "auto", 0),
+    ]

@@ -1,0 +1,34 @@
+"""Who reads as a stream group, as far as a node can know."""
+
+from __future__ import annotations
+
+from mirrorlog.broker.stream_readers import ACTIVE_S, StreamReaders
+
+
+def test_a_reader_is_active_for_ten_seconds_after_its_last_word_while_its_connection_is_there() -> None:
+    """Asked for, stored again, grown old, gone; another connection's word counts for itself."""
+    readers, one, other = StreamReaders(), object(), object()
+    assert readers.active("q", "g", now=0.0) == ""
+    readers.note("q", "g", one, 0.0)
+    readers.note("q", "g", one, 5.0)
+    assert readers.active("q", "g", now=ACTIVE_S + 1) == "heard 6.0 s ago"
+    assert readers.active("q", "h", now=6.0) == readers.active("p", "g", now=6.0) == ""
+    assert readers.active("q", "g", now=5.0 + ACTIVE_S) == ""
+    readers.note("q", "g", other, 6.0)
+    readers.forget(one)
+    assert readers.active("q", "g", now=7.0) == "heard 1.0 s ago"
+    readers.forget(other)
+    assert readers.active("q", "g", now=7.0) == ""
+
+
+def test_what_is_remembered_is_bounded_by_time_and_number() -> None:
+    """Names without end: those of the last ten seconds, 10,000 at most, and none that no group can have."""
+    readers, session = StreamReaders(), object()
+    for each in range(30_000):
+        readers.note("q", f"g{each}", session, 0.0)
+    assert len(readers._heard) == 10_000
+    assert readers.active("q", "g29999", now=1.0)
+    readers.note("q", "late", session, ACTIVE_S)
+    assert list(readers._heard) == [("q", "late")]
+    readers.note("q", "x" * 1000, session, ACTIVE_S)
+    assert list(readers._heard) == [("q", "late")]

@@ -1,0 +1,77 @@
+"""What the cluster decides of a queue that is deleted: nothing leads to it, and its name is free. No late or repeated
+command meets a queue that was declared since."""
+
+from __future__ import annotations
+
+import pytest
+
+from mirrorlog import errors, versions
+from mirrorlog.cluster.commands import QueueRemoved, QueuesPlaced, QueueUnbound
+from mirrorlog.cluster.state import ClusterState, check_proposal, recovered
+from tests.cluster.test_topology import Decided
+
+
+def removed(name: str = "q", *, epoch: int = 0, removals: int = 0) -> QueueRemoved:
+    return QueueRemoved(name=name, log_id="x", epoch=epoch, removals=removals)
+
+
+def test_nothing_leads_to_a_queue_that_is_about_to_go() -> None:
+    """Bind two queues twice and unbind one: its bindings are gone and the routing is newer, by one step; it stays in
+    its log, and the second time changes nothing."""
+    decided = Decided("q", "r")
+    decided.declare("e")
+    for queue in ("q", "r"):
+        decided.bind("e", queue, "one")
+        decided.bind("e", queue, "two")
+    before = decided.host.version
+    decided.do(QueueUnbound(name="q"))
+    assert {each.destination for each in decided.host.all_bindings()} == {"r"}
+    assert decided.host.version == before + 1
+    assert decided.state.queues == {"q": "x", "r": "x"}
+    decided.do(QueueUnbound(name="q"), QueueUnbound(name="unknown"))
+    assert decided.host.version == before + 1
+
+
+def test_a_removed_queue_leaves_its_place_and_what_was_bound_in_between() -> None:
+    """A bind comes between the two commands: it goes too, and the routing is newer."""
+    decided = Decided("q", "r")
+    decided.declare("e")
+    decided.do(QueueUnbound(name="q"))
+    decided.bind("e", "q")
+    before = decided.host.version
+    decided.ask(removed())
+    assert decided.state.queues == {"r": "x"}
+    assert list(decided.host.all_bindings()) == []
+    assert decided.host.version == before + 1
+    assert decided.state.removals == {"x": 1}
+
+
+def test_a_queue_that_was_declared_since_keeps_its_place() -> None:
+    """Goal: a command that comes twice, or late, is not taken for another one. The same removal again after the name
+    was placed anew; one of an older epoch; one of a log that is not there; one of a queue that is elsewhere."""
+    decided = Decided("q")
+    decided.ask(removed())
+    decided.do(QueuesPlaced(log_id="x", names=("q",)))
+    for late in (removed(), removed(epoch=1, removals=1)):
+        assert "moved on" in decided.ask(late)[1]
+    assert "no log" in decided.ask(QueueRemoved(name="q", log_id="y", epoch=0, removals=1))[1]
+    assert decided.state.queues == {"q": "x"}
+    decided.do(removed("elsewhere", removals=1))
+    assert decided.state.removals == {"x": 1}
+    decided.ask(removed(removals=1))
+    assert decided.state.queues == {}
+
+
+def test_a_recovery_of_the_cluster_voids_what_was_asked_before() -> None:
+    """Its epochs are other ones: what the lost majority was asked for comes too late."""
+    decided = Decided("q")
+    decided.state = recovered(decided.state, ["a"])
+    assert "moved on" in decided.ask(removed())[1]
+
+
+@pytest.mark.parametrize("command", [QueueUnbound(name="q"), removed()])
+def test_an_older_cluster_is_not_asked(command: QueueUnbound | QueueRemoved) -> None:
+    """Its nodes could not read it."""
+    state = ClusterState("id", "name", cluster_version=versions.DELETION - 1)
+    with pytest.raises(errors.UnsupportedVersion, match="until all nodes are updated"):
+        check_proposal(state, command)

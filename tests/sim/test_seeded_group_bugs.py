@@ -1,0 +1,145 @@
+"""The checkers of acking groups can fail: bugs put into real nodes are found, each by a plan that gives it a chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mirrorlog.broker.deliverer import Deliverer
+from mirrorlog.queues.delivery import Delivery, Given
+from mirrorlog.queues.group_states import GroupWalk, Part
+from mirrorlog.queues.groups import GroupTable
+from mirrorlog.queues.ledger import Ledger
+from mirrorlog.queues.ledger_chunk import Piece
+from sim.cluster_main import Failure, attempt
+from sim.cluster_plan import Event, Plan
+
+SEEDS = 6
+
+FALLING = (Event(0.7, "kill", ("@master", 0.6)), Event(2.2, "kill", ("@master", 0.6)))
+CUT_OFF = (Event(0.6, "isolate", ("@master", "nodes", 2.0)),)
+SESSIONS = (Event(0.5, "desert", ("takers1", 0.2)), Event(1.2, "reset", ("@master", "takers2")))
+PEACE: tuple[Event, ...] = ()
+
+
+def caught(*events: Event, by: tuple[str, ...]) -> bool:
+    """Whether one of those checks finds something in the first schedules."""
+    for seed in range(SEEDS):
+        found = attempt(plan(seed, events), within_s=20)
+        if isinstance(found, Failure):
+            assert any(check in found.reason for check in by), found.reason
+            return True
+    return False
+
+
+def plan(seed: int, events: tuple[Event, ...]) -> Plan:
+    return Plan(
+        seed=f"seeded groups {seed}",
+        kind="by hand",
+        nodes=3,
+        copies=3,
+        min_in_sync=0,
+        logs=("memory",),
+        seconds=3.0,
+        unit_bytes=512,
+        ordered_names=True,
+        forgets=False,
+        events=events,
+        groups=True,
+    )
+
+
+@pytest.mark.parametrize("events", [FALLING, CUT_OFF, SESSIONS, PEACE])
+def test_nothing_is_found_without_a_bug(events: tuple[Event, ...]) -> None:
+    """By the same plans, with nothing put in."""
+    found = attempt(plan(0, events))
+    assert not isinstance(found, Failure), found.reason
+
+
+def test_an_ack_that_is_forgotten_at_failover_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a new master that takes the last twenty records below the floor for open."""
+    begin = Deliverer.begin
+
+    def forget(self: Deliverer) -> None:
+        for _, _, ledger in self._replica.groups:
+            floor = max(0, ledger.floor - 20)
+            ledger.undo([Piece(floor, ledger.floor, None, None)], floor=floor, watermark=ledger.watermark)
+        begin(self)
+
+    monkeypatch.setattr(Deliverer, "begin", forget)
+    monkeypatch.setattr("sim.cluster_ledgers.Ledgers.look", lambda self, nodes: None)
+    assert caught(*FALLING, by=("no confirmed ack comes back",))
+
+
+def test_a_watermark_that_is_not_confirmed_ahead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By giving out what no watermark covers."""
+    grant = Delivery.grant
+
+    def uncovered(self: Delivery, end: int, now: float, *, bytes_max: int) -> Given | None:
+        self._covered = end
+        return grant(self, end, now, bytes_max=bytes_max)
+
+    monkeypatch.setattr(Delivery, "grant", uncovered)
+    monkeypatch.setattr(Delivery, "watermark_wanted", lambda self, end, freed=0: None)
+    assert caught(*FALLING, by=("not redelivered means never delivered",))
+
+
+def test_an_undo_that_is_forgotten_at_a_cut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a former master that goes on with settlements which its log has lost."""
+    monkeypatch.setattr(GroupTable, "_take_back", lambda self, undo: None)
+    assert caught(*CUT_OFF, by=("copies know the same", "nothing is settled that nobody settled"))
+
+
+def test_a_checkpoint_without_a_chunk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By leaving out what stands above the floor."""
+
+    def parts(self: GroupWalk) -> Iterator[Part]:
+        yield Part(self)
+
+    monkeypatch.setattr(GroupWalk, "parts", parts)
+    assert caught(*FALLING, by=("a checkpoint tells", "copies know the same", "no confirmed ack"))
+
+
+def test_a_return_that_is_counted_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every copy alike."""
+    give_again = Ledger.give_again
+
+    def twice(self: Ledger, *args: Any, **facts: Any) -> None:
+        give_again(self, *args, **facts)
+        give_again(self, *args, **facts)
+
+    monkeypatch.setattr(Ledger, "give_again", twice)
+    assert caught(*SESSIONS, by=("attempts are returns",))
+
+
+def test_a_record_that_is_given_to_two_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By taking the first record that is not settled for free now and then, whoever has it."""
+    confirmed = Delivery.watermark_confirmed
+
+    def forgetful(self: Delivery, queue_offset: int) -> None:
+        confirmed(self, queue_offset)
+        self._ledger.give_back(self._ledger.floor, self._ledger.floor + 1)
+        self._freed(self._ledger.floor)
+
+    monkeypatch.setattr(Delivery, "watermark_confirmed", forgetful)
+    assert caught(*PEACE, by=("no record is in two hands",))
+
+
+def test_a_settlement_of_more_than_was_asked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one record more in each change that settles."""
+    settle = Delivery._settle
+
+    def more(self: Delivery, ranges: Any, why: str) -> Any:
+        pairs = list(ranges)
+        return settle(self, [*pairs[:-1], (pairs[-1][0], pairs[-1][1] + 1)], why)
+
+    monkeypatch.setattr(Delivery, "_settle", more)
+    assert caught(*PEACE, by=("nothing is settled that nobody settled",))
+
+
+def test_records_that_are_never_given_again_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a master that does not look back for what was returned."""
+    monkeypatch.setattr(Delivery, "_freed", lambda self, first: None)
+    assert caught(*SESSIONS, by=("a group is not done",))
