@@ -499,6 +499,7 @@ class Requests:
             current=log.knows_confirmed or not log.masters,
             tiers=_tiers(log, queue),
             gaps=_gaps(log, queue),
+            attributes=self._view.cluster_version() >= versions.ATTRIBUTES,
         )
 
     def _as_metadata(self, queues: list[QueueInfo], missing: list[str]) -> Metadata:
