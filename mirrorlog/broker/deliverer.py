@@ -469,8 +469,11 @@ class Deliverer:
         self._end_waits(now)
         if self._stopped or self._publisher.cut_off or not self._begun():
             return
+        due: list[_Key] = []
         while self._times and self._times[0][0] <= now:
-            _, key = heappop(self._times)
+            due.append(heappop(self._times)[1])
+        # First all of them: one whose changes are refused is due again at once, which is at the next tick.
+        for key in due:
             work = self._works.get(key)
             if work is not None and work.planned <= now:
                 work.planned = inf

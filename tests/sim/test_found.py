@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Plan
 
@@ -90,7 +88,6 @@ def test_a_machine_is_not_set_back_while_another_one_has_still_to_hear_what_was_
     assert not reason_of("set_back_beside_one_that_was_away")
 
 
-@pytest.mark.xfail(strict=True, reason="broker/deliverer.py: tick looks for ever at a group whose change is refused")
 def test_a_delay_that_ends_while_nothing_can_be_logged_does_not_stop_the_node() -> None:
     """Both mirrors die, and the master takes no changes before another one is there. A delay, or a lease, ends just
     then: its end cannot be logged, so it is due at once again, and the tick that looks at all that is due never came to
