@@ -907,8 +907,8 @@ class Unbind(Message, frozen=True):
 
 
 class GetRouting(Message, frozen=True):
-    """Answered with Routing at once. `version`: what the asker has; 0: nothing. `to_publish`: asked by who routes by it:
-    a node that is cut off refuses that (NotCurrent), and the answer may be what has changed since `version` only.
+    """Answered with Routing at once. `version`: what the asker has; 0: nothing. `to_publish`: asked by who routes by
+    it: a node that is cut off refuses that (NotCurrent), and the answer may be what has changed since `version` only.
     `only_version`: nothing else is asked for."""
 
     virtual_host: str = DEFAULT_VIRTUAL_HOST
