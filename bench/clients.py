@@ -30,15 +30,16 @@ _Result = TypeVar("_Result")
 class Pace:
     """What a client hears of the others."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, ready_seconds: float) -> None:
         self._pipe = pipe
+        self._ready_seconds = ready_seconds
         self._stopped = False
 
     def begin(self) -> float:
         """Wait until all are ready; the time then, as `time.perf_counter` gives it."""
         self._pipe.send(None)
-        if not self._pipe.poll(READY_SECONDS) or self._pipe.recv() != _GO:
-            raise WorkloadFailed(f"the other clients were not ready within {READY_SECONDS:g} s")
+        if not self._pipe.poll(self._ready_seconds) or self._pipe.recv() != _GO:
+            raise WorkloadFailed(f"the other clients were not ready within {self._ready_seconds:g} s")
         return time.perf_counter()
 
     @property
@@ -52,15 +53,22 @@ class Pace:
 class Clients(Generic[_Result]):
     """One process per job. For `with`, whose begin returns when all are ready and whose end kills what is left."""
 
-    def __init__(self, client: Callable[[Pace, _Job], _Result], jobs: Sequence[_Job]) -> None:
+    def __init__(
+        self,
+        client: Callable[[Pace, _Job], _Result],
+        jobs: Sequence[_Job],
+        *,
+        ready_seconds: float = READY_SECONDS,
+    ) -> None:
         # Not forked: a child shall have none of this process's memory, threads and sockets.
         context = multiprocessing.get_context("spawn")
         self._name = client.__name__
+        self._ready_seconds = ready_seconds
         self._pipes: list[Connection] = []
         self._processes: list[SpawnProcess] = []
         for job in jobs:
             pipe, theirs = context.Pipe()
-            process = context.Process(target=_run, args=(theirs, client, job), daemon=True)
+            process = context.Process(target=_run, args=(theirs, client, job, ready_seconds), daemon=True)
             process.start()
             theirs.close()  # so that its end is the end of the pipe
             self._pipes.append(pipe)
@@ -69,7 +77,7 @@ class Clients(Generic[_Result]):
     def __enter__(self) -> Self:
         try:
             for pipe in self._pipes:
-                self._receive(pipe, time.monotonic() + READY_SECONDS)
+                self._receive(pipe, time.monotonic() + self._ready_seconds)
         except BaseException:
             self._kill()
             raise
@@ -124,9 +132,9 @@ def run_clients(client: Callable[[Pace, _Job], _Result], jobs: Sequence[_Job]) -
         return clients.results()
 
 
-def _run(pipe: Connection, client: Callable[[Pace, Any], Any], job: Any) -> None:
+def _run(pipe: Connection, client: Callable[[Pace, Any], Any], job: Any, ready_seconds: float) -> None:
     try:
-        pipe.send(client(Pace(pipe), job))
+        pipe.send(client(Pace(pipe, ready_seconds), job))
     except Exception as error:
         traceback.print_exc()
         pipe.send(_Failure(f"{type(error).__name__}: {error}"))

@@ -98,6 +98,10 @@ _W2_RECYCLED: Final = r"^W2 \| 3 copies, 65536 B, memory, send, segments of [^|]
 _HOPS: Final = r"^limit \| 3 copies, 1024 B, one outstanding, {language} \| p50$"
 _GRPC: Final = r"^W1 \| 3 copies, 1024 B, .*gRPC.* \| throughput$"
 _W3: Final = r"^W3 \| 3 copies, 1024 B, memory, {way} \| throughput$"
+_W6: Final = r"^W6 \| 3 copies, 1024 B, memory, {way} \| rate$"
+_W6_DISK: Final = r"^W6 \| 3 copies, 1024 B, disk, {way} \| rate$"
+_W6_RABBIT: Final = r"^W6 \| RabbitMQ .*{queue}.* \| rate$"
+_W7: Final = r"^W7 \| 3 copies, 1024 B, memory, {what} \| p50$"
 _W5: Final = r"^W5 \| 3 copies, 1024 B, memory, [^,]* \| {name}$"
 
 MARKS: Final[tuple[Mark, ...]] = (
@@ -137,6 +141,56 @@ MARKS: Final[tuple[Mark, ...]] = (
         _W3.format(way="records"),
         rf"^W3 \| {_KAFKA}.*value\(\).* \| throughput$",
         1,
+    ),
+    Mark(
+        "W6, publish, consume, ack, each record / RabbitMQ mirrored queue",
+        _W6.format(way="records"),
+        _W6_RABBIT.format(queue="mirrored"),
+        5,
+    ),
+    Mark(
+        "W6, publish, consume, ack, each record / RabbitMQ quorum queue",
+        _W6.format(way="records"),
+        _W6_RABBIT.format(queue="quorum"),
+        2,
+    ),
+    Mark(
+        "W6, publish, consume, ack, each record / NATS work queue",
+        _W6.format(way="records"),
+        rf"^W6 \| {_NATS}.* \| rate$",
+        2,
+    ),
+    Mark(
+        "W6, on disk, each record / RabbitMQ quorum queue",
+        _W6_DISK.format(way="records"),
+        _W6_RABBIT.format(queue="quorum"),
+        2,
+    ),
+    Mark(
+        "W6, on disk, each record / RabbitMQ mirrored queue",
+        _W6_DISK.format(way="records"),
+        _W6_RABBIT.format(queue="mirrored"),
+        5,
+    ),
+    Mark(
+        "W6, in batches / the best of RabbitMQ and NATS",
+        _W6.format(way="batches"),
+        r"^W6 \| (RabbitMQ|NATS) .* \| rate$",
+        None,
+    ),
+    Mark(
+        "W7, confirmed ack, p50 / NATS, DoubleAck",
+        _W7.format(what="acked"),
+        r"^W7 \| NATS .*acked.* \| p50$",
+        None,
+        at_least=False,
+    ),
+    Mark(
+        "W7, delivered, p50 / NATS",
+        _W7.format(what="delivered"),
+        r"^W7 \| NATS .*delivered.* \| p50$",
+        None,
+        at_least=False,
     ),
     Mark("W5 / sendfile copy", _W5.format(name="catch-up"), _W5.format(name="sendfile copy, .* file"), 0.8),
     Mark(

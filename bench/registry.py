@@ -6,6 +6,7 @@ Sizes are chosen so that one measurement takes a few seconds on two cores; `quic
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -15,11 +16,14 @@ from bench import (
     grpc_publish,
     limits,
     open_loop,
+    scale,
     traps,
     w1_publish,
     w2_one_outstanding,
     w3_consume,
     w5_catch_up,
+    w6_work_queue,
+    w7_delivery,
 )
 from bench.publishing import WAYS
 from bench.workload import KIB, MIB, Measured, Workload
@@ -34,7 +38,16 @@ _QUICK_SECONDS: Final = 0.5
 
 def own(*, quick: bool) -> list[Measured]:
     """mirrorlog's."""
-    return [*_w1(quick), *_w2(quick), *_w3(quick), *_w5(quick), *_open_loop(quick)]
+    return [
+        *_w1(quick),
+        *_w2(quick),
+        *_w3(quick),
+        *_w5(quick),
+        *_w6(quick),
+        *_w7(quick),
+        *_scale(quick),
+        *_open_loop(quick),
+    ]
 
 
 def select(*, quick: bool, peers: bool, everything: bool) -> list[Workload]:
@@ -55,6 +68,7 @@ def select(*, quick: bool, peers: bool, everything: bool) -> list[Workload]:
 
 
 def _bytes(full: int, quick: bool) -> int:
+    """So many bytes or records; fewer for a quick look."""
     return full // _QUICK_SHARE if quick else full
 
 
@@ -167,6 +181,34 @@ def _w5(quick: bool) -> Iterator[Measured]:
             partial(w5_catch_up.run, case),
             compared=record_bytes == COMPARED_BYTES,
         )
+
+
+def _w6(quick: bool) -> Iterator[Measured]:
+    cases = [
+        w6_work_queue.Case(record_bytes, count, way)
+        for way, count in (("records", 400_000), ("batches", 1_000_000))
+        for record_bytes in (100, KIB)
+    ]
+    cases += [w6_work_queue.Case(KIB, 100_000, way, flush="disk") for way in ("records", "batches")]
+    for full in cases:
+        case = replace(full, count=_bytes(full.count, quick))
+        compared = case.record_bytes == COMPARED_BYTES
+        yield Measured("W6", str(case), partial(w6_work_queue.run, case), compared=compared)
+
+
+def _w7(quick: bool) -> Iterator[Measured]:
+    case = w7_delivery.Case(KIB, _QUICK_SECONDS if quick else 2.0)
+    yield Measured("W7", str(case), partial(w7_delivery.run, case), compared=True)
+
+
+def _scale(quick: bool) -> Iterator[Measured]:
+    share = 100 if quick else 1
+    for case in (
+        scale.Case(queues=10_000 // share),
+        scale.Case(connections=1_000 // share),
+        scale.Case(unsettled=1_000_000 // share),
+    ):
+        yield Measured("scale", str(case), partial(scale.run, case))
 
 
 def _open_loop(quick: bool) -> Iterator[Measured]:

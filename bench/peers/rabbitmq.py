@@ -2,7 +2,8 @@
 
 The load is RabbitMQ's own PerfTest with publisher confirms and persistent messages. It reports by intervals, so its
 interval is the measured time: the first one is the warm-up, the second one the figure. It never has more than its
-window unconfirmed, and what the nodes hold at the end is compared with what it saw confirmed.
+window unconfirmed, and what the nodes hold at the end is compared with what it saw confirmed. AMQP does not answer an
+acknowledgement, so nobody can time one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -27,12 +28,19 @@ CASE: Final = f"RabbitMQ {versions.RABBITMQ}"
 
 _NODES: Final = ("r1", "r2", "r3")
 _WINDOW: Final = 2000
+_RATE: Final = 200
 _INTERVAL: Final = re.compile(
     r"id: \S+, time (?P<time>[\d.]+) s, (?:sent: (?P<sent>\d+) msg/s, confirmed: (?P<confirmed>\d+) msg/s, "
     r"nacked: (?P<nacked>\d+) msg/s, min/median/75th/95th/99th confirm latency: "
     r"\d+/(?P<p50>\d+)/\d+/\d+/(?P<p99>\d+) µs"
     r"|received: (?P<received>\d+) msg/s)"
 )
+_BOTH: Final = re.compile(
+    r"id: \S+, time (?P<time>[\d.]+) s, sent: (?P<sent>\d+) msg/s, confirmed: (?P<confirmed>\d+) msg/s, "
+    r"nacked: (?P<nacked>\d+) msg/s, received: (?P<received>\d+) msg/s, min/median/75th/95th/99th consumer latency: "
+    r"\d+/(?P<p50>\d+)/\d+/\d+/(?P<p99>\d+) µs, "
+)
+"""Of a run that publishes and consumes; `p50` and `p99` are from publishing to taking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ _QUEUES: Final = (
 
 
 def run(seconds: Seconds) -> list[Figure]:
-    """One round: both queues, W1 and W2 each, and W3 of the quorum queue."""
+    """One round: both queues, W1, W2, W6 and W7 each, and W3 of the quorum queue."""
     program = installed("rabbitmq")
     interval = max(1, math.ceil(seconds.measure))
     with Servers("rabbitmq") as servers:
@@ -59,6 +67,7 @@ def run(seconds: Seconds) -> list[Figure]:
             outcomes = cluster.publish(queue, interval)
             if queue.name == "quorum":
                 outcomes.append(cluster.consume(queue))
+            outcomes += cluster.work(queue, interval)
             figures += figures_of(map(json.dumps, outcomes), f"{CASE}, {queue.case}, PerfTest")
         return figures
 
@@ -143,6 +152,21 @@ class _Cluster:
         lines = self._perf_test(queue, [*consuming, "--interval", "1", "--exit-when", "empty"], 60)
         return {"workload": "W3", "variant": "prefetch 1000, ack of each 250", **between_intervals(lines)}
 
+    def work(self, queue: _Queue, interval: int) -> list[dict[str, object]]:
+        """Outcomes of W6 and W7, on a queue of their own."""
+        own = replace(queue, name=f"{queue.name}-work")
+        both = ["--producers", "1", "--consumers", "1", "--flag", "persistent"]
+        timed = ["--interval", str(interval), "--time", str(2 * interval + 1)]
+        fast = ["--confirm", str(_WINDOW), "--qos", "1000", "--multi-ack-every", "250"]
+        rated = ["--confirm", "1", "--qos", "1", "--rate", str(_RATE)]
+        taken = second_interval(self._perf_test(own, [*both, *fast, *timed], 3 * interval), "W6")
+        delivered = second_interval(self._perf_test(own, [*both, *rated, *timed], 3 * interval), "W7")
+        variant = f"window {_WINDOW}, prefetch 1000, ack of each 250"
+        return [
+            {"workload": "W6", "variant": variant, **taken},
+            {"workload": "W7", "variant": f"delivered, {_RATE} msg/s", **delivered},
+        ]
+
     def _perf_test(self, queue: _Queue, options: Sequence[str], seconds: float) -> list[str]:
         classes = f"{self._program / 'jars'}/*"
         address = f"amqp://guest:guest@{HOST}:{self._ports[0]}/%2f"
@@ -200,7 +224,11 @@ def second_interval(lines: Sequence[str], workload: str) -> dict[str, float]:
     intervals = _intervals(lines)
     if len(intervals) < 2:
         raise PeerFailed("PerfTest reported fewer than two intervals")
-    if workload == "W2":
+    if workload == "W6":
+        if intervals[1]["nacked"]:
+            raise PeerFailed(f"RabbitMQ refused {intervals[1]['nacked']:g} records a second")
+        return {"count": intervals[1]["received"], "seconds": 1.0}
+    if workload in ("W2", "W7"):
         return {"p50_us": intervals[1]["p50"], "p99_us": intervals[1]["p99"]}
     return {"count": intervals[1]["confirmed"], "seconds": 1.0}
 
@@ -229,7 +257,7 @@ def confirmed_at_least(lines: Sequence[str]) -> int:
 
 
 def _intervals(lines: Sequence[str]) -> list[dict[str, float]]:
-    found = (_INTERVAL.match(line) for line in lines)
+    found = (_INTERVAL.match(line) or _BOTH.match(line) for line in lines)
     return [{name: float(value or 0) for name, value in each.groupdict().items()} for each in found if each]
 
 

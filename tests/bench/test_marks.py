@@ -98,12 +98,20 @@ PEER_FIGURES = (
     ("W2", "Redis 7 stream, 3 copies, 1024 B, page cache, redis-py 5, XADD and WAIT", "p50"),
     ("W3", "Kafka 4, 3 copies, 1024 B, page cache, confluent-kafka 2, consume(1000)", "throughput"),
     ("W3", "Kafka 4, 3 copies, 1024 B, page cache, confluent-kafka 2, consume(1000), value() of each", "throughput"),
+    ("W6", "RabbitMQ 3, classic mirrored queue, 3 copies, 1024 B, fsync, PerfTest, window 2000", "rate"),
+    ("W6", "RabbitMQ 3, quorum queue, 3 copies (majority confirms), 1024 B, fsync, PerfTest, window 2000", "rate"),
+    ("W6", "NATS JetStream 2, 3 copies (majority confirms), 1024 B, page cache, Go client 1, ack of each", "rate"),
+    ("W7", "NATS JetStream 2, 3 copies (majority confirms), 1024 B, page cache, Go client 1, delivered", "p50"),
+    ("W7", "NATS JetStream 2, 3 copies (majority confirms), 1024 B, page cache, Go client 1, acked, DoubleAck", "p50"),
 )
+_PARTS = {"W3": ("batches", "records"), "W7": ("delivered", "acked")}
 _NAMES = {
     "W1": ("throughput",),
     "W2": ("p50", "p99.9", "first of a segment, p90"),
     "W3": ("throughput",),
     "W5": ("catch-up", "sendfile copy, warm file"),
+    "W6": ("rate",),
+    "W7": ("p50",),
     "open loop": ("p99",),
     "limit": ("throughput", "p50"),
 }
@@ -135,7 +143,8 @@ def test_every_mark_finds_both_of_its_sides_among_what_is_compared() -> None:
     for each in registry.select(quick=True, peers=False, everything=False):
         if not getattr(each, "compared", False):
             continue
-        cases = [f"{each.case}, batches", f"{each.case}, records"] if each.workload == "W3" else [each.case]
+        parts = _PARTS.get(each.workload)
+        cases = [f"{each.case}, {part}" for part in parts] if parts else [each.case]
         figures = [_summary(each.workload, case, name, 1.0) for case in cases for name in _NAMES[each.workload]]
         (others if each.group == LIMIT else own).extend(figures)
     for verdict in judge(MARKS, own, others):

@@ -24,6 +24,12 @@ id: t, time 8.001 s, sent: 12802 msg/s, confirmed: 13001 msg/s, nacked: 0 msg/s,
 test stopped (Reached time limit)
 id: t, confirm latency min/median/75th/95th/99th 1397/29887/42832/61598/75819 µs""".splitlines()  # noqa: E501
 
+PERF_TEST_WORK = """\
+id: t, starting consumer #0, channel #0
+id: t, time 3.001 s, sent: 8022 msg/s, confirmed: 7906 msg/s, nacked: 0 msg/s, received: 7906 msg/s, min/median/75th/95th/99th consumer latency: 3571/52543/167070/294870/335896 µs, confirm latency: 1219/25543/44496/87611/103189 µs
+id: t, time 6.015 s, sent: 8113 msg/s, confirmed: 8029 msg/s, nacked: 0 msg/s, received: 7620 msg/s, min/median/75th/95th/99th consumer latency: 1185/71716/106382/218597/242926 µs, confirm latency: 760/46213/68810/106071/130566 µs
+id: t, consumer latency min/median/75th/95th/99th 2755/62275/121067/259205/306392 µs""".splitlines()  # noqa: E501
+
 W1 = {"workload": "W1", "variant": "v", "count": 8000, "seconds": 2.0, "sent": 9000, "confirmed": 9000, "stored": 9000}
 
 
@@ -72,6 +78,14 @@ def test_perf_tests_second_interval_is_the_figure() -> None:
     assert rabbitmq.second_interval(PERF_TEST, "W2") == {"p50_us": 21799.0, "p99_us": 66306.0}
     with pytest.raises(PeerFailed, match="fewer than two"):
         rabbitmq.second_interval(PERF_TEST[:2], "W1")
+
+
+def test_perf_test_of_a_work_queue_is_read_by_what_was_taken() -> None:
+    """W6 is what the consumer had, W7 the way to it; a refusal fails."""
+    assert rabbitmq.second_interval(PERF_TEST_WORK, "W6") == {"count": 7620.0, "seconds": 1.0}
+    assert rabbitmq.second_interval(PERF_TEST_WORK, "W7") == {"p50_us": 71716.0, "p99_us": 242926.0}
+    with pytest.raises(PeerFailed, match="refused 3 "):
+        rabbitmq.second_interval([line.replace("nacked: 0", "nacked: 3") for line in PERF_TEST_WORK], "W6")
 
 
 def test_perf_tests_confirms_are_counted_from_below() -> None:

@@ -9,10 +9,13 @@ from bench import (
     grpc_one_outstanding,
     grpc_publish,
     open_loop,
+    scale,
     w1_publish,
     w2_one_outstanding,
     w3_consume,
     w5_catch_up,
+    w6_work_queue,
+    w7_delivery,
 )
 from bench.measure import Figure
 from bench.publishing import WAYS
@@ -53,6 +56,36 @@ def test_a_returning_mirror_catches_up_while_records_are_confirmed() -> None:
     figures = w5_catch_up.run(w5_catch_up.Case(KIB, 16 * MIB), "a")
     copies = ["sendfile copy, warm file", "sendfile copy, new file"]
     assert _names(figures) == ["catch-up", *("p50", "p99", "max") * 2, *copies]
+
+
+@pytest.mark.parametrize("way", w6_work_queue.PREFETCH)
+def test_a_work_queue_gives_out_every_record_once(way: str) -> None:
+    """The consumer fails when it has one twice; the round, when it has too few."""
+    figures = w6_work_queue.run(w6_work_queue.Case(KIB, 2_000, way), "a")
+    assert _names(figures) == ["rate", "throughput"]
+
+
+def test_one_outstanding_in_a_work_queue_is_timed_to_the_hand_and_to_its_ack() -> None:
+    """The client fails when it is given another record than it has published."""
+    figures = w7_delivery.run(w7_delivery.Case(100, 0.1), "a")
+    assert [figure.case for figure in figures] == ["a, delivered", "a, delivered", "a, acked", "a, acked"]
+    assert _names(figures) == ["p50", "p99"] * 2
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        scale.Case(queues=20, seconds=0.1),
+        scale.Case(connections=20, seconds=0.1),
+        scale.Case(unsettled=20_000, seconds=0.1),
+    ],
+)
+def test_much_of_everything_is_made_and_held(case: scale.Case) -> None:
+    """Figures of so little mean nothing; that there are any means that all of it was there."""
+    figures = scale.run(case, "a")
+    assert [figure.name for figure in figures] == [
+        "memory of the master, each", "processor, before", "processor", "time to make them"
+    ]  # fmt: skip
 
 
 def test_the_open_loop_times_records_by_their_schedule() -> None:

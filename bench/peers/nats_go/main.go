@@ -1,5 +1,5 @@
-// Load for NATS JetStream: W1, W2 and W3 on one stream of R3 with file storage. Prints a JSON object per figure, as
-// bench/peers/outcome.py describes.
+// Load for NATS JetStream: W1, W2 and W3 on one stream of R3 with file storage, W6 and W7 on another one, which is a
+// work queue. Prints a JSON object per figure, as bench/peers/outcome.py describes.
 //
 // It publishes to and reads from the server that leads the stream: a hop less than through any other one.
 package main
@@ -61,20 +61,32 @@ func main() {
 		log.Fatal(err)
 	}
 	for _, workload := range []func() (outcome, error){run.publish, run.publishOneByOne, run.consume} {
-		result, err := workload()
-		if err != nil {
-			log.Fatal(err)
-		}
-		line, _ := json.Marshal(result)
-		fmt.Fprintln(os.Stdout, string(line))
+		report(workload())
 	}
+	queue, err := openWorkQueue(run, urls(*servers))
+	if err != nil {
+		log.Fatal(err)
+	}
+	report(queue.work())
+	delivered, acked, err := queue.oneByOne()
+	report(delivered, err)
+	report(acked, err)
+}
+
+func report(result outcome, err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+	line, _ := json.Marshal(result)
+	fmt.Fprintln(os.Stdout, string(line))
 }
 
 // open makes the stream and connects to its leader.
 func (l *load) open(byName map[string]string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTime)
 	defer cancel()
-	leader, err := createStream(ctx, byName)
+	config := jetstream.StreamConfig{Name: subject, Subjects: []string{subject}, Replicas: 3, Storage: jetstream.FileStorage}
+	leader, err := createStream(ctx, byName, config)
 	if err != nil {
 		return fmt.Errorf("no stream with three copies within %v: %w", startTime, err)
 	}
@@ -94,7 +106,7 @@ func (l *load) open(byName map[string]string) error {
 }
 
 // createStream tries until the servers have found each other; the name of the stream's leader.
-func createStream(ctx context.Context, byName map[string]string) (string, error) {
+func createStream(ctx context.Context, byName map[string]string, config jetstream.StreamConfig) (string, error) {
 	all := make([]string, 0, len(byName))
 	for _, url := range byName {
 		all = append(all, url)
@@ -108,7 +120,6 @@ func createStream(ctx context.Context, byName map[string]string) (string, error)
 	if err != nil {
 		return "", err
 	}
-	config := jetstream.StreamConfig{Name: subject, Subjects: []string{subject}, Replicas: 3, Storage: jetstream.FileStorage}
 	for {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)
 		stream, err := js.CreateOrUpdateStream(try, config)
