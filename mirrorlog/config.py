@@ -276,6 +276,9 @@ class GrpcSettings(ListenSettings):
 
 class HttpSettings(ListenSettings):
     enabled: bool = True
+    metrics: Literal["login", "open"] = Field(
+        "login", description="open: for everybody; login: where there are users, for those with a tag that may look"
+    )
 
 
 TlsMode = Literal["off", "server", "mutual"]
@@ -328,12 +331,30 @@ class LimitSettings(_Section):
     )
     max_waiting_fetches: int = Field(10_000, ge=1)
     max_waiting_confirms: int = Field(100_000, ge=1)
+    credit_bytes: int = Field(
+        64 * _MIB, ge=1, description="of one producer in one queue, not confirmed by all copies, and one batch more"
+    )
+    credit_batches: int = Field(4096, ge=1, description="and in so many batches")
+    max_unconfirmed_bytes: int = Field(
+        1024 * _MIB, ge=64 * _KIB, description="of a whole log; producers are granted less from half of it on"
+    )
     max_subscriptions: int = Field(100_000, ge=1, description="of all connections of the node")
     max_unsettled_records: int = Field(
         1_000_000, ge=1, description="given to one subscriber and not settled; a smaller prefetch counts"
     )
+    attribute_runs_max: int = Field(
+        1_000_000,
+        ge=1,
+        description="per log: stretches of unsettled records with a priority, a time to live or a delay; some 50 bytes "
+        "of memory each",
+    )
     max_unsettled_bytes: int = Field(256 * _MIB, ge=1024, description="and of so many bytes")
     max_ranges_per_settle: int = Field(16_384, ge=1, le=1_000_000, description="in one settlement; send several")
+    subscriber_return_ms: int = Field(
+        30_000,
+        ge=0,
+        description="a new master waits so long for subscribers of queues with auto-delete before their absence counts",
+    )
     hello_timeout_ms: int = Field(10_000, ge=1)
     frame_timeout_ms: int = Field(30_000, ge=1, description="a frame once begun must be complete within this time")
     idle_timeout_ms: int = Field(120_000, ge=1, description="a client that sends nothing, not even PING, is closed")

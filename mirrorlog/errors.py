@@ -85,6 +85,14 @@ class Overloaded(Refused):
     code = "OVERLOADED"
 
 
+class QueueFull(Refused):
+    """The queue has as many records, or bytes, as it may (`x-max-length`, `x-max-length-bytes`), and refuses more;
+    `details["limit"]` names the argument."""
+
+    code = "QUEUE_FULL"
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class NodeStopping(Refused):
     """The node is on its way down; another attempt reaches its successor or its next start."""
 
@@ -141,6 +149,13 @@ class BadInput(MirrorlogError):
     code = "BAD_INPUT"
     grpc_status = "INVALID_ARGUMENT"
     exit_code = 2
+
+
+class CrossLogTransaction(BadInput):
+    """A transaction is of one log; `details`: `queues`, two of its queues, and `logs`, those that they are in."""
+
+    code = "CROSS_LOG_TRANSACTION"
+    grpc_status = "FAILED_PRECONDITION"
 
 
 class BadBatch(BadInput):
@@ -505,6 +520,14 @@ class ExclusiveTaken(MirrorlogError):
     """Another subscriber has the group for itself, or there are others where this one wants it for itself."""
 
     code = "EXCLUSIVE_TAKEN"
+    grpc_status = "FAILED_PRECONDITION"
+    exit_code = 6
+
+
+class QueueExclusive(MirrorlogError):
+    """The queue belongs to another connection, which alone may use it; `details["queue"]`: its key."""
+
+    code = "QUEUE_EXCLUSIVE"
     grpc_status = "FAILED_PRECONDITION"
     exit_code = 6
 

@@ -49,8 +49,17 @@ ROUTING: Final = 4
 ATTRIBUTES: Final = 4
 """Since then a batch may have attributes. Software before takes the unknown bit of its columns for damage."""
 
+LOG_GROUPS: Final = 4
+"""Since then queues may be declared to share a log."""
+
+TRANSACTIONS: Final = 4
+"""Since then a log may hold transactions. Software before takes what is inside for nothing."""
+
 DELETION: Final = 4
 """Since then a queue may be deleted. A copy of the software before would have it still."""
+
+TRANSIENT: Final = 4
+"""Since then a node may have a log for queues that live no longer than its run."""
 
 _MARK: Final = re.compile(r"\.v([1-9][0-9]{0,5})")
 

@@ -54,7 +54,11 @@ class Outside:
     def may_lose(self, queue: str) -> bool:
         """Whether something that was confirmed may be gone, reported or not. It is on as many disks as a confirm needs,
         so as many have to be damaged; and a loss of power does not damage a disk log."""
-        harmless = {"power"} if self.log_of(queue).flush == "disk" else set()
+        return self.log_may_lose(self.log_of(queue))
+
+    def log_may_lose(self, log: PlacedLog) -> bool:
+        """`may_lose`, of all of its queues."""
+        harmless = {"power"} if log.flush == "disk" else set()
         return sum(bool(kinds - harmless) for kinds in self.damage.values()) >= self.plan.copies_wanted
 
     def excused(self, queue: str, *, log_offset: int, epoch: int) -> bool:

@@ -28,6 +28,7 @@ from mirrorlog.wire.messages import (
 from sim.cluster_clients import AGAIN_S
 from sim.cluster_coverage import Observer
 from sim.cluster_plan import NAMES, Event, Plan
+from sim.cluster_queues import Meddler
 from sim.cluster_troubles import Troubles
 from sim.disk import DiskModel, SimulatedFiles
 from sim.machines import ROOT, Machine, Main
@@ -62,6 +63,9 @@ class SimulatedCluster:
         self.plan = plan
         self.model = DiskModel(plan.unit_bytes, plan.ordered_names, forgets=plan.forgets)
         self.settings = {"cluster": {"copies": plan.copies, **HASTY}}
+        if plan.queues:
+            # What is alive stays where it is: the checks of records know them by their places.
+            self.settings["log"] = {"retention_copy_percent": 0}
         self.nodes: dict[str, SimulatedNode] = {
             node.name: node
             for node in cluster(
@@ -281,10 +285,17 @@ class Faults:
     """Does events. `happened` counts those that found somebody to hit."""
 
     def __init__(
-        self, cluster: SimulatedCluster, observer: Observer, troubles: Troubles, programs: Mapping[str, Main]
+        self,
+        cluster: SimulatedCluster,
+        observer: Observer,
+        troubles: Troubles,
+        programs: Mapping[str, Main],
+        meddler: Meddler | None = None,
     ) -> None:
-        """`programs`: by machine, those that can be killed and begin anew."""
+        """`programs`: by machine, those that can be killed and begin anew; `meddler`: who is told what to do to a queue
+        that is taken from, if there is one."""
         self._programs = programs
+        self._meddler = meddler
         self.happened: Counter[str] = Counter()
         self._cluster = cluster
         self._observer = observer
@@ -455,6 +466,13 @@ class Faults:
         machine.pause()
         await asyncio.sleep(for_s)
         machine.resume()
+        return None
+
+    async def _meddle(self, what: str, group: str) -> bool | None:
+        """With a queue that others take from, if there is one."""
+        if self._meddler is None:
+            return False
+        self._meddler.ask(what, group)
         return None
 
     # --- disks ---

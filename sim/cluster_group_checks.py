@@ -16,17 +16,28 @@ from functools import cached_property
 from math import inf
 from typing import Final
 
+from mirrorlog.wire.messages import PlacedLog
 from sim.cluster_checks import Outside, _batches
 from sim.cluster_ledgers import Ledgers, facts, rebuilt
+from sim.cluster_logged import UNACKED, logged
+from sim.cluster_queues import WILD, QueueHistory
+from sim.cluster_sorts import RECORDS
 from sim.cluster_takers import OPEN_MAX_S, GroupHistory, GroupKey, Taken, Taking
 from sim.cluster_taps import Granted, Tap
 
 FINAL: Final = frozenset({"ack", "reject"})
-TOLD_AGAIN_COUNTS: bool = True
-"""Whether a return without an answer, which is told to the next master, may count there once more: it does when the
-master before had it in its log, and nobody had the record since."""
 _Record = tuple[str, str, int]
-"""Queue, group and queue offset."""
+"""Queue, see `one_of`, group and queue offset."""
+
+
+def one_of(queue: str, queue_id: int) -> str:
+    """What a queue is called that may be made anew."""
+    return f"{queue}#{queue_id}"
+
+
+def name_of(queue: str) -> str:
+    """Its own name."""
+    return queue.partition("#")[0]
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,21 @@ class GroupsOutside:
     tap: Tap
     ledgers: Ledgers
     takings: tuple[Taking, ...]
+    queues: QueueHistory
+
+    @cached_property
+    def ended(self) -> frozenset[_Record]:
+        """What the logs say is done without anybody's settlement: too old, too much, come back too often. Whether that
+        was right is for others to check."""
+        found: set[_Record] = set()
+        limited = {queue for queue in self.queues.log_ids if queue in RECORDS}
+        for log_id, _, batches in _logs(self.outside) if limited else ():
+            for queue_id, known in logged(log_id, batches).items():
+                queue = self._names.get(queue_id, "")
+                for each in known.ended if name_of(queue) in limited else ():
+                    if each.why in UNACKED:
+                        found.update((queue, each.group, offset) for offset, _ in each.among(known.records))
+        return frozenset(found)
 
     @property
     def groups(self) -> list[GroupKey]:
@@ -54,23 +80,38 @@ class GroupsOutside:
         return found
 
     def queue_of(self, granted: Granted) -> str:
-        return self._queues[granted.log_id, granted.queue_id]
+        """One that may be made anew is named with its id."""
+        return self._names.get((granted.log_id, granted.queue_id)) or one_of(WILD, granted.queue_id)
 
     @cached_property
-    def _queues(self) -> Mapping[tuple[str, int], str]:
+    def _names(self) -> Mapping[tuple[str, int], str]:
         history = self.outside.history
-        return {(history.log_ids[queue], number): queue for queue, number in history.queue_ids.items()}
+        stay = {(history.log_ids[queue], number): queue for queue, number in history.queue_ids.items()}
+        return {**{(log, number): one_of(queue, number) for (log, number), queue in self.queues.names.items()}, **stay}
+
+    def queue_taken(self, taken: Taken) -> str:
+        """The same of a record that was taken: its value tells."""
+        if taken.queue not in self.queues.log_ids:
+            return taken.queue
+        return one_of(taken.queue, self._sent_to.get((taken.queue, taken.value), 0))
+
+    @cached_property
+    def _sent_to(self) -> Mapping[tuple[str, bytes | None], int]:
+        return {(sent.queue, value): queue_id for sent, value, queue_id in self.queues.sent}
+
+    def log_of(self, queue: str) -> PlacedLog:
+        return self.outside.logs[{**self.queues.log_ids, **self.outside.history.log_ids}[name_of(queue)]]
 
     @cached_property
     def taken(self) -> Mapping[_Record, list[Taken]]:
         found: dict[_Record, list[Taken]] = defaultdict(list)
         for each in self.history.taken:
-            found[each.queue, each.group, each.queue_offset].append(each)
+            found[self.queue_taken(each), each.group, each.queue_offset].append(each)
         return found
 
     def newest_epoch(self, queue: str, at: float) -> int:
         """That was opened by then."""
-        times, epochs = self._opened[self.outside.log_of(queue).name]
+        times, epochs = self._opened[self.log_of(queue).name]
         index = bisect_right(times, at)
         return epochs[index - 1] if index else 0
 
@@ -86,10 +127,19 @@ class GroupsOutside:
 
     def lost_since(self, queue: str, at: float) -> bool:
         """Whether anything was reported as lost by an epoch that was opened later than that, and may have been."""
-        log, opened_at = self.outside.log_of(queue), self.outside.observer.opened_at
-        return self.outside.may_lose(queue) and any(
+        log, opened_at = self.log_of(queue), self.outside.observer.opened_at
+        return self.outside.log_may_lose(log) and any(
             opened_at.get((log.name, loss.epoch), inf) >= at for loss in log.losses
         )
+
+    def excused(self, queue: str, at: float) -> bool:
+        """Whether what was so at that time need not be so any more: something was lost since, or somebody has reset,
+        purged or deleted it."""
+        return self.lost_since(queue, at) or self.queues.meddled_since(name_of(queue), at)
+
+    def given_at(self, record: _Record, taken: Taken) -> float:
+        """When it was given to who took it: a client may get late what was sent early."""
+        return max((each.at for each in self.granted.get(record, ()) if each.at <= taken.at), default=taken.at)
 
     def current(self, queue: str, granted: Granted) -> bool:
         """Whether it was given by the newest master that there was then."""
@@ -101,6 +151,7 @@ def check_groups(groups: GroupsOutside) -> None:
     for check in (
         what_is_delivered_is_what_was_published,
         no_record_is_in_two_hands,
+        one_at_a_time,
         no_confirmed_ack_comes_back,
         leases_hold,
         nothing_is_settled_that_nobody_settled,
@@ -119,7 +170,11 @@ def what_is_delivered_is_what_was_published(groups: GroupsOutside) -> None:
     values = {
         (final.queue, seen.queue_offset): seen.value for final in groups.outside.history.finals for seen in final.seen
     }
+    sent = {(each.queue, value) for each, value, _ in groups.queues.sent}
     for taken in groups.history.taken:
+        if taken.queue in groups.queues.log_ids:
+            assert (taken.queue, taken.value) in sent, f"what is delivered is what was published: {taken}"
+            continue
         value = values.get((taken.queue, taken.queue_offset))
         assert value == taken.value or (value is None and groups.lost_since(taken.queue, taken.at)), (
             f"what is delivered is what was published: {taken}, and there stands {value!r}"
@@ -129,6 +184,12 @@ def what_is_delivered_is_what_was_published(groups: GroupsOutside) -> None:
 def no_record_is_in_two_hands(groups: GroupsOutside) -> None:
     """Of one mastership."""
     assert not groups.tap.twice, f"no record is in two hands: {groups.tap.twice[0]}"
+
+
+def one_at_a_time(groups: GroupsOutside) -> None:
+    """Has records of a queue with a single active consumer, or of a group that each wants for itself: the next one is
+    given some when those of the one before are settled or returned."""
+    assert not groups.tap.beside, f"one at a time: {groups.tap.beside[0]}"
 
 
 def no_confirmed_ack_comes_back(groups: GroupsOutside) -> None:
@@ -142,7 +203,7 @@ def no_confirmed_ack_comes_back(groups: GroupsOutside) -> None:
                 assert (
                     granted.at <= taken.answered_at
                     or granted.epoch < newest
-                    or groups.lost_since(taken.queue, taken.asked_at)
+                    or groups.excused(taken.queue, groups.given_at(record, taken))
                 ), f"no confirmed ack comes back: {taken}; and then {granted}"
 
 
@@ -157,21 +218,28 @@ def leases_hold(groups: GroupsOutside) -> None:
                 assert (
                     not taken.at < granted.at < until
                     or granted.epoch < newest
-                    or groups.lost_since(taken.queue, taken.lease_from)
+                    or groups.excused(taken.queue, taken.lease_from)
                 ), f"leases hold: {taken}; and then {granted}"
 
 
 def nothing_is_settled_that_nobody_settled(groups: GroupsOutside) -> None:
-    """In the end nothing is open in any group. So each record that is there was given to somebody who settled it."""
+    """In the end nothing is open in any group. So each record that is there was given to somebody who settled it; and
+    each that was confirmed, where records go when they are settled."""
+    ended = groups.ended
     automatic = {(each.queue, each.group) for each in groups.takings if each.way == "auto"}
     stored = {final.queue: {seen.queue_offset for seen in final.seen} for final in groups.outside.history.finals}
+    for sent, _, queue_id in groups.queues.sent:
+        there = stored.setdefault(one_of(sent.queue, queue_id), set())
+        if sent.receipt is not None and not groups.excused(sent.queue, sent.at):
+            there.add(sent.receipt.queue_offset)
     for queue, group in groups.groups:
-        for offset in sorted(stored[queue]):
-            record = queue, group, offset
+        every = ((each, offset) for each in stored if name_of(each) == queue for offset in sorted(stored[each]))
+        for one, offset in every:
+            record = one, group, offset
             if (queue, group) in automatic:
                 settled = record in groups.granted
             else:
-                settled = any(each.how in FINAL for each in groups.taken.get(record, ()))
+                settled = any(each.how in FINAL for each in groups.taken.get(record, ())) or record in ended
             assert settled, (
                 f"nothing is settled that nobody settled: {offset} of group {group!r} of {queue}; it was given "
                 f"{groups.granted.get(record, [])[-3:]} and taken {groups.taken.get(record, [])[-3:]}"
@@ -186,43 +254,41 @@ def not_redelivered_means_never_delivered(groups: GroupsOutside) -> None:
             if granted.redelivered or not groups.current(record[0], granted):
                 continue
             before = [each for each in taken if each.at < granted.at]
-            assert not before or groups.lost_since(record[0], before[0].at), (
+            assert not before or groups.excused(record[0], groups.given_at(record, before[0])), (
                 f"not redelivered means never delivered: {granted} of {record}, and before {before[0]}"
             )
 
 
 def attempts_are_returns(groups: GroupsOutside) -> None:
-    """No more of them than it was given before; but for returns that were told to several masters."""
+    """No more of them than it was given before, however often, and to however many masters, a return was told."""
     for record, those in groups.granted.items():
-        told_again = sum(_told_again(groups, each) for each in groups.taken.get(record, ()))
         for number, granted in enumerate(those):
-            assert granted.attempts <= number + told_again, (
+            assert granted.attempts <= number, (
                 f"attempts are returns: {granted} of {record} was given {number} times before: {those[:number][-4:]}; "
                 f"{groups.taken.get(record)}"
             )
 
 
-def _told_again(groups: GroupsOutside, taken: Taken) -> int:
-    """How many masters there were that may have been told of a return, behind the first."""
-    if taken.how != "nack" or not TOLD_AGAIN_COUNTS:
-        return 0
-    return groups.newest_epoch(taken.queue, taken.answered_at) - groups.newest_epoch(taken.queue, taken.at)
-
-
 def the_order_is_kept_for_one(groups: GroupsOutside) -> None:
     """Who has a group for itself, and acknowledges as it goes, is given it in order, within each of its sessions."""
     alone = {(each.queue, each.group) for each in groups.takings if each.alone}
-    reached: dict[tuple[str, str, str, int, int], int] = {}
+    reached: dict[tuple[str, int, str, str, int, int], int] = {}
+    last: dict[_Record, int] = {}
     for granted in groups.tap.granted:
-        if (groups.queue_of(granted), granted.group) not in alone:
+        if (name_of(groups.queue_of(granted)), granted.group) not in alone:
             continue
-        session = granted.log_id, granted.group, granted.node, granted.epoch, granted.number
+        session = granted.log_id, granted.queue_id, granted.group, granted.node, granted.epoch, granted.number
+        record = groups.queue_of(granted), granted.group, granted.first
+        before = last.get(record, granted.number)
+        last[record] = granted.number
+        if granted.attempts and before != granted.number:
+            continue  # by whoever was killed before, and whose connection ends late
         assert granted.first >= reached.get(session, 0), (
             f"the order is kept for one: {granted}, and it had come to {reached[session]}"
         )
         reached[session] = granted.next
     for record, those in groups.taken.items():
-        if record[:2] in alone:
+        if (name_of(record[0]), record[1]) in alone:
             assert all(each.how in ("", "ack") for each in those)
 
 

@@ -9,20 +9,30 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Final
 
 from sim.cluster_checks import Outside
 from sim.cluster_faults import SimulatedCluster
+from sim.cluster_filler import Filler
 from sim.cluster_group_checks import GroupsOutside, check_groups
 from sim.cluster_ledgers import Ledgers
-from sim.cluster_plan import TAKERS
+from sim.cluster_plan import MEDDLER, TAKERS
+from sim.cluster_queues import ALONE, Feeders, Meddler, QueueHistory, queues_of, takings_of
+from sim.cluster_record_checks import Filled, RecordsOutside, check_records
+from sim.cluster_sorts import LIMITED, sorts_of, takings_of_sorts
 from sim.cluster_takers import GroupHistory, GroupWatcher, Takers, takings
 from sim.cluster_taps import Tap
+from sim.cluster_transaction_checks import Shown, check_transactions
 from sim.machines import Main
 
 DRAIN_S: Final = 30.0
+MADE_S: Final = 30.0
+FEEDERS: Final = "feeders"
 END_S: Final = 60.0
 LOOK_S: Final = 0.05
+FEW: Final = 3
+"""Takers of the usual queues, where there are others besides."""
 
 
 class Groups:
@@ -31,9 +41,27 @@ class Groups:
     def __init__(self, cluster: SimulatedCluster, queues: Sequence[str]) -> None:
         self._cluster = cluster
         self._world = cluster.world
-        self._takings = tuple(takings(cluster.plan.seed, queues))
+        seed = cluster.plan.seed
+        self._queues = queues_of(seed) if cluster.plan.queues else []
+        plan = cluster.plan
+        sorts = sorts_of(seed, records=plan.records, transactions=plan.transactions)
+        usual = takings(seed, queues)
+        self._takings = (
+            *(usual[:FEW] if sorts else usual),
+            *takings_of(seed, self._queues),
+            *takings_of_sorts(seed, sorts),
+        )
+        self._queues += sorts
+        self._limited = [each for each in sorts if each in LIMITED]
+        self._filled: tuple[Filled, ...] = ()
         self._history = GroupHistory()
+        self._fed = QueueHistory()
+        self._feeders = Feeders(
+            cluster.servers, self._queues, cluster.plan.logs[0], self._fed, seed=seed, made=self._made
+        )
+        self.meddler = Meddler(cluster.servers, self._fed)
         self._ledgers = Ledgers()
+        self._shown = Shown(self._fed.names)
         self._takers = {
             machine: Takers(
                 machine,
@@ -50,6 +78,18 @@ class Groups:
     @property
     def programs(self) -> Mapping[str, Main]:
         return self._takers
+
+    def _made(self, queue: str, log_id: str, queue_id: int) -> None:
+        if queue in ALONE:
+            self.tap.alone.add((log_id, queue_id))
+
+    async def begin(self) -> None:
+        """Queues of other sorts are made. Raises AssertionError."""
+        if self._queues:
+            self._world.machine(FEEDERS).start(self._feeders)
+            self._world.machine(MEDDLER).start(self.meddler)
+            until = self._world.until
+            await until(lambda: self._feeders.ready, within_s=MADE_S, otherwise="the other queues are not made")
 
     def start(self) -> None:
         for name, program in self._takers.items():
@@ -68,13 +108,19 @@ class Groups:
     async def end(self) -> None:
         """Nothing is open in any group, then every taker comes to its end. Raises AssertionError."""
         until = self._world.until
+        if self._queues:
+            await until(
+                lambda: self.meddler.idle, within_s=END_S, otherwise="who resets and deletes does not come to his end"
+            )
+            self._feeders.stopping = True
+            await until(lambda: self._feeders.done, within_s=END_S, otherwise="a feeder does not come to its end")
         groups = sorted({(each.queue, each.group) for each in self._takings})
         watcher = GroupWatcher(self._cluster.addresses, groups)
         self._world.machine("group watcher").start(watcher)
         try:
             await until(lambda: watcher.done, within_s=DRAIN_S, otherwise="a group is not done")
         except AssertionError as error:
-            raise AssertionError(f"{error}: {watcher.waits_for}; {self._history.errors}") from None
+            raise AssertionError(f"{error}: {watcher.waits_for}; {self._history.errors}; {self._fed.errors}") from None
         for program in self._takers.values():
             program.stopping = True
         done = self._takers.values()
@@ -84,13 +130,23 @@ class Groups:
             )
         except AssertionError as error:
             raise AssertionError(f"{error}: {list(self._history.waits.values())}") from None
+        if self._limited:
+            filler = Filler(self._cluster.addresses, self._limited)
+            self._world.machine("filler").start(filler)
+            await until(lambda: filler.done, within_s=END_S, otherwise="queues with a length are not filled")
+            self._filled = tuple(filler.filled)
         assert self._looking is not None
         self._looking.cancel()
-        self._ledgers.look(self._cluster.present)
+        self._look_once()
 
     def check(self, outside: Outside) -> None:
         """Raises AssertionError."""
-        check_groups(GroupsOutside(outside, self._history, self.tap, self._ledgers, self._takings))
+        groups = GroupsOutside(outside, self._history, self.tap, self._ledgers, self._takings, self._fed)
+        check_groups(groups)
+        if outside.plan.records:
+            check_records(RecordsOutside(groups, self._ledgers, self._filled))
+        if outside.plan.transactions:
+            check_transactions(groups, self._shown)
 
     def counts(self) -> Counter[str]:
         """What happened, counted."""
@@ -102,11 +158,22 @@ class Groups:
                 "groups: records taken again": sum(each.redelivered for each in taken),
                 "groups: grants": len(self.tap.granted),
                 "groups: ledgers compared": self._ledgers.compared,
+                "queues: records sent": len(self._fed.sent),
+                "queues: a begin moved": int(self._fed.begin > 0),
+                "queues: deleted and made anew": max(0, len(self._fed.names) - len(self._queues)),
             }
         )
+        counts.update(f"transactions: {each.outcome or 'not answered'}" for each in self._history.transactions)
+        for each in self._fed.meddled:
+            counts[f"queues: {each.what}{'' if each.done_at < inf else ', and nobody knows'}"] += 1
         return counts
 
     async def _look(self) -> None:
         while True:
-            self._ledgers.look(self._cluster.present)
+            self._look_once()
             await asyncio.sleep(LOOK_S)
+
+    def _look_once(self) -> None:
+        self._ledgers.look(self._cluster.present)
+        if self._cluster.plan.transactions:
+            self._shown.look(self._cluster.present, self._world.now)

@@ -6,28 +6,34 @@ the same place, by following, by recovering from a checkpoint or by being cut, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.format import Kind, read_header
-from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, decode_checkpoint
+from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
+from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, QueueDeleted, decode_changes, decode_checkpoint
 from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.ledger import Ledger, State
+from sim.cluster_logged import flattened
 from sim.nodes import SimulatedNode
 
 _Place = tuple[str, int, tuple[Any, ...]]
 """Log id, end, and the epochs that begin below it."""
+_Timed = tuple[int, int, int | None, int | None]
+_Times = dict[tuple[int, str], list[_Timed]]
 GROUPS_MAX: Final = 1_000
+NEAR_US: Final = 100_000
 
 
 class Ledgers:
-    """`differing`: where two copies did not know the same; `compared`: how often one was looked at where another had
-    been."""
+    """`differing`: where two copies did not know the same; `other_times`: the same of priorities, times to live and
+    delays; `compared`: how often one was looked at where another had been."""
 
     def __init__(self) -> None:
         self.differing: list[str] = []
+        self.other_times: list[str] = []
         self.compared = 0
+        self._times: dict[_Place, tuple[str, _Times]] = {}
         self._known: dict[_Place, tuple[str, str]] = {}
 
     def look(self, nodes: Iterable[SimulatedNode]) -> None:
@@ -43,20 +49,57 @@ class Ledgers:
             return  # it has begun with a checkpoint that it does not know whole
         end = replica.end
         epochs = tuple(entry for entry in replica.epochs.entries if entry.start < end)
-        known = facts(replica.groups)
+        known = facts(replica.groups, but=replica.queues.is_leaving)
         other, there = self._known.setdefault((str(replica.log_id), end, epochs), (node, known))
         if other != node:
             self.compared += 1
+            self._compare_times(node, replica, (str(replica.log_id), end, epochs))
+        else:
+            self._times[str(replica.log_id), end, epochs] = node, times(replica)
         if there != known:
             self.differing.append(
                 f"log {replica.assignment.name} at {end}: {other} knows {_differing(there, known)}; {node} knows "
                 f"{_differing(known, there)}"
             )
 
+    def _compare_times(self, node: str, replica: Replica, place: _Place) -> None:
+        other, there = self._times[place]
+        known = times(replica)
+        for queue_id, group in there.keys() & known.keys():
+            one, another = there[queue_id, group], known[queue_id, group]
+            if len(one) != len(another) or any(not _is_near(*pair) for pair in zip(one, another, strict=True)):
+                self.other_times.append(
+                    f"log {replica.assignment.name} at {place[1]}, queue {queue_id}, group {group!r}: {other} knows "
+                    f"{one}; {node} knows {another}"
+                )
 
-def facts(table: GroupTable) -> str:
-    """All that a copy knows, in words, a line for each group; what is out is free to a copy."""
-    return "\n".join(f"{queue_id} {group!r}: {_facts(ledger)}" for queue_id, group, ledger in _ordered(table))
+
+def times(replica: Replica) -> _Times:
+    """What a copy knows of the records that are not settled, by queue and group: offset, priority, and the two times of
+    each that has any."""
+    found: _Times = {}
+    for queue_id, group, ledger in list(replica.groups):
+        runs = replica.runs.of(queue_id)
+        each = [*runs.from_on(ledger.floor)] if runs is not None else []
+        found[queue_id, group] = [
+            (offset, *run[2:]) for run in each for offset in range(max(run.first, ledger.floor), run.until)
+        ]
+    return found
+
+
+def _is_near(one: _Timed, other: _Timed) -> bool:
+    """Neighbours are taken together by where a copy began to follow: their times may be the later ones."""
+    pairs = list(zip(one[2:], other[2:], strict=True))
+    return one[:2] == other[:2] and all(
+        a == b or (a is not None and b is not None and abs(a - b) <= NEAR_US) for a, b in pairs
+    )
+
+
+def facts(table: GroupTable, *, but: Callable[[int], bool] = lambda queue_id: False) -> str:
+    """All that a copy knows, in words, a line for each group; what is out is free to a copy. `but`: of queues that are
+    gone for good as soon as that is confirmed."""
+    there = [each for each in _ordered(table) if not but(each[0])]
+    return "\n".join(f"{queue_id} {group!r}: {_facts(ledger)}" for queue_id, group, ledger in there)
 
 
 def _ordered(table: GroupTable) -> list[tuple[int, str, Ledger]]:
@@ -108,7 +151,7 @@ def _differing(one: str, other: str) -> str:
 def rebuilt(batches: Iterable[tuple[int, bytes]], *, from_checkpoint: bool) -> GroupTable | None:
     """The groups of a log by its batches alone: all of them, or those from the last complete checkpoint on. None when
     there is none, or the log does not begin at 0."""
-    batches = list(batches)
+    batches = list(flattened(batches))
     begin = _checkpoint(batches) if from_checkpoint else 0
     if begin is None or not batches or (begin == 0 and batches[0][0] != 0):
         return None
@@ -120,8 +163,17 @@ def rebuilt(batches: Iterable[tuple[int, bytes]], *, from_checkpoint: bool) -> G
         table.apply(header, batch)
         if header.kind == Kind.CHECKPOINT:
             table.restore(header, decode_checkpoint(batch))
+        for queue_id in _deleted(header, batch):
+            table.forget_queue(queue_id)
         table.confirm(header.next_log_offset)
     return table
+
+
+def _deleted(header: BatchHeader, batch: bytes) -> list[int]:
+    """Ids of queues that a batch says are no more."""
+    if header.kind != Kind.CONTROL:
+        return []
+    return [each.queue_id for each in decode_changes(batch) if isinstance(each, QueueDeleted)]
 
 
 def _checkpoint(batches: list[tuple[int, bytes]]) -> int | None:

@@ -19,6 +19,10 @@ CLIENTS: Final = ("writers", "readers")
 """Machines that the clients run on."""
 TAKERS: Final = ("takers1", "takers2")
 """Machines of those that take from acking groups."""
+MEDDLER: Final = "meddler"
+"""The machine of who resets, purges and deletes."""
+WISHES: Final = ("reset to earliest", "reset to latest", "reset back", "purge", "delete group", "delete queue")
+"""What is done to a queue that is taken from."""
 
 Argument = str | int | float
 
@@ -39,7 +43,8 @@ class Event:
 class Plan:
     """`nodes`: that found the cluster; `logs`: the flush mode of each log; `copies`: of each; `min_in_sync`: 0 for the
     default; `unit_bytes`, `ordered_names`, `forgets`: what kind of disks, see `sim.disk.DiskModel`; `groups`: whether
-    there are takers of acking groups."""
+    there are takers of acking groups; `queues`: and queues of other sorts, see `cluster_queues`; `records`: and those
+    whose records have limits; `transactions`: and those that transactions fill, see `cluster_sorts`."""
 
     seed: str
     kind: str
@@ -53,6 +58,9 @@ class Plan:
     forgets: bool
     events: tuple[Event, ...]
     groups: bool = False
+    queues: bool = False
+    records: bool = False
+    transactions: bool = False
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -105,6 +113,9 @@ class Kind:
     count: int = 24
     nodes: tuple[int, ...] = (1, 2, 3, 3, 3, 3, 3, 3, 4, 5, 7)
     groups: bool = False
+    queues: bool = False
+    records: bool = False
+    transactions: bool = False
 
 
 _PROCESSES: Final = {"kill": 4, "pause": 3, "stop": 1}
@@ -128,7 +139,28 @@ GROUP_KINDS: Final[Mapping[str, Kind]] = {
     f"groups: {name}": replace(kind, faults={**kind.faults, **_SESSIONS}, groups=True) for name, kind in KINDS.items()
 }
 """The same, with takers of acking groups, whose sessions are lost in all ways."""
-ALL_KINDS: Final[Mapping[str, Kind]] = {**KINDS, **GROUP_KINDS}
+QUEUE_KINDS: Final[Mapping[str, Kind]] = {
+    f"queues: {name}": replace(kind, faults={**kind.faults, **_SESSIONS, "meddle": 6}, groups=True, queues=True)
+    for name, kind in KINDS.items()
+}
+"""And with queues of other sorts, one of which is purged, reset and deleted while others take from it."""
+RECORD_KINDS: Final[Mapping[str, Kind]] = {
+    f"records: {name}": replace(
+        kind,
+        faults={**{fault: weight for fault, weight in kind.faults.items() if fault != "clock"}, **_SESSIONS},
+        groups=True,
+        records=True,
+    )
+    for name, kind in KINDS.items()
+}
+"""With queues whose records have times, priorities and limits. Their clocks are right: one that is set back by an hour
+holds every delay up for an hour, since the log's own never goes back."""
+TRANSACTION_KINDS: Final[Mapping[str, Kind]] = {
+    f"transactions: {name}": replace(kind, faults={**kind.faults, **_SESSIONS}, groups=True, transactions=True)
+    for name, kind in KINDS.items()
+}
+"""With takers who settle by transactions."""
+ALL_KINDS: Final[Mapping[str, Kind]] = {**KINDS, **GROUP_KINDS, **QUEUE_KINDS, **RECORD_KINDS, **TRANSACTION_KINDS}
 
 
 def draw(seed: int | str, *, kind: str | None = None) -> Plan:
@@ -155,6 +187,9 @@ def draw(seed: int | str, *, kind: str | None = None) -> Plan:
         forgets=random.random() < 0.3,
         events=tuple(sorted(drawn_events, key=lambda event: event.at_s)),
         groups=chosen.groups,
+        queues=chosen.queues,
+        records=chosen.records,
+        transactions=chosen.transactions,
     )
 
 
@@ -217,6 +252,10 @@ class _Draw:
         return self._random.choice(TAKERS), self._for_s()
 
     _doze = _desert
+
+    def _meddle(self) -> tuple[Argument, ...]:
+        """What is done to which group of `wild`."""
+        return self._random.choice(WISHES), self._random.choice(("", "g"))
 
     def _weather(self) -> tuple[Argument, ...]:
         delay_s, hiccups = self._random.choice((0.002, 0.02, 0.1)), self._random.choice((0.0, 0.05, 0.3))

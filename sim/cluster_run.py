@@ -68,7 +68,8 @@ class _Schedule:
         self._readers = Readers(self._cluster.servers, list(queues), self._history, mirrors=plan.copies > 1)
         self.groups = Groups(self._cluster, list(queues)) if plan.groups else None
         programs = self.groups.programs if self.groups is not None else {}
-        self._faults = Faults(self._cluster, self._observer, self._troubles, programs)
+        meddler = self.groups.meddler if self.groups is not None and plan.queues else None
+        self._faults = Faults(self._cluster, self._observer, self._troubles, programs, meddler)
 
     async def story(self) -> Counter[str]:
         cluster, history, world = self._cluster, self._history, self._world
@@ -80,6 +81,7 @@ class _Schedule:
         await asyncio.sleep(max(0.0, START_S + FLUSHED_S - world.now))
         await world.until(self._queues_are_on_disk, within_s=BEGIN_S, otherwise="the queues are not flushed")
         if self.groups is not None:
+            await self.groups.begin()
             self.groups.start()
         operators = [asyncio.ensure_future(work) for work in (cluster.watch(), cluster.operate())]
         storm = asyncio.gather(*(self._faults.do(event) for event in self._plan.events))

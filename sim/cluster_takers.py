@@ -13,12 +13,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from mirrorlog.client import Client
+from mirrorlog.client.delivered import Settleable
 from mirrorlog.client.leases import Leased
 from mirrorlog.client.subscription import Subscription
-from mirrorlog.errors import MirrorlogError, OutcomeUnknown
+from mirrorlog.client.transaction import Transaction
+from mirrorlog.errors import MirrorlogError, NotGranted, OutcomeUnknown
 from sim.cluster_clients import AGAIN_S, insist
 from sim.machines import Machine
 
@@ -28,6 +30,10 @@ OPEN_MAX_S: Final = 45.0
 _HELD_MAX: Final = 20
 _DELAYS_MS: Final = (0, 30, 300)
 _IDLE_MS: Final = 100
+
+INVOICES: Final = "invoices"
+AUDIT: Final = "audit"
+"""What transactions send to."""
 
 GroupKey = tuple[str, str]
 """Queue and group."""
@@ -59,8 +65,9 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """A taker of a group. `way`: push, auto (acknowledged as it is sent) or lease; `obedient`: acknowledges everything,
-    in order, one by one; `alone`: nobody else takes from the group; `level`: of its settlements."""
+    """A taker of a group. `way`: push, auto (acknowledged as it is sent), tx (by transactions) or lease; `obedient`:
+    acknowledges everything, in order, one by one; `alone`: nobody else has records of the group at the same time;
+    `level`: of its settlements; `exclusive`, `priority`: of its subscriptions."""
 
     name: str
     queue: str
@@ -71,6 +78,23 @@ class Taking:
     obedient: bool = False
     alone: bool = False
     lease_ms: int = 1_000
+    exclusive: bool = False
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class Transacted:
+    """A transaction: the records of `orders` that it acknowledged, and of which it sent word, one part for each and one
+    for itself. `outcome`: as of `Taken`."""
+
+    name: str
+    orders: list[int]
+    at: float
+    outcome: str = ""
+
+    @property
+    def parts(self) -> int:
+        return len(self.orders) + 1
 
 
 @dataclass(slots=True)
@@ -82,6 +106,7 @@ class GroupHistory:
     waits: dict[int, tuple[str, float]] = field(default_factory=dict)
     waited_s: tuple[float, str] = (0.0, "")
     errors: dict[str, str] = field(default_factory=dict)
+    transactions: list[Transacted] = field(default_factory=list)
     _number: int = 0
 
     def forget(self, program: str) -> None:
@@ -105,6 +130,9 @@ class _Settles(Protocol):
     async def nack(self, requeue: bool = True, *, delay_ms: int = 0) -> None: ...
     async def reject(self) -> None: ...
     async def release(self, *, delay_ms: int = 0) -> None: ...
+
+
+_Held = list[tuple[Taken, _Settles]]
 
 
 class Takers:
@@ -155,6 +183,8 @@ class _Taker:
         self._what = what
         self._random = random
         self._loop = asyncio.get_running_loop()
+        # Whose settlement was refused, and may be tried again.
+        self._left: _Held = []
 
     # --- pushed ---
 
@@ -166,6 +196,8 @@ class _Taker:
             what.group,
             prefetch=what.prefetch,
             auto_ack=what.way == "auto",
+            exclusive=what.exclusive,
+            priority=what.priority,
             confirm=what.level,
             settle_timeout_ms=SETTLE_TIMEOUT_MS,
         )
@@ -177,10 +209,13 @@ class _Taker:
                 await self._wait("close", subscription.close())
 
     async def _follow(self, subscription: Subscription) -> None:
-        held: list[tuple[Taken, _Settles]] = []
+        held: _Held = []
+        self._left = []
         for_s = 60.0 if self._what.obedient else self._random.choice((0.5, 2.0, 60.0))
         end = self._loop.time() + for_s
         while not self._program.stopping and (self._program.peace or self._loop.time() < end):
+            if self._program.peace:  # they are in hand as before
+                held, self._left = [*held, *self._left], []
             for delivery in await subscription.receive(timeout_ms=_IDLE_MS):
                 taken = self._note(delivery.offset, delivery.value, delivery.redelivered, delivery.attempts)
                 if self._what.way != "auto":
@@ -197,12 +232,15 @@ class _Taker:
     def _hold_up_to(self) -> int:
         return 1 if self._program.peace or self._what.obedient else self._random.choice((1, 1, 5, _HELD_MAX))
 
-    async def _settle_all(self, held: list[tuple[Taken, _Settles]]) -> list[tuple[Taken, _Settles]]:
+    async def _settle_all(self, held: _Held) -> _Held:
         """In any order, unless it is to be in order."""
         if not self._what.obedient:
             self._random.shuffle(held)
-        for taken, delivery in held:
-            self._start(self._settle(taken, delivery))
+        if self._what.way == "tx":
+            self._start(self._transact(held))
+        else:
+            for taken, delivery in held:
+                self._start(self._settle(taken, delivery))
         if self._what.prefetch == 1 or self._random.random() < 0.3:
             await asyncio.gather(*self.tasks)
         return []
@@ -263,15 +301,66 @@ class _Taker:
             "reject": delivery.reject,
             "release": delivery.release,
         }[how]
+        if await self._refused(taken, work) and not taken.lease_ms:
+            self._left.append((taken, delivery))
+        taken.answered_at = self._loop.time()
+
+    async def _refused(self, taken: Taken, work: Callable[[], Awaitable[None]]) -> bool:
+        """Whether it may be tried again."""
         try:
-            await self._wait(how, work())
+            await self._wait(taken.how, work())
             taken.outcome = "confirmed"
         except OutcomeUnknown:
             taken.outcome = "unknown"
         except MirrorlogError as error:
             taken.outcome = "refused"
-            self._history.errors[f"{self._what.name} {how}"] = f"{type(error).__name__}: {error}"
-        taken.answered_at = self._loop.time()
+            self._history.errors[f"{self._what.name} {taken.how}"] = f"{type(error).__name__}: {error}"
+            return not isinstance(error, NotGranted)
+        return False
+
+    # --- transactions ---
+
+    async def _transact(self, held: _Held) -> None:
+        """All of it by one; now and then another one was given up before."""
+        loop, history = self._loop, self._history
+        if not self._program.peace and self._random.random() < 0.2:
+            await asyncio.sleep(self._random.random() * 0.3)
+            await (await self._transaction(held, "")).rollback()
+        name = f"{self._what.name}.{self._program._run}.{len(history.transactions)}"
+        done = Transacted(name, [taken.queue_offset for taken, _ in held], loop.time())
+        history.transactions.append(done)
+        for taken, _ in held:
+            taken.how, taken.asked_at = "ack", loop.time()
+        try:
+            await self._wait("commit", (await self._transaction(held, name)).commit())
+            done.outcome = "confirmed"
+        except OutcomeUnknown:
+            done.outcome = "unknown"
+        except MirrorlogError as error:
+            done.outcome = "refused"
+            history.errors[f"{self._what.name} commit"] = f"{type(error).__name__}: {error}"
+        for taken, _ in held:
+            taken.outcome, taken.answered_at = done.outcome, loop.time()
+        await self._give_back(held, done.outcome)
+
+    async def _transaction(self, held: _Held, name: str) -> Transaction:
+        transaction = self._client.transaction(timeout_ms=SETTLE_TIMEOUT_MS)
+        parts = len(held) + 1
+        for part, (taken, delivery) in enumerate(held):
+            told = f"{name} {part} of {parts} for {taken.queue_offset} ".encode()
+            transaction.send(INVOICES, told + b"." * 100)
+            transaction.ack(cast(Settleable, delivery))
+        transaction.send(AUDIT, f"{name} {parts - 1} of {parts} for all".encode())
+        return transaction
+
+    async def _give_back(self, held: _Held, outcome: str) -> None:
+        """What a commit did not settle is in hand as before. Of one of unknown outcome it may be, and then somebody
+        has seen it."""
+        for taken, delivery in held if outcome != "confirmed" else ():
+            if outcome == "refused":
+                taken.how = "release"
+            with suppress(MirrorlogError):
+                await self._wait("give back", delivery.release() if outcome == "refused" else delivery.nack())
 
     # --- words ---
 

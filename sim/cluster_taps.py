@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from mirrorlog.broker.deliverer import Deliverer
+from mirrorlog.broker.host import now_us
 from mirrorlog.wire.frames import Grant, How
 from sim.processes import current_process
 
@@ -22,7 +23,8 @@ from sim.processes import current_process
 @dataclass(frozen=True, slots=True)
 class Granted:
     """Records [first, next) that a node gave, at `at` s of the run. `way`: push, auto or lease; `number`: the
-    subscription's, or the lease's."""
+    subscription's, or the lease's; `clock_us`: what time it was for the node, µs UTC; that never goes back in a log;
+    `below`: it might have given any record below."""
 
     at: float
     node: str
@@ -36,6 +38,8 @@ class Granted:
     next: int
     redelivered: bool
     attempts: int
+    clock_us: int
+    below: int
 
 
 _Hand = tuple[int, float]
@@ -44,11 +48,16 @@ _Hand = tuple[int, float]
 
 @dataclass(slots=True)
 class Tap:
-    """`granted`: everything, in order; `twice`: what was given while somebody else had it."""
+    """`granted`: everything, in order; `twice`: what was given while somebody else had it; `beside`: what was given
+    while somebody else had anything of a queue in `alone` (log and queue id), of which one at a time has records;
+    `dropped`: what went because its queue was too long, while somebody had it."""
 
     now: Callable[[], float]
     granted: list[Granted] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    alone: set[tuple[str, int]] = field(default_factory=set)
     _hands: dict[Deliverer, dict[tuple[int, str], dict[int, _Hand]]] = field(default_factory=dict)
 
     def give(
@@ -65,11 +74,18 @@ class Tap:
         process, replica = current_process(), deliverer._replica
         node = process.machine if process is not None else ""
         hands = self._of(deliverer, key)
+        clock_us = max(now_us(), replica.log.last_append_time_us)
+        below = min(deliverer._works[key].delivery._covered, replica.index.next_confirmed(key[0]))
+        if (str(replica.log_id), key[0]) in self.alone and (others := {each[0] for each in hands.values()} - {number}):
+            self.beside.append(
+                f"{self.now():.3f} {node}, epoch {replica.epochs.current}, gives {grants[0]} of queue {key[0]} to "
+                f"{number}, and {others} have some"
+            )
         for grant in grants:
             self.granted.append(
                 Granted(
                     self.now(), node, str(replica.log_id), replica.epochs.current, *key, way, number,
-                    grant.first, grant.next, grant.redelivered, grant.attempts,
+                    grant.first, grant.next, grant.redelivered, grant.attempts, clock_us, below,
                 )
             )  # fmt: skip
             for offset in range(grant.first, grant.next):
@@ -89,6 +105,19 @@ class Tap:
         for offset in offsets:
             if hands.get(offset, (None,))[0] == number:
                 del hands[offset]
+
+    def drop(self, deliverer: Deliverer, key: tuple[int, str], ranges: Sequence[tuple[int, int]]) -> None:
+        """They go: nobody is to have them."""
+        hands = self._of(deliverer, key)
+        for first, until in ranges:
+            for offset in range(first, until):
+                number, let_go_at = hands.get(offset, (0, -inf))
+                if let_go_at > self.now():
+                    self.dropped.append(f"{self.now():.3f}: {offset} of {key} is dropped, and {number} has it")
+
+    def forget(self, deliverer: Deliverer, queue_id: int, group: str) -> None:
+        """The group is made anew, or is no more: what anybody has of it is nobody's."""
+        self._of(deliverer, (queue_id, group)).clear()
 
     def extend(self, deliverer: Deliverer, key: tuple[int, str], lease: int, until: float) -> None:
         hands = self._of(deliverer, key)
@@ -115,6 +144,9 @@ def tapped(tap: Tap) -> Iterator[None]:
         patch.object(Deliverer, "settle", _settle(tap, Deliverer.settle)),
         patch.object(Deliverer, "settle_lease", _settle_lease(tap, Deliverer.settle_lease)),
         patch.object(Deliverer, "extend_lease", _extend_lease(tap, Deliverer.extend_lease)),
+        patch.object(Deliverer, "replace", _replace(tap, Deliverer.replace)),
+        patch.object(Deliverer, "dropped", _dropped(tap, Deliverer.dropped)),
+        patch.object(Deliverer, "logged_within", _logged_within(tap, Deliverer.logged_within)),
     ):
         yield
 
@@ -174,3 +206,29 @@ def _extend_lease(tap: Tap, original: _Any) -> _Any:
             tap.extend(self, (queue_id, message.group), each.lease, tap.now() + message.lease_ms / 1000)
 
     return extend_lease
+
+
+def _replace(tap: Tap, original: _Any) -> _Any:
+    def replace(self: Deliverer, queue_id: int, changes: Sequence[Any], what: str, done: _Any) -> None:
+        original(self, queue_id, changes, what, done)
+        for change in changes:
+            tap.forget(self, queue_id, change.group)
+
+    return replace
+
+
+def _dropped(tap: Tap, original: _Any) -> _Any:
+    def dropped(self: Deliverer, queue_id: int, group: str, ranges: Sequence[Any]) -> None:
+        tap.drop(self, (queue_id, group), ranges)
+        original(self, queue_id, group, ranges)
+
+    return dropped
+
+
+def _logged_within(tap: Tap, original: _Any) -> _Any:
+    def logged_within(self: Deliverer, within: Any) -> None:
+        original(self, within)
+        ranges = [border for each in within.settlement.ranges for border in each]
+        tap.let_go(self, within.work.key, within.settlement.number, ranges)
+
+    return logged_within

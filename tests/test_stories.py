@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ROOT / "docs" / "stories.md"
 STORY_ID = re.compile(r"\d{3}:\d+([a-z]|-\d+)?")
-SEED_LINES = {"002": 1077, "003": 31}
+SEED_LINES = {"000": 1118, "001": 696, "002": 1077, "003": 31}
 MARKED_SEED = "002"
 """Every test of it carries the id of its row. Of others those do that were written for a story."""
 

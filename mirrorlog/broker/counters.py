@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from typing import Final
 
+from mirrorlog.broker.queue_counters import QueueCounters
 from mirrorlog.wire.messages import DurationCounts, LogCounts
 
 BOUNDS_S: Final = (
@@ -42,12 +43,13 @@ class LogCounters:
     `published_…`: what producers sent and this node appended as the master; a batch that was sent again is not appended
     again. `confirms`: from a publish's arrival to its confirm. `unknown`: publishes by the code of the error that told
     their producer that nobody knows what became of them. `received_bytes`: of the log, as a mirror. `fetches`: answers
-    to readers, empty ones included. `flushes`: those that brought more of the log to the disk.
+    to readers, empty ones included. `flushes`: those that brought more of the log to the disk. `queues`: by queue id,
+    of those that anything was counted for.
     """
 
     __slots__ = (
         "confirms", "fetched_bytes", "fetches", "flushed_bytes", "flushes", "promotions", "published_batches",
-        "published_bytes", "published_records", "received_bytes", "unknown",
+        "published_bytes", "published_records", "queues", "received_bytes", "unknown",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -62,6 +64,14 @@ class LogCounters:
         self.flushes = 0
         self.flushed_bytes = 0
         self.promotions = 0
+        self.queues: dict[int, QueueCounters] = {}
+
+    def queue(self, queue_id: int) -> QueueCounters:
+        """Of a queue; it is made."""
+        found = self.queues.get(queue_id)
+        if found is None:
+            found = self.queues[queue_id] = QueueCounters()
+        return found
 
     def published(self, records: int, size: int) -> None:
         """A batch was appended; `size`: bytes."""

@@ -8,10 +8,12 @@ Three steps, each confirmed before the next one begins, and each of which may be
 3. The cluster takes the queue's place away, so that its name may go to any log.
 
 A node that dies in between, or a log that takes nothing then, leaves a queue without bindings, or a place without a
-queue: who asks again goes on from there, and a declaration in the last state makes a new queue in the place that there
-is. While a deletion is under way declarations of its name wait here: the place that is taken away must not be that of a
-new queue. What the cluster is asked names the epoch and how many places of the log were taken away before, so no late
-repetition is taken for it.
+queue: who asks again goes on from there. A place without a queue is taken away by the log's next master, when it begins
+(`finish`); a queue without bindings looks like any other, and stays. What is asked for in an epoch that is over by then
+is refused: users who came back to the next master keep their bindings. Queues that go by themselves (`lifetime_keeper`)
+go together: two decisions of the cluster, however many they are. While a deletion is under way declarations of its name
+wait here: the place that is taken away must not be that of a new queue. What the cluster is asked names the epoch and
+how often places of the log were taken away before, so no late repetition is taken for it.
 
 What a deletion depends on is decided once, when it begins. To be deleted only when empty, the queue takes no publishes
 from then on: a record that came in between would be lost.
@@ -24,7 +26,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
@@ -32,7 +35,7 @@ from uuid import UUID
 from mirrorlog import versions
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.publish import Publisher, not_master
-from mirrorlog.errors import InUse, LogUnavailable, MirrorlogError, NoSuchQueue
+from mirrorlog.errors import InUse, LogUnavailable, MirrorlogError, NoSuchQueue, UnsupportedVersion
 from mirrorlog.queues.groups import OWN_GROUP
 from mirrorlog.queues.registry import Queue, no_such_queue
 from mirrorlog.wire.messages import Deleted, DeleteQueue, Message
@@ -45,6 +48,8 @@ logger = logging.getLogger(__name__)
 WAIT_S: Final = 5.0
 """How long a declaration, or another deletion, waits for one that is under way."""
 RETRY_S: Final = 0.1
+AT_ONCE_MAX: Final = 1_000
+"""Queues in one decision of the cluster: some 250 KiB of names at most."""
 
 _Respond = Callable[[Message | MirrorlogError], None]
 _Done = Callable[[MirrorlogError | None], None]
@@ -57,12 +62,19 @@ class Cluster(Protocol):
     def master(self, log_id: UUID) -> Member | None: ...
     def placed(self, queue: str) -> UUID | None: ...
 
-    async def unbind_queue(self, queue: str) -> None:
-        """Nothing leads to the queue any more, on every node that is up. Raises MirrorlogError."""
+    def placed_in(self, log_id: UUID) -> list[str]:
+        """The queues that are in a log, as the cluster has decided."""
 
-    async def remove_queue(self, queue: str, log_id: UUID, epoch: int) -> None:
-        """The queue's place is taken away, if its log is still in that epoch. Raises MirrorlogError: then it may be, or
-        may yet be."""
+    def lost_from(self, log_id: UUID) -> bool:
+        """Whether a loss was ever declared of a log: declarations may have been lost, too."""
+
+    async def unbind_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
+        """Nothing leads to the queues any more, on every node that is up; if their log is still in that epoch, for its
+        next master knows nothing of this deletion. Raises MirrorlogError."""
+
+    async def remove_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
+        """The queues' places are taken away, if their log is still in that epoch. Raises MirrorlogError: then they may
+        be, or may yet be."""
 
 
 class Deletions:
@@ -72,7 +84,9 @@ class Deletions:
         self._cluster = cluster
         self._under_way: dict[str, asyncio.Event] = {}
         # A log's places are taken away one after another: each names how many were before.
-        self._removing = asyncio.Lock()
+        self._removing: defaultdict[UUID, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.on_deleted: Callable[[Queue], None] = _nobody_cares
+        """Told of a queue that is found no more."""
 
     def is_under_way(self, name: str) -> bool:
         return name in self._under_way
@@ -96,19 +110,57 @@ class Deletions:
         it cannot be done now."""
         name = message.name
         await self.ended(name)
-        with self._begun(name):
+        with self._begun([name]):
             records = await self._delete_from(log, message)
-            await self._remove(log, name)
+            await self._remove(log, [name])
         respond(Deleted(records=records))
 
+    async def delete_all(self, log: HostedLog, names: Sequence[str], *, held_too: bool = False) -> None:
+        """Queues of a log that this node masters, whatever uses them, but for those that landings hold (unless
+        `held_too`: they are over, and nobody can land them any more) and those that are being deleted. Raises
+        NotMaster, or why it cannot be done now."""
+        for at in range(0, len(names), AT_ONCE_MAX):
+            some = [name for name in names[at : at + AT_ONCE_MAX] if not self.is_under_way(name)]
+            with self._begun(some):
+                await self._delete_some(log, some, held_too=held_too)
+
+    async def finish(self, log: HostedLog) -> None:
+        """When a mastership begins: places whose queues were deleted before, by a master that died then, are taken
+        away. Not once a loss was declared of the log, for then it may have been the declaration that was lost. Raises
+        as `delete_all`."""
+        if self._cluster.lost_from(log.log_id):
+            return
+        # What was logged by a deletion whose end nobody was told may be cut yet: its place stays until it cannot.
+        await _confirmed(self._publisher(log).when_confirmed)
+        queues = log.replica.queues
+        left = [name for name in self._cluster.placed_in(log.log_id) if queues.get(name) is None]
+        left = [name for name in left if not self.is_under_way(name)]
+        with self._begun(left):
+            for at in range(0, len(left), AT_ONCE_MAX):
+                logger.info("places_without_queues log=%s count=%s", log.name, len(left[at : at + AT_ONCE_MAX]))
+                await self._remove(log, left[at : at + AT_ONCE_MAX])
+
     @contextmanager
-    def _begun(self, name: str) -> Iterator[None]:
-        ends = self._under_way[name] = asyncio.Event()
+    def _begun(self, names: Sequence[str]) -> Iterator[None]:
+        ends = asyncio.Event()
+        self._under_way.update(dict.fromkeys(names, ends))
         try:
             yield
         finally:
-            del self._under_way[name]
+            for name in names:
+                del self._under_way[name]
             ends.set()
+
+    async def _delete_some(self, log: HostedLog, names: Sequence[str], *, held_too: bool) -> None:
+        await _confirmed(self._publisher(log).when_confirmed)
+        found = [queue for name in names if (queue := log.replica.queues.get(name)) is not None]
+        free = [queue for queue in found if held_too or not _landings(log, queue)]
+        # One that is not placed here any more has no bindings: what leads to its name leads to another queue.
+        placed = [queue.name for queue in free if self._cluster.placed(queue.name) == log.log_id]
+        if placed:
+            await self._cluster.unbind_queues(placed, log.log_id, log.replica.epochs.current)
+        await self._log_deletions(log, free)
+        await self._remove(log, placed)
 
     async def _delete_from(self, log: HostedLog, message: DeleteQueue) -> int:
         """Steps 1 and 2; how many records its own group had not settled."""
@@ -123,8 +175,8 @@ class Deletions:
             return 0
         check_conditions(log, queue, message)
         with self._closed(log, queue, message.if_empty):
-            await self._cluster.unbind_queue(message.name)
-            return await self._log_deletion(log, queue)
+            await self._cluster.unbind_queues([message.name], log.log_id, log.replica.epochs.current)
+            return await self._log_deletions(log, [queue])
 
     @contextmanager
     def _closed(self, log: HostedLog, queue: Queue, closed: bool) -> Iterator[None]:
@@ -136,38 +188,51 @@ class Deletions:
         finally:
             publisher.closed_queues.discard(queue.queue_id)
 
-    async def _log_deletion(self, log: HostedLog, queue: Queue) -> int:
-        publisher, queue_id = self._publisher(log), queue.queue_id
-        deliverer = log.deliverer
-        assert deliverer is not None
-        batch, records = log.replica.queues.delete(queue_id), unsettled_of(log, queue)
-        deliverer.flush_queue(queue_id)
-        gone = NoSuchQueue(f"queue {queue.name!r} was deleted", queue=queue.name)
+    async def _log_deletions(self, log: HostedLog, queues: Iterable[Queue]) -> int:
+        """How many records the own groups of all of them had not settled."""
+        queues = [queue for queue in queues if log.replica.queues.has_id(queue.queue_id)]
+        records = [unsettled_of(log, queue) for queue in queues]
 
         def append(done: _Done) -> None:
-            publisher.append_change(batch, done)
-            deliverer.end_queue(queue_id, gone)
+            """The last one's confirm is that of all of them."""
+            for queue in queues[:-1]:
+                self._append_deletion(log, queue, _nobody_waits)
+            self._append_deletion(log, queues[-1], done)
 
-        await _confirmed(append)
-        logger.info(
-            "queue_deleted log=%s queue=%r id=%s incarnation=%s unsettled=%s",
-            log.name, queue.name, queue_id, queue.incarnation, records,
-        )  # fmt: skip
-        return records
+        if queues:
+            await _confirmed(append)
+        for queue, unsettled in zip(queues, records, strict=True):
+            logger.info(
+                "queue_deleted log=%s queue=%r id=%s incarnation=%s unsettled=%s",
+                log.name, queue.name, queue.queue_id, queue.incarnation, unsettled,
+            )  # fmt: skip
+        return sum(records)
 
-    async def _remove(self, log: HostedLog, name: str) -> None:
+    def _append_deletion(self, log: HostedLog, queue: Queue, done: _Done) -> None:
+        deliverer = log.deliverer
+        assert deliverer is not None
+        batch = log.replica.queues.delete(queue.queue_id)
+        deliverer.flush_queue(queue.queue_id)
+        self._publisher(log).append_change(batch, done)
+        gone = NoSuchQueue(f"queue {queue.name!r} was deleted", queue=queue.name)
+        deliverer.end_queue(queue.queue_id, gone)
+        self.on_deleted(queue)
+
+    async def _remove(self, log: HostedLog, names: Sequence[str]) -> None:
         """Step 3, as long as this is the master. Whatever comes of one attempt, the next one is told it; only then may
         others have the name."""
         epoch = log.replica.epochs.current
-        async with self._removing:
-            while self._cluster.placed(name) == log.log_id:
+        async with self._removing[log.log_id]:
+            while left := [name for name in names if self._cluster.placed(name) == log.log_id]:
                 if log.replica.epochs.current != epoch:
                     raise not_master(log.name, self._cluster.master(log.log_id))
                 self._publisher(log)
                 try:
-                    await self._cluster.remove_queue(name, log.log_id, epoch)
+                    await self._cluster.remove_queues(left, log.log_id, epoch)
+                except UnsupportedVersion:
+                    raise  # so it stays until the last node is updated
                 except MirrorlogError as error:
-                    logger.debug("queue_not_removed log=%s queue=%r reason=%r", log.name, name, str(error))
+                    logger.debug("queues_not_removed log=%s queues=%s reason=%r", log.name, len(left), str(error))
                     await asyncio.sleep(RETRY_S)
 
     def _publisher(self, log: HostedLog) -> Publisher:
@@ -194,7 +259,7 @@ async def _confirmed(act: Callable[[_Done], None]) -> None:
 def check_conditions(log: HostedLog, queue: Queue, message: DeleteQueue) -> None:
     """Raises InUse naming what keeps the queue."""
     name, queue_id = queue.name, queue.queue_id
-    held = sorted(each.name for each in log.replica.holds.newest(queue_id).values() if each.live)
+    held = _landings(log, queue)
     if held and not message.force:
         raise InUse(
             f"landing {held[0]!r} holds records of queue {name!r}; end it with mqtool landing-end, or force it",
@@ -204,6 +269,19 @@ def check_conditions(log: HostedLog, queue: Queue, message: DeleteQueue) -> None
         raise InUse(f"queue {name!r} is used: {users} subscribers or readers are waiting for records", users=users)
     if message.if_empty and (records := _needed(log, queue)):
         raise InUse(f"queue {name!r} is not empty: {records} records are not settled", records=records)
+
+
+def _landings(log: HostedLog, queue: Queue) -> list[str]:
+    """Those that hold records of a queue."""
+    return sorted(each.name for each in log.replica.holds.newest(queue.queue_id).values() if each.live)
+
+
+def _nobody_cares(queue: Queue) -> None:
+    """Nothing else is known of it."""
+
+
+def _nobody_waits(error: MirrorlogError | None) -> None:
+    """What comes of it shows in what is appended behind it."""
 
 
 def unsettled_of(log: HostedLog, queue: Queue) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Executor
 from typing import Final
 
@@ -15,6 +15,8 @@ from mirrorlog.broker.group_requests import GroupRequests
 from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.requests import Requests
 from mirrorlog.broker.subscription_book import Receiver
+from mirrorlog.broker.transactions import Transactions
+from mirrorlog.cluster.asking import asked_by
 from mirrorlog.cluster.topology import User
 from mirrorlog.commitlog.format import queue_of
 from mirrorlog.config import Settings
@@ -32,16 +34,19 @@ from mirrorlog.wire.frames import (
     PRODUCE,
     SETTLE,
     SETTLE_RANGE,
+    Credit,
     Frame,
     FrameType,
+    credit_frame,
     frame,
     read_fetch,
 )
 from mirrorlog.wire.greeting import check_hello
 from mirrorlog.wire.listening import listen
-from mirrorlog.wire.messages import Done, Hello, Login, Message, Welcome, decode, encode, error_frame
+from mirrorlog.wire.messages import DeclareQueue, Done, Hello, Login, Message, Welcome, decode, encode, error_frame
 
 _PRODUCE: Final = int(FrameType.PRODUCE)
+_PUBLISHES: Final = frozenset({_PRODUCE, int(FrameType.TRANSACT)})
 
 
 class NativeDoor:
@@ -55,6 +60,7 @@ class NativeDoor:
         logs: HostedLogs,
         requests: Requests,
         groups: GroupRequests,
+        transactions: Transactions,
         push: Callable[[], None],
         contact_at: Callable[[float], float],
         users: Callable[[], Mapping[str, User]],
@@ -67,8 +73,10 @@ class NativeDoor:
         self.welcome = welcome
         self.requests = requests
         self.groups = groups
+        self.transactions = transactions
         self._push = push
         self.sessions: set[ClientSession] = set()
+        self._newcomers: dict[ClientSession, None] = {}
         self.accepted = 0
         """Connections since this process began."""
         self.refused: Counter[str] = Counter()
@@ -102,13 +110,35 @@ class NativeDoor:
         """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""
         self._push()
 
+    def let_in(self, session: ClientSession) -> bool:
+        """Whether there is a place for another connection. Where there are users the one that has been there longest
+        without having logged in makes room: who cannot log in must not keep those out who can."""
+        if len(self.sessions) >= self.settings.limits.max_connections and not self._made_room():
+            return False
+        self.sessions.add(session)
+        self._newcomers[session] = None
+        return True
+
+    def _made_room(self) -> bool:
+        for session in list(self._newcomers) if self.gatekeeper.users() else ():
+            del self._newcomers[session]
+            if session.is_stranger:
+                session.endpoint.close(Overloaded("others wait to be let in; log in at once", limit="max_connections"))
+                self.forget(session)
+                return True
+        return False
+
     def forget(self, session: ClientSession) -> None:
         """Its connection is gone."""
         if session in self.sessions:
             self.sessions.remove(session)
+            self._newcomers.pop(session, None)
             self.groups.forget(session)
+            if self.requests.exclusives.forget(session):
+                self.requests.lifetimes.look_soon()
             for log in self._logs:
                 log.fetcher.forget(session.endpoint)
+                log.publisher.forget(session)
                 if log.deliverer is not None:
                     log.deliverer.forget(session)
 
@@ -117,12 +147,22 @@ class NativeDoor:
         users = self.gatekeeper.users()
         if users is self._users:
             return
+        if users and not self._users:
+            self.requests.lifetimes.all_come_back()
         self._users = users
+        by_endpoint = {session.endpoint: session for session in self.sessions}
+
+        def refused(endpoint: Endpoint, queue_id: int) -> MirrorlogError | None:
+            session = by_endpoint.get(endpoint)
+            return None if session is None else _read_refused(session, queue_id)
+
         for log in self._logs:
+            log.fetcher.end_refused(refused)
             if log.deliverer is not None:
                 log.deliverer.end_refused(_read_refused)
         for session in list(self.sessions):
             session.look_at_trust()
+            self._newcomers.setdefault(session)
 
     def tick(self, now: float) -> None:
         self.look_at_rights()
@@ -157,6 +197,8 @@ class ClientSession:
         self._greeted = False
         self._gate: Gate | None = None
         self._stale_reads = False
+        self._client_id = ""
+        self._takes_credit = False
         self._last_read = 0.0
 
     @property
@@ -171,13 +213,11 @@ class ClientSession:
         self._last_read = time.monotonic()
         door = self._door
         door.accepted += 1
-        limit = door.settings.limits.max_connections
-        if len(door.sessions) >= limit:
+        if not door.let_in(self):
+            limit = door.settings.limits.max_connections
             endpoint.close(
                 Overloaded(f"{limit} connections are open (limits.max_connections)", limit="max_connections")
             )
-        else:
-            door.sessions.add(self)
 
     def frame(self, frame_: Frame) -> None:
         self._last_read = time.monotonic()
@@ -191,7 +231,7 @@ class ClientSession:
         except ProtocolError:
             raise
         except MirrorlogError as error:
-            if frame_.type == _PRODUCE:
+            if frame_.type in _PUBLISHES:
                 self._door.refused[error.code] += 1
             self.refuse(error, frame_.correlation_id)
 
@@ -215,6 +255,24 @@ class ClientSession:
     def refuse(self, error: MirrorlogError, correlation_id: int) -> None:
         self.endpoint.send((error_frame(error, correlation_id),))
 
+    def credited(self, credit: Credit) -> None:
+        if self._takes_credit:
+            self.endpoint.send((credit_frame(credit),))
+
+    # --- exclusives.Session ---
+
+    @property
+    def owner(self) -> Hashable:
+        return self._client_id or self
+
+    @property
+    def is_open(self) -> bool:
+        return self in self._door.sessions
+
+    @property
+    def peer(self) -> str:
+        return self.endpoint.peer
+
     # --- inside ---
 
     @property
@@ -222,6 +280,11 @@ class ClientSession:
         """Who it is, after the greeting."""
         assert self._gate is not None
         return self._gate
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether it has not logged in, as far as it knows of users."""
+        return self._gate is None or self._gate.is_stranger
 
     def must_log_in_again(self) -> bool:
         """What logged in before there were users is closed, to come back and do so again."""
@@ -257,7 +320,11 @@ class ClientSession:
             raise ProtocolError("a mirror on the client port; it belongs on the replication port")
         self._greeted = True
         self._stale_reads = hello.stale_reads
-        self._gate = Gate(self._door.gatekeeper, private=self.endpoint.is_private)
+        self._client_id = hello.client_id
+        self._takes_credit = hello.credit
+        self._gate = Gate(
+            self._door.gatekeeper, private=self.endpoint.is_private, peer=self.endpoint.peer.rpartition(":")[0]
+        )
         self._trust()
         self.answer(frame(FrameType.WELCOME, encode(welcome), frame_.correlation_id))
 
@@ -274,11 +341,15 @@ class ClientSession:
                 )
             fetch = read_fetch(frame_.payload)
             self.gate.check_fetch(fetch.queue_id)
-            self._door.log_of(fetch.queue_id).fetcher.fetch(fetch, self.endpoint, frame_.correlation_id)
+            log = self._door.log_of(fetch.queue_id)
+            self._door.requests.lifetimes.read(log, fetch.queue_id, self)
+            log.fetcher.fetch(fetch, self.endpoint, frame_.correlation_id)
         elif frame_.type == FrameType.REQUEST:
             self._request(frame_)
         elif frame_.type == FrameType.SETTLE:
             self._door.groups.settle(frame_, self)
+        elif frame_.type == FrameType.TRANSACT:
+            self._door.transactions.commit(frame_.payload, self, frame_.correlation_id)
         elif frame_.type == FrameType.PING:
             self.answer(frame(FrameType.PONG, b"", frame_.correlation_id))
         else:
@@ -313,13 +384,37 @@ class ClientSession:
         if isinstance(message, Login):
             self._door.requests.later(self._login(message, respond), respond)
             return
+        if isinstance(message, DeclareQueue):
+            message = self._door.requests.named(message)
         try:
             self.gate.check(message)
         except LoginFailed as error:
             respond(error)  # the connection is sound, and may log in yet
             return
+        with asked_by(self.gate.user):
+            self._handle(message, respond)
+
+    def _declare(self, message: DeclareQueue, respond: Callable[[Message | MirrorlogError], None]) -> None:
+        """What is raised is the answer, too: it settles whose an exclusive queue is."""
+        try:
+            self._door.requests.handle(message, respond)
+        except MirrorlogError as error:
+            respond(error)
+        except Exception as error:
+            respond(MirrorlogError(f"internal error: {type(error).__name__}"))
+            raise
+
+    def _handle(self, message: Message, respond: Callable[[Message | MirrorlogError], None]) -> None:
+        requests = self._door.requests
+        requests.exclusives.check(message, self)
+        if isinstance(message, DeclareQueue):
+            self._declare(message, requests.exclusives.declaring(message, self, respond))
+            return
         self._door.groups.note(message, self)
         if self._door.groups.handles(message):
-            self._door.groups.handle(message, self, respond)
+            try:
+                self._door.groups.handle(message, self, respond)
+            finally:
+                self._door.requests.lifetimes.asked(message)
         else:
             self._door.requests.handle(message, respond)

@@ -37,12 +37,26 @@ class DoorProcess:
     """A door of one node. It is started again, ever more slowly, when it dies.
 
     `kind`: in log lines. `module`: what Python runs. `node`: the node's client address; `bind`: where the door serves;
-    `flags`: more of its command line.
+    `flags`: more of its command line. `token`: by which the node knows it; it gets it by the pipe, for everybody on the
+    machine can read command lines.
     """
 
-    def __init__(self, kind: str, *, module: str, node: str, bind: str, debug: bool, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        module: str,
+        node: str,
+        bind: str,
+        debug: bool,
+        flags: Sequence[str] = (),
+        token: str = "",
+    ) -> None:
         self._kind = kind
+        self._token = token
         self._command = [sys.executable, "-m", module, "--node", node, "--bind", bind, *flags]
+        if token:
+            self._command.append("--token")
         if debug:
             self._command.append("--debug")
         self._process: asyncio.subprocess.Process | None = None
@@ -96,12 +110,18 @@ class DoorProcess:
             except OSError as error:  # no memory or no descriptor for it just now
                 logger.warning("%s_door_not_started reason=%r restart_s=%s", self._kind, str(error), pause_s)
             else:
+                self._tell_token(self._process)
                 if await self._serving(self._process):
                     pause_s = _RESTART_S_MIN
                 code = await self._process.wait()
                 logger.warning("%s_door_ended exit_code=%s restart_s=%s", self._kind, code, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _RESTART_S_MAX)
+
+    def _tell_token(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        if self._token:
+            process.stdin.write(f"{self._token}\n".encode())
 
     async def _serving(self, process: asyncio.subprocess.Process) -> bool:
         """Read its output to the end; whether it ever said that it serves."""

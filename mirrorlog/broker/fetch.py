@@ -118,6 +118,16 @@ class Fetcher:
             for reader in readers.values():
                 reader.endpoint.send([error_frame(error, reader.correlation_id)])
 
+    def end_refused(self, refused: Callable[[Endpoint, int], MirrorlogError | None]) -> None:
+        """Users have changed: who may not read a queue any more waits for nothing of it. `refused`: why not, by its
+        connection and the queue's id."""
+        for queue_id, readers in self._waiting.items() if self._count else ():
+            for serial, reader in list(readers.items()):
+                if (error := refused(reader.endpoint, queue_id)) is not None:
+                    del readers[serial]
+                    self._count -= 1
+                    reader.endpoint.send([error_frame(error, reader.correlation_id)])
+
     def waiting(self, queue_id: int) -> int:
         """How many wait for records of a queue."""
         return len(self._waiting.get(queue_id, ()))

@@ -9,6 +9,9 @@ A node that was started and has not heard its cluster yet knows the users that i
 their logins, answers from what it has, and lets nobody change anything (`_LOCAL` is what it answers): who may, it may
 not know. In a cluster without users a login is taken and proves nothing, so that clients can be given theirs first.
 
+The node's own doors log in by a token that they got when they were started, under no name. They may ask how the node
+is, with users or without, and nothing else: whoever calls them brings a login of his own.
+
 What a password proves is remembered for the node's run by a keyed hash, so that a thousand connections that return at
 once cost one slow comparison per user and not one each.
 """
@@ -18,14 +21,17 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from mirrorlog.cluster.topology import ADMINISTRATOR, MAX_BINDINGS_AT_ONCE, User
 from mirrorlog.errors import AccessRefused, LimitReached, LoginFailed, MirrorlogError, NotLeader, Overloaded
 from mirrorlog.queues.access import LOOKERS, Right, check_allowed, check_expression, has_tag
+from mirrorlog.queues.arguments import dead_letters_of
 from mirrorlog.wire.messages import (
     Bind,
     CommitPosition,
@@ -50,6 +56,7 @@ from mirrorlog.wire.messages import (
     Login,
     Message,
     PurgeGroup,
+    Redrive,
     SetHold,
     SetPermissions,
     SettleLease,
@@ -66,13 +73,22 @@ FAILURES_MAX: Final = 3
 """Logins that may fail on one connection; then it is closed."""
 LOGINS_MAX: Final = 64
 """Passwords that are being compared, on one node."""
+PEER_LOGINS_MAX: Final = 16
+"""Of which from one address: guesses from there must leave the others their turn."""
+FAILED_S: Final = 10.0
+"""How long a wrong password is known as such: a thousand clients with last week's cost one slow comparison."""
 _REMEMBERED_MAX: Final = 10_000
+
+DEFAULT_EXCHANGE: Final = "amq.default"
+"""What the default exchange, which has no name, is called where rights are asked for; as in RabbitMQ."""
 
 _FOR_LOOKERS: Final = (GetStatus, GetEvents, ListVirtualHosts)
 _FOR_ALL: Final = (GetMetadata, Unsubscribe)
+_FOR_DOORS: Final = (GetMetadata, GetStatus)
 _LOCAL: Final = (
     *_FOR_LOOKERS, *_FOR_ALL, GetRouting, ListUsers, FindOffset, FetchPosition, CommitPosition, ListHolds, SetHold,
-    EndHold, ListGroups, Subscribe, Lease, SettleLease, ExtendLease, PurgeGroup, DeleteGroup, DeleteQueue,
+    EndHold, ListGroups, Subscribe, Lease, SettleLease, ExtendLease, PurgeGroup, Redrive, DeleteGroup,
+    DeleteQueue,
 )  # fmt: skip
 """What the cluster decides nothing for: it is read, or the master of a log sees to it, and nobody masters one who has
 not heard the cluster."""
@@ -95,50 +111,74 @@ class Gatekeeper:
         self.users = users
         self.has_heard = has_heard
         self.key_of = key_of
+        self.door_token = secrets.token_urlsafe(32)
+        """What this node's doors log in with, in this run."""
         self._secret = secrets.token_bytes(32)
         self._helper = helper
         self._proven: dict[bytes, str] = {}
-        self._comparing = 0
+        self._failed: dict[bytes, tuple[str, float]] = {}
+        self._comparing: Counter[str] = Counter()
 
-    async def found(self, name: str, password: str) -> User | None:
-        """The user of that name, if it is his password. As slow for a name that does not exist. Raises Overloaded."""
+    async def found(self, name: str, password: str, peer: str = "") -> User | None:
+        """The user of that name, if it is his password. As slow for a name that does not exist. `peer`: the address
+        that it comes from, empty for none. Raises Overloaded."""
         if len(name) > NAME_CHARS_MAX or len(password) > PASSWORD_CHARS_MAX:
             return None  # nobody's; and not worth a pass over it
         user = self.users().get(name)
-        if not await self._knows(name, password, user.password_hash if user is not None else ""):
+        if not await self._knows(name, password, user.password_hash if user is not None else "", peer):
             return None
         now = self.users().get(name)
         # He may have got another password, or have gone, while the old one was compared.
         same = now is not None and user is not None and (now.born, now.password_hash) == (user.born, user.password_hash)
         return now if same else None
 
-    async def _knows(self, name: str, password: str, password_hash: str) -> bool:
+    async def _knows(self, name: str, password: str, password_hash: str, peer: str) -> bool:
         words = f"{len(name)}:{name}{password}".encode(errors="surrogatepass")
         proof = hmac.digest(self._secret, words, "sha256")
         if password_hash and self._proven.get(proof) == password_hash:
             return True
-        if self._comparing >= LOGINS_MAX:
-            raise Overloaded(f"{LOGINS_MAX} logins are being looked at (max_logins); try again", limit="max_logins")
-        self._comparing += 1
+        failed = self._failed.get(proof)
+        if failed is not None and failed[0] == password_hash and time.monotonic() - failed[1] < FAILED_S:
+            return False
+        self._check_turn(peer)
+        self._comparing[peer] += 1
         try:
             compare = partial(matches, password, password_hash)
             known = await asyncio.get_running_loop().run_in_executor(self._helper, compare)
         finally:
-            self._comparing -= 1
-        if known:
-            if len(self._proven) >= _REMEMBERED_MAX:
-                self._proven.clear()
-            self._proven[proof] = password_hash
+            self._comparing[peer] -= 1
+            if not self._comparing[peer]:
+                del self._comparing[peer]
+        self._remember(proof, password_hash, known=known)
         return known
+
+    def _check_turn(self, peer: str) -> None:
+        """Raises Overloaded."""
+        if self._comparing.total() >= LOGINS_MAX:
+            raise Overloaded(f"{LOGINS_MAX} logins are being looked at (max_logins); try again", limit="max_logins")
+        if peer and self._comparing[peer] >= PEER_LOGINS_MAX:
+            raise Overloaded(
+                f"{PEER_LOGINS_MAX} logins from {peer} are being looked at (max_logins_per_address); try again",
+                limit="max_logins_per_address",
+            )
+
+    def _remember(self, proof: bytes, password_hash: str, *, known: bool) -> None:
+        of: dict[bytes, Any] = self._proven if known else self._failed
+        if len(of) >= _REMEMBERED_MAX:
+            of.clear()
+        of[proof] = password_hash if known else (password_hash, time.monotonic())
 
 
 class Gate:
-    """Of one connection. `private`: nobody else reads it: TLS, or from this machine."""
+    """Of one connection. `private`: nobody else reads it: TLS, or from this machine. `peer`: the address of its other
+    end."""
 
-    def __init__(self, keeper: Gatekeeper, *, private: bool) -> None:
+    def __init__(self, keeper: Gatekeeper, *, private: bool, peer: str = "") -> None:
         self.user = ""
+        self._peer = peer
         self._born = 0
         self._unproven = False
+        self._is_door = False
         self.failures = 0
         """Of logins, on this connection."""
         self._comparing = False
@@ -154,6 +194,9 @@ class Gate:
         """Raises LoginFailed, Overloaded."""
         if not self._private:
             raise LoginFailed("a password is taken over TLS or from this machine only; set tls.client on the nodes")
+        if not asked.user:
+            self._let_door_in(asked.password)
+            return
         if not self._keeper.users():
             self._unproven = True
             return
@@ -161,7 +204,7 @@ class Gate:
             raise Overloaded("one login of a connection is looked at at a time", limit="max_logins")
         self._comparing = True
         try:
-            user = await self._keeper.found(asked.user, asked.password)
+            user = await self._keeper.found(asked.user, asked.password, self._peer)
         finally:
             self._comparing = False
         if user is None:
@@ -170,10 +213,22 @@ class Gate:
         self.user, self._born, self._unproven = asked.user, user.born, False
         self._users = None
 
+    def _let_door_in(self, token: str) -> None:
+        """Raises LoginFailed."""
+        if not hmac.compare_digest(token.encode(errors="surrogatepass"), self._keeper.door_token.encode()):
+            self.failures += 1
+            raise LoginFailed("a login needs a user; only a door of this node has none, and its token instead")
+        self._is_door = True
+
     @property
     def trusted(self) -> bool:
         """Whether it may send as much as anybody: it has logged in, or need not."""
         return not self._keeper.users() or self._own() is not None
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether there are users, and this is none of them, and no door either."""
+        return bool(self._keeper.users()) and not self._is_door and self._own() is None
 
     @property
     def must_log_in(self) -> bool:
@@ -182,7 +237,7 @@ class Gate:
 
     def shut_s(self, now: float) -> float:
         """For how long there have been users of whom this is none, as far as it was asked; 0 when it may stay."""
-        if not self._keeper.users() or self._own() is not None:
+        if not self._keeper.users() or self._is_door or self._own() is not None:
             self._shut_at = None
             return 0.0
         self._shut_at = now if self._shut_at is None else self._shut_at
@@ -218,7 +273,7 @@ class Gate:
         if not isinstance(message, _LOCAL) and not self._keeper.has_heard():
             raise NotLeader("this node was started and has not heard its cluster yet; ask again, or ask another node")
         _check_texts(message)
-        if not self._keeper.users():
+        if not self._keeper.users() or (self._is_door and isinstance(message, _FOR_DOORS)):
             return
         user = self._known()
         if isinstance(message, DeclareExchange) and message.passive and message.virtual_host in user.permissions:
@@ -230,6 +285,9 @@ class Gate:
             check_allowed(self.user, user, right, virtual_host, name)
         if isinstance(message, GetRouting) and message.virtual_host in user.permissions:
             return
+        if isinstance(message, Redrive) and not message.to and not has_tag(user, (ADMINISTRATOR,)):
+            # Where they go is in records' headers, which anybody may have written.
+            raise AccessRefused(f"a redrive to wherever records died needs the tag {ADMINISTRATOR}; name the queue")
         if not wanted and not has_tag(user, (ADMINISTRATOR,)):
             raise AccessRefused(f"{type(message).__name__} needs the tag {ADMINISTRATOR}, which {self.user!r} has not")
 
@@ -272,7 +330,7 @@ _Wanted = tuple[Right, str, str]
 def _rights_for(message: Message) -> list[_Wanted]:
     """All of them are needed; none: it is no matter of permissions. Raises LimitReached."""
     if isinstance(message, DeclareQueue | DeleteQueue):
-        return [(Right.CONFIGURE, *split(message.name))]
+        return _to_declare_queue(message)
     if isinstance(message, DeclareExchange):
         return _to_declare(message)
     if isinstance(message, DeleteExchange):
@@ -287,7 +345,22 @@ def _rights_for(message: Message) -> list[_Wanted]:
     if isinstance(message, Unbind):
         return _to_bind(message.virtual_host, message.binding)
     queue = getattr(message, "queue", None)
-    return [(Right.READ, *split(queue))] if isinstance(queue, str) else []
+    wanted = [(Right.READ, *split(queue))] if isinstance(queue, str) else []
+    return [*wanted, *_to_redrive(message)] if isinstance(message, Redrive) else wanted
+
+
+def _to_redrive(message: Redrive) -> list[_Wanted]:
+    return [(Right.WRITE, split(message.queue)[0], message.to)] if message.to else []
+
+
+def _to_declare_queue(message: DeclareQueue | DeleteQueue) -> list[_Wanted]:
+    """The node takes records out of it for where its dead letters go, and whoever asks for that could do so."""
+    virtual_host, name = split(message.name)
+    wanted = [(Right.CONFIGURE, virtual_host, name)]
+    way = dead_letters_of(message.arguments) if isinstance(message, DeclareQueue) else None
+    if way is not None:
+        wanted += [(Right.READ, virtual_host, name), (Right.WRITE, virtual_host, way.exchange or DEFAULT_EXCHANGE)]
+    return wanted
 
 
 def _to_declare(message: DeclareExchange) -> list[_Wanted]:

@@ -5,9 +5,15 @@ A mirror sends on to the master. A master whose epoch has not begun lets whoever
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
+from typing import Any
+
+import msgspec
 
 from mirrorlog import versions
 from mirrorlog.broker.deliverer import Deliverer, Respond
@@ -19,11 +25,12 @@ from mirrorlog.broker.stream_readers import StreamReaders
 from mirrorlog.broker.subscription_book import Receiver, SubscriptionBook
 from mirrorlog.errors import BadRequest, ProtocolError, UnsupportedVersion
 from mirrorlog.queues.groups import OWN_GROUP
-from mirrorlog.queues.registry import Queue
+from mirrorlog.queues.registry import Queue, no_such_queue
 from mirrorlog.queues.resets import ACKING, STREAM, Wish
 from mirrorlog.queues.subscriber import Range
 from mirrorlog.wire.frames import Frame, read_settle
 from mirrorlog.wire.messages import (
+    REDRIVE_MAX,
     CommitPosition,
     DeleteGroup,
     Done,
@@ -35,13 +42,15 @@ from mirrorlog.wire.messages import (
     ListGroups,
     Message,
     PurgeGroup,
+    Redrive,
     ResetGroups,
     SettleLease,
     Subscribe,
     Unsubscribe,
 )
+from mirrorlog.wire.names import check_name, qualified, split
 
-_OfQueue = Subscribe | Lease | SettleLease | ExtendLease | PurgeGroup | DeleteGroup | ListGroups | ResetGroups
+_OfQueue = Subscribe | Lease | SettleLease | ExtendLease | PurgeGroup | DeleteGroup | ListGroups | ResetGroups | Redrive
 _Act = Callable[[Deliverer, Queue], None]
 
 
@@ -53,6 +62,8 @@ class GroupRequests:
         self._view = view
         self._book = book
         self._readers = StreamReaders()
+        # Secrets of subscriptions are made of their numbers by it: so none is kept.
+        self._key = secrets.token_bytes(32)
 
     def note(self, message: Message, receiver: Receiver) -> None:
         """Whatever a connection asks for: whoever asks for a stream group's position, or stores it, is at work."""
@@ -65,12 +76,11 @@ class GroupRequests:
     def handle(self, message: Message, receiver: Receiver, respond: Respond) -> None:
         """Answer through `respond`, now or later. Raises MirrorlogError as the answer."""
         if isinstance(message, Unsubscribe):
-            self._book.deliverer(message.subscription, receiver).unsubscribe(message.subscription)
+            deliverer = self._book.deliverer(message.subscription, receiver)
+            (deliverer.gone if message.leaves else deliverer.unsubscribe)(message.subscription)
             respond(Done())
         elif isinstance(message, Subscribe):
-            self._at_once(
-                message, respond, lambda log, queue: respond(log.subscribe(message, queue.queue_id, receiver))
-            )
+            self._at_once(message, respond, lambda log, queue: self._subscribe(message, log, queue, receiver, respond))
         elif isinstance(message, Lease):
             self._at_once(message, respond, lambda log, queue: log.lease(message, queue.queue_id, receiver, respond))
         elif isinstance(message, SettleLease):
@@ -99,6 +109,21 @@ class GroupRequests:
 
     # --- inside ---
 
+    def _subscribe(
+        self, message: Subscribe, log: Deliverer, queue: Queue, receiver: Receiver, respond: Respond
+    ) -> None:
+        """Whoever comes back over a new connection need not wait until the node has missed the old one."""
+        if (former := self._book.serving(message.replaces)) is not None and self._proven(message):
+            former.gone(message.replaces)
+        answer = log.subscribe(message, queue.queue_id, receiver)
+        respond(msgspec.structs.replace(answer, secret=self._secret(answer.subscription)))
+
+    def _proven(self, message: Subscribe) -> bool:
+        return hmac.compare_digest(message.secret.encode(), self._secret(message.replaces).encode())
+
+    def _secret(self, number: int) -> str:
+        return hmac.digest(self._key, number.to_bytes(8, "little"), "sha256").hex()
+
     def _handle_known(self, message: Message, respond: Respond) -> None:
         """What is answered from all that was ever confirmed, or changes it at once."""
         if isinstance(message, ExtendLease):
@@ -111,11 +136,23 @@ class GroupRequests:
             self._once_known(
                 message, respond, lambda log, queue: log.delete_group(queue.queue_id, message.group, respond)
             )
+        elif isinstance(message, Redrive):
+            self._redrive(message, respond)
         elif isinstance(message, ResetGroups):
             self._reset(message, respond)
         elif isinstance(message, ListGroups):
             log, _ = self._requests.find(message.queue)
             self._once_known(message, respond, lambda deliverer, queue: respond(_found(log, deliverer, queue)))
+
+    def _redrive(self, message: Redrive, respond: Respond) -> None:
+        if not 1 <= message.records_max <= REDRIVE_MAX:
+            raise BadRequest(f"records_max {message.records_max} is not within 1 and {REDRIVE_MAX}")
+        if message.to:
+            check_name("queue", message.to)
+            name = qualified(split(message.queue)[0], message.to)
+            if self._view.placed(name) is None:
+                raise no_such_queue(name)
+        self._once_known(message, respond, lambda log, queue: log.redrive(message, queue.queue_id, respond))
 
     def _reset(self, message: ResetGroups, respond: Respond) -> None:
         """A time is looked up first: it may be long past."""
@@ -179,10 +216,14 @@ def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:
             watermark=ledger.watermark,
             ready=_there(ledger.ready, begin, gap, following),
             unsettled=_there(ledger.unsettled_total, begin, gap, following),
-            out=ledger.out,
-            leased=ledger.leased,
-            parked=ledger.parked,
+            out=ledger.out - (held := deliverer.held_back(queue.queue_id, group)),
+            leased=ledger.leased - (departing := deliverer.departing(queue.queue_id, group)),
+            departing=departing,
+            departing_waits=log.departure_waits(queue.queue_id) if departing else "",
+            parked=ledger.parked + held,
             subscribers=deliverer.subscribers(queue.queue_id, group),
+            gone=_gone(ledger.unsettled_total, begin, gap),
+            **_taking(deliverer, queue, group),
         )
         for group, ledger in sorted(groups.items())
     ]
@@ -192,6 +233,16 @@ def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:
         if group not in groups
     ]
     return GroupsFound(queue=queue.name, next=following, groups=[*acking, *streams])
+
+
+def _taking(deliverer: Deliverer, queue: Queue, group: str) -> dict[str, Any]:
+    fields = asdict(deliverer.taking(queue.queue_id, group))
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+
+def _gone(below: Callable[[int], int], begin: int, gap: Range) -> int:
+    """How many of those that `below` counts retention has freed: they stand below `begin`, and in no gap."""
+    return below(begin) - (below(min(gap[1], begin)) - below(min(gap[0], begin)))
 
 
 def _there(below: Callable[[int], int], begin: int, gap: Range, following: int) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mirrorlog import versions
 from mirrorlog.broker.in_sync_keeper import Decides
@@ -18,6 +19,9 @@ from mirrorlog.config import Member, Settings
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.service import HAService
 from mirrorlog.wire.credentials import OPEN, Credentials
+
+if TYPE_CHECKING:
+    from mirrorlog.broker.letter_roads import LetterRoads
 
 
 def now_us() -> int:
@@ -40,6 +44,7 @@ class Helpers:
         self.read = ThreadPoolExecutor(2, "read")
         self.index = ThreadPoolExecutor(1, "index")
         self.disk = ThreadPoolExecutor(1, "disk")
+        self.letters = ThreadPoolExecutor(1, "letters", initializer=_yield_to_others)
         self.cluster = ThreadPoolExecutor(1, "cluster")
         self.promise = ThreadPoolExecutor(1, "promise")
         self.login = ThreadPoolExecutor(1, "login", initializer=_yield_to_others)
@@ -69,7 +74,7 @@ class Host:
     """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends. `member`: where a node
     is reached, as far as that is known. `tell`: the node's chronicle, of what a log's master has to tell.
     `routing_version`: of a virtual host, as this node knows it; 0 when it knows none. `cluster_version`: what may be
-    written (`mirrorlog.versions`)."""
+    written (`mirrorlog.versions`). `letters`: how records that leave a queue come to others; None: they wait."""
 
     settings: Settings
     start_id: str
@@ -84,3 +89,4 @@ class Host:
     routing_version: Callable[[str], int] = _not_known
     subscriptions: SubscriptionBook = field(default_factory=SubscriptionBook)
     cluster_version: Callable[[], int] = _own_version
+    letters: LetterRoads | None = None

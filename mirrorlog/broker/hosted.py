@@ -143,6 +143,7 @@ class HostedLog:
         self._changes: set[asyncio.Task[Any]] = set()
         self._report: DiskReport | None = None
         self._reading_again = False
+        self._has_led = False
         self._bad_told = -1
         self._look: asyncio.Task[None] | None = None
 
@@ -224,6 +225,10 @@ class HostedLog:
         """Who serves the groups that ack, on the log's master; None elsewhere."""
         return self.role.deliverer if isinstance(self.role, MasterRole) else None
 
+    def departure_waits(self, queue_id: int) -> str:
+        """Why nothing leaves a queue at the moment, though something is to; empty elsewhere than on the master."""
+        return self.role.departures.waits(queue_id) if isinstance(self.role, MasterRole) else ""
+
     @property
     def leapt(self) -> bool:
         """See `MasterRole.leapt`."""
@@ -278,14 +283,17 @@ class HostedLog:
         *,
         lost_from: int | None = None,
         losses: Sequence[DeclaredLoss] = (),
+        transient: bool = False,
+        queue_ids: int = 0,
     ) -> None:
         """Master the log as `assignment` says, in `epoch`, after what was done for it before has ended. `in_sync`: the
-        set that the cluster has decided. `lost_from`: see `MasterRole.begin`; `losses`: all that the cluster has
-        declared of the log.
+        set that the cluster has decided. `lost_from`, `queue_ids`: see `MasterRole.begin`; `losses`: all that the
+        cluster has declared of the log. `transient`: its queues live no longer than the node's run.
 
         Raises BadRequest and LogUnavailable when nothing was changed; DiskFull or DiskFailed, then the node ends.
         """
-        await self._in_turn(partial(self._lead, assignment, epoch, in_sync, lost_from, losses))
+        begin = partial(MasterRole.begin, lost_from=lost_from, queue_ids=queue_ids)
+        await self._in_turn(partial(self._lead, assignment, epoch, in_sync, begin, losses=losses, transient=transient))
 
     async def follow(
         self,
@@ -411,8 +419,10 @@ class HostedLog:
         assignment: LogAssignment,
         epoch: int,
         in_sync: InSyncSet,
-        lost_from: int | None,
+        begin: Callable[..., None],
+        *,
         losses: Sequence[DeclaredLoss],
+        transient: bool,
     ) -> None:
         self._check_changeable(assignment)
         node = self._host.settings.node.id
@@ -438,7 +448,9 @@ class HostedLog:
                 await self._cut_given_up(given_up)
             await loop.run_in_executor(self._flush_helper, self._open_epoch, epoch)
             role = MasterRole(self._host, self.replica, in_sync=in_sync, losses=losses)
-            role.begin(lost_from=lost_from)
+            # What this run finds in such a log when it leads it first is a former one's, whatever is placed there now.
+            begin(role, without_queues=transient and not self._has_led)
+            self._has_led = True
             self.replica.counters.promotions += 1
             self._begin(role, HostedState.MASTER)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mirrorlog.broker.hosted import HostedLog, HostedState
-from mirrorlog.errors import NoSuchQueue
+from mirrorlog.errors import MirrorlogError, NoSuchQueue
 from mirrorlog.queues.registry import log_number_of
 
 
@@ -17,6 +17,8 @@ class HostedLogs:
         self._served: dict[str, HostedLog] = {}
         self._by_number: dict[int, HostedLog] = {}
         self._refused: dict[str, HostedLog] = {}
+        self.outage_of: Callable[[int], MirrorlogError | None] = _not_known
+        """Why nobody can answer for a log with this number that is none of this node's; see `cluster.outages`."""
 
     def __iter__(self) -> Iterator[HostedLog]:
         return (log for log in self._served.values() if log.replica.damage is None)
@@ -51,7 +53,7 @@ class HostedLogs:
     def of_queue(self, queue_id: int) -> HostedLog:
         """The log that gave out this id, if it did: whether the queue is there is for the log to say.
 
-        Raises NoSuchQueue, or LogUnavailable when this node refuses to serve that log.
+        Raises NoSuchQueue, or LogUnavailable when this node refuses to serve that log, or all that hold it are down.
         """
         number = log_number_of(queue_id)
         log = _undamaged(self._by_number.get(number))
@@ -60,6 +62,8 @@ class HostedLogs:
         for refused in self._refused.values():
             if refused.assignment.log_number == number:
                 raise refused.refusal()
+        if (outage := self.outage_of(number)) is not None:
+            raise outage
         raise NoSuchQueue(
             f"no queue has the id {queue_id} in a log that this node holds; ask for the queue's metadata again"
         )
@@ -72,6 +76,11 @@ class HostedLogs:
     def everyone(self) -> list[HostedLog]:
         """Served or not."""
         return [*self._served.values(), *self._refused.values()]
+
+
+def _not_known(log_number: int) -> MirrorlogError | None:
+    """Of no cluster."""
+    return None
 
 
 def _undamaged(log: HostedLog | None) -> HostedLog | None:

@@ -16,11 +16,12 @@ from math import inf
 from typing import Any, Final, Protocol
 from uuid import UUID
 
+from mirrorlog import versions
 from mirrorlog.broker.duties import Duty, Follow, Lead, Leave, Rest, duty_of
 from mirrorlog.broker.hosted import HostedLog, HostedState
 from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.in_sync_keeper import in_sync_set
-from mirrorlog.cluster.commands import AnyCommand, Holder, LeapConfirmed, LossEndFound, QueuesPlaced
+from mirrorlog.cluster.commands import AnyCommand, Holder, LeapConfirmed, LossEndFound, QueueIdsGranted, QueuesPlaced
 from mirrorlog.cluster.liveness import Change
 from mirrorlog.cluster.promises import Promises
 from mirrorlog.cluster.promotion import Report
@@ -204,7 +205,13 @@ class LogKeeper:
         lost_from = min((loss.start for loss in facts.losses if not loss.leapt), default=None)
         held_to = log.replica.claim.end if log.replica.damage is not None else None
         await log.lead(
-            assignment_of(facts), duty.epoch, hosting.in_sync(self.log_id), lost_from=lost_from, losses=facts.losses
+            assignment_of(facts),
+            duty.epoch,
+            hosting.in_sync(self.log_id),
+            lost_from=lost_from,
+            losses=facts.losses,
+            transient=hosting.is_transient(self.log_id),
+            queue_ids=hosting.queue_ids(self.log_id),
         )
         if held_to is not None:
             self._loss_end_found(duty.epoch, held_to)
@@ -253,6 +260,7 @@ class Hosting:
         self.propose_soon: Callable[[AnyCommand], None] = _nobody_decides
         self.on_registered: Callable[[], None] = _nobody_waits
         self.on_changed: Callable[[], None] = _nobody_waits
+        self.on_life: Callable[[Change], None] = _nobody_watches
 
     # --- Host ---
 
@@ -269,7 +277,8 @@ class Hosting:
         self.on_changed()
 
     def life_changed(self, change: Change) -> None:
-        """What follows from it the coordinator decides."""
+        """What follows from it the coordinator decides; here it is told."""
+        self.on_life(change)
 
     async def fence(self, log_id: str, epoch: int, *, gently: bool = False) -> Report:
         """As `LogKeeper.fence`."""
@@ -310,9 +319,25 @@ class Hosting:
         assert self.state is not None
         return in_sync_set(self.state.logs[log_id], self.state.nodes)
 
-    def place_queues(self, log_id: str, log: HostedLog) -> None:
-        """The cluster shall know of every queue of a log, also of one that was there before it."""
+    def is_transient(self, log_id: str) -> bool:
+        """Whether what is in a log goes with this node's run."""
         assert self.state is not None
+        return log_id in self.state.transient.values()
+
+    def queue_ids(self, log_id: str) -> int:
+        """See `ClusterState.queue_ids`."""
+        assert self.state is not None
+        return self.state.queue_ids(log_id)
+
+    def place_queues(self, log_id: str, log: HostedLog) -> None:
+        """The cluster shall know of every queue of a log, also of one that was there before it, and of the ids that
+        were given out before it granted any."""
+        assert self.state is not None
+        given = log.replica.queues.ids_given
+        if given > self.state.queue_ids(log_id) and self.state.cluster_version >= versions.DELETION:
+            self.propose_soon(QueueIdsGranted(log_id=log_id, until=given))
+        if self.is_transient(log_id):
+            return  # what the cluster has not placed there is gone
         names = tuple(queue.name for queue in log.replica.queues if queue.name not in self.state.queues)
         if names:
             self.propose_soon(QueuesPlaced(log_id=log_id, names=names))
@@ -377,3 +402,7 @@ def _nobody_decides(command: AnyCommand) -> None:
 
 def _nobody_waits() -> None:
     """Nobody wants to know."""
+
+
+def _nobody_watches(change: Change) -> None:
+    """Nobody wants to know this either."""

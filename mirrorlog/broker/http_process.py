@@ -10,5 +10,8 @@ from mirrorlog.broker.door_process import DoorProcess
 class HttpDoorProcess(DoorProcess):
     """`/metrics` and `/health` of one node."""
 
-    def __init__(self, *, node: str, bind: str, debug: bool = False, flags: Sequence[str] = ()) -> None:
-        super().__init__("http", module="mirrorlog.doors.http_door", node=node, bind=bind, debug=debug, flags=flags)
+    def __init__(
+        self, *, node: str, bind: str, debug: bool = False, flags: Sequence[str] = (), token: str = ""
+    ) -> None:
+        module = "mirrorlog.doors.http_door"
+        super().__init__("http", module=module, node=node, bind=bind, debug=debug, flags=flags, token=token)

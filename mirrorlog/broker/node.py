@@ -176,9 +176,11 @@ class Node:
         )
         self._service = service = self._make_service(starts, server)
         hosting.ask_election = service.ask_election
+        service.letters = server.letters.asked
         hosting.propose_soon = service.propose_soon
         hosting.on_registered = self._note_registered
         hosting.on_changed = server.look_at_rights
+        hosting.on_life = self._view.life_changed
         await service.open(files, path / RAFT_NAME, own=entered.own, snapshot=entered.snapshot)
         await self._on_disk(lambda: JoinRecord.remove(files, path))
         self._view.service = service
@@ -298,13 +300,16 @@ class Node:
         settings = self._settings
         if self._stopping.is_set():
             return
-        for make, bind, tls in (
-            (GrpcDoorProcess, settings.grpc_bind, settings.tls.grpc),
-            (HttpDoorProcess, settings.http_bind, settings.tls.http),
+        assert self._server is not None
+        open_metrics = ["--open-metrics"] if settings.http.metrics == "open" else []
+        for make, bind, tls, more in (
+            (GrpcDoorProcess, settings.grpc_bind, settings.tls.grpc, []),
+            (HttpDoorProcess, settings.http_bind, settings.tls.http, open_metrics),
         ):
             if bind is not None:
-                flags = tls_flags(settings.tls, tls)
-                self._doors.append(make(node=settings.client_bind, bind=bind, debug=self._debug, flags=flags))
+                flags, token = [*tls_flags(settings.tls, tls), *more], self._server.door_token
+                door = make(node=settings.client_bind, bind=bind, debug=self._debug, flags=flags, token=token)
+                self._doors.append(door)
         serving = {asyncio.ensure_future(door.start()) for door in self._doors}
         stopping = asyncio.ensure_future(self._stopping.wait())
         while serving and not stopping.done():
@@ -326,6 +331,8 @@ class Node:
         if self._service is not None and self._registered.is_set() and self._failure is None:
             await hand_over(self._service, hurry=lambda: self._failure is not None)
         if server is not None:
+            if self._registered.is_set() and self._failure is None:
+                await server.end_run()
             server.refuse_publishes()
             await server.drain(hurry=lambda: self._failure is not None)
         for door in self._doors:

@@ -11,18 +11,25 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from mirrorlog.broker.events import WAIT_MS_MAX, EventRing
 from mirrorlog.broker.host import now_us
 from mirrorlog.broker.routing_requests import RoutingRequests
+from mirrorlog.cluster.asking import asker
 from mirrorlog.cluster.commands import AnyCommand, Holder, MasterWished, NodeDraining, NodeForgotten, Promoted
 from mirrorlog.cluster.coordinator import Away, Fence, away_from_home
+from mirrorlog.cluster.events import OF_USERS
 from mirrorlog.cluster.liveness import Life
 from mirrorlog.cluster.promotion import Report
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state import ClusterState, LogFacts, NodeFacts
+from mirrorlog.cluster.topology import ADMINISTRATOR
 from mirrorlog.cluster.unclean import Unclean, best_of, lost_from, lost_to, unclean_promotion
 from mirrorlog.errors import BadRequest, MirrorlogError, NoSuchLog, NotLeader, Refused
+from mirrorlog.queues.access import has_tag
 from mirrorlog.wire.messages import (
+    ClusterEvent,
     CopyPromoted,
     CopyReport,
     Done,
@@ -187,8 +194,18 @@ class Operations:
             now_us=now_us(),
             first=events.first,
             last=events.last,
-            events=events.behind(asked.after, asked.limit),
+            events=[self._readable(event) for event in events.behind(asked.after, asked.limit)],
         )
+
+    def _readable(self, event: ClusterEvent) -> ClusterEvent:
+        """For who asks. What he may not know leaves its number: he follows them by that."""
+        users = self._state.routing.users
+        if event.kind not in OF_USERS or not users:
+            return event
+        user = users.get(asker())
+        if user is not None and has_tag(user, (ADMINISTRATOR,)):
+            return event
+        return replace(event, text=f"users or permissions changed; what, the tag {ADMINISTRATOR} may read", details={})
 
     # --- inside ---
 

@@ -12,25 +12,35 @@ from typing import Any, Final
 from uuid import UUID, uuid5
 
 from mirrorlog.cluster.commands import LogMade
-from mirrorlog.cluster.state import ClusterState
+from mirrorlog.cluster.state import ClusterState, LogFacts, holds_transient
 from mirrorlog.config import LOG_NUMBER_MAX, Flush
 from mirrorlog.errors import BadRequest
+from mirrorlog.wire.names import shown
 
 _FLUSH: Final[Flush] = "memory"
 
 
 def place_for(
-    state: ClusterState, arguments: Mapping[str, Any], *, copies: int, is_up: Callable[[str], bool]
+    state: ClusterState,
+    arguments: Mapping[str, Any],
+    *,
+    copies: int,
+    is_up: Callable[[str], bool],
+    log_group: str = "",
 ) -> str | LogMade:
     """The log's id, or the log that is to be made first. `arguments`: checked (`queues.registry`); `copies`: of a queue
-    that does not say.
+    that does not say; `log_group`: the qualified name of its `x-log-group`, if it has one.
 
-    Raises BadRequest when the cluster has no such log and can have none.
+    Raises BadRequest when the cluster has no such log and can have none, or has the group in another one.
     """
     flush, asked = arguments.get("flush"), arguments.get("copies")
-    wanted = asked if asked is not None else min(copies, max((log.copies for log in state.logs.values()), default=0))
-    by_flush = [log_id for log_id, log in state.logs.items() if flush in (None, log.flush)]
-    fitting = [log_id for log_id in by_flush if state.logs[log_id].copies == wanted]
+    if (log_id := state.log_groups.get(log_group)) is not None:
+        _check_group(log_group, state.logs[log_id], flush, asked)
+        return log_id
+    logs = {log_id: log for log_id, log in state.logs.items() if not holds_transient(state, log_id)}
+    wanted = asked if asked is not None else min(copies, max((log.copies for log in logs.values()), default=0))
+    by_flush = [log_id for log_id, log in logs.items() if flush in (None, log.flush)]
+    fitting = [log_id for log_id in by_flush if logs[log_id].copies == wanted]
     if fitting or (by_flush and asked is None):
         return _least_used(state, fitting or by_flush)
     if not state.logs:
@@ -41,6 +51,19 @@ def place_for(
             "is made"
         )
     return _made(state, asked, flush or _FLUSH, is_up)
+
+
+def _check_group(log_group: str, log: LogFacts, flush: str | None, copies: int | None) -> None:
+    """Whether a queue fits into the log of its group. Raises BadRequest."""
+    if flush in (None, log.flush) and copies in (None, log.copies):
+        return
+    asked = {"flush": flush, "copies": copies}
+    wants = ", ".join(f"{name} = {value!r}" for name, value in asked.items() if value is not None)
+    raise BadRequest(
+        f"log group {shown(log_group)} is in log {log.name}, which has flush = {log.flush!r} and copies = "
+        f"{log.copies}; the queue asks for {wants}: leave that away, or take another x-log-group",
+        log=log.name,
+    )
 
 
 def _least_used(state: ClusterState, fitting: list[str]) -> str:

@@ -6,13 +6,16 @@ All that can be refused is refused before the append, so that a refusal means th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import NamedTuple, Protocol
+import logging
+from collections.abc import Callable, Hashable, Sequence, Set
+from itertools import islice
+from typing import Final, NamedTuple, Protocol, cast
 
 from mirrorlog import versions
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.attributes import attributes_of
 from mirrorlog.commitlog.body import check_uncompressed
+from mirrorlog.commitlog.envelope import envelope_bytes
 from mirrorlog.commitlog.format import BatchHeader, Column, Kind, check_producer_part, queue_of
 from mirrorlog.config import HaSettings, LimitSettings, Member
 from mirrorlog.errors import (
@@ -37,17 +40,25 @@ from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.group_transfer import Answer, PutStatus
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.ha.progress import ALL_MEMBERS
+from mirrorlog.queues.credit import Account, Credits, Key, Told
 from mirrorlog.queues.producers import Landed
 from mirrorlog.wire.frames import (
     CONFIRM_DUPLICATE,
     PRODUCE,
+    Credit,
     Durability,
     Level,
+    Transact,
     confirm_frame,
     read_produce,
 )
+from mirrorlog.wire.messages import ProducerStatus
 from mirrorlog.wire.names import split
 from mirrorlog.wire.routing import is_stale
+
+logger = logging.getLogger(__name__)
+
+_PRODUCERS_TOLD_MAX: Final = 100
 
 _DURABILITIES = frozenset(map(int, Durability))
 _DATA = int(Kind.DATA)
@@ -66,6 +77,13 @@ class Reply(Protocol):
     def answer(self, frame_: bytes) -> None: ...
 
     def refuse(self, error: MirrorlogError, correlation_id: int) -> None: ...
+
+    def credited(self, credit: Credit) -> None:
+        """Say so, if that is asked for."""
+
+    @property
+    def peer(self) -> str:
+        """Of whom, for people."""
 
 
 class Waiting(NamedTuple):
@@ -91,6 +109,13 @@ class ChangeWaiting(NamedTuple):
     done: Callable[[MirrorlogError | None], None]
 
 
+class TogetherWaiting(NamedTuple):
+    """A transaction that waits; `done` gets the error, or None, and how many copies have it. `since`: see `Waiting`."""
+
+    done: Callable[[MirrorlogError | None, int], None]
+    since: float | None
+
+
 def _not_known(virtual_host: str) -> int:
     """Of no cluster."""
     return 0
@@ -99,6 +124,10 @@ def _not_known(virtual_host: str) -> int:
 def _own() -> int:
     """Of no cluster either: what this software writes."""
     return versions.OWN
+
+
+def _admit_all(headers: Sequence[BatchHeader]) -> None:
+    """No queue has a limit."""
 
 
 class Publisher:
@@ -127,7 +156,15 @@ class Publisher:
         self._now_us = now_us
         self._routing_version = routing_version
         self._cluster_version = cluster_version
+        self._credits = Credits(
+            bytes_max=limits.credit_bytes,
+            batches_max=limits.credit_batches,
+            log_bytes_max=limits.max_unconfirmed_bytes,
+            line_max=limits.max_waiting_confirms,
+        )
         self.log: MasteredLog | None = None
+        self.admit: Callable[[Sequence[BatchHeader]], None] = _admit_all
+        """Asked of batches that are about to be appended, when nothing else stands against them: see `QueueLengths`."""
         self.stopping = False
         self._why: Callable[[], MirrorlogError] = _node_stopping
         self.data_refused = ""
@@ -156,10 +193,22 @@ class Publisher:
                 self._check_routing(header.queue_id, request.routing)
             if self.data_refused:
                 raise DiskFull(self.data_refused)
+            account = Key(reply, header.producer_id, header.queue_id)
+            self._credits.check(account, distance=self._distance, now=now)
+            self.admit((header,))
             if durability > self._mastership.durability:
                 self._mastership.want_flush(self._replica.end + len(batch))  # told with the batch itself
             landed = _landed(self._replica.append(batch, header, self._now_us()))
+            self._credits.appended(
+                account,
+                end=landed.next_log_offset,
+                size=len(batch),
+                quiet=request.level == Level.ALL,
+                distance=self._distance,
+                now=now,
+            )
             self._counters.published(header.record_count, len(batch))
+            self._counters.queue(header.queue_id).published.add(header.record_count, now)
         else:
             # Stored already: whatever has happened since, it is wrong to say that nothing was.
             flags = CONFIRM_DUPLICATE
@@ -170,6 +219,139 @@ class Publisher:
             reply, correlation_id, landed.log_offset, landed.base_queue_offset, landed.epoch, durability, flags, since
         )
         self._wait(token, landed.next_log_offset, copies, durability, now=now, deadline_ms=request.deadline_ms)
+
+    # --- transactions ---
+
+    def checked(self, batch: memoryview) -> BatchHeader:
+        """The header of a batch that is to be appended with others, checked as it would be alone. Raises
+        MirrorlogError."""
+        header = check_producer_part(batch, max_batch_bytes=self._limits.max_batch_bytes)
+        self._check(header, batch)
+        return header
+
+    def append_together(
+        self,
+        batches: Sequence[memoryview],
+        headers: Sequence[BatchHeader],
+        changes: Sequence[memoryview],
+        request: Transact,
+        reply: Reply,
+    ) -> list[BatchHeader]:
+        """Append batches of producers, which were `checked`, and changes of acking groups in one envelope; the headers
+        of the batches as stamped, then those of the changes. Raises MirrorlogError: nothing was stored."""
+        now = self._now()
+        if headers:
+            self._admit()
+        else:  # it goes on when data is refused for overload, as settlements do
+            self._check_running()
+            self._check_in_touch()
+            self._mastership.check_writable()
+        _, durability = self.check_level(request)
+        accounts = [Key(reply, header.producer_id, header.queue_id) for header in headers]
+        for header, account in zip(headers, accounts, strict=True):
+            if request.routing:
+                self._check_routing(header.queue_id, request.routing)
+            self._credits.check(account, distance=self._distance, now=now)
+        if headers and self.data_refused:
+            raise DiskFull(self.data_refused)
+        for change in changes:
+            self._replica.queues.find_id(queue_of(change))
+        self.admit(headers)
+        if durability > self._mastership.durability:
+            self._mastership.want_flush(self._replica.end + envelope_bytes([*batches, *changes]))  # as `publish` does
+        stamped = self._replica.append_transaction([*batches, *changes], self._now_us())
+        for header, account in zip(headers, accounts, strict=True):
+            self._credits.appended(
+                account, end=stamped[-1].next_log_offset, size=header.length, quiet=request.level == Level.ALL,
+                distance=self._distance, now=now,
+            )  # fmt: skip
+            self._counters.published(header.record_count, header.length)
+            self._counters.queue(header.queue_id).published.add(header.record_count, now)
+        return stamped
+
+    def wait_together(
+        self,
+        end: int,
+        request: Transact,
+        done: Callable[[MirrorlogError | None, int], None],
+        *,
+        again: bool,
+        came_at: float,
+    ) -> None:
+        """Call `done` when everything below `end` is as `request` wants it; `again`: it was stored before; `came_at`: s
+        of the clock of `now`. Raises MirrorlogError for a request that cannot be waited for; to be asked before
+        anything is stored: `check_level`."""
+        copies, durability = self.check_level(request)
+        if again and not self._mastership.progress.holds(end, copies, durability):
+            self._mastership.check_room()
+        token = TogetherWaiting(done, None if again or copies == Level.NONE else came_at)
+        self._wait(token, end, copies, durability, now=self._now(), deadline_ms=request.deadline_ms)
+
+    def clock(self) -> float:
+        """What time it is: s of the clock of `now`."""
+        return self._now()
+
+    def check_level(self, request: Transact) -> tuple[int, int]:
+        """Copies, and the durability of each. Raises BadRequest."""
+        if request.durability not in _DURABILITIES:
+            raise BadRequest(f"durability {request.durability} is none of 0 (memory) and 1 (disk)")
+        copies = self._mastership.progress.copies_for(request.level)
+        return copies, max(request.durability, self._mastership.durability)
+
+    # --- credit ---
+
+    @property
+    def _distance(self) -> int:
+        return self._replica.end - self._replica.confirmed
+
+    def tell_credit(self, _: Set[int]) -> None:
+        """The log's confirmed offset has moved."""
+        self._tell_all(self._credits.confirmed(self._replica.confirmed, distance=self._distance, now=self._now()))
+
+    def _tell_all(self, all_told: Sequence[Told]) -> None:
+        for told in all_told:
+            reply, producer_id, queue_id = told.key
+            cast(Reply, reply).credited(
+                Credit(producer_id, told.confirmed, told.granted, queue_id, self._limits.credit_batches)
+            )
+
+    def tick(self, now: float) -> None:
+        """Time passes (s, the clock of `now`): tell of producers that a limit has held for a while."""
+        for account in self._credits.blocked_long(now):
+            status = self._producer(account, now)
+            logger.warning(
+                "producer_blocked log=%s queue=%s producer=%s peer=%s limit=%s unconfirmed_bytes=%s blocked_ms=%s",
+                self._replica.assignment.name, status.queue, status.producer_id, status.peer, status.blocked_by,
+                status.unconfirmed_bytes, status.blocked_ms,
+            )  # fmt: skip
+
+    def forget(self, reply: Reply) -> None:
+        """Its connection is gone."""
+        self._credits.forget(reply)
+
+    @property
+    def producers_blocked(self) -> int:
+        return self._credits.blocked
+
+    def producers(self) -> list[ProducerStatus]:
+        """Those with something that is not confirmed, or held by a limit; these first, and at most 100."""
+        now = self._now()
+        return [self._producer(account, now) for account in islice(self._credits.told(), _PRODUCERS_TOLD_MAX)]
+
+    def _producer(self, account: Account, now: float) -> ProducerStatus:
+        reply, producer_id, queue_id = account.key
+        return ProducerStatus(
+            queue=self._replica.queues.find_id(queue_id).name if self._replica.queues.has_id(queue_id) else "",
+            producer_id=producer_id,
+            peer=cast(Reply, reply).peer,
+            unconfirmed_bytes=account.size,
+            unconfirmed_batches=account.batches,
+            blocked_by=account.blocked_by,
+            blocked_ms=int((now - account.blocked_at) * 1000) if account.blocked_by else 0,
+            refused=account.refused,
+        )
+
+    # --- changes of the node's own ---
 
     def append_change(self, batch: bytearray, done: Callable[[MirrorlogError | None], None]) -> None:
         """Append a control or queue-state batch; `done` is called at its confirm by all, or at the deadline.
@@ -226,9 +408,11 @@ class Publisher:
         self.stopping = True
 
     def abandon(self, unknown: Callable[[], MirrorlogError]) -> None:
-        """Tell all who wait that no confirm will come; after `stop`."""
+        """Tell all who wait that no confirm will come, and all whose credit counts here that it does not any more: who
+        is held by it may wait for nothing else. After `stop`."""
         for token in self._mastership.abandon():
             self._tell(token, unknown())
+        self._tell_all(self._credits.ended())
 
     def answer(self, answer: Answer) -> None:
         """A wait has ended: tell its owner."""
@@ -239,9 +423,12 @@ class Publisher:
         if isinstance(token, ChangeWaiting):
             token.done(None)
             return
-        assert isinstance(token, Waiting)
+        assert isinstance(token, Waiting | TogetherWaiting)
         if token.since is not None:
             self._counters.confirms.note(self._now() - token.since)
+        if isinstance(token, TogetherWaiting):
+            token.done(None, answer.copies)
+            return
         token.reply.answer(
             confirm_frame(
                 log_offset=token.log_offset,
@@ -257,6 +444,9 @@ class Publisher:
     def _tell(self, token: Hashable, error: MirrorlogError) -> None:
         if isinstance(token, ChangeWaiting):
             token.done(error)
+        elif isinstance(token, TogetherWaiting):
+            self._counters.unknown[error.code] += 1
+            token.done(error, 0)
         else:
             assert isinstance(token, Waiting)
             self._counters.unknown[error.code] += 1
@@ -327,7 +517,14 @@ class Publisher:
             raise self._why()
 
     def _wait(
-        self, token: Waiting | ChangeWaiting, end: int, copies: int, durability: int, *, now: float, deadline_ms: int
+        self,
+        token: Waiting | ChangeWaiting | TogetherWaiting,
+        end: int,
+        copies: int,
+        durability: int,
+        *,
+        now: float,
+        deadline_ms: int,
     ) -> None:
         timeout_ms = self._ha.sync_flush_timeout_ms
         if deadline_ms:
@@ -351,6 +548,9 @@ class ElsewhereLog:
 
     def publish(self, payload: memoryview, reply: Reply, correlation_id: int) -> None:
         raise self.refusal()
+
+    def forget(self, reply: Reply) -> None:
+        """It has nothing here."""
 
     def append_change(self, batch: bytearray, done: Callable[[MirrorlogError | None], None]) -> None:
         raise self.refusal()

@@ -7,6 +7,7 @@ the past no more is known here than that they are there; whoever is granted them
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 from mirrorlog.broker.fetch import join_runs
@@ -58,18 +59,21 @@ class ReachedBatches:
             runs = index.entries(queue_id, at, min(wanted, bytes_max))
         return self._reached(runs, at, until, bytes_max)
 
-    def read(self, grants: Sequence[Grant], last: int) -> tuple[list[memoryview], list[Run]]:
+    def read(self, grants: Sequence[Grant], last: int, bytes_max: int) -> tuple[list[memoryview], list[Run]]:
         """The bytes of the batches that something was granted of, as far as they are in memory, and which batches these
-        are. Without the first one if it begins at the queue offset `last`: that was sent before."""
+        are. Without the first one if it begins at the queue offset `last`: that was sent before. The first ones that
+        fit into so many bytes, one at least: the others are fetched."""
         runs = self._granted(grants)
         if runs and runs[0].base_queue_offset == last:
             del runs[0]
-        return self._read(runs)
+        ends = accumulate(run.length for run in runs)
+        fitting = sum(1 for end in ends if end <= bytes_max)
+        return self._read(runs[: max(1, fitting)])
 
     # --- inside ---
 
     def _reached(self, runs: Sequence[Run], first: int, until: int, bytes_max: int) -> Reach:
-        at, size = first, 0
+        at, size, sent = first, 0, 0
         for run in runs:
             records = min(run.next_queue_offset, until) - at
             part = -(-run.length * records // run.record_count)
@@ -78,12 +82,19 @@ class ReachedBatches:
                     break
                 records = max(1, records * bytes_max // part)
                 part = -(-run.length * records // run.record_count)
-            self._runs.append(run)
+            sent += self._note(run)
             at += records
             size += part
             if at >= until or at < run.next_queue_offset:
                 break
-        return Reach(first, at, size)
+        # What was reached before in this turn is sent with that.
+        return Reach(first, at, size, sent or size)
+
+    def _note(self, run: Run) -> int:
+        """How many bytes more are sent with it."""
+        known = bool(self._runs) and self._runs[-1].log_offset == run.log_offset
+        self._runs.append(run)
+        return 0 if known else run.length
 
     def _granted(self, grants: Sequence[Grant]) -> list[Run]:
         """Of the batches reached those that something was given of, each once. Both rise."""

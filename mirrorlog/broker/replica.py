@@ -23,9 +23,10 @@ from mirrorlog.broker.counters import LogCounters
 from mirrorlog.commitlog.aside import copies_aside, next_aside
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.damage import Range
+from mirrorlog.commitlog.envelope import Part
 from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.files import OS_FILES, Files, disk_named
-from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
+from mirrorlog.commitlog.format import BatchHeader, Column, Kind, read_header
 from mirrorlog.commitlog.index import QueueIndex
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.past import DIRECTORY_NAME as INDEX_NAME
@@ -37,7 +38,7 @@ from mirrorlog.commitlog.scan import ignore_batch, without_advice
 from mirrorlog.commitlog.surplus import find_surplus, set_surplus_aside
 from mirrorlog.commitlog.tables import Tables
 from mirrorlog.config import LogAssignment, Settings
-from mirrorlog.errors import DiskFailed, IndexDoubtful, LogCorrupt, LogUnavailable, MirrorlogError
+from mirrorlog.errors import BadBatch, DiskFailed, IndexDoubtful, LogCorrupt, LogUnavailable, MirrorlogError
 from mirrorlog.queues.begins import BeginTracker
 from mirrorlog.queues.changes import (
     Change,
@@ -49,10 +50,12 @@ from mirrorlog.queues.changes import (
     encode_change,
 )
 from mirrorlog.queues.checkpoint import CheckpointTracker
+from mirrorlog.queues.departures import DepartureTable
 from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.holds import HoldTable
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.queues.registry import QueueRegistry, id_base_of
+from mirrorlog.queues.runs import RunTable
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ _NUMBERED: Final = frozenset({int(Kind.DATA), int(Kind.TRANSACTION)})
 _CHECKPOINT: Final = int(Kind.CHECKPOINT)
 _CONTROL: Final = int(Kind.CONTROL)
 _QUEUE_STATE: Final = int(Kind.QUEUE_STATE)
+_DATA: Final = int(Kind.DATA)
+_ATTRIBUTES: Final = int(Column.ATTRIBUTES)
 
 _LEAP_BITS: Final = 32
 _QUEUE_OFFSETS: Final = 1 << 63
@@ -114,9 +119,12 @@ class Replica:
             acking=lambda queue_id, group: self.groups.get(queue_id, group) is not None,
         )
         self.groups = GroupTable(per_queue_max=settings.limits.max_groups_per_queue)
+        self.departures = DepartureTable()
+        self.runs = RunTable(runs_max=settings.limits.attribute_runs_max, floors=self.groups.whole_floors)
         self.holds = HoldTable(per_queue_max=settings.limits.max_holds_per_queue)
         self.producers = self._no_producers()
         self._producers_left: ProducerTable | None = None
+        self._attributes_unknown = False
         self.checkpoints = CheckpointTracker()
         self.begins = BeginTracker()
         self.begin_decided = 0
@@ -179,11 +187,17 @@ class Replica:
             first_epochs=epochs,
             on_past=self._open_past if corrupt is None else _no_past,
             on_batch=self._apply if corrupt is None else ignore_batch,
-            on_recorded=self.groups.confirm,
+            on_recorded=self._recorded,
             write_through=self.assignment.flush == "disk",
             files=self._files,
             corrupt=corrupt,
         )
+
+    def _recorded(self, log_offset: int) -> None:
+        """What was confirmed when the copy was closed, or died; before its batches come."""
+        self.groups.confirm(log_offset)
+        self.departures.confirm(log_offset)
+        self.runs.confirm(log_offset)
 
     def _open_damaged(self, error: LogCorrupt) -> None:
         self._close_past()
@@ -303,20 +317,38 @@ class Replica:
             stamped = self.log.append_copied(batch)
         return self._followed(stamped, batch)
 
+    def append_transaction(self, batches: Sequence[memoryview], now_us: int) -> list[BatchHeader]:
+        """Master: append checked batches, of one or more queues, as one; their headers as stamped. As `append`."""
+        bases: dict[int, int] = {}
+        parts: list[Part] = []
+        for batch in batches:
+            header = read_header(batch)
+            base = 0
+            if header.kind in _NUMBERED:
+                base = bases.get(header.queue_id, self.index.next_appended(header.queue_id))
+                bases[header.queue_id] = base + header.record_count
+            parts.append(Part(batch, base))
+        with self._disk_watched:
+            stamped, envelope = self.log.append_transaction(parts, append_time_us=now_us)
+        self._stored(partial(self._follow_run, stamped, memoryview(envelope)))
+        return stamped[1:]
+
     def append_change(self, batch: bytearray, now_us: int) -> BatchHeader:
         """Master: append a control or queue-state batch."""
         return self.append(memoryview(batch), read_header(batch), now_us)
 
-    def leap_batch(self, *, lost_from: int) -> bytearray:
+    def leap_batch(self, *, lost_from: int, queue_ids: int = 0) -> bytearray:
         """Master: the change by which all queue offsets leap, to be appended in an epoch that follows a loss before any
-        record of that epoch; see `OffsetsLeapt`. `lost_from`: the first log offset of what may be lost.
+        record of that epoch; see `OffsetsLeapt`. `lost_from`: the first log offset of what may be lost;
+        `queue_ids`: see `ClusterState.queue_ids`, all numbers of queues that may have been given out.
 
         By 2^32 times the epoch: above the leap of an earlier epoch too, should that be what was lost. Near the end of
         the numbers half of what is left.
         """
         epoch, highest = self.log.epochs.current, self.index.next_highest()
         go_on_at = highest + min(epoch << _LEAP_BITS, (_QUEUE_OFFSETS - highest) // 2)
-        return encode_change(OffsetsLeapt(epoch=epoch, lost_from=lost_from, go_on_at=go_on_at))
+        past = self.queues.id_past(queue_ids)
+        return encode_change(OffsetsLeapt(epoch=epoch, lost_from=lost_from, go_on_at=go_on_at, queue_id_max=past))
 
     def append_run(self, run: memoryview, *, log_offset: int) -> None:
         """Mirror: append whole batches as the master stamped them. Raises BadBatch, DiskFull or DiskFailed."""
@@ -353,10 +385,14 @@ class Replica:
 
     def _forget_queues(self, deleted: Set[int]) -> None:
         """Nothing brings them back any more."""
+        for queue_id in deleted:
+            self.counters.queues.pop(queue_id, None)
         self.index.forget_queues(deleted)
         self.holds.forget_queues(deleted)
+        self.runs.forget_queues(deleted)
         for queue_id in deleted:
             self.groups.forget_queue(queue_id)
+            self.departures.forget_queue(queue_id)
         for tell in self.on_deleted:
             tell(deleted)
 
@@ -526,8 +562,11 @@ class Replica:
     def aligned(self) -> None:
         """After `align`, back on the loop: what was derived from cut bytes goes too."""
         self.log = self._opened
-        for derived in (self.index, self.queues, self.holds, self.groups, self.checkpoints, self.begins):
+        for derived in (
+            *(self.index, self.queues, self.holds, self.groups, self.departures, self.checkpoints, self.begins),
+        ):
             derived.cut(self.log.end)
+        self.runs.cut(self.log.end, self.index.next_appended)
         if self._producers_left is not None:
             self.producers, self._producers_left = self._producers_left, None
 
@@ -577,6 +616,10 @@ class Replica:
             if queue_id not in begins:
                 begins[queue_id] = index.hot_first(queue_id)
         index.begin_moved(begin, begins)
+        if not index.partial:
+            # Not `begins`: what was appended once more may stand behind what is first in memory. And a copy that is
+            # partial shows less than there is.
+            self.runs.begin_moved({queue_id: index.begin(queue_id) for queue_id in begins})
 
     def drop_past(self, begin: int) -> None:
         """Forget the segments that end at or below `begin`; blocking."""
@@ -637,10 +680,10 @@ class Replica:
             follow()
 
     def _follow_run(self, headers: Sequence[BatchHeader], run: memoryview) -> None:
-        at = 0
+        first = headers[0].log_offset
         for header in headers:
+            at = header.log_offset - first
             self._follow(header, run[at : at + header.length])
-            at += header.length
         self._wake(self.on_appended)
 
     def _follow(self, header: BatchHeader, batch: memoryview) -> None:
@@ -659,11 +702,26 @@ class Replica:
     def _apply(self, header: BatchHeader, batch: memoryview) -> None:
         self.index.add(header)
         kind = header.kind
-        if kind == _CHECKPOINT:
+        if kind == _DATA:
+            if header.columns & _ATTRIBUTES or header.queue_id in self.queues.ttls:
+                self._apply_attributes(header, batch)
+        elif kind == _CHECKPOINT:
             self._apply_checkpoint(header, batch)
         elif kind not in _NUMBERED:
             self._apply_changes(header, batch)
         self.producers.apply(header)
+
+    def _apply_attributes(self, header: BatchHeader, batch: memoryview) -> None:
+        try:
+            self.runs.apply(header, batch, queue_ttl_ms=self.queues.ttls.get(header.queue_id))
+        except BadBatch as error:
+            # A newer software took it, and knows what it says; a copy must not end for that.
+            if not self._attributes_unknown:
+                self._attributes_unknown = True
+                logger.warning(
+                    "attributes_not_known log=%s offset=%s reason=%r; its records are delivered without",
+                    self.assignment.name, header.log_offset, str(error),
+                )  # fmt: skip
 
     def _apply_changes(self, header: BatchHeader, batch: memoryview) -> None:
         if header.kind == _QUEUE_STATE:
@@ -671,6 +729,8 @@ class Replica:
             self.queues.follow(header, changes)
             self.holds.follow(header, changes)
             self.groups.follow(header, changes)
+            self.departures.follow(header, changes)
+            self.runs.follow(header)
         elif header.kind == _CONTROL:
             self.queues.apply(header, batch)
             self.begins.apply(header, batch)
@@ -691,6 +751,8 @@ class Replica:
         self.queues.restore(header, states)
         self.holds.restore(header, states)
         self.groups.restore(header, states)
+        self.departures.restore(header, states)
+        self.runs.restore(header, states)
         self.producers.restore(header, states)
         self.checkpoints.follow(header, states)
         self.begins.restore(header, states)
@@ -706,6 +768,9 @@ class Replica:
         begins = self.queues.confirm(log_offset)
         self.holds.confirm(log_offset)
         self.groups.confirm(log_offset)
+        self.departures.confirm(log_offset)
+        self.runs.confirm(log_offset)
+        self.runs.begin_moved(begins)
         self.checkpoints.confirm(log_offset)
         self._opened.set_state_from(self.checkpoints.state_from)
         gained = self.index.confirm(log_offset)

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
+from msgspec.structs import replace
+
 from mirrorlog import versions
-from mirrorlog.broker.deletion import Deletions
+from mirrorlog.broker.deletion import WAIT_S, Deletions
+from mirrorlog.broker.exclusives import Exclusives
 from mirrorlog.broker.hold_keeper import HoldKeeper
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.hosted_logs import HostedLogs
+from mirrorlog.broker.lifetime_keeper import LifetimeKeeper
 from mirrorlog.broker.operations import Operations
 from mirrorlog.broker.publish import not_master
 from mirrorlog.broker.status import hold_info
-from mirrorlog.cluster.topology import User
+from mirrorlog.cluster.topology import User, VirtualHost
 from mirrorlog.config import LogAssignment, Member, Settings
-from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, UnsupportedVersion
-from mirrorlog.queues.arguments import version_needed
+from mirrorlog.errors import (
+    AccessRefused,
+    BadRequest,
+    LogUnavailable,
+    MirrorlogError,
+    QueueExists,
+    UnsupportedVersion,
+)
+from mirrorlog.queues.arguments import log_group_of, version_needed
 from mirrorlog.queues.changes import HoldEnded, PositionCommitted, encode_change
 from mirrorlog.queues.holds import RELEASED, Hold, Wish, gone, taken
-from mirrorlog.queues.registry import Queue, check_declaration, no_such_queue
+from mirrorlog.queues.lifetimes import is_transient
+from mirrorlog.queues.registry import IDS_PER_LOG, Queue, check_declaration, no_such_queue
 from mirrorlog.wire.messages import (
     ClusterStatus,
     CommitPosition,
@@ -44,10 +58,12 @@ from mirrorlog.wire.messages import (
     NodeInfo,
     Position,
     QueueInfo,
+    QueueOutage,
     SetHold,
     Status,
     TierInfo,
 )
+from mirrorlog.wire.names import qualified, split
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +73,11 @@ DECLARATION_BYTES_MAX: Final = 32 * 1024
 FOLLOW_S: Final = 2.0
 """How long the answer to a landing waits for the log's begin to be where it was decided."""
 FOLLOW_LOOK_S: Final = 0.01
+
+RESERVED: Final = "amq."
+"""With what nobody's names of new queues begin."""
+GENERATED: Final = "amq.gen-"
+"""With what names of queues begin that a node has made."""
 
 Respond = Callable[[Message | MirrorlogError], None]
 
@@ -87,6 +108,12 @@ class ClusterView(Protocol):
     def routing_version(self, virtual_host: str) -> int:
         """Of what is known here; 0 when there is no such virtual host, or nothing is known."""
 
+    def virtual_host(self, name: str) -> VirtualHost | None:
+        """See `letter_roads.Places`."""
+
+    async def ask(self, node: str, question: bytes) -> bytes:
+        """See `letter_roads.Places`."""
+
     def users(self) -> Mapping[str, User]:
         """By name, with their permissions; another object after each change of them. Before the cluster was heard:
         those that the disk holds."""
@@ -97,14 +124,42 @@ class ClusterView(Protocol):
     def placed(self, queue: str) -> UUID | None:
         """The log that a queue is in, if it was ever declared."""
 
+    def in_group(self, queue: str, log_group: str) -> bool:
+        """Whether a queue is where its `x-log-group` is."""
+
+    def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
+        """Why nobody can answer for a log, and a queue in it, now: all nodes that hold it are down. None while somebody
+        may."""
+
+    def outage_of_number(self, log_number: int) -> LogUnavailable | None:
+        """The same, by the number of the log."""
+
+    def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
+        """Those of these queues, or of all there are, that nobody can answer for now."""
+
     async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
         """Have a log decided for a new queue; the one it is in, if another declaration was faster. Raises BadRequest
         when there is no log as its arguments want it, or what keeps it from being decided."""
 
-    async def unbind_queue(self, queue: str) -> None:
+    def queue_ids(self, log_id: UUID) -> int:
+        """Up to this number a master of the log may give ids to queues; see `ClusterState.queue_ids`."""
+
+    async def grant_queue_ids(self, log_id: UUID, *, given: int) -> None:
+        """Have more of them decided, above those that are `given`. Raises what keeps it from being decided."""
+
+    def placed_in(self, log_id: UUID) -> list[str]:
         """See `deletion.Cluster`."""
 
-    async def remove_queue(self, queue: str, log_id: UUID, epoch: int) -> None:
+    def is_transient(self, log_id: UUID) -> bool:
+        """Whether what is in a log goes with its node's run; what the cluster has not placed there is gone."""
+
+    def lost_from(self, log_id: UUID) -> bool:
+        """See `deletion.Cluster`."""
+
+    async def unbind_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
+        """See `deletion.Cluster`."""
+
+    async def remove_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
         """See `deletion.Cluster`."""
 
     def links(self) -> tuple[int, int, int]:
@@ -132,6 +187,15 @@ class Requests:
         self._operations = operations
         self._deletions = Deletions(view)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.lifetimes = LifetimeKeeper(
+            logs,
+            view,
+            self._deletions,
+            return_s=settings.limits.subscriber_return_ms / 1000,
+            spawn=lambda work: self.later(work, _nobody_waits),
+        )
+        self.exclusives = self.lifetimes.exclusives = Exclusives(self._transient_queue)
+        self._deletions.on_deleted = self.exclusives.dropped
         self._handlers: dict[type[Message], Callable[..., Message | None]] = {
             GetMetadata: self._metadata,
             DeclareQueue: self._declare,
@@ -144,6 +208,19 @@ class Requests:
             ListHolds: self._list_holds,
             GetStatus: lambda message, respond: self._status(),
         }
+
+    def named(self, message: DeclareQueue) -> DeclareQueue:
+        """A declaration that leaves the queue's name to the node has one now. Raises BadRequest for one of such a name
+        of a queue that is not there: the node alone gives them out."""
+        virtual_host, name = split(message.name)
+        if not name:
+            made = f"{GENERATED}{secrets.token_urlsafe(16)}"
+            return replace(message, name=qualified(virtual_host, made))
+        if name.startswith(RESERVED) and self._view.placed(message.name) is None and self._queue(message.name) is None:
+            if name.startswith(GENERATED):
+                raise BadRequest(f"names that begin with {GENERATED} are given by nodes; declare with an empty name")
+            raise AccessRefused(f"queue {name[:64]!r}: names that begin with {RESERVED} are reserved")
+        return message
 
     def handle(self, message: Message, respond: Respond) -> None:
         """Answer through `respond`, now or when a change is confirmed. Raises MirrorlogError as the answer."""
@@ -163,15 +240,25 @@ class Requests:
         place = self._place(name)
         if place is not None:
             return place
+        self._check_up(name)
         if self._logs.refused or not self._logs:
             raise self._unavailable()
         raise no_such_queue(name)
+
+    def _check_up(self, name: str) -> None:
+        """Raises LogUnavailable naming the node, when all that hold the queue are down."""
+        log_id = self._view.placed(name)
+        if log_id is not None and (outage := self._view.outage(log_id, name)) is not None:
+            raise outage
 
     def once_known(self, log: HostedLog, respond: Respond, act: Callable[[], None]) -> None:
         """Act on the log's master, once it knows what its predecessor confirmed (invariant 4). Raises NotMaster."""
         if log.knows_confirmed:
             act()
             return
+
+        # Whoever brings the confirm did not ask for this: what the cluster decides of it names who did.
+        context = copy_context()
 
         async def later() -> None:
             # In a step of its own: what is confirmed is known a moment after who waits for it is told.
@@ -181,7 +268,7 @@ class Requests:
             if error is not None:
                 respond(error)
             else:
-                self.later(later(), respond)
+                context.run(self.later, later(), respond)
 
         log.publisher.when_confirmed(known)
 
@@ -189,7 +276,12 @@ class Requests:
 
     def _metadata(self, message: GetMetadata, respond: Respond) -> Message:
         if message.queues is None:
-            found = [self._queue_info(log, queue) for log in self._logs for queue in log.replica.queues]
+            found = [
+                self._queue_info(log, queue)
+                for log in self._logs
+                for queue in log.replica.queues
+                if self.lifetimes.is_there(log, queue)
+            ]
             missing = []
         else:
             places = {name: self._place(name) for name in message.queues}
@@ -197,33 +289,67 @@ class Requests:
             missing = [name for name, place in places.items() if place is None]
         if self._logs.refused and (missing or not self._logs):
             raise self._unavailable()
-        return self._as_metadata(found, missing)
+        outages = self._view.outages(None if message.queues is None else missing)
+        return replace(self._as_metadata(found, missing), outages=outages)
 
     def _declare(self, message: DeclareQueue, respond: Respond) -> Message | None:
         needed = version_needed(message.arguments)
         if (older := versions.too_old(self._view.cluster_version(), needed, "these arguments")) is not None:
             respond(older)  # not raised: the connection is sound
             return None
-        if self._deletions.is_under_way(message.name) or not self._has_home(message.name):
-            self.later(self._place_and_declare(message, respond), respond)
+        if self.lifetimes.is_going(message.name) or not self._has_home(message.name) or self._joins_group(message):
+            self.later(self._place_and_declare(message, respond), _naming(message.name, respond))
             return None
         return self._declare_in(self._home(message.name), message, respond)
 
     async def _place_and_declare(self, message: DeclareQueue, respond: Respond) -> None:
         check_declaration(message.name, message.arguments)
-        while self._deletions.is_under_way(message.name) or not self._has_home(message.name):
+        while self.lifetimes.is_going(message.name) or not self._has_home(message.name):
             # In the same step of the loop as the declaration: a place that is about to be taken away is none.
-            await self._deletions.ended(message.name)
+            await self._gone(message.name)
             if not self._has_home(message.name):
                 await self._view.place(message.name, message.arguments)
+                if is_transient(message.arguments):
+                    await self._mastered_here(message.name)
+        if self._joins_group(message):
+            await self._view.place(message.name, message.arguments)  # its place may be from before it had a group
         answer = self._declare_in(self._home(message.name), message, respond)
         if answer is not None:
             respond(answer)
 
+    async def _gone(self, name: str) -> None:
+        """Until no queue of that name is about to be deleted. Raises LogUnavailable."""
+        give_up_at = _now() + WAIT_S
+        self.lifetimes.look_soon()
+        await self._deletions.ended(name)
+        while self.lifetimes.is_going(name):
+            if _now() >= give_up_at:
+                raise LogUnavailable(f"queue {name!r} is being deleted; ask again", queue=name)
+            await asyncio.sleep(FOLLOW_LOOK_S)
+            await self._deletions.ended(name)
+
+    def _check_place(self, log: HostedLog, message: DeclareQueue) -> None:
+        """Of two that declare a name differently at once, one has it placed; it is no place for the other one's queue.
+        Raises QueueExists; NotMaster where it cannot be told what is there."""
+        transient = self._view.is_transient(log.log_id)
+        if transient and not log.masters:
+            raise not_master(log.name, self._view.master(log.log_id))
+        new = log.masters and log.replica.queues.get(message.name) is None
+        if new and transient != is_transient(message.arguments):
+            raise QueueExists(
+                f"queue {message.name!r} is being declared as one that {'goes' if transient else 'does not go'} with "
+                "its node (durable, exclusive); delete it, if nobody declares it any more, or take another name",
+                queue=message.name,
+            )
+
     def _declare_in(self, log: HostedLog, message: DeclareQueue, respond: Respond) -> Message | None:
+        self._check_place(log, message)
         batch = log.replica.queues.declare(message.name, message.arguments, incarnation=uuid4().hex)
         if batch is not None and len(batch) > DECLARATION_BYTES_MAX:
             raise BadRequest(f"a declaration of {len(batch)} bytes is above the limit of {DECLARATION_BYTES_MAX}")
+        if batch is not None and self._lacks_ids(log):
+            self.later(self._declare_with_ids(log, message, respond), _naming(message.name, respond))
+            return None
 
         def answer() -> Message:
             return self._as_metadata([self._queue_info(log, log.replica.queues.find(message.name))], [])
@@ -239,8 +365,22 @@ class Requests:
             # Declared a moment ago: its repetition, too, is answered only when all copies have it.
             log.publisher.when_confirmed(done)
         else:
+            self.lifetimes.used(log, log.replica.queues.find(message.name))
             return answer()
         return None
+
+    def _lacks_ids(self, log: HostedLog) -> bool:
+        """Whether the next id is above those that the cluster knows may be given out. An older one cannot say more."""
+        if not log.masters or self._view.cluster_version() < versions.DELETION:
+            return False
+        return log.replica.queues.ids_given >= min(self._view.queue_ids(log.log_id), IDS_PER_LOG - 1)
+
+    async def _declare_with_ids(self, log: HostedLog, message: DeclareQueue, respond: Respond) -> None:
+        """Once there are more; what else holds for a declaration is looked at again."""
+        await self._view.grant_queue_ids(log.log_id, given=log.replica.queues.ids_given)
+        answer = self._declare(message, respond)
+        if answer is not None:
+            respond(answer)
 
     def _delete(self, message: DeleteQueue, respond: Respond) -> None:
         if (older := self._deletions.check_version()) is not None:
@@ -259,6 +399,17 @@ class Requests:
 
     def _find_offset(self, message: FindOffset, respond: Respond) -> Message | None:
         log, queue = self.find(message.queue)
+        if message.any_copy:
+            return self._find_offset_in(log, queue, message, respond)
+
+        def known() -> None:
+            if (answer := self._find_offset_in(log, queue, message, respond)) is not None:
+                respond(answer)
+
+        self.once_known(log, respond, known)
+        return None
+
+    def _find_offset_in(self, log: HostedLog, queue: Queue, message: FindOffset, respond: Respond) -> Message | None:
         index, queue_id, time_us = log.replica.index, queue.queue_id, message.append_time_us
         if not index.is_past_time(queue_id, time_us):
             return FoundOffset(queue_offset=index.find_time(queue_id, time_us))
@@ -321,6 +472,8 @@ class Requests:
     def _set_hold_in(self, log: HostedLog, queue: Queue, message: SetHold, respond: Respond) -> None:
         replica, keeper, queue_id = log.replica, self._keeper(log), queue.queue_id
         replica.queues.find_id(queue_id)  # it may have been deleted while this waited
+        if self._deletions.is_under_way(queue.name):
+            raise LogUnavailable(f"queue {queue.name!r} is being deleted; ask again", queue=queue.name)
         old = replica.holds.newest(queue_id).get(message.name)
         wish = Wish(
             message.name,
@@ -448,6 +601,11 @@ class Requests:
         """Whether a queue is in a log that this node has, or was placed in one."""
         return self._view.placed(name) is not None or self._place(name) is not None
 
+    def _joins_group(self, message: DeclareQueue) -> bool:
+        """Whether it may be a new queue of a log group, and is not placed with that yet."""
+        group = log_group_of(message.arguments)
+        return bool(group) and self._place(message.name) is None and not self._view.in_group(message.name, group)
+
     def _home(self, name: str) -> HostedLog:
         """The log that a queue is in, or was placed in. Raises NotMaster, or why that log is not served.
 
@@ -463,6 +621,7 @@ class Requests:
         assert log_id is not None
         log = self._logs.get(str(log_id))
         if log is None:
+            self._check_up(name)
             raise not_master(self._view.logs()[log_id].name, self._view.master(log_id))
         return log
 
@@ -470,10 +629,30 @@ class Requests:
         """Where the queue is: in a log that this node writes, or where the cluster has placed it, if it is in several:
         a mirror that is behind has what was deleted."""
         found = [(log, queue) for log in self._logs if (queue := log.replica.queues.get(name)) is not None]
+        found = [(log, queue) for log, queue in found if self.lifetimes.is_there(log, queue)]
         if len(found) > 1:
             placed = self._view.placed(name)
             found.sort(key=lambda each: (not each[0].masters, each[0].log_id != placed))
         return found[0] if found else None
+
+    def _transient_queue(self, name: str) -> Queue | None:
+        """One that goes with this node, also when it is about to: until then nobody else is to name it."""
+        placed = self._view.placed(name)
+        logs = (log for log in self._logs if log.log_id == placed and self._view.is_transient(log.log_id))
+        return next((queue for log in logs if (queue := log.replica.queues.get(name)) is not None), None)
+
+    def _queue(self, name: str) -> Queue | None:
+        place = self._place(name)
+        return place[1] if place is not None else None
+
+    async def _mastered_here(self, name: str) -> None:
+        """A log that was made for this queue on this node is about to be mastered by it: waited for, up to FOLLOW_S."""
+        give_up_at = _now() + FOLLOW_S
+        while (log_id := self._view.placed(name)) is not None and self._view.is_transient(log_id):
+            log = self._logs.get(str(log_id))
+            if (log is not None and log.masters) or _now() >= give_up_at:
+                return
+            await asyncio.sleep(FOLLOW_LOOK_S)
 
     def _unavailable(self) -> MirrorlogError:
         """Why there is a log less than assigned, as its own error with its details."""
@@ -491,12 +670,12 @@ class Requests:
             log_id=str(replica.log_id),
             epoch=replica.epochs.current,
             master=master.id if (master := self._view.master(replica.log_id)) is not None else "",
-            mirrors=[node for node in replica.assignment.nodes if master is None or node != master.id],
+            mirrors=_mirrors(log, queue, master),
             begin=replica.index.begin(queue.queue_id),
             next=replica.index.next_confirmed(queue.queue_id),
             producer_epoch=replica.producers.epoch_floor,
             arguments=queue.arguments,
-            current=log.knows_confirmed or not log.masters,
+            current=log.knows_confirmed,
             tiers=_tiers(log, queue),
             gaps=_gaps(log, queue),
             attributes=self._view.cluster_version() >= versions.ATTRIBUTES,
@@ -529,6 +708,31 @@ class Requests:
 def _now() -> float:
     """The loop's clock, in s: that of the leases."""
     return asyncio.get_running_loop().time()
+
+
+def _naming(name: str, respond: Respond) -> Respond:
+    """Of a queue whose name a node has made, a refusal says it: it is placed, and may be declared by that elsewhere."""
+    if not split(name)[1].startswith(GENERATED):
+        return respond
+
+    def named(answer: Message | MirrorlogError) -> None:
+        if isinstance(answer, MirrorlogError):
+            answer.details.setdefault("queue", name)
+        respond(answer)
+
+    return named
+
+
+def _nobody_waits(answer: Message | MirrorlogError) -> None:
+    """What the node does by itself."""
+
+
+def _mirrors(log: HostedLog, queue: Queue, master: Member | None) -> list[str]:
+    """None of a queue that expires unless it is used: what is read at mirrors its master does not see."""
+    lifetime = log.replica.queues.lifetimes.get(queue.queue_id)
+    if lifetime is not None and lifetime.expires_ms is not None:
+        return []
+    return [node for node in log.replica.assignment.nodes if master is None or node != master.id]
 
 
 def _tiers(log: HostedLog, queue: Queue) -> list[TierInfo]:

@@ -18,10 +18,13 @@ from msgspec.structs import replace
 
 from mirrorlog import __version__
 from mirrorlog.broker.deliverer import Deliverer
+from mirrorlog.broker.departures import DepartureKeeper
 from mirrorlog.broker.disk_limits import DiskReport, DiskState
 from mirrorlog.broker.hold_keeper import HoldKeeper
 from mirrorlog.broker.host import Host, now_us
 from mirrorlog.broker.in_sync_keeper import InSyncKeeper
+from mirrorlog.broker.lengths import QueueLengths
+from mirrorlog.broker.log_clock import LogClock
 from mirrorlog.broker.publish import ElsewhereLog, Publisher
 from mirrorlog.broker.queue_retention import QueueRetention
 from mirrorlog.broker.replica import Replica
@@ -117,13 +120,14 @@ class MasterRole:
         )
         # The loop's clock; asked for by way of the loop it has whole milliseconds, too few for a confirm.
         now = time.monotonic
+        clock = LogClock(lambda: replica.log.last_append_time_us, wall_us=now_us, now=now)
         self.publisher = Publisher(
             replica,
             self.mastership,
             limits=settings.limits,
             ha=settings.ha,
             now=now,
-            now_us=now_us,
+            now_us=clock,
             routing_version=host.routing_version,
             cluster_version=host.cluster_version,
         )
@@ -157,14 +161,20 @@ class MasterRole:
             bytes_max=settings.log.send_at_once_bytes,
             begun=lambda: self.begun,
             now=asyncio.get_running_loop().time,
+            clock=clock,
         )
+        self.lengths = QueueLengths(replica, self.publisher, self.deliverer, past_helper=host.helpers.index)
+        self.publisher.admit = self.lengths.admit
+        self.departures = DepartureKeeper(replica, self.publisher, self.deliverer, host)
         self._reads: list[asyncio.Task[None]] = []
         self._leapt_at: int | None = None
         self.checks = (self._state.wake, self.retention.check)
 
-    def begin(self, *, lost_from: int | None = None) -> None:
+    def begin(self, *, lost_from: int | None = None, queue_ids: int = 0, without_queues: bool = False) -> None:
         """Append the epoch's first batch and let mirrors come. `lost_from`: the log offset from which on confirmed
-        records may be lost: then the queue offsets leap, before anything else is taken. Raises DiskFull or DiskFailed.
+        records may be lost: then the queue offsets leap, before anything else is taken, and queue ids above those that
+        may have been given out, `queue_ids`. `without_queues`: those that are there went with a former run of the node:
+        they are deleted, before anybody can find them. Raises DiskFull or DiskFailed.
         """
         replica, accept = self._replica, self._host.ha.accept
         epoch, name = replica.epochs.current, replica.assignment.name
@@ -172,18 +182,29 @@ class MasterRole:
         started = EpochStarted(epoch=epoch, node_id=self._host.settings.node.id, start_id=self._host.start_id)
         replica.append_change(encode_change(started), now_us())
         if lost_from is not None:
-            replica.append_change(replica.leap_batch(lost_from=lost_from), now_us())
+            replica.append_change(replica.leap_batch(lost_from=lost_from, queue_ids=queue_ids), now_us())
             self._leapt_at = replica.end
+        if without_queues:
+            self._delete_queues()
         self.mastership.epoch_start_end = replica.end
         self.mastership.progress.flushed(replica.flushed)
         self.mastered.progressed(self.mastership.appended(replica.end))
         accept.register(self.mastered)
         replica.on_stored.append(accept.stored)
         replica.on_confirmed.append(accept.gained)
-        self.deliverer.begin()
+        replica.on_confirmed.append(self.publisher.tell_credit)
+        self.deliverer.begin(leapt=lost_from is not None)
         logger.info("epoch_opened log=%s epoch=%s offset=%s", name, epoch, replica.end)
         if (count := len(replica.epochs.entries)) > ENTRIES_MAX // 2:
             logger.warning("epochs_many log=%s count=%s limit=%s", name, count, ENTRIES_MAX)
+
+    def _delete_queues(self) -> None:
+        """Nothing leads to them any more, and nobody uses them: the cluster took their places away with the run."""
+        replica, ids = self._replica, self._replica.queues.queue_ids()
+        for queue_id in ids:
+            replica.append_change(replica.queues.delete(queue_id), now_us())
+        if ids:
+            logger.info("queues_of_former_run_deleted log=%s count=%s", replica.assignment.name, len(ids))
 
     @property
     def begun(self) -> bool:
@@ -202,7 +223,10 @@ class MasterRole:
         self.publisher.cut_off = alone_s * 1000 > self._host.settings.cluster.node_timeout_ms
         if self.begun:
             self.holds.tick(now)
+            self.lengths.tick()
+            self.departures.tick(now)
         self.deliverer.tick(now)
+        self.publisher.tick(now)
 
     def learned(self, in_sync: InSyncSet) -> None:
         """The cluster has decided this, for the epoch of this mastership."""
@@ -220,7 +244,12 @@ class MasterRole:
     def status(self, now: float, now_us: int) -> LogStatus:
         fall_behind = self._host.settings.ha.slave_fall_behind_bytes_max
         status = master_status(self._replica, self.mastership, fall_behind_bytes=fall_behind, now=now, now_us=now_us)
-        return replace(status, holds=hold_infos(self._replica, self.holds, now))
+        return replace(
+            status,
+            holds=hold_infos(self._replica, self.holds, now),
+            producers=self.publisher.producers(),
+            producers_blocked=self.publisher.producers_blocked,
+        )
 
     def fence(self, elsewhere: ElsewhereLog) -> None:
         replica, accept = self._replica, self._host.ha.accept
@@ -229,14 +258,19 @@ class MasterRole:
         self._reads = accept.unregister(self.mastered, elsewhere.refusal())
         replica.on_stored.remove(accept.stored)
         replica.on_confirmed.remove(accept.gained)
+        replica.on_confirmed.remove(self.publisher.tell_credit)
         self._state.stop()
         self._in_sync.stop()
         self.deliverer.fence(elsewhere)
+        self.lengths.fence()
+        self.departures.fence()
         self.publisher.abandon(elsewhere.unknown)
 
     async def end(self) -> None:
         await self.retention.stop()
         await self.holds.stop()
+        await self.lengths.end()
+        await self.departures.end()
         await asyncio.gather(*self._reads, return_exceptions=True)
 
 

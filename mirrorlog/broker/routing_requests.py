@@ -24,10 +24,11 @@ from mirrorlog.cluster.commands import (
     UserSet,
     VirtualHostMade,
     VirtualHostRemoved,
+    encode_command,
 )
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.topology import Topology, User, VirtualHost
-from mirrorlog.errors import NoSuchVirtualHost, NotCurrent, Refused, from_code
+from mirrorlog.cluster.topology import MAX_BINDING_BYTES_AT_ONCE, Topology, User, VirtualHost
+from mirrorlog.errors import LimitReached, NoSuchVirtualHost, NotCurrent, Refused, from_code
 from mirrorlog.wire.messages import (
     AddVirtualHost,
     Bind,
@@ -37,6 +38,7 @@ from mirrorlog.wire.messages import (
     DeleteUser,
     DeleteVirtualHost,
     Done,
+    Encoded,
     GetRouting,
     ListUsers,
     ListVirtualHosts,
@@ -50,6 +52,7 @@ from mirrorlog.wire.messages import (
     Users,
     VirtualHostInfo,
     VirtualHosts,
+    encode,
 )
 from mirrorlog.wire.names import split
 from mirrorlog.wire.routing import no_such_exchange
@@ -58,6 +61,11 @@ DECIDE_S: Final = 5.0
 """How long the cluster may take to decide; a coordinator that hangs is replaced within that."""
 EVERYWHERE_S: Final = 2.0
 """How long the answer waits for nodes that are up and slow."""
+ENCODED_MAX: Final = 16
+"""Virtual hosts whose whole routing is kept as it is sent."""
+COMMAND_BYTES_MAX: Final = 64 * 1024
+"""Of any of these commands but those that bind: more than the largest user, binding or name takes."""
+BINDINGS_BYTES_MAX: Final = MAX_BINDING_BYTES_AT_ONCE + COMMAND_BYTES_MAX
 
 
 class RoutingRequests:
@@ -66,6 +74,7 @@ class RoutingRequests:
     def __init__(self, service: ClusterService) -> None:
         self._service = service
         self._history = RoutingHistory()
+        self._encoded: dict[str, tuple[VirtualHost, Encoded]] = {}
         service.followed = self._history.follow
         self.handlers: Mapping[type[Message], Callable[[Any], Awaitable[Message]]] = {
             DeclareExchange: self._declare,
@@ -94,6 +103,7 @@ class RoutingRequests:
         return await self._decide(_COMMANDS[type(asked)](asked))
 
     async def _decide(self, command: AnyCommand) -> Message:
+        _check_size(command)
         outcome = await self._service.decide(command, timeout_s=DECIDE_S)
         if outcome.refusal:
             details = dict(outcome.details)
@@ -111,7 +121,17 @@ class RoutingRequests:
             return Routing(version=host.version, changed=False)
         if asked.to_publish and (changes := self._history.since(asked.virtual_host, asked.version)) is not None:
             return changes
-        return Routing(version=host.version, exchanges=dict(host.exchanges), bindings=list(host.all_bindings()))
+        return self._whole(asked.virtual_host, host)
+
+    def _whole(self, name: str, host: VirtualHost) -> Encoded:
+        """All of it, encoded once for each version: all publishers of a virtual host ask for it when they start."""
+        kept = self._encoded.get(name)
+        if kept is None or kept[0] is not host:
+            if len(self._encoded) >= ENCODED_MAX:
+                del self._encoded[next(iter(self._encoded))]
+            whole = Routing(version=host.version, exchanges=dict(host.exchanges), bindings=list(host.all_bindings()))
+            kept = self._encoded[name] = host, Encoded(data=encode(whole))
+        return kept[1]
 
     async def _virtual_hosts(self, asked: ListVirtualHosts) -> Message:
         topology, queues = self._topology, Counter(split(key)[0] for key in self._service.state.queues)
@@ -128,6 +148,17 @@ class RoutingRequests:
         if host is None:
             raise NoSuchVirtualHost(f"there is no virtual host {name[:64]!r}; add it first")
         return host
+
+
+def _check_size(command: AnyCommand) -> None:
+    """What cannot be decided well is not even proposed: every node would write it to its disk first. Raises
+    LimitReached."""
+    most = BINDINGS_BYTES_MAX if isinstance(command, Bound) else COMMAND_BYTES_MAX
+    if (size := len(encode_command(command))) > most:
+        raise LimitReached(
+            f"what is asked for takes {size} bytes, above max_command_bytes ({most}); ask for less at a time",
+            limit="max_command_bytes",
+        )
 
 
 _COMMANDS: Final[Mapping[type[Message], Callable[[Any], AnyCommand]]] = {

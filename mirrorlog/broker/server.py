@@ -7,6 +7,7 @@ with the last confirmed offset told to its mirrors and written to its checkpoint
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,12 @@ from mirrorlog.broker.host import Helpers, Host, now_us
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.in_sync_keeper import Decides
+from mirrorlog.broker.letter_roads import LetterRoads
 from mirrorlog.broker.operations import Operations
 from mirrorlog.broker.requests import ClusterView, Requests
 from mirrorlog.broker.status import disk_status, node_counts, with_disk
 from mirrorlog.broker.subscription_book import SubscriptionBook
+from mirrorlog.broker.transactions import Transactions
 from mirrorlog.cluster.events import Event
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, Files
@@ -67,6 +70,7 @@ class Server:
         self._failed = failed
         self._view = view
         self.logs = HostedLogs()
+        self.logs.outage_of = view.outage_of_number
         self.helpers = Helpers()
         self.operations: Operations | None = None
         """What operators ask of the cluster; set before it listens."""
@@ -79,6 +83,13 @@ class Server:
                 helper=self.helpers.read,
                 credentials=credentials,
             )
+        )
+        self.letters = LetterRoads(
+            settings.node.id,
+            self.logs,
+            view,
+            batch_bytes_max=settings.limits.max_batch_bytes,
+            helper=self.helpers.letters,
         )
         self.chronicle: Callable[[Event], None] | None = None
         """What happens to this node's logs is told there; set before it listens."""
@@ -96,8 +107,10 @@ class Server:
             view.routing_version,
             SubscriptionBook(settings.limits.max_subscriptions),
             view.cluster_version,
+            self.letters,
         )
         self._door: NativeDoor | None = None
+        self._requests: Requests | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -113,13 +126,14 @@ class Server:
         """Serve members, mirrors and clients. Raises PortTaken."""
         settings = self._settings
         await self.ha.start(settings.replication_bind)
-        requests = Requests(settings, self.logs, self._view, self._status, self.operations)
+        self._requests = requests = Requests(settings, self.logs, self._view, self._status, self.operations)
         self._door = NativeDoor(
             settings,
             welcome=self.welcome,
             logs=self.logs,
             requests=requests,
             groups=GroupRequests(requests, self._view, self._host.subscriptions),
+            transactions=Transactions(self.logs, self._host.subscriptions, settings.limits, self._view.cluster_version),
             push=self.ha.accept.push,
             contact_at=self._view.contact_at,
             users=self._view.users,
@@ -130,11 +144,24 @@ class Server:
         self._ticker = asyncio.ensure_future(self._tick_for_ever())
         self._ticker.add_done_callback(self._ticker_ended)
 
+    @property
+    def door_token(self) -> str:
+        """By which the node knows its own doors; see `gate.Gatekeeper`."""
+        assert self._door is not None
+        return self._door.gatekeeper.door_token
+
     def look_at_rights(self) -> None:
         """The cluster has decided something; perhaps who may do what. Looked at in a step of its own, before whoever
         asked for that is answered: a decision is applied whole, whatever it leads to here."""
         if self._door is not None:
             asyncio.get_running_loop().call_soon(self._door.look_at_rights)
+
+    async def end_run(self) -> None:
+        """The node is about to stop: queues that are not to outlive its run are deleted. A moment only."""
+        if self._requests is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_WAIT_S):
+                    await self._requests.lifetimes.end_run()
 
     def refuse_publishes(self) -> None:
         """The node is about to stop."""
@@ -191,12 +218,14 @@ class Server:
     async def _tick_for_ever(self) -> None:
         loop = asyncio.get_running_loop()
         assert self._door is not None
+        assert self._requests is not None
         while True:
             now = loop.time()
             self.ha.tick(now)
             self._door.tick(now)
             for log in self.logs:
                 log.tick(now)
+            self._requests.lifetimes.tick(now)
             await asyncio.sleep(TICK_S)
 
     def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:
@@ -216,7 +245,12 @@ class Server:
             cluster_name=cluster.name,
             node_id=self._settings.node.id,
             start_id=self._start_id,
-            limits=Limits(max_record_bytes=limits.max_record_bytes, max_batch_bytes=limits.max_batch_bytes),
+            limits=Limits(
+                max_record_bytes=limits.max_record_bytes,
+                max_batch_bytes=limits.max_batch_bytes,
+                credit_bytes=limits.credit_bytes,
+                credit_batches=limits.credit_batches,
+            ),
             software=f"mirrorlog {__version__}",
         )
 

@@ -57,6 +57,8 @@ class StateKeeper:
                 gaps=replica.index.gaps,
                 holds=replica.holds,
                 groups=replica.groups,
+                runs=replica.runs,
+                departures=replica.departures,
             )
             asyncio.get_running_loop().call_later(DELAY_S, self._turn)
 

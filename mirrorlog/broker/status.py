@@ -45,7 +45,9 @@ def master_status(
         _mirror(replica, mastership, node, fall_behind_bytes=fall_behind_bytes, now=now, now_us=now_us)
         for node in mastership.mirrors
     ]
-    return _log(replica, role="master", state=mastership.state.value, reason=mastership.reason, mirrors=mirrors)
+    state, reason = mastership.state.value, mastership.reason
+    log = _log(replica, role="master", state=state, reason=reason, mirrors=mirrors, queues=_queues(replica, now))
+    return msgspec.structs.replace(log, copies_up=mastership.copies_up)
 
 
 def mirror_status(replica: Replica, service: HAClientService) -> LogStatus:
@@ -124,7 +126,15 @@ def with_disk(logs: Sequence[LogStatus], report: DiskReport | None) -> list[LogS
     return [log if log.reason else msgspec.structs.replace(log, reason=report.warning) for log in logs]
 
 
-def _log(replica: Replica, *, role: str, state: str, reason: str, mirrors: list[MirrorStatus]) -> LogStatus:
+def _log(
+    replica: Replica,
+    *,
+    role: str,
+    state: str,
+    reason: str,
+    mirrors: list[MirrorStatus],
+    queues: list[QueueStatus] | None = None,
+) -> LogStatus:
     assignment = replica.assignment
     return LogStatus(
         log_id=str(replica.log_id),
@@ -140,7 +150,7 @@ def _log(replica: Replica, *, role: str, state: str, reason: str, mirrors: list[
         flushed=replica.flushed,
         confirmed=replica.confirmed,
         mirrors=mirrors,
-        queues=_queues(replica),
+        queues=queues if queues is not None else _queues(replica, None),
         groups=_groups(replica),
         holds=hold_infos(replica, None, 0.0),
     )
@@ -177,8 +187,9 @@ def hold_info(replica: Replica, queue: Queue, hold: Hold, keeper: HoldKeeper | N
     )
 
 
-def _queues(replica: Replica) -> list[QueueStatus]:
-    index = replica.index
+def _queues(replica: Replica, now: float | None) -> list[QueueStatus]:
+    """`now`: of the master, which alone counts."""
+    index, counted = replica.index, replica.counters.queues if now is not None else {}
     return [
         QueueStatus(
             name=queue.name,
@@ -186,6 +197,8 @@ def _queues(replica: Replica) -> list[QueueStatus]:
             begin=index.begin(queue.queue_id),
             next=index.next_appended(queue.queue_id),
             confirmed=index.next_confirmed(queue.queue_id),
+            counts=counts.told(now or 0.0) if (counts := counted.get(queue.queue_id)) is not None else None,
+            refuse_rate=counts.refused.rate(now or 0.0) if counts is not None else 0.0,
         )
         for queue in replica.queues
     ]

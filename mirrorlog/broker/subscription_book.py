@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from mirrorlog.broker.deliverer import Deliverer
 
 SUBSCRIPTIONS_MAX: Final = 100_000
+_NUMBERS: Final = 1 << 32
+"""Frames have 32 bits for the number of a subscription."""
 
 
 class Receiver(Protocol):
@@ -25,11 +27,13 @@ class Receiver(Protocol):
 
 
 class SubscriptionBook:
-    """Of all connections and all logs. Numbers are not used again in a node's run."""
+    """Of all connections and all logs. Numbers of subscriptions go round: one is used again when all others were, and
+    it is nobody's. Who waits for a lease has a number that is in no frame, above all of these."""
 
     def __init__(self, subscriptions_max: int = SUBSCRIPTIONS_MAX) -> None:
         self._max = subscriptions_max
         self._last = 0
+        self._last_wait = _NUMBERS
         self._deliverers: dict[int, Deliverer] = {}
         self._receivers: dict[int, Receiver] = {}
         self._numbers: dict[Receiver, set[int]] = {}
@@ -38,9 +42,16 @@ class SubscriptionBook:
         return len(self._deliverers)
 
     def next_number(self) -> int:
-        """For a subscription, or for whoever waits for a lease."""
-        self._last += 1
+        """For a subscription."""
+        self._last = self._last % (_NUMBERS - 1) + 1
+        while self._last in self._deliverers:
+            self._last = self._last % (_NUMBERS - 1) + 1
         return self._last
+
+    def next_wait(self) -> int:
+        """For whoever waits for a lease; no subscription's."""
+        self._last_wait += 1
+        return self._last_wait
 
     def add(self, number: int, receiver: Receiver, deliverer: Deliverer) -> None:
         """Raises Overloaded."""
@@ -66,6 +77,10 @@ class SubscriptionBook:
         if self._receivers.get(number) is not receiver:
             raise NoSuchSubscription(f"subscription {number} is none of this connection; subscribe again")
         return self._deliverers[number]
+
+    def serving(self, number: int) -> Deliverer | None:
+        """Who serves it, whosever it is; None when it has ended."""
+        return self._deliverers.get(number)
 
     def of(self, receiver: Receiver) -> list[tuple[int, Deliverer]]:
         """All that belong to a connection."""

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from math import inf
 from typing import Any, Final
-from uuid import UUID
+from uuid import UUID, uuid5
+
+from msgspec.structs import replace
 
 from mirrorlog import versions
+from mirrorlog.broker.host import now_us
 from mirrorlog.broker.hosting import assignment_of
 from mirrorlog.broker.placing import place_for
 from mirrorlog.cluster.advice import advice
-from mirrorlog.cluster.commands import AnyCommand, LogMade, QueueRemoved, QueuesPlaced, QueueUnbound
+from mirrorlog.cluster.commands import (
+    AnyCommand,
+    LogMade,
+    QueueIdsGranted,
+    QueuesPlaced,
+    QueuesRemoved,
+    QueuesUnbound,
+    TransientLogMade,
+)
 from mirrorlog.cluster.founding import member_of
-from mirrorlog.cluster.liveness import Life
+from mirrorlog.cluster.liveness import Change, Life
+from mirrorlog.cluster.outages import nodes_out
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state import ClusterState, LogFacts, NodeFacts, Outcome
-from mirrorlog.cluster.topology import User
-from mirrorlog.config import LogAssignment, Member
-from mirrorlog.errors import NoSuchVirtualHost, NotLeader
+from mirrorlog.cluster.state import (
+    QUEUE_IDS_GRANTED,
+    QUEUE_IDS_MAX,
+    ClusterState,
+    LogFacts,
+    NodeFacts,
+    Outcome,
+    holds_transient,
+)
+from mirrorlog.cluster.topology import User, VirtualHost
+from mirrorlog.config import LOG_NUMBER_MAX, LogAssignment, Member
+from mirrorlog.errors import BadRequest, LogUnavailable, NoSuchVirtualHost, NotLeader
+from mirrorlog.queues.arguments import log_group_of
+from mirrorlog.queues.lifetimes import is_transient
 from mirrorlog.versions import version_of
-from mirrorlog.wire.messages import ClusterStatus, LossStatus, NodeStatus, PlacedLog
-from mirrorlog.wire.names import split
+from mirrorlog.wire.messages import ClusterStatus, LossStatus, NodeStatus, PlacedLog, QueueOutage
+from mirrorlog.wire.names import qualified, shown, split
 
 EVERYWHERE_S: Final = 2.0
 """How long nodes may take to hear that nothing leads to a queue any more; those that hang are not waited for longer."""
@@ -37,6 +60,16 @@ class View:
 
     def __init__(self) -> None:
         self.service: ClusterService | None = None
+        self._down_since_us: dict[str, int] = {}
+        self._transient: Mapping[str, str] = {}
+        self._transient_ids: frozenset[UUID] = frozenset()
+
+    def life_changed(self, change: Change) -> None:
+        """Another node is up or down, as seen from here."""
+        if change.life is Life.DOWN:
+            self._down_since_us.setdefault(change.node, now_us())
+        else:
+            self._down_since_us.pop(change.node, None)
 
     async def decide_once(self, command: AnyCommand) -> Outcome:
         """As `ClusterService.decide_once`."""
@@ -86,6 +119,14 @@ class View:
         host = self._known.routing.virtual_host(virtual_host) if self._known is not None else None
         return host.version if host is not None else 0
 
+    def virtual_host(self, name: str) -> VirtualHost | None:
+        """Its exchanges and bindings, as far as they are known here; another object after each change of them."""
+        return self._known.routing.virtual_host(name) if self._known is not None else None
+
+    async def ask(self, node: str, question: bytes) -> bytes:
+        """As `ClusterService.ask`."""
+        return await self._cluster_service().ask(node, question)
+
     def users(self) -> Mapping[str, User]:
         """Another object after each change of them. Until it is known what of it is decided: all that the disk holds,
         for the snapshot alone may be of a time without users."""
@@ -101,35 +142,155 @@ class View:
         log_id = self._known.queues.get(queue) if self._known is not None else None
         return UUID(log_id) if log_id is not None else None
 
+    def in_group(self, queue: str, log_group: str) -> bool:
+        """Whether a queue is where its `x-log-group` is, as far as is known here."""
+        state = self._known
+        key = qualified(split(queue)[0], log_group)
+        return state is not None and queue in state.queues and state.queues[queue] == state.log_groups.get(key)
+
+    def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
+        """Why nobody can answer for a log, and a queue in it, now; None while somebody may."""
+        state = self._known
+        facts = state.logs.get(str(log_id)) if state is not None else None
+        if state is None or facts is None or self.service is None or self.is_transient(log_id):
+            return None  # what goes with its node is about to be gone
+        nodes = nodes_out(facts, state, self.service.life)
+        grouped = str(log_id) in state.log_groups.values()
+        return self._outage(facts, nodes, queue, grouped=grouped) if nodes else None
+
+    def outage_of_number(self, log_number: int) -> LogUnavailable | None:
+        """The same, by the number that the ids of the log's queues tell."""
+        logs = self._known.logs.items() if self._known is not None else ()
+        for log_id, facts in logs:
+            if facts.number == log_number:
+                return self.outage(UUID(log_id))
+        return None
+
+    def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
+        """Those of these queues, or of all there are, that nobody can answer for now, by name."""
+        state = self._known
+        out = {UUID(log_id) for log_id in state.logs if self.outage(UUID(log_id))} if state is not None else ()
+        if state is None or not out:
+            return []
+        names = state.queues if queues is None else queues
+        return [self._queue_outage(name, log_id) for name in sorted(names) if (log_id := self.placed(name)) in out]
+
+    def _queue_outage(self, name: str, log_id: UUID | None) -> QueueOutage:
+        assert log_id is not None
+        error = self.outage(log_id, name)
+        assert error is not None
+        node, since = error.details["node"], error.details["since"]
+        return QueueOutage(name=name, log_id=str(log_id), node=node, since_us=since, reason=str(error))
+
+    def _outage(self, log: LogFacts, nodes: tuple[str, ...], queue: str, *, grouped: bool) -> LogUnavailable:
+        """`grouped`: there are log groups in this log, and who names one again comes back to it."""
+        what = f"queue {shown(queue)!r}" if queue else f"log {log.name}"
+        since = self._down_since_us.get(nodes[0], 0)
+        when = f" since {datetime.fromtimestamp(since // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}" if since else ""
+        if len(nodes) == 1:
+            where, advice = f"on node {nodes[0]} alone, which is down{when}", f"start {nodes[0]}"
+        else:
+            where, advice = f"on nodes {', '.join(nodes)}, which are all down{when}", "start them"
+        error = LogUnavailable(
+            f"{what} is {where}; {advice}, or declare a queue with more copies under another name"
+            + (" and another x-log-group" if grouped else ""),
+            node=nodes[0],
+            since=since,
+        )
+        if queue:
+            error.details["queue"] = queue
+        return error
+
     async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
         """Have a log decided for a new queue; see `requests.ClusterView`."""
         service = self._cluster_service()
         virtual_host = split(queue)[0]
         if service.state.routing.virtual_host(virtual_host) is None:
             raise NoSuchVirtualHost(f"there is no virtual host {virtual_host[:64]!r}; add it first")
+        if is_transient(arguments):
+            return await self._place_here(queue, service)
+        group = log_group_of(arguments)
+        log_group = qualified(virtual_host, group) if group else ""
         found = place_for(
-            service.state, arguments, copies=service.wanted.copies, is_up=lambda node: service.life(node) is Life.UP
+            service.state,
+            arguments,
+            copies=service.wanted.copies,
+            is_up=lambda node: service.life(node) is Life.UP,
+            log_group=log_group,
         )
         log_id = await self._made(found, service) if isinstance(found, LogMade) else found
         # Asked for again if a coordinator hangs: it is decided once, whatever comes of the first.
-        outcome = await service.decide(QueuesPlaced(log_id=log_id, names=(queue,)), timeout_s=PLACE_S)
+        asked = {name: arguments[name] for name in ("copies", "flush") if log_group and name in arguments}
+        command = QueuesPlaced(log_id=log_id, names=(queue,), log_group=log_group, **asked)
+        outcome = await service.decide(command, timeout_s=PLACE_S)
+        if outcome.refusal and log_group:
+            raise BadRequest(outcome.refusal)
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
         return UUID(service.state.queues[queue])
 
-    async def unbind_queue(self, queue: str) -> None:
-        """Nothing leads to the queue any more, on every node that is up; see `deletion.Cluster`."""
+    async def _place_here(self, queue: str, service: ClusterService) -> UUID:
+        """In the log of what goes with this node's run, which is made when it is needed first."""
+        state, node = service.state, service.identity.node
+        if node not in state.transient:
+            numbers = {log.number for log in state.logs.values()}
+            number = next((each for each in range(LOG_NUMBER_MAX + 1) if each not in numbers), None)
+            if number is None:
+                raise BadRequest(f"the cluster has {len(numbers)} logs, and can have no more")
+            log_id = str(uuid5(UUID(state.cluster_id), f"transient-{node}-{number}"))
+            made = await service.decide(TransientLogMade(log_id=log_id, number=number, node=node), timeout_s=PLACE_S)
+            if made.refusal:
+                raise NotLeader(f"{made.refusal}; ask again")
+        placed = QueuesPlaced(log_id=service.state.transient[node], names=(queue,))
+        outcome = await service.decide(placed, timeout_s=PLACE_S)
+        if outcome.refusal or queue not in service.state.queues:
+            raise NotLeader(f"{outcome.refusal or 'the cluster has just given this run up'}; ask again")
+        return UUID(service.state.queues[queue])
+
+    def is_transient(self, log_id: UUID) -> bool:
+        """Whether what is in a log goes with its node's run; what the cluster has not placed there is gone."""
+        transient = self._known.transient if self._known is not None else {}
+        if transient is not self._transient:  # asked for with every fetch
+            self._transient, self._transient_ids = transient, frozenset(map(UUID, transient.values()))
+        return log_id in self._transient_ids
+
+    def placed_in(self, log_id: UUID) -> list[str]:
+        """The queues that are in a log; see `deletion.Cluster`."""
+        queues = self._known.queues if self._known is not None else {}
+        wanted = str(log_id)  # once: there may be 100,000 queues
+        return [name for name, where in queues.items() if where == wanted]
+
+    def lost_from(self, log_id: UUID) -> bool:
+        """Whether a loss was ever declared of a log."""
+        facts = self._known.logs.get(str(log_id)) if self._known is not None else None
+        return facts is None or bool(facts.losses)
+
+    def queue_ids(self, log_id: UUID) -> int:
+        """See `requests.ClusterView`."""
+        return self._known.queue_ids(str(log_id)) if self._known is not None else QUEUE_IDS_MAX
+
+    async def grant_queue_ids(self, log_id: UUID, *, given: int) -> None:
+        """See `requests.ClusterView`."""
+        until = max(given, self.queue_ids(log_id)) + QUEUE_IDS_GRANTED
+        granted = QueueIdsGranted(log_id=str(log_id), until=until)
+        outcome = await self._cluster_service().decide(granted, timeout_s=PLACE_S)
+        if outcome.refusal:
+            raise NotLeader(f"{outcome.refusal}; ask again")
+
+    async def unbind_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
+        """Nothing leads to the queues any more, on every node that is up; see `deletion.Cluster`."""
         service = self._cluster_service()
-        outcome = await service.decide(QueueUnbound(name=queue), timeout_s=PLACE_S)
+        command = QueuesUnbound(names=tuple(queues), log_id=str(log_id), epoch=epoch)
+        outcome = await service.decide(command, timeout_s=PLACE_S)
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
         await service.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
 
-    async def remove_queue(self, queue: str, log_id: UUID, epoch: int) -> None:
-        """The queue's place is taken away; see `deletion.Cluster`."""
+    async def remove_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
+        """The queues' places are taken away; see `deletion.Cluster`."""
         service = self._cluster_service()
         removals = service.state.removals.get(str(log_id), 0)
-        command = QueueRemoved(name=queue, log_id=str(log_id), epoch=epoch, removals=removals)
+        command = QueuesRemoved(names=tuple(queues), log_id=str(log_id), epoch=epoch, removals=removals)
         outcome = await service.decide(command, timeout_s=PLACE_S)
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
@@ -169,7 +330,10 @@ class View:
             elections=service.elections,
             registered=own is not None and own.start_id == service.identity.start_id,
             nodes=[_node_status(node, facts, service) for node, facts in state.nodes.items()],
-            logs=[_placed(log_id, log, waits.get(log_id, ())) for log_id, log in state.logs.items()],
+            logs=[
+                replace(_placed(log_id, log, waits.get(log_id, ())), transient=holds_transient(state, log_id))
+                for log_id, log in state.logs.items()
+            ],
             advice=advice(state),
             cluster_version=state.cluster_version,
         )

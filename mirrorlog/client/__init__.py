@@ -11,6 +11,7 @@ from mirrorlog.client.producer import Producer
 from mirrorlog.client.publisher import Publication, Published, Publisher
 from mirrorlog.client.receipts import Receipt, ReceiptRange, Receipts
 from mirrorlog.client.subscription import Subscription
+from mirrorlog.client.transaction import Transaction
 
 __all__ = [
     "BulkDelivery",
@@ -31,4 +32,5 @@ __all__ = [
     "ReceiptRange",
     "Receipts",
     "Subscription",
+    "Transaction",
 ]

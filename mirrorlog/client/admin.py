@@ -34,6 +34,7 @@ from mirrorlog.errors import (
     RequestTimeout,
 )
 from mirrorlog.wire.messages import (
+    REDRIVE_MAX,
     CommitPosition,
     CopyPromoted,
     DeclareQueue,
@@ -66,13 +67,17 @@ from mirrorlog.wire.messages import (
     QueueInfo,
     Rebalance,
     Rebalanced,
+    Redrive,
+    Redriven,
     ResetGroups,
     SetHold,
     Status,
 )
+from mirrorlog.wire.names import split
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
+    from mirrorlog.client.connection import Connection
 
 # One that is behind may name one that has been replaced; then that one names the next.
 _HOPS_MAX: Final = 2
@@ -82,8 +87,9 @@ _DECLARE_TIMEOUT_MS: Final = 2_000
 _DELETE_TIMEOUT_MS: Final = 6_000
 """A node that hangs holds the first step of a deletion up for two seconds, and may have to be replaced."""
 
-_AWAITED: Final = (NotMaster, MasterChanged, NotLeader, ConnectionLost)
-"""What ends when there is a master, and it is reached; or a coordinator, where the cluster has to decide."""
+_AWAITED: Final = (NotMaster, MasterChanged, NotLeader, ConnectionLost, InSyncReplicasNotEnough)
+"""What ends when there is a master, it is reached, and its copies are there again; or a coordinator, where the cluster
+has to decide."""
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
@@ -103,11 +109,32 @@ class Admin:
 
     async def declare(self, name: str, arguments: Mapping[str, Any] | None = None) -> QueueInfo:
         """Make a queue, or find it with the same arguments; within `request_timeout_ms` it waits for a log without a
-        master to get one. Raises QueueExists naming the difference, Refused, or OutcomeUnknown."""
+        master, or with too few copies, to get them. With an empty name (in its virtual host) a node makes a name,
+        another one each time.
+
+        How long it lives: `auto-delete`: until its last subscriber goes; `x-expires`: until nobody has used it for so
+        many ms; `durable` = False: no longer than the node that is asked runs; `exclusive`: as long as this client's
+        connection to that node, and for this client alone. Raises QueueExists naming the difference, QueueExclusive,
+        LogUnavailable naming the node that is down, Refused, or OutcomeUnknown."""
         message = DeclareQueue(name=name, arguments=dict(arguments or {}))
+        if not split(name)[1]:
+            return await self._declare_unnamed(message)
         answer = await self._ask_placed(message, Metadata)
         if isinstance(answer, MirrorlogError):
             raise answer
+        return answer.queues[0]
+
+    async def _declare_unnamed(self, message: DeclareQueue) -> QueueInfo:
+        """Asked once, for two answers would be two queues. Where it cannot be made the node tells the name all the
+        same, under which it may be elsewhere."""
+        connection = await self._client.any_connection()
+        try:
+            answer = await connection.request(message, Metadata, timeout_ms=self._client.request_timeout_ms)
+        except (NotMaster, MasterChanged, NotLeader) as error:
+            name = error.details.get("queue")
+            if not isinstance(name, str):
+                raise
+            return await self.declare(name, message.arguments)
         return answer.queues[0]
 
     async def delete_queue(
@@ -123,18 +150,30 @@ class Admin:
         OutcomeUnknown. Asked again after a lost answer it may find nothing to be deleted any more: then it gives 0.
         """
         message = DeleteQueue(name=name, if_unused=if_unused, if_empty=if_empty, force=force)
-        doubtful = False
+        doubtful, deleted = False, None
+        under_way: set[asyncio.Event] = set()
 
         async def ask(address: str) -> Deleted | MirrorlogError:
-            nonlocal doubtful
+            nonlocal doubtful, deleted
+            ended = asyncio.Event()
+            under_way.add(ended)
             try:
-                return await self._ask_placed_at(address, message, Deleted, timeout_ms=_DELETE_TIMEOUT_MS)
-            except (ConnectionLost, RequestTimeout, MasterChanged, OutcomeUnknown):
-                doubtful = True
+                answer = await self._ask_placed_at(address, message, Deleted, timeout_ms=_DELETE_TIMEOUT_MS)
+                if isinstance(answer, Deleted):
+                    deleted = answer
+            except (ConnectionLost, RequestTimeout, MasterChanged, OutcomeUnknown) as error:
+                doubtful = doubtful or not error.details.get("unreached")
                 raise
+            finally:
+                under_way.discard(ended)
+                ended.set()
+            if isinstance(answer, NoSuchQueue):
+                # Another node is slow with its answer: it may be the one that has deleted the queue, for this call.
+                await asyncio.gather(*(each.wait() for each in under_way))
+                return deleted or answer
+            return answer
 
-        # Right behind a failover the copies may not be there yet.
-        answer = await self._insist(ask, waits_for=(*_AWAITED, InSyncReplicasNotEnough))
+        answer = await self._insist(ask)
         if isinstance(answer, NoSuchQueue) and doubtful:
             return 0
         if isinstance(answer, MirrorlogError):
@@ -145,13 +184,8 @@ class Admin:
         """What the log of a queue answers, where it is or will be."""
         return await self._insist(lambda address: self._ask_placed_at(address, message, expect))
 
-    async def _insist(
-        self,
-        ask: Callable[[str], Coroutine[Any, Any, _T]],
-        *,
-        waits_for: tuple[type[MirrorlogError], ...] = _AWAITED,
-    ) -> _T:
-        """Of the first node that answers; within `request_timeout_ms` again, while what keeps it is in `waits_for`."""
+    async def _insist(self, ask: Callable[[str], Coroutine[Any, Any, _T]]) -> _T:
+        """Of the first node that answers; within `request_timeout_ms` again, while what keeps it ends by itself."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._client.request_timeout_ms / 1000
         backoff = Backoff(random.random)
@@ -162,7 +196,7 @@ class Admin:
             if heard.answers:
                 return heard.answers[0]
             failure = heard.no_answer()
-            waits = isinstance(failure, waits_for) and self._client.connected
+            waits = isinstance(failure, _AWAITED) and self._client.connected
             if not waits or loop.time() >= give_up_at:
                 raise failure
             await asyncio.sleep(backoff.next_s())
@@ -178,7 +212,7 @@ class Admin:
     ) -> _A | MirrorlogError:
         """The answer, or the error that any node would answer. Raises what another node may answer otherwise."""
         try:
-            connection = await self._client.reach(address)
+            connection = await self._reached(address)
             within_ms = min(self._client.request_timeout_ms, timeout_ms)
             return await connection.request(message, expect, timeout_ms=within_ms)
         except (NotMaster, MasterChanged) as error:
@@ -190,6 +224,13 @@ class Admin:
             raise
         except MirrorlogError as error:
             return error
+
+    async def _reached(self, address: str) -> Connection:
+        """Raises ConnectionLost, of which the details say that nothing was asked."""
+        try:
+            return await self._client.reach(address)
+        except ConnectionLost as error:
+            raise ConnectionLost(str(error), **{**error.details, "unreached": True}) from None
 
     async def metadata(self, queues: list[str] | None = None) -> Metadata:
         """Nodes, and all queues or those named."""
@@ -212,9 +253,13 @@ class Admin:
         connection = await self._client.connection_to(address)
         return await connection.request(GetStatus(), Status, timeout_ms=self._client.request_timeout_ms)
 
-    async def find_offset(self, queue: str, time: datetime | int) -> int:
-        """The first confirmed queue offset whose batch was appended at or after `time` (datetime or µs UTC)."""
-        return await Copies(self._client, queue).first_at(as_timestamp_us(time) or 0)
+    async def find_offset(self, queue: str, time: datetime | int, *, any_copy: bool = True) -> int:
+        """The first confirmed queue offset whose batch was appended at or after `time` (datetime or µs UTC).
+
+        `any_copy`: while the master cannot tell, a mirror does, which may know less to be confirmed, and then finds a
+        smaller one: right for who begins there. False for who ends there: the master's word, or why there is none.
+        """
+        return await Copies(self._client, queue).first_at(as_timestamp_us(time) or 0, any_copy=any_copy)
 
     async def position(self, queue: str, group: str) -> Position | None:
         """Where a group stands; None when it has never committed."""
@@ -278,14 +323,25 @@ class Admin:
     # --- for operators ---
 
     async def groups(self, queue: str) -> GroupsFound:
-        """The groups of a queue, those that ack and those that commit positions, as its master knows them."""
-        return await ask_master(self._client, queue, ListGroups(queue=queue), GroupsFound, insist=True)
+        """The groups of a queue, those that ack and those that commit positions, as its master knows them; while the
+        log has too few copies, as right behind a failover, it waits for them within `request_timeout_ms`."""
+        # It changes nothing, so it may be asked as often as one likes.
+        return await ask_master(
+            self._client, queue, ListGroups(queue=queue), GroupsFound, insist=True, awaits_copies=True
+        )
 
     async def purge(self, queue: str, group: str = "") -> int:
         """Settle every record of an acking group that is in nobody's hands; how many those were. The queue's own group
         has the empty name. Returns when all copies have that. Raises Refused or OutcomeUnknown."""
         message = PurgeGroup(queue=queue, group=group)
         return (await ask_master(self._client, queue, message, Purged, insist=True)).records
+
+    async def redrive(self, queue: str, *, to: str = "", records_max: int = REDRIVE_MAX) -> int:
+        """Send ready records of a queue, the oldest first, back to the queue that each died in, or to `to`, a name in
+        the same virtual host; how many leave. They arrive a moment later, each once; one that leads to no queue stays.
+        Asked again after OutcomeUnknown, it sends more. Raises Refused, OutcomeUnknown, NoSuchQueue or BadRequest."""
+        message = Redrive(queue=queue, records_max=records_max, to=to)
+        return (await ask_master(self._client, queue, message, Redriven, insist=False)).records
 
     async def reset_groups(
         self,

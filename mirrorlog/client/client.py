@@ -9,6 +9,7 @@ async with Client("127.0.0.1:7401") as client:
 from __future__ import annotations
 
 import asyncio
+import secrets
 import ssl
 from collections.abc import Coroutine, Mapping
 from datetime import datetime
@@ -37,6 +38,7 @@ from mirrorlog.client.publisher import Publisher
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.subscription import Subscription
 from mirrorlog.client.tier import TierOptions
+from mirrorlog.client.transaction import Transaction, Transactor
 from mirrorlog.config import CLIENT_PORT
 from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NotMaster
 from mirrorlog.wire.frames import How
@@ -92,6 +94,7 @@ class Client:
         self._stale_reads = allow_stale_reads
         self._connect_timeout_ms = connect_timeout_ms
         self._tls = tls
+        self._client_id = secrets.token_hex(16)
         self._login = None if user is None else (user, password)
         self._tiers = TierOptions.of(tiers, tier_options)
         self._connections: dict[str, Connection] = {}
@@ -103,6 +106,7 @@ class Client:
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._subscriptions: WeakSet[Subscription] = WeakSet()
         self._leasing = Leasing(self)
+        self._transactor = Transactor(self)
         self._pool = JoinPool()
         self._closed = False
 
@@ -249,6 +253,23 @@ class Client:
         self._publishers.add(publisher)
         return publisher
 
+    def transaction(
+        self, *, confirm: str | int = "all", durability: str = "memory", timeout_ms: int = DELIVERY_TIMEOUT_MS
+    ) -> Transaction:
+        """Records for several queues, and acknowledgements, that count together or not at all; use it with `async
+        with`: it commits at the end, and rolls back on an exception. All queues must be in one log: `x-log-group`.
+
+        `confirm`, `durability`: as of `producer`. `timeout_ms`: by then a commit has ended. Raises BadRequest naming
+        the option that is wrong.
+        """
+        check_timeout("timeout_ms", timeout_ms)
+        return Transaction(
+            self._transactor,
+            level=parse_level(confirm),
+            durability=parse_durability(durability),
+            timeout_ms=timeout_ms,
+        )
+
     def consumer(
         self,
         queue: str,
@@ -295,7 +316,7 @@ class Client:
         group: str = "",
         *,
         prefetch: int = 1_000,
-        prefetch_bytes: int = 16 * _MIB,
+        prefetch_bytes: int | None = None,
         auto_ack: bool = False,
         exclusive: bool = False,
         priority: int = 0,
@@ -308,14 +329,16 @@ class Client:
         """Records of `queue` that are pushed here, each to one of the group's subscribers, until it is settled; use it
         with `async with`. The queue's own group has the empty name.
 
-        `prefetch`, `prefetch_bytes`: so much at most is with this subscription and not settled; 0: the node's limit.
-        `auto_ack`: settled as it is sent: what is on its way when something dies is lost. `exclusive`: nobody else may
-        subscribe to the group meanwhile. `priority`: higher ones are served first. `name`: for people.
+        `prefetch`, `prefetch_bytes` (16 MiB): so much at most is with this subscription and not settled; 0: the node's
+        limit. `auto_ack`: settled as it is sent: what is on its way when something dies is lost. There the prefetch
+        (256 KiB) is what is sent and not read here yet; at times it is up to twice as much, or one batch. `exclusive`:
+        nobody else may subscribe to the group meanwhile. `priority`: higher ones are served first. `name`: for people.
 
-        `cancel_on_failover`: reading raises SubscriptionCancelled when the master, or the connection, was lost; by
-        default the subscription goes on at the new master. `read_from`: where bytes come from that did not come with
-        the grants, as of `consumer`. `confirm`: what `await ack()` waits for, as of `producer`; `settle_timeout_ms`: by
-        then a settlement has ended, with OutcomeUnknown if it may count or not.
+        `cancel_on_failover`: reading raises SubscriptionCancelled when the queue has another master, or the same one in
+        a later epoch; by default the subscription goes on there, as both do after a connection that was lost.
+        `read_from`: where bytes come from that did not come with the grants, as of `consumer`. `confirm`: what `await
+        ack()` waits for, as of `producer`; `settle_timeout_ms`: by then a settlement has ended, with OutcomeUnknown if
+        it may count or not.
 
         Raises BadRequest naming the option that is wrong.
         """
@@ -323,7 +346,7 @@ class Client:
             queue=queue,
             group=group,
             prefetch_records=prefetch,
-            prefetch_bytes=prefetch_bytes,
+            prefetch_bytes=_prefetch_bytes(auto_ack) if prefetch_bytes is None else prefetch_bytes,
             auto_ack=auto_ack,
             exclusive=exclusive,
             priority=priority,
@@ -389,7 +412,8 @@ class Client:
         return changed > 0
 
     async def extend_receipt(self, queue: str, receipt: str, lease_ms: int, *, group: str = "") -> None:
-        """Let a lease run for `lease_ms` from now on, by the text of its receipt. Raises NotGranted when it is over."""
+        """Let a lease run for `lease_ms` from now on, with all records that the same `lease()` gave out, by the text of
+        the receipt of any of them. Raises NotGranted when it is over."""
         await self._leasing.extend([LeaseReceipt.parse(receipt, queue=queue, group=group)], lease_ms)
 
     # --- connections ---
@@ -475,12 +499,17 @@ class Client:
         Raises NoSuchQueue, ConnectionLost, or NotMaster while there is none.
         """
         found = await self.find(queue)
+        return await self.reach_master(found), found
+
+    async def reach_master(self, found: Sighting) -> Connection:
+        """The connection to the master of a queue that was found. Raises ConnectionLost, or NotMaster while there is
+        none."""
         if not found.address:
             raise NotMaster(
-                f"queue {queue!r} has no master at the moment, says {found.told_by}; one is promoted if enough copies "
-                "are up"
+                f"queue {found.queue!r} has no master at the moment, says {found.told_by}; one is promoted if enough "
+                "copies are up"
             )
-        return await self.reach(found.address), found
+        return await self.reach(found.address)
 
     async def newer_master(self, than: Sighting) -> Sighting | None:
         """The queue's master, when a node knows of another one that was named after `than`. Raises ConnectionLost when
@@ -547,6 +576,7 @@ class Client:
                 timeout_ms=self._connect_timeout_ms,
                 tls=self._tls,
                 login=self._login,
+                client_id=self._client_id,
             )
             self._connections[address] = connection
             return connection
@@ -558,3 +588,8 @@ def _noted(opening: asyncio.Task[Connection]) -> None:
     """Whoever waited for it may be gone; its failure is nobody's then."""
     if not opening.cancelled():
         opening.exception()
+
+
+def _prefetch_bytes(auto_ack: bool) -> int:
+    """By default. With auto-ack it is what is lost when the program dies."""
+    return 256 * 1024 if auto_ack else 16 * _MIB

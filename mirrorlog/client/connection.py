@@ -27,14 +27,19 @@ from mirrorlog.wire.frames import (
     PROTOCOL_VERSION_MIN,
     SETTLE_AGAIN,
     Batches,
+    BatchReceipt,
     Confirm,
+    Credit,
     Deliver,
     Frame,
     FrameType,
+    Transacted,
     frame,
     read_batches,
+    read_credit,
     read_deliver,
     read_settled,
+    read_transacted,
     settle_frame,
 )
 from mirrorlog.wire.listening import dial
@@ -78,6 +83,7 @@ _DELIVER: Final = int(FrameType.DELIVER)
 
 ProduceDone = Callable[[Confirm | MirrorlogError], None]
 SettleDone = Callable[[MirrorlogError | None], None]
+Credited = Callable[[Credit], None]
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
@@ -104,7 +110,9 @@ class Subscriber(Protocol):
 class Connection:
     """Made by `open`. Its methods raise what the node answered, ConnectionLost or RequestTimeout."""
 
-    def __init__(self, address: str, *, role: str, cluster_id: str | None, stale_reads: bool = False) -> None:
+    def __init__(
+        self, address: str, *, role: str, cluster_id: str | None, stale_reads: bool = False, client_id: str = ""
+    ) -> None:
         """Use `open`."""
         self.address = address
         self._hello = Hello(
@@ -114,6 +122,8 @@ class Connection:
             software=f"mirrorlog-python {__version__}",
             cluster_id=cluster_id,
             stale_reads=stale_reads,
+            credit=True,
+            client_id=client_id,
         )
         self._loop = asyncio.get_running_loop()
         self._endpoint: Endpoint | None = None
@@ -122,6 +132,7 @@ class Connection:
         self._publishing: dict[int, ProduceDone] = {}
         self._rooms: dict[int, _Room] = {}
         self._subscribers: dict[int, Subscriber] = {}
+        self._credited: dict[tuple[int, int], list[Credited]] = {}
         self._last_id = 0
         self._last_read = self._loop.time()
         self._pinged_at: float | None = None
@@ -139,13 +150,14 @@ class Connection:
         timeout_ms: int = 5_000,
         tls: ssl.SSLContext | None = None,
         login: tuple[str, str] | None = None,
+        client_id: str = "",
     ) -> Self:
         """Connect and greet. `stale_reads`: a node that is cut off is to answer reads all the same. `login`: a user and
-        the password, sent over TLS or within this machine only.
+        the password, sent over TLS or within this machine only. `client_id`: of a client with several connections.
 
         Raises ConnectionLost, WrongCluster, UnsupportedVersion, LoginFailed or ConfigError.
         """
-        connection = cls(address, role=role, cluster_id=cluster_id, stale_reads=stale_reads)
+        connection = cls(address, role=role, cluster_id=cluster_id, stale_reads=stale_reads, client_id=client_id)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await dial(address, connection._make_endpoint, tls)
@@ -252,6 +264,12 @@ class Connection:
         self.produce(batch, level=level, durability=durability, deadline_ms=deadline_ms, done=done)
         return await self._within(outcome, deadline_ms + 5_000)
 
+    async def transact(self, payload: bytes, *, timeout_ms: int) -> tuple[Transacted, list[BatchReceipt]]:
+        """One transaction (`transact_payload`), awaited. Raises what the node answered, ConnectionLost or
+        RequestTimeout."""
+        answer = await self._ask(FrameType.TRANSACT, payload, timeout_ms)
+        return read_transacted(_expect(answer, FrameType.TRANSACTED).payload)
+
     async def fetch(
         self,
         *,
@@ -271,6 +289,19 @@ class Connection:
         answer = await self._ask(FrameType.FETCH, request, wait_ms + timeout_ms, room)
         payload = _expect(answer, FrameType.BATCHES).payload
         return read_batches(payload), payload[BATCHES.size :] if answer.body is None else answer.body
+
+    def on_credit(self, producer_id: int, queue_id: int, credited: Credited) -> None:
+        """It is called on the loop whenever the node says what this producer may have open in the queue. Several may
+        be: those without an id have that in common."""
+        self._credited.setdefault((producer_id, queue_id), []).append(credited)
+
+    def off_credit(self, producer_id: int, queue_id: int, credited: Credited) -> None:
+        """It is called no more."""
+        heard = self._credited.get((producer_id, queue_id), [])
+        if credited in heard:
+            heard.remove(credited)
+        if not heard:
+            self._credited.pop((producer_id, queue_id), None)
 
     # --- subscriptions ---
 
@@ -329,12 +360,14 @@ class Connection:
             ]
         )
 
-    def unsubscribe(self, subscription: int, *, done: SettleDone) -> None:
-        """Ask for no more grants; those on their way come before `done`. Raises ConnectionLost."""
+    def unsubscribe(self, subscription: int, *, done: SettleDone, leaves: bool = False) -> None:
+        """Ask for no more grants; those on their way come before `done`. `leaves`: what is in hand goes back as if the
+        connection were lost. Raises ConnectionLost."""
         endpoint = self._usable_endpoint()
         correlation_id = self._next_id()
         self._waiting[correlation_id] = lambda answer: done(answer if isinstance(answer, MirrorlogError) else None)
-        endpoint.send([frame(FrameType.REQUEST, encode(Unsubscribe(subscription=subscription)), correlation_id)])
+        message = Unsubscribe(subscription=subscription, leaves=leaves)
+        endpoint.send([frame(FrameType.REQUEST, encode(message), correlation_id)])
 
     def forget(self, subscription: int) -> None:
         """Nothing that comes for it interests anybody any more."""
@@ -367,6 +400,10 @@ class Connection:
         """A frame that answers nothing."""
         if frame_.type == _DELIVER:
             self._deliver(frame_)
+        elif frame_.type == FrameType.CREDIT:
+            credit = read_credit(frame_.payload)
+            for credited in tuple(self._credited.get((credit.producer_id, credit.queue_id), ())):
+                credited(credit)
         elif frame_.type == FrameType.ENDED:
             self._end_subscription(frame_)
         elif frame_.type == FrameType.WELCOME:

@@ -25,12 +25,14 @@ from mirrorlog.client.bad_stretch import BadStretch
 from mirrorlog.client.batching import as_timestamp_us
 from mirrorlog.client.begins import is_elsewhere
 from mirrorlog.client.buffers import BufferPool
+from mirrorlog.client.confirmed_end import is_known, not_known
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.consumed import ClosedBatch, ConsumedBatch, ConsumedRecord, proven_batches
 from mirrorlog.client.copies import Copies
 from mirrorlog.client.cursor import Cursor, Preview
 from mirrorlog.client.nearest import is_here
 from mirrorlog.client.options import check_reading
+from mirrorlog.client.outage import is_outage
 from mirrorlog.client.same_queue import check_same, is_another
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.silence import SILENCE_S, Silence
@@ -122,7 +124,7 @@ class Consumer:
 
     async def start(self) -> Self:
         """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost; NotCurrent when it shall
-        begin or end with what is confirmed now, and the queue's new master cannot tell in time."""
+        begin or end with what is confirmed now, and nobody masters the queue who can tell in time."""
         info = await self._insist(self._own_info)
         self._begin = None
         self.cursor.epoch = info.epoch
@@ -361,6 +363,7 @@ class Consumer:
                 passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
                 # A copy that its node refuses to serve is not the only one.
                 passing = passing or is_elsewhere(error) or isinstance(error, LogUnavailable)
+                passing = passing and not (is_outage(error) and self._info is None)
                 if not passing or is_another(error) or loop.time() >= give_up_at or self._client.closed:
                     raise
                 await asyncio.sleep(backoff.next_s())
@@ -479,8 +482,9 @@ class Consumer:
         if not answer.queues:
             raise NoSuchQueue(f"no queue {self.queue!r} on node {answer.node_id}", queue=self.queue)
         info = answer.queues[0]
-        if not info.current and (self._until_asked == "confirmed" or self._start == "latest"):
-            raise NotCurrent(f"node {answer.node_id} has just become master of queue {self.queue!r}; ask again")
+        wants_end = self._until_asked == "confirmed" or self._start == "latest"
+        if wants_end and self._read_from == "master" and not is_known(info, told_by=answer.node_id):
+            raise not_known(info, told_by=answer.node_id)
         return info
 
     def _silence(
@@ -516,7 +520,7 @@ class Consumer:
     async def _find(self) -> QueueInfo:
         """The queue as it is now. Raises NoSuchQueue, also when it is another one under the same name."""
         found = await self._client.find(self.queue)
-        check_same(self.queue, self._info.queue_id if self._info is not None else None, found.info.queue_id)
+        check_same(self.queue, self._info, found.info)
         self._found, self._info = found, found.info
         return found.info
 

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from mirrorlog.client.ahead import Answer
 from mirrorlog.client.bad_stretch import BadStretch
 from mirrorlog.client.begins import NO_ANSWER, begin_of, is_elsewhere, judged, views_of
 from mirrorlog.client.masters import ask_master
-from mirrorlog.errors import BadBatch, LogCorrupt, MirrorlogError, OffsetOutOfRange
+from mirrorlog.errors import BadBatch, InSyncReplicasNotEnough, LogCorrupt, MirrorlogError, OffsetOutOfRange
 from mirrorlog.wire.messages import FindOffset, FoundOffset, GetMetadata, Message, Metadata, QueueInfo
 
 if TYPE_CHECKING:
@@ -44,16 +46,22 @@ class Copies:
         whole = await self._begin_elsewhere(info, node_id)
         return info.begin if whole is None else min(info.begin, whole)
 
-    async def first_at(self, append_time_us: int) -> int:
+    async def first_at(self, append_time_us: int, *, any_copy: bool = True) -> int:
         """The first confirmed queue offset whose batch was appended at or after a time, µs UTC.
 
-        By the master, else by the mirror that finds the smallest: one that began late finds its own begin. Raises
-        NoSuchQueue, or why the master does not answer when nobody does.
+        By the master, once it knows what its predecessor confirmed: behind a failover it would else answer what it had
+        as a mirror for the end of what is confirmed. `any_copy`: while no master can tell, by the mirror that finds the
+        smallest (one that began late finds its own begin); enough for who begins there, and not for who ends there.
+        Raises NoSuchQueue, or why the master does not answer when nobody does.
         """
-        message = FindOffset(queue=self._queue, append_time_us=append_time_us)
+        asked = FindOffset(queue=self._queue, append_time_us=append_time_us, any_copy=False)
+        message = replace(asked, any_copy=True)
         try:
-            return (await ask_master(self._client, self._queue, message, FoundOffset, insist=False)).queue_offset
-        except NO_ANSWER as error:
+            answer = await ask_master(self._client, self._queue, asked, FoundOffset, insist=not any_copy)
+            return answer.queue_offset
+        except (*NO_ANSWER, InSyncReplicasNotEnough) as error:
+            if not any_copy:
+                raise
             info = await self._client.queue_info(self._queue)
             found = await ask_all(self._client, info.mirrors, message, FoundOffset)
             if not found:

@@ -60,6 +60,11 @@ class Settleable:
         """How often it came back before, counted: by `nack`, or with a reader that was lost; up to 255."""
         return self._granted.attempts
 
+    @property
+    def taken(self) -> tuple[Settler, Granted, int, int]:
+        """Who gave it out, of which grant, and its queue offsets [first, next), for whoever settles it with others."""
+        return self._settler, self._granted, self.offset, self._following
+
     async def ack(self, multiple: bool = False) -> None:
         """Done. `multiple`: with all that this subscription has given out up to it."""
         await self._settle(How.ACK, multiple=multiple)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from mirrorlog.client.asking import HEAD_START_S, Ask, Heard, ask_nodes
+from mirrorlog.client.outage import outage_of
 from mirrorlog.client.sightings import Sighting, newest, settled, sightings_of
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
 from mirrorlog.wire.messages import Metadata
@@ -66,10 +67,13 @@ class Finder:
         return min(heard.answers, key=lambda answer: (len(answer.missing), -answer.version))
 
     async def find(self, queue: str) -> Sighting:
-        """The queue as the node that knows most describes it. Raises NoSuchQueue or ConnectionLost."""
+        """The queue as the node that knows most describes it. Raises NoSuchQueue, ConnectionLost, or LogUnavailable
+        naming the node that is down."""
         heard = await (self._surveyed(queue) if queue in self._seen else self._first_named(queue))
         found = newest(sightings_of(queue, heard.answers))
         if found is None:
+            if (outage := outage_of(queue, heard.answers)) is not None:
+                raise outage
             raise NoSuchQueue(f"no queue {queue!r}; make it with: mqtool declare {queue}", queue=queue)
         self._seen[queue] = found
         return found
@@ -101,7 +105,8 @@ class Finder:
         def patience_s(answers: list[Metadata]) -> float:
             if settled(sightings_of(queue, answers), None):
                 return 0.0
-            return _UNSETTLED_S if sightings_of(queue, answers) else _UNKNOWN_S
+            heard_of = sightings_of(queue, answers) or outage_of(queue, answers)
+            return _UNSETTLED_S if heard_of else _UNKNOWN_S
 
         return await self._in_turn([queue], patience_s)
 

@@ -7,6 +7,11 @@ A record may come again while its user still has it from before: after a failove
 two of it here, each under its own session, and an ack of the older one keeps the newer one back until it is known what
 became of it (`withhold`): what is acknowledged is not given out again, and what could not be is.
 
+What was given out in a session is known for as long as its user has a record of it: each grant leads to the others of
+its session, and when he lets the last one go they go with it. Rejected: to remember the session before (two may be lost
+in a row, and then an ack of the first one's records changed nothing and was told as done), or all of them (a user who
+waits for records to come again lets go of what he has, and nobody is told).
+
 Rejected: a set of queue offsets (a hash entry per record), a list of ranges (acks in random order make one each).
 """
 
@@ -24,12 +29,14 @@ class Granted:
     """Records `first` up to `next` under one grant; those below `given` were given out.
 
     `session`: the number of the subscribing that it came under, `epoch`: of that; `source`: where its bytes are, for
-    whoever gives them out. `number`: by when the first of it was given out.
+    whoever gives them out. `number`: by when the first of it was given out; `peers`: grants of its session of which
+    something was given out, in that order, itself among them as long as it may be settled. `arrival`: by when it came:
+    those that came first are given out first, wherever they stand in the queue, for they may be urgent.
     """
 
     __slots__ = (
         "_floor", "_marks", "_settled",
-        "attempts", "epoch", "first", "given", "next", "number", "redelivered", "session", "source",
+        "arrival", "attempts", "epoch", "first", "given", "next", "number", "peers", "redelivered", "session", "source",
     )  # fmt: skip
 
     def __init__(
@@ -51,7 +58,9 @@ class Granted:
         self.attempts = attempts
         self.source = source
         self.given = first
+        self.arrival = 0
         self.number = 0
+        self.peers: dict[Granted, None] | None = None
         self._settled = 0
         # Below it all are settled, as long as there are no marks: one byte per record.
         self._floor = first
@@ -85,18 +94,20 @@ class Granted:
 
     def parts(self, ranges: Iterable[Range]) -> list[Granted]:
         """Records of it that were not given out, as grants of their own."""
-        return [
-            Granted(
-                first,
-                following,
-                session=self.session,
-                epoch=self.epoch,
-                redelivered=self.redelivered,
-                attempts=self.attempts,
-                source=self.source,
-            )
-            for first, following in ranges
-        ]
+        return [self._part(*each) for each in ranges]
+
+    def _part(self, first: int, following: int) -> Granted:
+        part = Granted(
+            first,
+            following,
+            session=self.session,
+            epoch=self.epoch,
+            redelivered=self.redelivered,
+            attempts=self.attempts,
+            source=self.source,
+        )
+        part.arrival = self.arrival
+        return part
 
     def _mark(self, first: int, following: int) -> None:
         marks = self._own_marks()
@@ -125,22 +136,23 @@ class Hand:
     """Of one subscription. `session`: grants of another one are no longer in hand; `waiting`: what is to be given out
     next, in order."""
 
-    __slots__ = ("_before", "_kept_back", "_number", "_out", "_withheld", "session", "waiting")
+    __slots__ = ("_arrived", "_kept_back", "_number", "_out", "_withheld", "session", "waiting")
 
     def __init__(self) -> None:
         self.session = 0
         self.waiting: deque[Granted] = deque()
+        self._arrived = 0
         self._number = 0
-        # Grants of which something was given out, in that order: of this session, and of the one before it, whose user
-        # may still settle what he has.
+        # Grants of this session of which something was given out, in that order; see `Granted.peers`.
         self._out: dict[Granted, None] = {}
-        self._before: dict[Granted, None] = {}
         # What is kept back, and what of it stands here, by who keeps it.
         self._kept_back: dict[Hashable, Sequence[Range]] = {}
         self._withheld: dict[Hashable, list[Granted]] = {}
 
     def grant(self, granted: Granted) -> None:
         """Take in a grant, behind those that wait."""
+        self._arrived += 1
+        granted.arrival = self._arrived
         pieces = [granted]
         for by, ranges in self._kept_back.items():
             pieces = self._cut(pieces, by, ranges)
@@ -167,20 +179,21 @@ class Hand:
         if not granted.number:
             self._number += 1
             granted.number = self._number
+            granted.peers = self._out
             self._out[granted] = None
 
     def settle(self, granted: Granted, first: int, following: int) -> None:
         """The user settles what he was given. Raises NotGranted for what was settled before."""
         granted.settle(first, following)
         if not granted.unsettled and granted.given >= granted.next:
-            self._held(granted).pop(granted, None)
+            _peers(granted).pop(granted, None)
 
     def settle_up_to(self, granted: Granted, following: int) -> list[tuple[Granted, Range]]:
         """The same with all that was given out under its session before it, and of it below `following`; what that
         was."""
         found = [
             (each, open_range)
-            for each in self._held(granted)
+            for each in _peers(granted)
             if each.number <= granted.number
             for open_range in each.open_below(following if each is granted else each.given)
         ]
@@ -191,7 +204,7 @@ class Hand:
     def reopen(self, granted: Granted, first: int, following: int) -> None:
         """What the user settled could not be: he may try again."""
         granted.reopen(first, following)
-        self._held(granted).setdefault(granted)
+        _peers(granted).setdefault(granted)
 
     def withhold(self, by: Hashable, ranges: Sequence[Range]) -> None:
         """Give nothing of `ranges` out until `by` is released: neither what waits now nor what is granted later."""
@@ -203,7 +216,7 @@ class Hand:
         self._kept_back.pop(by, None)
         held = self._withheld.pop(by, [])
         if held and not settled:
-            self.waiting = deque(sorted([*held, *self.waiting], key=lambda each: each.given))
+            self.waiting = deque(sorted([*held, *self.waiting], key=lambda each: (each.arrival, each.given)))
         return held
 
     def lose(self) -> None:
@@ -211,8 +224,7 @@ class Hand:
         self.session += 1
         self.waiting.clear()
         self._withheld.clear()
-        if self._out:
-            self._before, self._out = self._out, {}
+        self._out = {}
 
     def unseen(self) -> list[Range]:
         """What waits, or is kept back, and was not given out."""
@@ -222,9 +234,6 @@ class Hand:
     def unsettled(self) -> list[tuple[Granted, Range]]:
         """What was given out in this session and is not settled."""
         return [(each, open_range) for each in self._out for open_range in each.open_below(each.given)]
-
-    def _held(self, granted: Granted) -> dict[Granted, None]:
-        return self._out if granted.session == self.session else self._before
 
     def _cut(self, grants: Iterable[Granted], by: Hashable, ranges: Sequence[Range]) -> list[Granted]:
         """The grants without what `by` keeps back, which is put aside."""
@@ -239,3 +248,10 @@ class Hand:
             # Who settles what was given out of it still does so here.
             granted.next = granted.given
         return left
+
+
+def _peers(granted: Granted) -> dict[Granted, None]:
+    """Raises NotGranted for what was never given out."""
+    if granted.peers is None:
+        raise NotGranted(f"records {granted.first} to {granted.next} were not given out; settle what was")
+    return granted.peers

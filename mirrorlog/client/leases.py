@@ -99,7 +99,8 @@ class Leased(Attributed):
         await self._leasing.settle([self._receipt], How.RELEASE, delay_ms=delay_ms)
 
     async def extend(self, lease_ms: int) -> None:
-        """It is the holder's for `lease_ms` from now on. Raises NotGranted when the lease is over."""
+        """All records that the same `lease()` gave out are the holder's for `lease_ms` from now on, for they are one
+        lease. Raises NotGranted when it is over."""
         await self._leasing.extend([self._receipt], lease_ms)
 
     def __repr__(self) -> str:

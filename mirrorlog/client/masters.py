@@ -33,22 +33,31 @@ _M = TypeVar("_M", bound=Message)
 
 
 async def ask_master(
-    client: Client, queue: str, message: Message, expect: type[_M], *, insist: bool, wait_ms: int = 0
+    client: Client,
+    queue: str,
+    message: Message,
+    expect: type[_M],
+    *,
+    insist: bool,
+    awaits_copies: bool = False,
+    wait_ms: int = 0,
 ) -> _M:
     """What the queue's master answers; a new one is followed. The message must bear being asked twice.
 
     `wait_ms`: how long the node may keep its answer, beyond the time that any has. `insist`: within
-    `request_timeout_ms` it is tried again while there is no master, or none that is reached. Raises
-    what the last one answered, NoSuchQueue, ConnectionLost, RequestTimeout, or NotMaster while there is none.
+    `request_timeout_ms` it is tried again while there is no master, or none that is reached; `awaits_copies`: and while
+    it has too few copies. Raises what the last one answered, NoSuchQueue, ConnectionLost, RequestTimeout, or NotMaster
+    while there is none.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + (client.request_timeout_ms + wait_ms) / 1000
     backoff = Backoff(random.random)
+    awaited = (*MOVED, InSyncReplicasNotEnough) if awaits_copies else MOVED
     while True:
         try:
             if (answer := await _ask_once(client, queue, message, expect, give_up_at)) is not None:
                 return answer
-        except MOVED:
+        except awaited:
             if not insist or not client.connected or loop.time() >= give_up_at:
                 raise
             await asyncio.sleep(backoff.next_s())

@@ -86,6 +86,8 @@ class Pipeline:
         self._backoff = Backoff(jitter)
         self._resume_at = 0.0
         self._last_error: MirrorlogError | None = None
+        self.held_by: MirrorlogError | None = None
+        """Why what has not left may not leave, though nothing went wrong."""
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -329,7 +331,7 @@ class Pipeline:
         batch.resolve(outcome)
 
     def _given_up(self, batch: PendingBatch) -> MirrorlogError:
-        reason = self._last_error or ConnectionLost("no answer came")
+        reason = self._last_error or self.held_by or ConnectionLost("no answer came")
         if not isinstance(reason, Refused) and not batch.in_flight and not batch.unknown:
             return Refused(f"not sent before the deadline, nothing was stored; last: {reason}")
         return _without_confirm(batch, reason)

@@ -1,6 +1,6 @@
 """Publisher: messages to an exchange. Routes here, at the edge, and publishes to each queue under its own sequence.
 
-It holds the exchanges and bindings of its virtual host at one version, and a producer for each queue that it has met.
+It holds the exchanges and bindings of its virtual host at one version, and producers for the queues that it met lately.
 Every batch says by which version it was routed. A node that knows a newer one refuses it: then nothing more leaves, all
 that is on its way ends, what has changed of the routing is fetched, and what was refused is routed again, in the order
 in which it was published. So order is kept in every queue, and a publish behind the answer to a bind meets the binding.
@@ -9,22 +9,25 @@ this.
 
 A publish is confirmed when every queue has it. If one refuses it while another has it, it is neither stored nor
 refused: that is OutcomeUnknown, naming the queues. What leads to no queue is unroutable, and that is only decided by a
-routing that a node has vouched for within the last second. A queue that is bound and cannot be found is not passed
-over: its node may be down. It is looked for until the message's deadline; then that is said, naming it.
+routing that a node has vouched for since the message was handed over: no batch of it meets a node that would refuse it.
+The question is for the version alone, and one for all messages that wait for it, which hold up no others. A queue that
+is bound and cannot be found is not passed over: its node may be down. It is looked for until the message's deadline;
+then that is said, naming it.
 
 What a batch says of its version are 16 bits, which come round. So a version is used for ten seconds only, until a node
 has vouched for it anew: within these, and the time that a batch may be under way, no cluster makes half as many
 changes.
 
 Rejected: exchanges on the node, which would have to look into every record; one batch for several queues, which would
-tie their order and their sequences together.
+tie their order and their sequences together; to call unroutable what a word of the last second says so of: who is told
+so, binds, and publishes again within that second was told so again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -35,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 from mirrorlog.client.batching import Headers, as_headers
 from mirrorlog.client.deliveries import Delivery
 from mirrorlog.client.producer import Producer
+from mirrorlog.client.queue_producers import QueueProducers
 from mirrorlog.client.receipts import Receipt
 from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Asked, Attributes, asked_attributes
 from mirrorlog.commitlog.body import Header
@@ -42,6 +46,7 @@ from mirrorlog.errors import (
     AccessRefused,
     BadRequest,
     ConnectionLost,
+    LoginFailed,
     LogUnavailable,
     MirrorlogError,
     NoSuchQueue,
@@ -49,6 +54,7 @@ from mirrorlog.errors import (
     NotCurrent,
     OutcomeUnknown,
     Overloaded,
+    ProtocolError,
     RequestTimeout,
     StaleRouting,
     Unroutable,
@@ -60,16 +66,16 @@ from mirrorlog.wire.routing import VERSION_FIRST, RoutingTable, no_such_exchange
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
 
-VOUCHED_S: Final = 1.0
-"""How old a node's word may be by which a message is called unroutable."""
 FRESH_S: Final = 10.0
-"""How old it may be when anything is routed by it."""
+"""How old a node's word may be when anything is routed by it."""
 _ASK_MS: Final = 2_000
 _REFRESH_S: Final = 10.0
 """How long nodes may take to tell the routing that one of them knows already."""
 _RETRY_S: Final = 0.02
 _LOOK_AGAIN_S: Final = 0.2
 """Between two looks for a queue that is bound, or placed, and that no node has."""
+_STARTS_AT_ONCE: Final = 64
+"""Producers, for one message."""
 _OUTSTANDING_MAX: Final = 100_000
 _UNHEARD_MAX: Final = 1_000
 
@@ -113,11 +119,13 @@ class Publication:
     """A message that was handed over: await it for where it is, or for what became of it."""
 
     _message: _Message
+    _handed_over_at: float
     _give_up_at: float
-    _deliveries: dict[str, Delivery] = field(default_factory=dict)
+    _deliveries: dict[str, tuple[Producer, Delivery]] = field(default_factory=dict)
     _receipts: dict[str, Receipt] = field(default_factory=dict)
     _stale: dict[str, StaleRouting] = field(default_factory=dict)
     _failures: dict[str, MirrorlogError] = field(default_factory=dict)
+    _not_routed: MirrorlogError | None = None
     _outcome: Published | MirrorlogError | None = None
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
     _heard: bool = False
@@ -146,6 +154,10 @@ class Publication:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
+
+    def _leads_nowhere(self) -> bool:
+        """By the routing that it was held against last."""
+        return not (self._deliveries or self._receipts or self._stale or self._failures or self._not_routed)
 
     def _resolve(self, outcome: Published | MirrorlogError) -> None:
         self._outcome = outcome
@@ -177,7 +189,7 @@ class Publisher:
         self._mandatory = mandatory
         self._delivery_s = delivery_timeout_ms / 1000
         self._make_producer = make_producer
-        self._producers: dict[str, Producer] = {}
+        self._producers: QueueProducers[Producer] = QueueProducers()
         self._table = RoutingTable({}, [])
         self._stamp = 0
         self._vouched_at = 0.0
@@ -210,12 +222,12 @@ class Publisher:
     def abandon(self) -> None:
         """Close without waiting: what is on its way ends as OutcomeUnknown or Refused. Idempotent."""
         self._closed = True
-        for producer in self._producers.values():
+        for producer in self._producers:
             producer.abandon()
 
     async def _end(self) -> None:
         self._closed = True
-        for producer in self._producers.values():
+        for producer in self._producers:
             with suppress(MirrorlogError):  # told already, of its publication
                 await producer.close()
 
@@ -288,14 +300,16 @@ class Publisher:
             asked_attributes(**asked),
             self._mandatory if mandatory is None else mandatory,
         )
+        handed_over_at = self._loop.time()
         while len(self._outstanding) >= _OUTSTANDING_MAX:
             await self._outstanding[0].ended()  # what leads nowhere takes no window
         async with self._order:
             if self._closed:
                 raise ConnectionLost("the publisher is closed")
-            publication = Publication(message, self._loop.time() + self._delivery_s)
+            publication = Publication(message, handed_over_at, self._loop.time() + self._delivery_s)
             await self._renew_if_old(publication)
             await self._send(publication)
+            self._producers.let_idle_go(self._loop.time())
             self.stats.published += 1
             self._outstanding.append(publication)
             if self._tending is None:
@@ -316,27 +330,52 @@ class Publisher:
     async def _send(self, publication: Publication) -> None:
         """To all queues that it leads to and that have not been asked, or asked for another routing."""
         message = publication._message
-        for queue in self._find(message):
-            if queue in publication._receipts or queue in publication._failures:
+        queues = [
+            queue
+            for queue in self._find(message)
+            if queue not in publication._receipts and queue not in publication._failures
+        ]
+        await self._start_missing(queues, publication)
+        for queue in queues:
+            if queue in publication._stale or queue in publication._failures:
                 continue
             try:
                 producer = await self._producer(queue, publication)
                 if producer is not None:
-                    publication._deliveries[queue] = await self._deliver(producer, message)
+                    publication._deliveries[queue] = producer, await self._deliver(producer, message)
+                    self._producers.sent(queue, self._loop.time())
             except StaleRouting as error:
                 publication._stale[queue] = error
             except MirrorlogError as error:
                 publication._failures[queue] = error
 
+    async def _start_missing(self, queues: list[str], publication: Publication) -> None:
+        """Some at a time: the first message of a wide fanout waits for the slowest node, and not for each in turn."""
+        missing = [queue for queue in queues if self._producers.get(queue) is None]
+        if len(missing) < 2:
+            return
+        turns = asyncio.Semaphore(_STARTS_AT_ONCE)
+
+        async def start(queue: str) -> None:
+            async with turns:
+                try:
+                    await self._producer(queue, publication)
+                except StaleRouting as error:
+                    publication._stale[queue] = error
+                except MirrorlogError as error:
+                    publication._failures[queue] = error
+
+        await asyncio.gather(*map(start, missing))
+
     async def _renew_if_old(self, publication: Publication) -> None:
         """Before it is routed. What was routed by an older version, and was refused, goes first."""
-        if not self.exchange:
-            return
-        age = self._loop.time() - self._vouched_at
-        if age <= VOUCHED_S or (age <= FRESH_S and self._find(publication._message)):
-            return
+        if self.exchange and self._loop.time() - self._vouched_at > FRESH_S:
+            await self._renew(self._table.version, give_up_at=publication._give_up_at)
+
+    async def _renew(self, at_least: int, *, give_up_at: float) -> None:
+        """Raises as `_refresh`, NoSuchExchange, AccessRefused."""
         before = self._table.version
-        await self._refresh(before, give_up_at=publication._give_up_at)
+        await self._refresh(at_least, give_up_at=give_up_at)
         self._check_exchange()
         if self._table.version != before:
             await self._resend()
@@ -365,18 +404,28 @@ class Publisher:
         while (producer := self._producers.get(queue)) is None:
             made = self._make_producer(qualified(self.virtual_host, queue))
             try:
-                self._producers[queue] = await made.start()
+                self._producers.add(queue, await made.start(), self._loop.time())
             except NoSuchQueue:
                 made.abandon()
                 if not await self._is_there(queue):
                     return None
-                if self._closed or self._loop.time() >= publication._give_up_at:
+                if self._is_over(publication):
                     raise LogUnavailable(
                         "it is there, and no node that answers has it; is the node down that does? Nothing was stored"
                     ) from None
                 await asyncio.sleep(_LOOK_AGAIN_S)
+            except LogUnavailable:  # the cluster says which node is down
+                made.abandon()
+                # Who names the queue is told at once. Behind a binding others may have the message already: it waits.
+                if not self.exchange or self._is_over(publication):
+                    raise
+                await asyncio.sleep(_LOOK_AGAIN_S)
         producer.routed_by(self._stamp)
         return producer
+
+    def _is_over(self, publication: Publication) -> bool:
+        """Whether its queues are not looked for any more."""
+        return self._closed or self._loop.time() >= publication._give_up_at
 
     async def _is_there(self, queue: str) -> bool:
         """Of a queue that no node has found. Behind a binding it is, for a queue that is deleted takes its bindings
@@ -427,6 +476,8 @@ class Publisher:
                 await self._hear(publication)
                 if publication._stale or self._resending:
                     await self._reroute(publication)
+                elif self._is_doubtful(publication):
+                    await self._look_again(publication)
                 else:
                     self._outstanding.popleft()
                     self._end_one(publication)
@@ -441,14 +492,16 @@ class Publisher:
     async def _hear(self, publication: Publication) -> None:
         """Wait until all queues that were asked have answered, and note what they said."""
         while publication._deliveries:
-            queue, delivery = next(iter(publication._deliveries.items()))
+            queue, under_way = next(iter(publication._deliveries.items()))
+            producer, delivery = under_way
             outcome: Receipt | MirrorlogError
             try:
                 outcome = await delivery
             except MirrorlogError as error:
                 outcome = error
-            if publication._deliveries.get(queue) is delivery:  # else another one has heard it, and gone on
+            if publication._deliveries.get(queue) is under_way:  # else another one has heard it, and gone on
                 del publication._deliveries[queue]
+                self._producers.heard(queue, producer)
                 self._note(publication, queue, outcome)
 
     def _note(self, publication: Publication, queue: str, outcome: Receipt | MirrorlogError) -> None:
@@ -458,8 +511,7 @@ class Publisher:
             publication._stale[queue] = outcome
         elif isinstance(outcome, NoSuchQueue):
             # It was deleted, and its bindings with it; it may have been declared anew, with another id.
-            if (producer := self._producers.pop(queue, None)) is not None:
-                producer.abandon()
+            self._producers.drop(queue)
             publication._stale[queue] = StaleRouting(outcome.message, version=self._table.version)
         else:
             publication._failures[queue] = outcome
@@ -469,17 +521,40 @@ class Publisher:
             if publication._stale:
                 await self._resend()
 
+    def _is_doubtful(self, publication: Publication) -> bool:
+        """Whether it leads nowhere by a word that is older than it."""
+        return bool(self.exchange) and self._vouched_at < publication._handed_over_at and publication._leads_nowhere()
+
+    async def _look_again(self, publication: Publication) -> None:
+        """Ask a node whether that is so. Its answer is one for all that lead nowhere by now, and so is that there is
+        none: these are told why."""
+        version, give_up_at = self._table.version, publication._give_up_at
+        try:
+            newest = await self._ask_any(self._hear_version, version, give_up_at=give_up_at)
+            if newest > version:
+                async with self._order:
+                    await self._renew(max(newest, self._table.version), give_up_at=give_up_at)
+            self._check_exchange()
+        except MirrorlogError as error:
+            for each in self._outstanding:
+                if each._leads_nowhere():
+                    each._not_routed = error
+
     async def _resend(self) -> None:
-        """Nothing leaves until all that is on its way has ended and what was refused is sent again, in its order. Under
-        `_order`."""
+        """Nothing leaves until all that is on its way has ended and what was refused, or led nowhere, is routed again,
+        in its order. Under `_order`."""
         self._resending = True
         try:
             for publication in list(self._outstanding):
                 await self._hear(publication)
             stale = [publication for publication in self._outstanding if publication._stale]
-            if stale and await self._renewed_for(stale):
-                for publication in stale:
+            if stale and not await self._renewed_for(stale):
+                return
+            for publication in list(self._outstanding):
+                if publication._stale:
                     await self._send_again(publication)
+                elif self.exchange and publication._leads_nowhere():
+                    await self._send_at_last(publication)
         finally:
             self._resending = False
 
@@ -508,10 +583,17 @@ class Publisher:
         self.stats.rerouted += 1
         await self._send(publication)
 
+    async def _send_at_last(self, publication: Publication) -> None:
+        """One that led nowhere, if it leads anywhere now: whatever its deadline, for it has not been sent before."""
+        await self._send(publication)
+        self.stats.rerouted += not publication._leads_nowhere()
+
     def _end_one(self, publication: Publication) -> None:
         receipts, failures = publication._receipts, publication._failures
         if failures:
             self._fail(publication, _whole(receipts, failures))
+        elif publication._not_routed is not None:
+            self._fail(publication, publication._not_routed)
         elif receipts or not publication._message.mandatory:
             self.stats.confirmed += bool(receipts)
             self.stats.unroutable += not receipts
@@ -540,17 +622,25 @@ class Publisher:
         """Have the routing at that version or a later one, from a node that has it. Raises NoSuchVirtualHost,
         AccessRefused, or why no node that answers has it."""
         self.stats.refreshed += 1
+        await self._ask_any(self._learn, at_least, give_up_at=give_up_at)
+
+    async def _ask_any(
+        self, ask: Callable[[str, int], Awaitable[int | None]], at_least: int, *, give_up_at: float = inf
+    ) -> int:
+        """The version of a node that has that one or a later one. Raises as `_refresh`."""
         give_up_at = min(give_up_at, self._loop.time() + _REFRESH_S)
         while True:
             failures: list[MirrorlogError] = []
             for address in self._client.addresses():
                 try:
-                    if await self._learn(address, at_least):
-                        return
-                except (ConnectionLost, RequestTimeout, NotCurrent, NoSuchVirtualHost) as error:
-                    failures.append(error)
+                    if (version := await ask(address, at_least)) is not None:
+                        return version
+                except LoginFailed:
+                    raise
+                except (ConnectionLost, RequestTimeout, NotCurrent, NoSuchVirtualHost, ProtocolError) as error:
+                    failures.append(error)  # one of older software does not know the question; others may
             told = [error for error in failures if not isinstance(error, ConnectionLost)]
-            if told and all(isinstance(error, NoSuchVirtualHost) for error in told):
+            if told and all(isinstance(error, NoSuchVirtualHost | ProtocolError) for error in told):
                 raise told[0]
             if self._closed or self._client.closed or self._loop.time() >= give_up_at:
                 raise failures[-1] if failures else self._not_known(at_least)
@@ -560,8 +650,20 @@ class Publisher:
         host = self.virtual_host
         return RequestTimeout(f"no node that answers knows the routing of virtual host {host} at version {version}")
 
-    async def _learn(self, address: str, at_least: int) -> bool:
-        """Whether that node knows enough. Raises what it answers, ConnectionLost, RequestTimeout."""
+    async def _hear_version(self, address: str, at_least: int) -> int | None:
+        """What that node knows, if that is enough; if nothing has changed it vouches for what is known here. Raises as
+        `_learn`."""
+        asked_at = self._loop.time()
+        connection = await self._client.reach(address)
+        asked = GetRouting(virtual_host=self.virtual_host, to_publish=True, only_version=True)
+        version = (await connection.request(asked, Routing, timeout_ms=_ASK_MS)).version
+        if version == self._table.version:
+            self._vouched_at = max(self._vouched_at, asked_at)
+        return version if version >= at_least else None
+
+    async def _learn(self, address: str, at_least: int) -> int | None:
+        """Have the routing that this node knows, if that is enough; its version. Raises what it answers,
+        ConnectionLost, RequestTimeout."""
         asked_at = self._loop.time()
         connection = await self._client.reach(address)
         table = self._table
@@ -570,7 +672,7 @@ class Publisher:
         )
         answer = await connection.request(asked, Routing, timeout_ms=_ASK_MS)
         if answer.version < at_least:
-            return False
+            return None
         if answer.changed:
             if answer.since and answer.since == table.version:
                 table.change(
@@ -584,7 +686,7 @@ class Publisher:
                 self._table = RoutingTable(answer.exchanges, answer.bindings, version=answer.version)
             self._stamp = stamp(answer.version)
         self._vouched_at = asked_at
-        return True
+        return answer.version
 
 
 def _version_of(error: StaleRouting) -> int:

@@ -1,17 +1,23 @@
 """Whether a queue that is found by its name is the one that was found before. Pure.
 
-A queue that was deleted may have been declared anew under its name. It has another id, and its offsets begin again: who
-reads on where he stood would pass over records, and who settles would settle others than he has.
+A queue that was deleted, or lost, may have been declared anew under its name. It has another id, and its offsets begin
+again: who reads on where he stood would pass over records, and who settles would settle others than he has. Its
+incarnation is looked at beside the id: a log that lost declarations of a software that did not know how many ids it had
+given out may give an id again.
 """
 
 from __future__ import annotations
 
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
+from mirrorlog.wire.messages import QueueInfo
 
 
-def check_same(queue: str, known_id: int | None, found_id: int) -> None:
-    """`known_id`: None when it is found for the first time. Raises NoSuchQueue, for good."""
-    if known_id is not None and known_id != found_id:
+def check_same(queue: str, known: QueueInfo | None, found: QueueInfo) -> None:
+    """`known`: None when it is found for the first time. Raises NoSuchQueue, for good."""
+    if known is None:
+        return
+    told = known.incarnation and found.incarnation
+    if known.queue_id != found.queue_id or (told and known.incarnation != found.incarnation):
         raise NoSuchQueue(
             f"queue {queue!r} was deleted, and declared anew since; begin anew to have the new one",
             queue=queue,

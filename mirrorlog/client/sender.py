@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mirrorlog.client.allowance import UNLIMITED, Allowance
 from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.batching import PendingBatch
 from mirrorlog.client.connection import Connection
@@ -26,9 +27,10 @@ from mirrorlog.errors import (
     MasterChanged,
     MirrorlogError,
     NotMaster,
+    Overloaded,
     RequestTimeout,
 )
-from mirrorlog.wire.frames import Confirm, Durability
+from mirrorlog.wire.frames import Confirm, Credit, Durability, Level
 from mirrorlog.wire.messages import Limits
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ _LOOK_S: Final = 0.25
 # So many looks without an answer between them: what is unanswered is so for half a second at least.
 _SILENT_LOOKS: Final = 3
 _LOOKS_BETWEEN: Final = 2
+# One that is held by its credit alone asks less often: copies that are behind are the usual reason, not a new master.
+_LOOKS_BETWEEN_HELD: Final = 8
+_CREDIT_LIMITS: Final = frozenset({"credit_bytes", "credit_batches", "max_unconfirmed_bytes", "max_waiting_confirms"})
 
 
 class Sender:
@@ -70,6 +75,8 @@ class Sender:
         self._ended = ended
         self._queue_id = 0
         self._connection: Connection | None = None
+        self._allowance = UNLIMITED
+        self._credited_by: Connection | None = None
         # The queue's master when it was found, and the connection that was left for another with batches unanswered.
         self._found: Sighting | None = None
         self._left: Connection | None = None
@@ -103,7 +110,7 @@ class Sender:
     @property
     def ready(self) -> bool:
         """Whether a batch that is added now is sent at once."""
-        return self.connected and self._pipeline.ready(self._loop.time())
+        return self.connected and self._allowance.open and self._pipeline.ready(self._loop.time())
 
     def check_attributes(self) -> None:
         """Raises BadRequest when the cluster did not take batches with attributes at the time its master was found."""
@@ -142,10 +149,36 @@ class Sender:
         if self._found is not None and found.newer_than(self._found):
             self._pipeline.moved(self._loop.time())
         self._found = found
-        self._connection = connection
-        self._queue_id = found.queue_id
+        self._use(connection, found.queue_id)
         self._pipeline.begin_at(found.producer_epoch)
-        self._limits = connection.welcome.limits
+
+    def _use(self, connection: Connection, queue_id: int) -> None:
+        """Publish over it from now on. A node counts anew with a connection, and goes on with one it has."""
+        limits = connection.welcome.limits
+        if connection is not self._credited_by or queue_id != self._queue_id:
+            self._end_credit()
+            self._allowance = Allowance(
+                limits.credit_bytes, limits.credit_batches, confirms_tell=self._level == Level.ALL
+            )
+            if self._allowance.limited:
+                self._credited_by = connection
+                connection.on_credit(self._producer_id, queue_id, self._credited)
+        self._connection, self._queue_id, self._limits = connection, queue_id, limits
+
+    def _end_credit(self) -> None:
+        if self._credited_by is not None:
+            self._credited_by.off_credit(self._producer_id, self._queue_id, self._credited)
+        self._credited_by = None
+
+    def _credited(self, credit: Credit) -> None:
+        """The node has said what may be open: what waits for that goes on."""
+        self._allowance.told(credit)
+        if self._closed:
+            return
+        error = self._pipeline.last_error
+        if isinstance(error, Overloaded) and error.details.get("limit") in _CREDIT_LIMITS:
+            self._pipeline.moved(self._loop.time())
+        self.pump()
 
     def add(self, batch: PendingBatch) -> None:
         """Send a closed batch as soon as it may go."""
@@ -157,6 +190,7 @@ class Sender:
     def abandon(self, reason: MirrorlogError, last: Iterable[PendingBatch]) -> None:
         """End without waiting: what was not sent ends with `reason`, also those of `last`, which were not added yet."""
         self._closed = True
+        self._end_credit()
         self._cancel_timer()
         if self._look_timer is not None:
             self._look_timer.cancel()
@@ -181,8 +215,9 @@ class Sender:
             if connection is None or not connection.usable:
                 self._reconnect()
             else:
-                while (batch := self._pipeline.next_to_send(now)) is not None:
+                while self._allowance.open and (batch := self._pipeline.next_to_send(now)) is not None:
                     self._send(connection, batch, now)
+                self._pipeline.held_by = None if self._allowance.open else self._allowance.why()
                 if self._look_timer is None:
                     self._look_timer = self._loop.call_later(_LOOK_S, self._look)
         finally:
@@ -205,18 +240,27 @@ class Sender:
                 durability=self._durability,
                 deadline_ms=max(1, int((batch.deadline - now) * 1000)),
                 routing=batch.routing,
-                done=partial(self._answered, connection, batch),
+                done=partial(self._answered, connection, batch, self._allowance, len(data)),
             )
+            self._allowance.sent(len(data))
         except ConnectionLost as error:
             self._pipeline.failed(batch, error, now)
         except Exception as error:
             batch.unknown = True  # no answer will come, and how much of it has left is not known
             self._pipeline.failed(batch, BadInput(f"the connection did not take the batch: {error!r}"), now)
 
-    def _answered(self, connection: Connection, batch: PendingBatch, result: Confirm | MirrorlogError) -> None:
+    def _answered(
+        self,
+        connection: Connection,
+        batch: PendingBatch,
+        allowance: Allowance,
+        size: int,
+        result: Confirm | MirrorlogError,
+    ) -> None:
         now = self._loop.time()
         self._silent_looks = 0
         if isinstance(result, MirrorlogError):
+            allowance.refused(size)
             if connection is self._connection:
                 if isinstance(result, MOVED):
                     self._leave()
@@ -224,6 +268,7 @@ class Sender:
                     self._ask_others()
             self._pipeline.failed(batch, result, now)
         else:
+            allowance.confirmed(result, size)
             self._pipeline.confirmed(batch, result, now)
         if self._closed:
             return
@@ -255,15 +300,18 @@ class Sender:
     # --- connecting ---
 
     def _leave(self) -> None:
-        """What is unanswered there still waits for its answers."""
+        """What is unanswered there still waits for its answers. What it counted of what may be open is void."""
+        self._end_credit()
         self._left, self._connection = self._connection, None
 
     def _look(self) -> None:
-        """Whether what is in flight is unanswered for long. One timer for all of it, and none while nothing is."""
+        """Whether what is in flight is unanswered for long, or what is held not told of. One timer for all of it, and
+        none while there is neither."""
         self._look_timer = None
-        if self._closed or not self._pipeline.in_flight:
+        if self._closed or not (self._pipeline.in_flight or self._held):
             self._silent_looks = 0
             return
+        looks_between = _LOOKS_BETWEEN if self._pipeline.in_flight else _LOOKS_BETWEEN_HELD
         self._silent_looks += 1
         self._look_timer = self._loop.call_later(_LOOK_S, self._look)
         if self._silent_looks < _SILENT_LOOKS:
@@ -271,8 +319,13 @@ class Sender:
         if self._left is not None:
             self._left.give_up(f"{self._left.address} has been replaced and answers nothing")
             self._left = None
-        elif (self._silent_looks - _SILENT_LOOKS) % _LOOKS_BETWEEN == 0:
+        elif (self._silent_looks - _SILENT_LOOKS) % looks_between == 0:
             self._ask_others()
+
+    @property
+    def _held(self) -> bool:
+        """Whether batches wait for credit: a node that hangs, or masters the log no more, may never give it."""
+        return not self._allowance.open and not self.idle
 
     def _ask_others(self) -> None:
         if self._asking is None and not self._closed and self._connection is not None and self._found is not None:

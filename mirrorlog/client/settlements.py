@@ -1,9 +1,13 @@
 """Settlements on their way: gathered, sent together, sent again where that may help, ended by their deadline. Pure.
 
 What a user settles in one turn of the loop leaves in one frame for each (session, what is done, delay), with ranges
-that touch joined. A frame counts as a whole or not at all, so it is sent again as it was. It ends in one of four ways:
-confirmed; refused, and nothing of it counts; unknown at its deadline; or void, when its records went back by themselves
-with the session that had them, which is what was asked for.
+that touch joined. A frame counts as a whole or not at all, so what was refused, or settles for good, is sent again as
+it was. A return is not, once its master has logged it: the record may be in the same hand again by then, and that
+delivery would go back, and be counted. Its confirm is waited for by a frame without ranges. For the same reason a later
+master is told of it once, however many follow.
+
+A settlement ends in one of four ways: confirmed; refused, and nothing of it counts; unknown at its deadline; or void,
+when its records went back by themselves with the session that had them, which is what was asked for.
 """
 
 from __future__ import annotations
@@ -18,17 +22,23 @@ from mirrorlog.client.ranges import RANGES_MAX, Range, flat, joined
 from mirrorlog.errors import (
     BadInput,
     ConnectionLost,
+    FlushDiskTimeout,
+    FlushSlaveTimeout,
     MirrorlogError,
     NoSuchSubscription,
     NotGranted,
     OutcomeUnknown,
     Overloaded,
     Refused,
+    SlaveNotAvailable,
 )
 from mirrorlog.wire.frames import How
 
 FINAL: Final = frozenset({How.ACK, How.DEAD})
 """Whose records are not to be given out again."""
+
+_LATE: Final = (FlushSlaveTimeout, FlushDiskTimeout, SlaveNotAvailable)
+"""It is logged, and its confirm did not come in time."""
 
 Listener = Callable[[MirrorlogError | None], None]
 
@@ -46,11 +56,12 @@ class Kind(NamedTuple):
 
 
 class Settlement:
-    """One frame. `parts`: what it settles of which grant; `deadline`: of the loop's clock."""
+    """One frame. `parts`: what it settles of which grant; `deadline`: of the loop's clock. `logged`: by the present
+    master, whose copies have not confirmed it yet; `told_again`: to another session than its own."""
 
     __slots__ = (
         "_listeners", "_ranges",
-        "deadline", "done", "error", "heard", "kind", "last_error", "parts", "sent", "unknown",
+        "deadline", "done", "error", "heard", "kind", "last_error", "logged", "parts", "sent", "told_again", "unknown",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, deadline: float) -> None:
@@ -64,6 +75,8 @@ class Settlement:
         self.sent = False
         # An attempt ended without an answer that says that nothing was settled.
         self.unknown = False
+        self.logged = False
+        self.told_again = False
         self.last_error: MirrorlogError | None = None
         self._ranges: list[Range] | None = None
         self._listeners: list[Listener] = []
@@ -77,8 +90,8 @@ class Settlement:
 
     @property
     def flat_ranges(self) -> list[int]:
-        """As a frame has them."""
-        return flat(self.ranges)
+        """As a frame has them; none once it is only its confirm that is asked for."""
+        return [] if self.logged else flat(self.ranges)
 
     def add(self, granted: Granted, first: int, following: int) -> None:
         """More of the same kind. What follows the last part is joined with it at once."""
@@ -147,6 +160,8 @@ class Verdict(Enum):
     FAILED = "failed"
     AGAIN = "again"
     """After a pause, to the same node."""
+    LOGGED = "logged"
+    """It has happened; after a pause the same node is asked for its confirm."""
     MOVED = "moved"
     """To whoever is master then."""
     VOID = "void"
@@ -163,20 +178,22 @@ def judged(settlement: Settlement, error: MirrorlogError | None, *, session: int
         return Verdict.VOID
     if isinstance(error, (*MOVED, NoSuchSubscription)):
         return Verdict.MOVED
-    if isinstance(error, (*REPLACED_PERHAPS, OutcomeUnknown, Overloaded)):
+    if isinstance(error, _LATE) and settlement.kind.how not in FINAL:
+        return Verdict.LOGGED
+    if isinstance(error, (*REPLACED_PERHAPS, Overloaded)):
         return Verdict.AGAIN
-    return Verdict.FAILED
+    return Verdict.AGAIN if isinstance(error, OutcomeUnknown) and settlement.kind.how in FINAL else Verdict.FAILED
 
 
 def resumed(settlements: Iterable[Settlement], *, epoch: int) -> tuple[list[Settlement], list[Settlement]]:
     """Those to be sent again in a session of that epoch, and those that are void.
 
     Within one epoch the master gave back what the lost session had, so a return has happened. A newer epoch knows
-    nothing of sessions: what may have been logged is told again.
+    nothing of sessions: what may have been logged is told again; a return, which counts each time, once.
     """
     again: list[Settlement] = []
     void: list[Settlement] = []
     for each in settlements:
-        back = each.kind.how not in FINAL and (each.kind.epoch == epoch or each.kind.how == How.EXTEND)
-        (void if back else again).append(each)
+        back = each.kind.epoch == epoch or each.kind.how == How.EXTEND or each.told_again
+        (void if back and each.kind.how not in FINAL else again).append(each)
     return again, void

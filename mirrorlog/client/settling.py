@@ -14,7 +14,7 @@ from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.in_hand import Granted, Hand
 from mirrorlog.client.settlements import FINAL, Gathering, Kind, Settlement, Verdict, judged, resumed
 from mirrorlog.client.subscribing import Session
-from mirrorlog.errors import ConnectionLost, MirrorlogError
+from mirrorlog.errors import ConnectionLost, MirrorlogError, NotGranted
 from mirrorlog.wire.frames import How
 
 
@@ -35,7 +35,7 @@ class Settling:
         self._deadline: asyncio.TimerHandle | None = None
         self._again: asyncio.TimerHandle | None = None
         self._backoff = Backoff(random.random)
-        self._drained: set[asyncio.Future[None]] = set()
+        self._drained: dict[asyncio.Future[None], None] = {}
         self._failure: MirrorlogError | None = None
         # Why nothing is settled any more.
         self._over: MirrorlogError | None = None
@@ -52,6 +52,8 @@ class Settling:
         deadline = self._loop.time() + self._timeout_s
         if multiple:
             parts = self._hand.settle_up_to(granted, following)
+            if not parts:
+                raise NotGranted(f"what was given out up to queue offset {following - 1} was settled before")
             left = {self._gathering.add(kind, each, *cut, deadline=deadline): None for each, cut in parts}
             settlements = list(left)
         else:
@@ -83,11 +85,11 @@ class Settling:
         """Wait until everything settled so far has ended, well or not."""
         while self._gathering or self._unanswered:
             waiter: asyncio.Future[None] = self._loop.create_future()
-            self._drained.add(waiter)
+            self._drained[waiter] = None
             try:
                 await waiter
             finally:
-                self._drained.discard(waiter)
+                self._drained.pop(waiter, None)
 
     def take_failure(self) -> MirrorlogError | None:
         """The first error, since the last call, that nobody has heard of."""
@@ -116,7 +118,7 @@ class Settling:
         self._session = None
         for each in self._unanswered:
             each.unknown = each.unknown or each.sent
-            each.sent = False
+            each.sent = each.logged = False
 
     def end(self, error: MirrorlogError) -> None:
         """Nothing is settled any more: what has not ended does so now. The first reason counts."""
@@ -162,15 +164,18 @@ class Settling:
         if session is None:
             return
         kind = settlement.kind
+        again = kind.session != self._hand.session
+        settlement.told_again = settlement.told_again or again
         try:
             session.connection.settle(
                 settlement.flat_ranges,
                 subscription=session.number,
-                epoch=kind.epoch,
+                # What is logged already concerns no grant: the master's own epoch will do.
+                epoch=session.epoch if settlement.logged else kind.epoch,
                 how=kind.how,
                 level=self._level,
                 delay_ms=kind.delay_ms,
-                again=kind.session != self._hand.session,
+                again=again,
                 done=partial(self._answered, settlement, session),
             )
         except ConnectionLost as error:
@@ -190,7 +195,8 @@ class Settling:
             self._end(settlement, None)
         elif verdict is Verdict.FAILED:
             self._end(settlement, error)
-        elif verdict is Verdict.AGAIN:
+        elif verdict in (Verdict.AGAIN, Verdict.LOGGED):
+            settlement.logged = settlement.logged or verdict is Verdict.LOGGED
             self._try_again()
         else:
             assert error is not None

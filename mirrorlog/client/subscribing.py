@@ -7,13 +7,14 @@ they shall not. So this listens from the first byte on; and once nobody wants wh
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.granted_bytes import BODY_BYTES_MIN, SentBatches, Sources
 from mirrorlog.client.ranges import RANGES_MAX, Range, flat
-from mirrorlog.errors import BadBatch, MirrorlogError, NotMaster, ProtocolError, RequestTimeout
+from mirrorlog.errors import BadBatch, MirrorlogError, NotMaster, ProtocolError, RequestTimeout, SubscriptionCancelled
 from mirrorlog.wire.frames import Deliver, Grant, How, Level, read_grants
 from mirrorlog.wire.messages import Subscribe, Subscribed
 
@@ -22,7 +23,8 @@ class Owner(Protocol):
     """Whose grants these are."""
 
     def began(self, session: Session) -> None:
-        """Before anything is granted. Raises NotMaster for a node that has been replaced."""
+        """Before anything is granted. Raises NotMaster for a node that has been replaced, SubscriptionCancelled for one
+        that it is not to go on at."""
 
     def granted(self, session: Session, grants: list[Grant], sources: list[Sources]) -> None: ...
 
@@ -33,19 +35,24 @@ class Owner(Protocol):
 
 
 class Session:
-    """`number`: of the subscription at its node; `epoch`, `log_id`: of its grants. `over` is done when it has ended."""
+    """`number`: of the subscription at its node; `epoch`, `log_id`: of its grants; `secret`: lets the next one take its
+    place. `over` is done when it has ended."""
 
     def __init__(self, connection: Connection, message: Subscribe, owner: Owner) -> None:
         self.connection = connection
         self.number = 0
         self.epoch = 0
         self.log_id = ""
+        self.secret = ""
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._message = message
         self._owner: Owner | None = owner
         self._began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._batches: SentBatches | None = None
+        # The node was asked to grant no more; it has said that it does not; what comes nevertheless is given back.
         self._stopped = False
+        self._silenced = False
+        self._unwanted = False
 
     async def begin(self, *, timeout_ms: int) -> None:
         """Ask, and wait for the answer. Raises what the node answers, ConnectionLost, RequestTimeout."""
@@ -58,15 +65,21 @@ class Session:
 
     async def stop(self, *, timeout_ms: int) -> None:
         """Have no more granted; what was on its way has come then. Raises what the node answers, ConnectionLost,
-        RequestTimeout."""
+        RequestTimeout; then what comes later is given back."""
         stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._stopped = True
-        self.connection.unsubscribe(self.number, done=partial(_resolve, stopped))
-        await self._within(stopped, timeout_ms)
+        try:
+            self._silence(partial(_resolve, stopped))
+            await self._within(stopped, timeout_ms)
+        except BaseException:
+            self._unwanted = True
+            raise
 
-    def give_back(self, how: How, ranges: list[Range], *, epoch: int | None = None) -> asyncio.Future[None]:
+    def give_back(
+        self, how: How, ranges: list[Range], *, epoch: int | None = None, leaves: bool = False
+    ) -> asyncio.Future[None]:
         """Return or release what is in hand, by default under its own epoch. The future is done when the last frame
-        was answered, well or not. Raises ConnectionLost."""
+        was answered, well or not. `leaves`: nobody settles what is left then. So what is refused goes back as if the
+        connection were lost: the log may take nothing now, and the connection lasts. Raises ConnectionLost."""
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for at in range(0, len(ranges), RANGES_MAX):
             last = at + RANGES_MAX >= len(ranges)
@@ -78,7 +91,7 @@ class Session:
                 level=Level.MASTER,
                 delay_ms=0,
                 again=False,
-                done=partial(_note, answered) if last else _nothing,
+                done=partial(self._given_back, answered if last else None, leaves),
             )
         return answered
 
@@ -100,6 +113,7 @@ class Session:
 
     def subscribed(self, answer: Subscribed) -> None:
         self.number, self.epoch, self.log_id = answer.subscription, answer.epoch, answer.log_id
+        self.secret = answer.secret
         if self._owner is None:
             self._unsubscribe()
             return
@@ -107,7 +121,7 @@ class Session:
         self._batches = SentBatches(answer.log_id, body_bytes_max=max(limits.max_batch_bytes, BODY_BYTES_MIN))
         try:
             self._owner.began(self)
-        except NotMaster as error:
+        except (NotMaster, SubscriptionCancelled) as error:
             self.leave()
             self._began.set_exception(error)
             self._began.exception()  # who asked may be gone
@@ -117,7 +131,7 @@ class Session:
 
     def delivered(self, facts: Deliver, content: memoryview) -> None:
         grants, batches = read_grants(content, facts.grant_count)
-        if self._owner is None or self._batches is None:
+        if self._owner is None or self._batches is None or self._unwanted:
             self._return_unwanted(facts.epoch, grants)
             return
         try:
@@ -153,12 +167,28 @@ class Session:
             raise RequestTimeout(f"{self.connection.address} did not answer within {timeout_ms} ms") from None
 
     def _unsubscribe(self) -> None:
-        number, connection = self.number, self.connection
-        if self._stopped:
-            connection.forget(number)
+        """Until the node has heard it, what comes is given back; so it must not be forgotten before."""
+        if self._silenced:
+            self.connection.forget(self.number)
+        elif not self._stopped:
+            self._silence(_nothing)
+
+    def _silence(self, done: Callable[[MirrorlogError | None], None]) -> None:
+        def answered(error: MirrorlogError | None) -> None:
+            self._silenced = True
+            if self._owner is None:
+                self.connection.forget(self.number)
+            done(error)
+
+        self._stopped = True
+        self.connection.unsubscribe(self.number, done=answered)
+
+    def _given_back(self, answered: asyncio.Future[None] | None, leaves: bool, error: MirrorlogError | None) -> None:
+        done = _nothing if answered is None else partial(_note, answered)
+        if error is not None and leaves and self.connection.usable:
+            self.connection.unsubscribe(self.number, leaves=True, done=done)
         else:
-            self._stopped = True
-            connection.unsubscribe(number, done=lambda _: connection.forget(number))
+            done(error)
 
     def _return_unwanted(self, epoch: int, grants: list[Grant]) -> None:
         if grants and not self._message.auto_ack and self.connection.usable:

@@ -26,6 +26,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+import msgspec
+
 from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.buffers import BufferPool
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
@@ -33,15 +35,16 @@ from mirrorlog.client.delivered import Delivered, DeliveredBatch
 from mirrorlog.client.granted_bytes import GrantedBytes, Sources
 from mirrorlog.client.in_hand import Granted, Hand
 from mirrorlog.client.options import check_delay, check_subscribing
+from mirrorlog.client.ranges import Range, joined
 from mirrorlog.client.resumption import Resumption
 from mirrorlog.client.same_queue import check_same
 from mirrorlog.client.settling import Settling
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.silence import SILENCE_S, Silence
 from mirrorlog.client.subscribing import Session
-from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NotMaster, OffsetOutOfRange
+from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, OffsetOutOfRange
 from mirrorlog.wire.frames import Grant, How
-from mirrorlog.wire.messages import Subscribe
+from mirrorlog.wire.messages import QueueInfo, Subscribe
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
@@ -85,18 +88,22 @@ class Subscription:
         self._bytes = GrantedBytes(client, message.queue, read_from=read_from, fetch_bytes=fetch_bytes)
         self._hand = Hand()
         self._session: Session | None = None
-        # Log and epoch of the newest master that it was subscribed at.
-        self._newest = ("", 0)
+        # The session before, whose place at its node the next one takes; whether it was ever granted anything.
+        self._former: Session | None = None
+        self._was_granted = False
         # Both are made by `start`: they need the loop.
-        self._queue_id: int | None = None
+        self._found: QueueInfo | None = None
         self._resumption: Resumption | None = None
         self._settling: Settling | None = None
         self._task: asyncio.Task[None] | None = None
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}
         self._reading = asyncio.Lock()
         # What is given out record by record now.
         self._giving: tuple[Granted, Iterator[ConsumedRecord]] | None = None
         self._in_a_row = 0
+        # With auto-ack: what was given out and the node was not told of.
+        self._taken: list[Range] = []
+        self._taken_step = max(1, min(message.prefetch_records or _TAKEN_MAX, _TAKEN_MAX) // 2)
         self._closed = False
 
     # --- life ---
@@ -219,6 +226,8 @@ class Subscription:
         if granted.given >= granted.next or (record := next(records, None)) is None:
             return None
         granted.given = record.queue_offset + 1
+        if self._message.auto_ack:
+            self._was_taken(granted)
         return Delivered(self, granted, record)
 
     async def batches(self) -> AsyncGenerator[DeliveredBatch]:
@@ -233,6 +242,8 @@ class Subscription:
             self._giving = None
             self._note(granted)
             granted.given = batch.next
+            if self._message.auto_ack:
+                self._was_taken(granted)
             return DeliveredBatch(self, granted, batch)
 
     async def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[Delivered]:
@@ -293,22 +304,45 @@ class Subscription:
         if (failure := settling.take_failure()) is not None:
             raise failure
 
+    # --- for transactions ---
+
+    @property
+    def hand(self) -> Hand:
+        """What it has."""
+        return self._hand
+
+    @property
+    def session(self) -> Session | None:
+        """Where it is served; None while that is being looked for, and for good when it is closed."""
+        return self._session
+
+    @property
+    def client(self) -> Client:
+        """Whose it is."""
+        return self._client
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was: a session that it has not got then does not come any more."""
+        return self._closed
+
+    def wake(self) -> None:
+        """Something may be given out that was kept back."""
+        self._changed()
+
     # --- Owner of sessions ---
 
     def began(self, session: Session) -> None:
         assert self._settling is not None
-        log_id, epoch = self._newest
-        if session.log_id == log_id and session.epoch < epoch:
-            raise NotMaster(f"{session.connection.address} was master before epoch {epoch} began")
-        self._newest = session.log_id, session.epoch
-        self._session = session
-        self._started().subscribed()
+        self._started().subscribed(session.log_id, session.epoch)
+        self._session = self._former = session
         self._settling.resumed(session)
         self._changed()
 
     def granted(self, session: Session, grants: list[Grant], sources: list[Sources]) -> None:
         if session is not self._session:
             return
+        self._was_granted = self._was_granted or bool(grants)
         for grant, source in zip(grants, sources, strict=True):
             self._hand.grant(
                 Granted(
@@ -328,6 +362,7 @@ class Subscription:
             return
         self._session = None
         self._giving = None
+        self._taken = []
         self._hand.lose()
         self._settling.lost()
         self._resumption.lost(error, asyncio.get_running_loop().time())
@@ -371,13 +406,24 @@ class Subscription:
     async def _subscribe(self) -> tuple[Session, Sighting]:
         client = self._client
         connection, found = await client.master_of(self.queue)
-        check_same(self.queue, self._queue_id, found.queue_id)
-        self._queue_id = found.queue_id
-        session = Session(connection, self._message, self)
+        check_same(self.queue, self._found, found.info)
+        self._found = found.info
+        self._started().sees(found.info.log_id, found.info.epoch)
+        session = Session(connection, self._next_message(), self)
         reason = f"{connection.address} answered nothing, and is no longer master of queue {self.queue!r}"
         async with Silence(partial(client.has_moved, found), reason=reason):
             await session.begin(timeout_ms=client.request_timeout_ms)
         return session, found
+
+    def _next_message(self) -> Subscribe:
+        """What was granted once stands behind the group's making, which is on all copies then: a group that is not
+        there any more was deleted, and is not to be made anew by whoever comes back."""
+        former = self._former
+        if former is None:
+            return self._message
+        return msgspec.structs.replace(
+            self._message, create=not self._was_granted, replaces=former.number, secret=former.secret
+        )
 
     async def _hold(self, session: Session, found: Sighting) -> None:
         """Until it is over. A node that is silent may have been replaced, and say nothing of it."""
@@ -432,10 +478,29 @@ class Subscription:
         again, and be missing again."""
         skipped = self._hand.skip(granted, following)
         session = self._session
-        if skipped is None or session is None or self._message.auto_ack or granted.session != self._hand.session:
+        if skipped is None or session is None or granted.session != self._hand.session:
             return
         with suppress(ConnectionLost):  # then it is nobody's, and its node finds out itself
-            session.give_back(How.ACK, [skipped])
+            session.give_back(How.EXTEND if self._message.auto_ack else How.ACK, [skipped])
+
+    def _was_taken(self, granted: Granted) -> None:
+        """With auto-ack the node sends no more than the prefetch ahead of what the program has taken: it is told when a
+        grant is through, or half the prefetch of it."""
+        if granted.session != self._hand.session:
+            return
+        for first, following in granted.open_below(granted.given):
+            if granted.given < granted.next and following - first < self._taken_step:
+                return
+            granted.settle(first, following)
+            if not self._taken:
+                asyncio.get_running_loop().call_soon(self._tell_taken)
+            self._taken.append((first, following))
+
+    def _tell_taken(self) -> None:
+        taken, self._taken = self._taken, []
+        if self._session is not None:
+            with suppress(ConnectionLost):
+                self._session.give_back(How.EXTEND, joined(taken))
 
     def _note(self, granted: Granted) -> None:
         if not self._message.auto_ack:
@@ -457,11 +522,11 @@ class Subscription:
 
     async def _change(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             await waiter
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
 
     def _changed(self) -> None:
         for waiter in self._waiters:
@@ -480,22 +545,32 @@ class Subscription:
         return self._settling
 
     async def _stop(self, settling: Settling, *, requeue: bool) -> None:
-        session = self._session
-        if session is None:
-            return
-        with suppress(MirrorlogError, TimeoutError):  # its node gives back what it had, or has done so
-            await session.stop(timeout_ms=self._client.request_timeout_ms)
-            async with asyncio.timeout(self._client.request_timeout_ms / 1000):
-                for answered in self._give_back(session, requeue=requeue):
-                    await answered
+        """Also where another master has taken the subscription meanwhile: what that one grants would stay in hand."""
+        while (session := self._session) is not None:
+            with suppress(MirrorlogError, TimeoutError):  # its node gives back what it had, or has done so
+                await self._stop_session(session, requeue=requeue)
+            if session is self._session:
+                break
         await settling.drained()
+
+    async def _stop_session(self, session: Session, *, requeue: bool) -> None:
+        left: list[asyncio.Future[None]] = []
+        try:
+            await session.stop(timeout_ms=self._client.request_timeout_ms)
+        finally:
+            # Also to a node that does not answer: the connection may stay, and with it what is in hand.
+            if session is self._session:
+                left = self._give_back(session, requeue=requeue)
+        async with asyncio.timeout(self._client.request_timeout_ms / 1000):
+            for answered in left:
+                await answered
 
     def _give_back(self, session: Session, *, requeue: bool) -> list[asyncio.Future[None]]:
         if self._message.auto_ack:
             return []
         held = [cut for _, cut in self._hand.unsettled()] if requeue else []
         left = [(How.RELEASE, sorted(self._hand.unseen())), (How.RETURN, sorted(held))]
-        return [session.give_back(how, ranges) for how, ranges in left if ranges]
+        return [session.give_back(how, ranges, leaves=requeue) for how, ranges in left if ranges]
 
     def _end(self, error: MirrorlogError, *, leaves: bool) -> None:
         """`leaves`: nothing stays with the user."""

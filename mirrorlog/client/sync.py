@@ -55,9 +55,11 @@ from mirrorlog.client.receipts import Receipt, Receipts
 from mirrorlog.client.sync_leases import Leased
 from mirrorlog.client.sync_publisher import Publisher, Topology
 from mirrorlog.client.sync_subscription import Delivered, DeliveredBatch, Subscription
+from mirrorlog.client.sync_transaction import Transaction
 from mirrorlog.commitlog.attributes import Asked, asked_attributes
 from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
 from mirrorlog.wire.messages import (
+    REDRIVE_MAX,
     CopyPromoted,
     Events,
     GroupsFound,
@@ -81,6 +83,7 @@ __all__ = [
     "Leased",
     "Producer",
     "Subscription",
+    "Transaction",
 ]
 
 # Behind the deadlines of the calls themselves: they say more about what is wrong.
@@ -203,6 +206,12 @@ class Client:
         self._subscriptions.add(subscription)
         return subscription
 
+    @_options_of(awaited.Client.transaction)
+    def transaction(self, **options: Any) -> Transaction:
+        """Records and acknowledgements that count together; as `mirrorlog.client.Client.transaction`, with `with`."""
+        timeout_s = options.get("timeout_ms", awaited.DELIVERY_TIMEOUT_MS) / 1000
+        return Transaction(self, self._awaited.transaction(**options), timeout_s=timeout_s)
+
     @_options_of(awaited.Client.lease)
     def lease(self, queue: str, group: str = "", **options: Any) -> list[Leased]:
         """Records that are the caller's for a time; as `mirrorlog.client.Client.lease`."""
@@ -216,7 +225,8 @@ class Client:
         return self.call(lambda: self._awaited.settle_receipt(queue, receipt, **options), what="settle_receipt")
 
     def extend_receipt(self, queue: str, receipt: str, lease_ms: int, *, group: str = "") -> None:
-        """Let a lease run for `lease_ms` from now on, by its receipt. Raises NotGranted when it is over."""
+        """Let a lease run for `lease_ms` from now on, with all records that the same `lease()` gave out, by the receipt
+        of any of them. Raises NotGranted when it is over."""
         self.call(lambda: self._awaited.extend_receipt(queue, receipt, lease_ms, group=group), what="extend_receipt")
 
     # --- for its parts ---
@@ -731,9 +741,9 @@ class Admin:
         """What a node knows of its logs; of any node when none is named."""
         return self._client.call(lambda: self._awaited.status(node_id), what="status")
 
-    def find_offset(self, queue: str, time: datetime | int) -> int:
+    def find_offset(self, queue: str, time: datetime | int, *, any_copy: bool = True) -> int:
         """The first confirmed queue offset whose batch was appended at or after `time` (datetime or µs UTC)."""
-        return self._client.call(lambda: self._awaited.find_offset(queue, time), what="find_offset")
+        return self._client.call(lambda: self._awaited.find_offset(queue, time, any_copy=any_copy), what="find_offset")
 
     def position(self, queue: str, group: str) -> Position | None:
         """Where a group stands; None when it has never committed."""
@@ -763,6 +773,10 @@ class Admin:
     def purge(self, queue: str, group: str = "") -> int:
         """Settle every record of an acking group that is in nobody's hands; how many those were."""
         return self._client.call(lambda: self._awaited.purge(queue, group), what="purge")
+
+    def redrive(self, queue: str, *, to: str = "", records_max: int = REDRIVE_MAX) -> int:
+        """Send ready records back to where they died; as `mirrorlog.client.admin.Admin.redrive`."""
+        return self._client.call(lambda: self._awaited.redrive(queue, to=to, records_max=records_max), what="redrive")
 
     @_options_of(awaited_admin.Admin.reset_groups)
     def reset_groups(self, queue: str, groups: Sequence[str] | None = None, **options: Any) -> GroupsReset:

@@ -97,7 +97,8 @@ class Leased(Attributed):
         self._client.call(lambda: self._awaited.release(delay_ms=delay_ms), what="release")
 
     def extend(self, lease_ms: int) -> None:
-        """It is the holder's for `lease_ms` from now on. Raises NotGranted when the lease is over."""
+        """All records that the same `lease()` gave out are the holder's for `lease_ms` from now on, for they are one
+        lease. Raises NotGranted when it is over."""
         self._client.call(lambda: self._awaited.extend(lease_ms), what="extend")
 
     def __repr__(self) -> str:

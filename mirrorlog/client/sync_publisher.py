@@ -106,8 +106,12 @@ class Publisher:
         failures: list[MirrorlogError] = []
 
         async def publish() -> list[Published]:
-            handed = [await publisher.hand_over(key, value) for key, value in pairs]
-            told = []
+            handed, told = [], []
+            for key, value in pairs:
+                try:
+                    handed.append(await publisher.hand_over(key, value))
+                except MirrorlogError as error:
+                    failures.append(error)
             for each in handed:
                 try:
                     told.append(await each)

@@ -56,6 +56,11 @@ class Settleable:
         self._awaited = of
 
     @property
+    def awaited(self) -> awaited.Settleable:
+        """What is behind it, to be used on the client's thread only."""
+        return self._awaited
+
+    @property
     def offset(self) -> int:
         """The queue offset of the first, or only, record."""
         return self._awaited.offset

@@ -50,7 +50,10 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Command(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True):
-    """Base of all commands."""
+    """Base of all commands. `by`: the user who asked for it, for people; empty for nodes themselves, and where there
+    are no users. No decision hangs on it."""
+
+    by: str = ""
 
 
 # --- Nodes ----------------------------------------------------------------------------------------------------------
@@ -136,30 +139,57 @@ class VersionRaised(
 
 class QueuesPlaced(Command, frozen=True):
     """These queues are in this log. A name that is placed already stays where it is: so two that declare the same name
-    at once make one queue."""
+    at once make one queue.
+
+    `log_group`: the qualified name of the queues' `x-log-group`, if they have one: they go where it is, and it begins
+    in this log if it is nowhere yet. Only since `versions.LOG_GROUPS`. `copies`, `flush`: what the queues of a group
+    ask for, if they do: whoever chose `log_id` may not have known yet where the group is.
+    """
 
     log_id: str
     names: tuple[str, ...]
+    log_group: str = ""
+    copies: int = 0
+    flush: str = ""
 
 
-class QueueUnbound(Command, frozen=True):
-    """Nothing leads to this queue any more: it is about to be deleted. It stays where it is."""
+class QueuesUnbound(Command, frozen=True):
+    """Nothing leads to these queues any more: they are about to be deleted. They stay where they are. From the master
+    of their log; `epoch`: in which it said so: its next master has heard of no deletion, and users came back to it."""
 
-    name: str
+    names: tuple[str, ...]
+    log_id: str
+    epoch: int
 
 
-class QueueRemoved(Command, frozen=True):
-    """The queue is in its log no more, and is not placed any more; its bindings go with it. From the log's master, once
-    all copies know that.
+class QueuesRemoved(Command, frozen=True):
+    """The queues are in their log no more, and are not placed any more; their bindings go with them. From the log's
+    master, once all copies know that.
 
-    `epoch`: in which it said so; `removals`: as many as the log had then. So one that comes late, or twice, does not
-    meet a queue of the same name that was declared since.
+    `epoch`: in which it said so; `removals`: as many of these commands as the log had then. So one that comes late, or
+    twice, does not meet a queue of the same name that was declared since.
     """
 
-    name: str
+    names: tuple[str, ...]
     log_id: str
     epoch: int
     removals: int
+
+
+class TransientLogMade(Command, frozen=True):
+    """A log for the queues that live no longer than a run of `node`: one copy, in memory. A node has one."""
+
+    log_id: str
+    number: int
+    node: str
+
+
+class RunEnded(Command, frozen=True):
+    """This run of a node is over, as far as others can tell: what it had in its transient log is gone. A run that is
+    there after all hears of it."""
+
+    node: str
+    start_id: str
 
 
 # --- Logs -----------------------------------------------------------------------------------------------------------
@@ -238,6 +268,13 @@ class LeapConfirmed(Command, frozen=True):
 
     log_id: str
     seen: Seen
+
+
+class QueueIdsGranted(Command, frozen=True):
+    """Masters of the log may give out the numbers of queues up to `until`; see `ClusterState.queue_ids`."""
+
+    log_id: str
+    until: int
 
 
 class LossEndFound(Command, frozen=True):
@@ -331,8 +368,10 @@ AnyCommand = (
     | NodeDraining
     | NodeForgotten
     | QueuesPlaced
-    | QueueUnbound
-    | QueueRemoved
+    | QueuesUnbound
+    | QueuesRemoved
+    | TransientLogMade
+    | RunEnded
     | LogMade
     | ReplicaAdded
     | ReplicaRemoved
@@ -342,6 +381,7 @@ AnyCommand = (
     | InSyncGrown
     | LeapConfirmed
     | LossEndFound
+    | QueueIdsGranted
     | VersionRaised
     | VirtualHostMade
     | VirtualHostRemoved
@@ -372,8 +412,11 @@ TOPOLOGY: Final = (
 SINCE: Final[Mapping[type[Command], int]] = {
     VersionRaised: 2,
     **dict.fromkeys(TOPOLOGY, versions.ROUTING),
-    QueueUnbound: versions.DELETION,
-    QueueRemoved: versions.DELETION,
+    QueuesUnbound: versions.DELETION,
+    QueuesRemoved: versions.DELETION,
+    TransientLogMade: versions.TRANSIENT,
+    RunEnded: versions.TRANSIENT,
+    QueueIdsGranted: versions.DELETION,
 }
 """The cluster version that a command came with; those that are not named were there from the first one on."""
 

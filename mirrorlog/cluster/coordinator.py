@@ -14,12 +14,20 @@ that every node's software has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from uuid import UUID, uuid5
 
 from mirrorlog import versions
-from mirrorlog.cluster.commands import AnyCommand, InSyncShrunk, LogMade, ReplicaAdded, ReplicaRemoved, VersionRaised
+from mirrorlog.cluster.commands import (
+    AnyCommand,
+    InSyncShrunk,
+    LogMade,
+    ReplicaAdded,
+    ReplicaRemoved,
+    RunEnded,
+    VersionRaised,
+)
 from mirrorlog.cluster.liveness import Life
 from mirrorlog.cluster.promotion import Promotion, Report
 from mirrorlog.cluster.raft.members import Members
@@ -94,6 +102,9 @@ class Coordinator:
         self._elections: dict[str, int] = {}
         self._gone_since: dict[str, float] = {}
         self._handover_at: dict[str, float] = {}
+        # A step is made many times a second, and there may be 100,000 queues: in which logs none of them is.
+        self._searched: Mapping[str, str] | None = None
+        self._empty: set[str] = set()
 
     def step(self, state: ClusterState, seen: Seen) -> list[Action]:
         """What is to be done now. Asked again after every change, and from time to time."""
@@ -103,6 +114,7 @@ class Coordinator:
         for log_id, log in state.logs.items():
             actions += self._masters(log_id, log, state, seen) or self._copies(log_id, log, state, seen)
         actions += self._homes(state, seen)
+        actions += self._ended_runs(state, seen)
         return actions
 
     def fenced(self, log_id: str, epoch: int, node: str, report: Report) -> None:
@@ -240,13 +252,28 @@ class Coordinator:
         held = {node: sum(node in each.replicas for each in state.logs.values()) for node in free}
         return min(free, key=lambda node: (held[node], node), default=None)
 
+    # --- What goes with a run ---
+
+    def _ended_runs(self, state: ClusterState, seen: Seen) -> Iterator[Action]:
+        """A node is down, and queues are there still that were not to outlive its run."""
+        if self._searched is not state.queues:
+            self._searched, self._empty = state.queues, set()
+        for node, log_id in state.transient.items():
+            if node not in state.nodes or seen.life_of_run(node) is not Life.DOWN or log_id in self._empty:
+                continue
+            if log_id in state.queues.values():
+                yield Propose(RunEnded(node=node, start_id=state.nodes[node].start_id))
+            else:
+                self._empty.add(log_id)
+
     # --- Homes ---
 
     def _homes(self, state: ClusterState, seen: Seen) -> Iterator[Action]:
         """A log for a node that is there and home to none."""
         if not state.homes:
             return
-        homes = {log.replicas[0] for log in state.logs.values() if log.replicas}
+        transient = set(state.transient.values())
+        homes = {log.replicas[0] for log_id, log in state.logs.items() if log.replicas and log_id not in transient}
         numbers = {log.number for log in state.logs.values()}
         for node in _holders(state):
             number = next((each for each in range(_NUMBERS) if each not in numbers), None)

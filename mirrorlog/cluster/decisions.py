@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
+from mirrorlog.cluster.asking import signed
 from mirrorlog.cluster.commands import AnyCommand, NodeStarted, decode_command, encode_command
 from mirrorlog.cluster.driver import RaftDriver
 from mirrorlog.cluster.peers import Mesh
@@ -45,7 +46,7 @@ class Decisions:
     async def propose(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
         """Have it decided. Raises RequestTimeout: then it may be decided yet."""
         give_up_at = self._loop.time() + timeout_s
-        data = encode_command(command)
+        data = encode_command(signed(command))
         while True:
             try:
                 async with asyncio.timeout_at(give_up_at):
@@ -77,7 +78,7 @@ class Decisions:
         """
         try:
             async with asyncio.timeout(ASK_S):
-                outcome = await self.ask_leader(encode_command(command))
+                outcome = await self.ask_leader(encode_command(signed(command)))
                 await self.applied_here(outcome.index)
         except TimeoutError:
             raise RequestTimeout(f"the cluster has not decided within {ASK_S * 1000:.0f} ms") from None

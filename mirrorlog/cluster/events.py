@@ -25,15 +25,24 @@ from mirrorlog.cluster.commands import (
     NodeJoined,
     NodeStarted,
     NodeStopped,
+    PermissionsCleared,
+    PermissionsSet,
     Promoted,
-    QueueRemoved,
+    QueuesRemoved,
     ReplicaAdded,
     ReplicaRemoved,
+    UserRemoved,
+    UserSet,
     VersionRaised,
+    VirtualHostMade,
+    VirtualHostRemoved,
 )
 from mirrorlog.cluster.machine import Step
 from mirrorlog.cluster.state import ClusterState
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
+
+OF_USERS: Final = frozenset({"user_set", "user_deleted", "permissions_set", "permissions_cleared"})
+"""Kinds of events that tell who there is and what he may: for administrators, as the list of users is."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,7 +62,14 @@ def events_of(step: Step) -> list[Event]:
     told = _TELLERS.get(type(step.command)) if step.command is not None else None
     if told is None or step.outcome.refusal or step.after is step.before:
         return []
-    return [msgspec.structs.replace(event, index=step.entry.index) for event in told(step, step.command)]
+    found = [msgspec.structs.replace(event, index=step.entry.index) for event in told(step, step.command)]
+    by = step.command.by if step.command is not None else ""
+    return [_asked_for(event, by) for event in found] if by else found
+
+
+def _asked_for(event: Event, by: str) -> Event:
+    """It says who wanted it."""
+    return msgspec.structs.replace(event, text=f"{event.text}; {by} asked for it", details={**event.details, "by": by})
 
 
 # --- Nodes ----------------------------------------------------------------------------------------------------------
@@ -125,14 +141,64 @@ def _raised(step: Step, command: VersionRaised) -> Iterator[Event]:
 # --- Queues ---------------------------------------------------------------------------------------------------------
 
 
-def _queue_removed(step: Step, command: QueueRemoved) -> Iterator[Event]:
-    log, (virtual_host, name) = _name(step.after, command.log_id), split(command.name)
-    within = "" if virtual_host == DEFAULT_VIRTUAL_HOST else f" of virtual host {virtual_host}"
+def _queues_removed(step: Step, command: QueuesRemoved) -> Iterator[Event]:
+    log = _name(step.after, command.log_id)
+    for key in command.names:
+        virtual_host, name = split(key)
+        within = "" if virtual_host == DEFAULT_VIRTUAL_HOST else f" of virtual host {virtual_host}"
+        yield Event(
+            kind="queue_deleted",
+            text=f"queue {name}{within} was deleted from log {log}",
+            log=log,
+            details={"queue": name, "virtual_host": virtual_host},
+        )
+
+
+# --- Virtual hosts, users -------------------------------------------------------------------------------------------
+
+# Exchanges and bindings are no events: some clients make and delete one for each answer that they wait for.
+
+
+def _host_made(step: Step, command: VirtualHostMade) -> Iterator[Event]:
+    text = f"virtual host {command.name} was added"
+    yield Event(kind="virtual_host_added", text=text, details={"virtual_host": command.name})
+
+
+def _host_removed(step: Step, command: VirtualHostRemoved) -> Iterator[Event]:
+    text = f"virtual host {command.name} was deleted"
+    yield Event(kind="virtual_host_deleted", text=text, details={"virtual_host": command.name})
+
+
+def _user_set(step: Step, command: UserSet) -> Iterator[Event]:
+    """What of it has changed; never the hash."""
+    before, after = (state.routing.users.get(command.name) for state in (step.before, step.after))
+    assert after is not None
+    tags = ", ".join(after.tags) or "none"
+    password = before is None or before.password_hash != after.password_hash
+    text = f"user {command.name} was {'added' if before is None else 'changed'}, tags: {tags}"
+    details = {"user": command.name, "tags": list(after.tags), "password": password}
+    yield Event(kind="user_set", text=f"{text}{', another password' if password and before else ''}", details=details)
+
+
+def _user_removed(step: Step, command: UserRemoved) -> Iterator[Event]:
+    yield Event(kind="user_deleted", text=f"user {command.name} was deleted", details={"user": command.name})
+
+
+def _permissions_set(step: Step, command: PermissionsSet) -> Iterator[Event]:
+    rights = {"configure": command.configure, "write": command.write, "read": command.read}
+    told = ", ".join(f"{right} {expression!r}" for right, expression in rights.items())
     yield Event(
-        kind="queue_deleted",
-        text=f"queue {name}{within} was deleted from log {log}",
-        log=log,
-        details={"queue": name, "virtual_host": virtual_host},
+        kind="permissions_set",
+        text=f"user {command.user} may in virtual host {command.virtual_host}: {told}",
+        details={"user": command.user, "virtual_host": command.virtual_host, **rights},
+    )
+
+
+def _permissions_cleared(step: Step, command: PermissionsCleared) -> Iterator[Event]:
+    yield Event(
+        kind="permissions_cleared",
+        text=f"user {command.user} may do nothing any more in virtual host {command.virtual_host}",
+        details={"user": command.user, "virtual_host": command.virtual_host},
     )
 
 
@@ -253,5 +319,11 @@ _TELLERS: Final[Mapping[type[AnyCommand], Callable[[Step, Any], Iterator[Event]]
     LeapConfirmed: _leap_confirmed,
     LossEndFound: _loss_end_found,
     VersionRaised: _raised,
-    QueueRemoved: _queue_removed,
+    QueuesRemoved: _queues_removed,
+    VirtualHostMade: _host_made,
+    VirtualHostRemoved: _host_removed,
+    UserSet: _user_set,
+    UserRemoved: _user_removed,
+    PermissionsSet: _permissions_set,
+    PermissionsCleared: _permissions_cleared,
 }

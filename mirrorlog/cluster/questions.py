@@ -103,6 +103,27 @@ class AskApplied(Question, frozen=True):
     index: int
 
 
+class AskQueue(Question, frozen=True):
+    """To the node that masters a log: which queue of it has this qualified name? Records leave for it."""
+
+    name: str
+    log_id: str
+
+
+class QueueFound(Answer, frozen=True):
+    """`queue_id`: 0 when there is none."""
+
+    queue_id: int
+
+
+class AskTake(Question, frozen=True):
+    """To the node that masters a log: append this batch of records that leave another queue, as a producer's. Noted
+    when all copies have it; else as a publish is refused."""
+
+    log_id: str
+    batch: bytes
+
+
 class AskLooking(Question, frozen=True):
     """Of a node that looks for a cluster, to another one that does: what do you look for?"""
 
@@ -115,8 +136,8 @@ class Looking(Answer, frozen=True):
     seeds: tuple[str, ...] = ()
 
 
-AnyQuestion = AskApply | AskFence | AskElection | AskJoin | AskState | AskApplied | AskLooking
-AnyAnswer = Applied | Fenced | Noted | Joined | Looking
+AnyQuestion = AskApply | AskFence | AskElection | AskJoin | AskState | AskApplied | AskLooking | AskQueue | AskTake
+AnyAnswer = Applied | Fenced | Noted | Joined | Looking | QueueFound
 
 encode = msgspec.msgpack.Encoder().encode
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -37,13 +37,16 @@ from mirrorlog.cluster.machine import Machine, Step
 from mirrorlog.cluster.peers import Mesh, Voice
 from mirrorlog.cluster.promotion import Report
 from mirrorlog.cluster.questions import (
+    AnyAnswer,
     Applied,
     AskApplied,
     AskApply,
     AskElection,
     AskFence,
     AskJoin,
+    AskQueue,
     AskState,
+    AskTake,
     Fenced,
     Joined,
     Noted,
@@ -188,6 +191,8 @@ class ClusterService:
         self.chronicle: Chronicle | None = None
         self.followed: Callable[[Topology], None] = _nobody_follows
         """Told what exchanges and bindings there are, after each change of anything. Must not wait."""
+        self.letters: Callable[[AskQueue | AskTake], Awaitable[AnyAnswer]] | None = None
+        """Answers what other nodes' queues ask of the logs that are mastered here; set before it starts."""
         self._node_timeout_s = node_timeout_s
         self._look = asyncio.Event()
         self._place: tuple[Files, Path] | None = None
@@ -510,6 +515,8 @@ class ClusterService:
         if isinstance(asked, AskApplied):
             await self._applied_here(asked.index)
             return encode(Noted())
+        if isinstance(asked, AskQueue | AskTake) and self.letters is not None:
+            return encode(await self.letters(asked))
         raise ProtocolError(f"{type(asked).__name__} from a member")
 
     async def _fence_here(self, asked: AskFence) -> Fenced:

@@ -7,7 +7,7 @@ that the rules do not allow. A refused command changes nothing, and its outcome 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -33,26 +33,35 @@ from mirrorlog.cluster.commands import (
     NodeStarted,
     NodeStopped,
     Promoted,
-    QueueRemoved,
+    QueueIdsGranted,
     QueuesPlaced,
-    QueueUnbound,
+    QueuesRemoved,
+    QueuesUnbound,
     ReplicaAdded,
     ReplicaRemoved,
+    RunEnded,
     Seen,
     StartKind,
+    TransientLogMade,
     VersionRaised,
 )
 from mirrorlog.cluster.topology import Topology
 from mirrorlog.config import LOG_NUMBER_MAX
 from mirrorlog.errors import BadRequest, MirrorlogError, NotAMember, UnsupportedVersion
-from mirrorlog.wire.names import SEPARATOR, split
+from mirrorlog.wire.names import SEPARATOR, shown, split
 
 LOSSES_KEPT: Final = 1000
 """Of each log; the oldest go. All of them were in the logs and the metrics."""
 EPOCH_MAX: Final = 2**32 - 1
 """What a batch's header can say."""
+LOG_GROUPS_MAX: Final = 10_000
+"""All that there ever were: a group is kept when its queues are gone."""
 EPOCHS_RAISED: Final = 1_000_000
 """By a recovery of the cluster: more than a majority that is lost can have given out unseen."""
+
+
+_TRANSIENT: Final = "transient-"
+"""With what the names of these logs begin; see TransientLogMade."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -77,6 +86,14 @@ class Loss(msgspec.Struct, frozen=True, omit_defaults=True):
     start: int
     end: int | None = None
     leapt: bool = False
+
+
+QUEUE_IDS_GRANTED: Final = 4096
+"""Numbers of queues that a log has from the beginning, and that are granted at once when it needs more."""
+QUEUE_IDS_RAISED: Final = 65_536
+"""By a recovery of the cluster: more than a majority that is lost can have granted unseen."""
+QUEUE_IDS_MAX: Final = (1 << 24) - 1
+"""Of one log, for all time: a queue's id has 24 bits for it."""
 
 
 class LogFacts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -166,8 +183,20 @@ class ClusterState(msgspec.Struct, frozen=True, omit_defaults=True):
     topology: Topology | None = None
     """Virtual hosts, exchanges, users; None before the first change of these."""
     removals: Mapping[str, int] = {}
-    """How many queues were deleted, by the log's id; see QueueRemoved. Not with the log's facts: with one field more
-    they would be other bytes at version 1."""
+    """How often queues were taken away, by the log's id; see QueuesRemoved. Not with the log's facts: with one field
+    more they would be other bytes at version 1."""
+    transient: Mapping[str, str] = {}
+    """The id of the log for what lives no longer than the node's run, by the node; see TransientLogMade."""
+    log_groups: Mapping[str, str] = {}
+    """The log's id by the qualified name of an `x-log-group`. It stays when the last queue of the group is deleted: who
+    declares them anew finds them together again."""
+    granted_ids: Mapping[str, int] = {}
+    """By the log's id what `queue_ids` gives, where that is more than each log has from the beginning."""
+
+    def queue_ids(self, log_id: str) -> int:
+        """Up to this number masters of a log may give ids to queues, from 1; none above was ever given out. So one that
+        has lost declarations, nobody knows how many, goes on above it (decision 0023)."""
+        return self.granted_ids.get(log_id, QUEUE_IDS_GRANTED)
 
     @property
     def routing(self) -> Topology:
@@ -244,7 +273,13 @@ def recovered(state: ClusterState, survivors: Collection[str]) -> ClusterState:
     changed = state.topology
     if state.cluster_version >= versions.ROUTING:
         changed = topology.recovered(state.routing)
-    return replace(state, incarnation=state.incarnation + 1, nodes=nodes, logs=logs, topology=changed)
+    changed_state = replace(state, incarnation=state.incarnation + 1, nodes=nodes, logs=logs, topology=changed)
+    if state.cluster_version >= versions.DELETION:
+        raised = {log_id: min(state.queue_ids(log_id) + QUEUE_IDS_RAISED, QUEUE_IDS_MAX) for log_id in logs}
+        changed_state = replace(changed_state, granted_ids=raised)
+    for node in sorted(state.nodes.keys() - nodes.keys()):
+        changed_state = _forget_transient(changed_state, node)
+    return changed_state
 
 
 def _recovered_log(log: LogFacts, nodes: Mapping[str, NodeFacts]) -> LogFacts:
@@ -328,7 +363,7 @@ def _started(state: ClusterState, index: int, command: NodeStarted) -> ClusterSt
 
     holder = Holder(command.node, command.start_id)
     logs = {log_id: _with_new_run(log, holder, lossy=loses(log_id, log)) for log_id, log in state.logs.items()}
-    return replace(_with_node(state, command.node, facts), logs=logs)
+    return _without_transient(replace(_with_node(state, command.node, facts), logs=logs), command.node)
 
 
 def _with_new_run(log: LogFacts, holder: Holder, *, lossy: bool) -> LogFacts:
@@ -351,7 +386,7 @@ def _stopped(state: ClusterState, index: int, command: NodeStopped) -> ClusterSt
     node = _node(state, command.node)
     if node.start_id != command.start_id:
         raise _Refused(f"node {command.node} runs as {node.start_id}, not as {command.start_id}")
-    return _with_node(state, command.node, replace(node, stopped=True))
+    return _without_transient(_with_node(state, command.node, replace(node, stopped=True)), command.node)
 
 
 def _draining(state: ClusterState, index: int, command: NodeDraining) -> ClusterState:
@@ -363,6 +398,7 @@ def _forgotten(state: ClusterState, index: int, command: NodeForgotten) -> Clust
     known = state.nodes.get(command.node)
     if known is None or command.member not in (0, known.member):
         return state
+    state = _forget_transient(state, command.node)
     logs = {log_id: _without_node(log, command.node) for log_id, log in state.logs.items()}
     nodes = {name: facts for name, facts in state.nodes.items() if name != command.node}
     return replace(state, nodes=nodes, logs=logs)
@@ -416,16 +452,60 @@ def _placed(state: ClusterState, index: int, command: QueuesPlaced) -> ClusterSt
         virtual_host = split(name)[0]
         if SEPARATOR in name and state.routing.virtual_host(virtual_host) is None:
             raise _Refused(f"there is no virtual host {virtual_host!r}")
-    new = {name: command.log_id for name in command.names if name not in state.queues}
+    if command.log_group:
+        return _placed_in_group(state, command)
+    return _with_queues(state, command.names, command.log_id)
+
+
+def _with_queues(state: ClusterState, names: Iterable[str], log_id: str) -> ClusterState:
+    new = {name: log_id for name in names if name not in state.queues}
     return replace(state, queues={**state.queues, **new}) if new else state
 
 
-def _queue_unbound(state: ClusterState, index: int, command: QueueUnbound) -> ClusterState:
-    routing = topology.without_queue(state.routing, command.name)
+def _placed_in_group(state: ClusterState, command: QueuesPlaced) -> ClusterState:
+    group = command.log_group
+    placed = {name: state.queues[name] for name in command.names if name in state.queues}
+    for where in (*placed.values(), command.log_id):
+        if holds_transient(state, where):
+            raise _Refused(
+                f"log group {shown(group)} cannot be in log {state.logs[where].name}: what is in there is not durable, "
+                f"and goes with its node, as {', '.join(map(shown, command.names))} does; delete that queue first, or "
+                "take another name"
+            )
+    log_id = state.log_groups.get(group) or next(iter(placed.values()), command.log_id)
+    for name, other in placed.items():
+        if other != log_id:
+            raise _Refused(
+                f"queue {shown(name)} is in log {state.logs[other].name}, and log group {shown(group)} in log "
+                f"{state.logs[log_id].name}; leave x-log-group away, or take another one"
+            )
+    log = state.logs[log_id]
+    if command.copies not in (0, log.copies) or command.flush not in ("", log.flush):
+        raise _Refused(
+            f"log group {shown(group)} is in log {log.name}, which has flush = {log.flush!r} and copies = "
+            f"{log.copies}, and the queue asks for others: leave these away, or take another x-log-group"
+        )
+    if group not in state.log_groups and len(state.log_groups) >= LOG_GROUPS_MAX:
+        raise _Refused(f"this cluster has {LOG_GROUPS_MAX} log groups (x-log-group), and can have no more")
+    state = replace(state, log_groups={**state.log_groups, group: log_id})
+    return _with_queues(state, command.names, log_id)
+
+
+def _queues_unbound(state: ClusterState, index: int, command: QueuesUnbound) -> ClusterState:
+    log = state.logs.get(command.log_id)
+    if log is None:
+        raise _Refused(f"there is no log {command.log_id}")
+    if command.epoch != log.epoch:
+        raise _Refused(f"log {log.name} has moved on: epoch {log.epoch}; the command knew epoch {command.epoch}")
+    return _without_bindings(state, [name for name in command.names if state.queues.get(name) == command.log_id])
+
+
+def _without_bindings(state: ClusterState, names: Collection[str]) -> ClusterState:
+    routing = topology.without_queues(state.routing, names)
     return state if routing is state.routing else replace(state, topology=routing)
 
 
-def _queue_removed(state: ClusterState, index: int, command: QueueRemoved) -> ClusterState:
+def _queues_removed(state: ClusterState, index: int, command: QueuesRemoved) -> ClusterState:
     log = state.logs.get(command.log_id)
     if log is None:
         raise _Refused(f"there is no log {command.log_id}")
@@ -435,14 +515,73 @@ def _queue_removed(state: ClusterState, index: int, command: QueueRemoved) -> Cl
             f"log {log.name} has moved on: epoch {log.epoch}, {removals} queues removed; the command knew epoch "
             f"{command.epoch}, {command.removals} removed"
         )
-    if state.queues.get(command.name) != command.log_id:
+    gone = {name for name in command.names if state.queues.get(name) == command.log_id}
+    if not gone:
         return state
     # A bind may have come in between: it saw the queue in its place.
-    unbound = _queue_unbound(state, index, QueueUnbound(name=command.name))
+    unbound = _without_bindings(state, sorted(gone))
     return replace(
         unbound,
-        queues={name: log_id for name, log_id in state.queues.items() if name != command.name},
+        queues={name: log_id for name, log_id in state.queues.items() if name not in gone},
         removals={**state.removals, command.log_id: removals + 1},
+    )
+
+
+def _transient_made(state: ClusterState, index: int, command: TransientLogMade) -> ClusterState:
+    if command.node in state.transient:
+        return state
+    log = LogMade(
+        log_id=command.log_id,
+        number=command.number,
+        name=f"{_TRANSIENT}{command.node}-{command.number}",
+        flush="memory",
+        replicas=(command.node,),
+        copies=1,
+    )
+    return replace(_made(state, index, log), transient={**state.transient, command.node: command.log_id})
+
+
+def _run_ended(state: ClusterState, index: int, command: RunEnded) -> ClusterState:
+    node = _node(state, command.node)
+    if node.start_id != command.start_id:
+        raise _Refused(f"node {command.node} runs as {node.start_id}, not as {command.start_id}")
+    return _without_transient(state, command.node)
+
+
+def holds_transient(state: ClusterState, log_id: str) -> bool:
+    """Whether what is in a log goes with its node's run, or went with its node."""
+    log = state.logs[log_id]
+    return log_id in state.transient.values() or (not log.replicas and log.name.startswith(_TRANSIENT))
+
+
+def _without_transient(state: ClusterState, node: str) -> ClusterState:
+    """The node's run is over: the queues in its transient log are gone, and what led to them."""
+    log_id = state.transient.get(node)
+    names = tuple(name for name, where in state.queues.items() if where == log_id) if log_id is not None else ()
+    if log_id is None or not names:
+        return state
+    routing = topology.without_queues(state.routing, names)
+    return replace(
+        state,
+        topology=state.topology if routing is state.routing else routing,
+        queues={name: where for name, where in state.queues.items() if where != log_id},
+        removals={**state.removals, log_id: state.removals.get(log_id, 0) + 1},
+    )
+
+
+def _forget_transient(state: ClusterState, node: str) -> ClusterState:
+    """The node does not come back: nothing in its transient log is worth keeping. The log stays, without copies, for
+    its number tells the ids that it has given out."""
+    log_id = state.transient.get(node)
+    if log_id is None:
+        return state
+    left = _without_transient(state, node)
+    log = left.logs[log_id]
+    empty = replace(log, replicas=(), master=None, in_sync={}, marked=frozenset(), version=log.version + 1, wished="")
+    return replace(
+        left,
+        logs={**left.logs, log_id: empty},
+        transient={each: where for each, where in left.transient.items() if each != node},
     )
 
 
@@ -606,6 +745,16 @@ def _loss_end_found(state: ClusterState, index: int, command: LossEndFound) -> C
     return replace(state, logs={**state.logs, command.log_id: replace(log, losses=losses)})
 
 
+def _queue_ids_granted(state: ClusterState, index: int, command: QueueIdsGranted) -> ClusterState:
+    """No version of the log, and whoever asks: a bound that is too high costs numbers, and nothing else."""
+    if command.log_id not in state.logs:
+        raise _Refused(f"there is no log {command.log_id}")
+    until = min(command.until, QUEUE_IDS_MAX)
+    if until <= state.queue_ids(command.log_id):
+        return state
+    return replace(state, granted_ids={**state.granted_ids, command.log_id: until})
+
+
 def _up_to(loss: Loss, end: int) -> Loss:
     return replace(loss, end=max(loss.start, end, loss.end or 0))
 
@@ -688,8 +837,10 @@ _HANDLERS: Final[Mapping[type[AnyCommand], Callable[[ClusterState, int, Any], Cl
     NodeDraining: _draining,
     NodeForgotten: _forgotten,
     QueuesPlaced: _placed,
-    QueueUnbound: _queue_unbound,
-    QueueRemoved: _queue_removed,
+    QueuesUnbound: _queues_unbound,
+    QueuesRemoved: _queues_removed,
+    TransientLogMade: _transient_made,
+    RunEnded: _run_ended,
     LogMade: _made,
     ReplicaAdded: _replica_added,
     ReplicaRemoved: _replica_removed,
@@ -699,6 +850,7 @@ _HANDLERS: Final[Mapping[type[AnyCommand], Callable[[ClusterState, int, Any], Cl
     InSyncGrown: _grown,
     LeapConfirmed: _leap_confirmed,
     LossEndFound: _loss_end_found,
+    QueueIdsGranted: _queue_ids_granted,
     VersionRaised: _raised,
     **dict.fromkeys(TOPOLOGY, _with_topology),
 }

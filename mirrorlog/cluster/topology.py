@@ -13,7 +13,7 @@ Rejected: the limits as settings (nodes with other settings would decide otherwi
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -166,12 +166,19 @@ def changed(topology: Topology, command: Command, queues: Collection[str]) -> To
 
 def without_queue(topology: Topology, key: str) -> Topology:
     """After a queue was deleted: nothing leads to it any more."""
-    virtual_host, name = split(key)
-    host = topology.virtual_hosts.get(virtual_host)
-    if host is None:
-        return topology
-    left = _swept(host, (False, name))
-    return topology if left is host else _with_host(topology, virtual_host, left)
+    return without_queues(topology, (key,))
+
+
+def without_queues(topology: Topology, keys: Iterable[str]) -> Topology:
+    """The same of many: one look at the bindings of each virtual host, however many queues go."""
+    going: dict[str, set[_Target]] = {}
+    for virtual_host, name in map(split, keys):
+        going.setdefault(virtual_host, set()).add((False, name))
+    for virtual_host in sorted(going):
+        host = topology.virtual_hosts.get(virtual_host)
+        if host is not None and (left := _swept(host, sorted(going[virtual_host]))) is not host:
+            topology = _with_host(topology, virtual_host, left)
+    return topology
 
 
 def recovered(topology: Topology) -> Topology:
@@ -296,19 +303,19 @@ def _deleted(topology: Topology, command: ExchangeDeleted, queues: Collection[st
         return topology
     if command.if_unused and (used := len(host.bindings.get(name, ()))):
         raise InUse(f"exchange {name!r} has {used} bindings; unbind them first, or delete it all the same", used=used)
-    return _with_host(topology, command.virtual_host, _swept(host, (True, name)))
+    return _with_host(topology, command.virtual_host, _swept(host, [(True, name)]))
 
 
-def _swept(host: VirtualHost, target: _Target) -> VirtualHost:
-    """Without a queue or an exchange, and what goes with it: the bindings from it and to it, and with their last
-    binding the exchanges that delete themselves. The same object when nothing led there and it is no exchange.
+def _swept(host: VirtualHost, targets: Collection[_Target]) -> VirtualHost:
+    """Without some queues or exchanges, and what goes with them: the bindings from them and to them, and with their
+    last binding the exchanges that delete themselves. The same object when nothing led there and none is an exchange.
 
     By a list of what is still to go and not by recursion: a chain may be as long as there are exchanges, and how much
     of a node's stack is left must not decide what the cluster's state is.
     """
-    leading = _leading(host, target)
+    leading = _leading(host, set(targets))
     exchanges, bindings, copied = dict(host.exchanges), dict(host.bindings), set[str]()
-    gone_bytes, waiting = 0, [target]
+    gone_bytes, waiting = 0, [*targets]
     while waiting:
         going = waiting.pop()
         to_exchange, name = going
@@ -331,12 +338,12 @@ def _swept(host: VirtualHost, target: _Target) -> VirtualHost:
     return replace(host, exchanges=exchanges, bindings=bindings, binding_bytes=host.binding_bytes - gone_bytes)
 
 
-def _leading(host: VirtualHost, target: _Target) -> Mapping[_Target, list[tuple[str, str]]]:
-    """(source, key) of the bindings to the target and to any exchange, by where they lead: one look at each."""
+def _leading(host: VirtualHost, targets: Set[_Target]) -> Mapping[_Target, list[tuple[str, str]]]:
+    """(source, key) of the bindings to the targets and to any exchange, by where they lead: one look at each."""
     found: dict[_Target, list[tuple[str, str]]] = {}
     for source, by_key in host.bindings.items():
         for key, binding in by_key.items():
-            if binding.to_exchange or (not target[0] and binding.destination == target[1]):
+            if binding.to_exchange or (False, binding.destination) in targets:
                 found.setdefault((binding.to_exchange, binding.destination), []).append((source, key))
     return found
 
@@ -394,7 +401,7 @@ def _unbound(topology: Topology, command: Unbound, queues: Collection[str]) -> T
     bindings = {**host.bindings, source: by_key} if by_key else _without(host.bindings, source)
     left = replace(host, bindings=bindings, binding_bytes=host.binding_bytes - size_of(there))
     for target in _deleting_itself(host.exchanges, source) if not by_key else ():
-        left = _swept(left, target)
+        left = _swept(left, [target])
     return _with_host(topology, command.virtual_host, left)
 
 

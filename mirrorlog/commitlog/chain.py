@@ -22,6 +22,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from mirrorlog.commitlog.envelope import holds_data
 from mirrorlog.commitlog.files import File, Files, disk_error
 from mirrorlog.commitlog.format import HEADER_SIZE, KIND_AT, Kind
 from mirrorlog.commitlog.prepare import Preparer
@@ -31,7 +32,13 @@ from mirrorlog.errors import BatchTooLarge, DiskFailed
 
 _END_MARK: Final = bytes(HEADER_SIZE)
 # Plain numbers: comparing with a member of an enum takes a microsecond.
-_DATA: Final = frozenset({int(Kind.DATA), int(Kind.TRANSACTION)})
+_TRANSACTION: Final = int(Kind.TRANSACTION)
+_DATA: Final = frozenset({int(Kind.DATA), _TRANSACTION})
+
+
+def _is_data(kind: int, body: bytes | memoryview) -> bool:
+    """A transaction that only acknowledges is none: it goes on where data is refused, as acks alone do."""
+    return kind in _DATA and (kind != _TRANSACTION or holds_data(body))
 
 
 def _end_mark(active: Segment, length: int) -> bytes:
@@ -107,7 +114,7 @@ class SegmentChain:
         """
         length = len(header) + len(body)
         if length + self.reserve_bytes > self.active.room:
-            self._make_room(length, self.reserve_bytes if header[KIND_AT] in _DATA else 0)
+            self._make_room(length, self.reserve_bytes if _is_data(header[KIND_AT], body) else 0)
         active = self.active
         at = active.end - active.start
         mark = _end_mark(active, length)
@@ -120,6 +127,11 @@ class SegmentChain:
             active.view[at + len(header) : at + length] = body
             active.view[at : at + len(header)] = header
         active.append_border(length)
+
+    def note_inside(self, log_offsets: Sequence[int]) -> None:
+        """Inside of the transactions that were just stored batches begin there; rising."""
+        for log_offset in log_offsets:
+            self.find(log_offset).inside.append(log_offset)
 
     def place_run(self, run: memoryview, lengths: Sequence[int]) -> None:
         """Store whole batches of these lengths at the end, one after the other.

@@ -5,7 +5,8 @@
          8     8  base_queue_offset   broker    queue offset of the first record; 0 for kinds that carry none
         16     8  append_time_us      broker    µs UTC, never goes back within a log
         24     4  epoch               broker    mastership under which it was appended
-        28     4  flags               broker    bit 0: copied (re-appended or moved, keeps its queue offsets)
+        28     4  flags               broker    bit 0: copied (re-appended or moved, keeps its queue offsets);
+                                                bit 1: inner (stands inside of a transaction's envelope)
         32     4  header_crc          broker    CRC-32C of all 96 bytes with this field as 0, seeded with the log id
         36     4  crc                 producer  CRC-32C of bytes 40 to the end of the batch, unseeded
         40     4  magic               producer  b"MLB1"
@@ -119,6 +120,7 @@ _KNOWN_CODECS: Final = frozenset(Codec)
 class Flag(IntFlag):
     NONE = 0
     COPIED = 1
+    INNER = 2
 
 
 class BatchHeader(NamedTuple):

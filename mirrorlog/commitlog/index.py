@@ -31,9 +31,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader
 from mirrorlog.commitlog.queue_order import NO_GAP, QueueOrder
-from mirrorlog.commitlog.rows import COPIED, INDEXED_MAX, PACKED_ROW, ROW, ROW_BYTES
+from mirrorlog.commitlog.rows import COPIED, ENVELOPE, INDEXED_MAX, INNER, PACKED_ROW, ROW, ROW_BYTES
 from mirrorlog.errors import LogCorrupt, OffsetOutOfRange
 
 _VISIBLE: Final = struct.Struct("<QQ8xII")  # log offset, base, queue id, records
@@ -153,10 +153,10 @@ class QueueIndex:
         at = (self._count & _IN_CHUNK) * ROW_BYTES
         if not at:
             self._open_chunk(header)
-        length = header.length
+        length = header.length if kind != ENVELOPE else HEADER_SIZE
         PACKED_ROW.pack_into(
             self._tail, at, log_offset, base, header.append_time_us, queue_id, records, length, kind,
-            copied, 0,
+            copied, header.flags & INNER,
         )  # fmt: skip
         self._count += 1
         self._end = log_offset + length

@@ -9,7 +9,7 @@ alone. Rejected: a lock around every method (it would be taken for each batch, t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from enum import Enum
 from pathlib import Path
@@ -20,6 +20,7 @@ from mirrorlog.commitlog.checked import CheckedRead
 from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.damage import Range
+from mirrorlog.commitlog.envelope import Part, envelope_bytes, seal_envelope
 from mirrorlog.commitlog.epochs import EpochLike, EpochList, load_epochs, store_epochs
 from mirrorlog.commitlog.files import OS_FILES, Files, disk_error
 from mirrorlog.commitlog.flush import FlushJob
@@ -58,6 +59,8 @@ from mirrorlog.errors import (
 )
 
 _EMPTY: Final = memoryview(b"")
+# A plain number: an operation with a member of an enum takes a microsecond.
+_INNER: Final = int(Flag.INNER)
 
 
 def _nothing(tables: Tables) -> None:
@@ -290,7 +293,7 @@ class CommitLog:
             base_queue_offset=former.base_queue_offset,
             append_time_us=former.append_time_us,
             epoch=self.epochs.current,
-            flags=former.flags | Flag.COPIED,
+            flags=(former.flags | Flag.COPIED) & ~Flag.INNER,
             seed=self.seed,
         )
         try:
@@ -301,11 +304,37 @@ class CommitLog:
         self._appended_at(former.append_time_us)
         return read_header(header)
 
+    def append_transaction(self, parts: Sequence[Part], *, append_time_us: int) -> tuple[list[BatchHeader], bytearray]:
+        """Master: store checked batches of several queues in one envelope (`envelope`): all of them, or none. The
+        headers as stamped, the envelope's first, and its bytes. Raises as `append`."""
+        self._require_writable()
+        size = envelope_bytes([part.batch for part in parts])
+        if size > self.max_batch_bytes:
+            raise BatchTooLarge(f"a transaction of {size} bytes is above max_batch_bytes ({self.max_batch_bytes})")
+        self._check_epoch_open()
+        envelope, headers = seal_envelope(
+            parts,
+            log_offset=self.end,
+            append_time_us=max(append_time_us, self.last_append_time_us),
+            epoch=self.epochs.current,
+            seed=self.seed,
+        )
+        content = memoryview(envelope)
+        try:
+            self._chain.place(content[:HEADER_SIZE], content[HEADER_SIZE:])
+        except DiskFailed as error:
+            self._flusher.fail(error)
+            raise
+        self._chain.note_inside([header.log_offset for header in headers[1:]])
+        self._appended_at(headers[0].append_time_us)
+        return headers, envelope
+
     def append_run(self, run: memoryview, *, log_offset: int) -> list[BatchHeader]:
         """Mirror: store 1..n whole batches as its master stamped them; `log_offset` is where they must stand, the end.
 
-        All of the run is checked before any of it is kept: a bad batch keeps nothing. Raises BadBatch, BatchTooLarge,
-        DiskFull, DiskFailed, LogUnavailable; nothing has changed then.
+        All of the run is checked before any of it is kept: a bad batch keeps nothing. The headers are in log order, of
+        a transaction also those inside. Raises BadBatch, BatchTooLarge, DiskFull, DiskFailed, LogUnavailable; nothing
+        has changed then.
         """
         self._require_writable()
         if log_offset != self.end:
@@ -313,12 +342,14 @@ class CommitLog:
         headers = check_run(
             run, log_offset=log_offset, seed=self.seed, epochs=self.epochs, max_batch_bytes=self.max_batch_bytes
         )
+        lengths, inside = _units(headers)
         try:
-            self._chain.place_run(run, [header.length for header in headers])
+            self._chain.place_run(run, lengths)
         except MirrorlogError as error:
             self._undo_run(log_offset, error)
             self.end = self._chain.end
             raise
+        self._chain.note_inside(inside)
         self._appended_at(headers[-1].append_time_us)
         return headers
 
@@ -338,7 +369,9 @@ class CommitLog:
         except BadBatch:
             self.drop_placed(run)
             raise
-        self._chain.keep([header.length for header in headers])
+        lengths, inside = _units(headers)
+        self._chain.keep(lengths)
+        self._chain.note_inside(inside)
         self._appended_at(headers[-1].append_time_us)
         return headers
 
@@ -686,7 +719,7 @@ class CommitLog:
         for segment in self._chain.segments[:-1]:
             if segment.end == end:
                 segment.sealed = True
-                segment.borders = array("Q")
+                segment.borders, segment.inside = array("Q"), array("Q")
 
     def settle_loss(self) -> None:
         """This copy has been compared with the others: it counts as complete again; blocking. Raises DiskFull,
@@ -770,6 +803,14 @@ class CommitLog:
             raise LogUnavailable(f"log {self.name} is closed")
         if self.recovery.corrupt is not None:
             raise LogCorrupt(f"log {self.name} is damaged at {self.recovery.corrupt}; it takes nothing")
+
+
+def _units(headers: Sequence[BatchHeader]) -> tuple[list[int], list[int]]:
+    """The lengths of those that are copied and cut as a whole, and where others begin inside of them."""
+    inside = [header.log_offset for header in headers if header.flags & _INNER]
+    if not inside:
+        return [header.length for header in headers], inside
+    return [header.length for header in headers if not header.flags & _INNER], inside
 
 
 def _range_of(error: LogCorrupt) -> Range:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.damage import Damage, Range, Stretch, assess, next_valid
+from mirrorlog.commitlog.envelope import is_inner
 from mirrorlog.commitlog.files import File, Files, disk_error
 from mirrorlog.commitlog.format import ALIGNMENT, HEADER_SIZE, BatchHeader
 from mirrorlog.commitlog.prepare import SPARE_PREFIX
@@ -341,8 +342,11 @@ class Recovery:
         """Why the walk ended."""
 
         def keep(header: BatchHeader, batch: memoryview) -> None:
-            segment.append_border(header.length)
-            self.batches += 1
+            if is_inner(header):
+                segment.inside.append(header.log_offset)
+            else:
+                segment.append_border(header.length)
+                self.batches += 1
             self.last_append_time_us = max(self.last_append_time_us, header.append_time_us)
             segment.last_append_time_us = self.last_append_time_us
             on_batch(header, batch)

@@ -1,4 +1,8 @@
-"""A batch as a row of 40 bytes: what memory and tables know of it."""
+"""A batch as a row of 40 bytes: what memory and tables know of it.
+
+Rows follow one another in the log without a gap. So of a transaction's envelope a row says the header alone, and what
+is inside has rows of its own, which say that they are.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from mirrorlog.commitlog.format import BatchHeader, Flag, Kind
+from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Flag, Kind
 
 ROW: Final = np.dtype(
     [
@@ -19,30 +23,34 @@ ROW: Final = np.dtype(
         ("length", "<u4"),
         ("kind", "u1"),
         ("copied", "u1"),
-        ("reserved", "<u2"),
+        ("inner", "<u2"),
     ]
 )
-"""A batch. `records` is 0 for kinds that carry no records of a queue; times are µs UTC, `length` is bytes."""
+"""A batch. `records` is 0 for kinds that carry no records of a queue; times are µs UTC, `length` is bytes, of an
+envelope those of its header. `inner` is not 0 inside of one."""
 
 PACKED_ROW: Final = struct.Struct("<QQqIIIBBH")
 """The same for one row, in the same order."""
 
 ROW_BYTES: Final = 40
 COPIED: Final = int(Flag.COPIED)
+INNER: Final = int(Flag.INNER)
+ENVELOPE: Final = int(Kind.TRANSACTION)
 
-# The kinds that carry records of a queue are the lowest: one comparison on the hot path.
-INDEXED_MAX: Final = int(Kind.TRANSACTION)
+# The kind that carries records of a queue is the lowest: one comparison on the hot path.
+INDEXED_MAX: Final = int(Kind.DATA)
 
 assert PACKED_ROW.size == ROW_BYTES == ROW.itemsize
-assert [kind for kind in Kind if kind <= INDEXED_MAX] == [Kind.DATA, Kind.TRANSACTION]
+assert [kind for kind in Kind if kind <= INDEXED_MAX] == [Kind.DATA]
 
 
 def pack_row(header: BatchHeader) -> bytes:
     """A batch as a `ROW`."""
     records = header.record_count if header.kind <= INDEXED_MAX else 0
+    length = HEADER_SIZE if header.kind == ENVELOPE else header.length
     return PACKED_ROW.pack(
-        header.log_offset, header.base_queue_offset, header.append_time_us, header.queue_id, records, header.length,
-        header.kind, header.flags & COPIED, 0,
+        header.log_offset, header.base_queue_offset, header.append_time_us, header.queue_id, records, length,
+        header.kind, header.flags & COPIED, header.flags & INNER,
     )  # fmt: skip
 
 

@@ -15,13 +15,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from mirrorlog.commitlog.envelope import inner_bytes, is_envelope, is_inner, open_envelope
 from mirrorlog.commitlog.epochs import EpochList
 from mirrorlog.commitlog.files import File, Files
 from mirrorlog.commitlog.format import ALIGNMENT, HEADER_SIZE, MAGIC_AT, BatchHeader, check_body, check_stamped
 from mirrorlog.errors import BadBatch, LogCorrupt
 
 OnBatch = Callable[[BatchHeader, memoryview], None]
-"""Called with a checked header and the whole batch; the view is valid only during the call."""
+"""Called with a checked header and the whole batch; the view is valid only during the call. Of a transaction with its
+envelope first, then with what is inside."""
 
 BLOCK_BYTES: Final = 2 * 1024 * 1024
 _STARTS_MAX: Final = 4
@@ -89,6 +91,10 @@ class Rules:
             raise BadBatch(f"epoch {header.epoch} where the epoch list has {self.epochs.at(place)}")
         batch = reader.view(at, header.length)
         check_body(batch, 0, header)
+        if is_inner(header):
+            raise BadBatch("the transaction that this batch belongs to is not whole")
+        if is_envelope(header):
+            open_envelope(batch, header, seed=self.seed)
         return header, batch
 
 
@@ -100,13 +106,19 @@ class Stop(NamedTuple):
 
 
 def walk(reader: BlockReader, *, start: int, at: int, until: int, rules: Rules, on_batch: OnBatch) -> Stop:
-    """Give every batch from `at` on to `on_batch`, up to file position `until` or the first place that holds none."""
+    """Give every batch from `at` on to `on_batch`, up to file position `until` or the first place that holds none.
+
+    Transactions are given whole, or not at all.
+    """
     while at < until:
         try:
             header, batch = rules.check(reader, start, at)
         except BadBatch as error:
             return Stop(at, error.message)
         on_batch(header, batch)
+        if is_envelope(header):
+            for inner in open_envelope(batch, header, seed=rules.seed):
+                on_batch(inner, inner_bytes(batch, header, inner))
         at += header.length
     return Stop(at, "")
 

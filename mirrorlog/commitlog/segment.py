@@ -34,14 +34,15 @@ def segment_start(name: str) -> int | None:
 
 @dataclass(slots=True)
 class Segment:
-    """Log offsets: holds [start, end). `capacity`: bytes of the file. `borders`: where each batch begins.
+    """Log offsets: holds [start, end). `capacity`: bytes of the file. `borders`: where each batch begins; `inside`:
+    where those do that stand inside of transactions, which may be read alone, and are copied and cut with the others.
 
     `file` and `view` (writable memory) are there while the segment is the active one, not yet flushed, or kept for
     readers; without them it is read by pread. A view that was given out keeps its mapping alive by itself, so
     dropping one here never takes memory from under a reader. `prepared_to`: see `prepare`, a position in the file.
     `pin`: set when `view` is dropped, tells whether readers still hold parts of it.
     `recycled`: old bytes may follow the end, so every append must end the log anew. `sealed`: its table is written and
-    `borders` is empty; only cold reads find batches in it.
+    `borders` and `inside` are empty; only cold reads find batches in it.
     """
 
     start: int
@@ -49,6 +50,7 @@ class Segment:
     capacity: int
     end: int
     borders: array[int] = field(default_factory=lambda: array("Q"))
+    inside: array[int] = field(default_factory=lambda: array("Q"))
     file: File | None = None
     view: memoryview | None = None
     pin: Callable[[], object | None] | None = None
@@ -69,16 +71,21 @@ class Segment:
 
     def batch_index(self, log_offset: int) -> int:
         """Which batch begins at `log_offset`. Raises BadRequest when none does."""
-        index = bisect_left(self.borders, log_offset)
-        if index == len(self.borders) or self.borders[index] != log_offset:
+        index = _place(self.borders, log_offset)
+        if index is None:
             raise BadRequest(f"log offset {log_offset} is not where a batch begins")
         return index
 
     def run_end(self, log_offset: int, max_bytes: int, until: int) -> int:
         """Where a run of whole batches from `log_offset` ends: at least one batch, at most `max_bytes` unless the first
-        alone is larger, none beyond `until` (then the run is empty). Raises BadRequest."""
-        index = self.batch_index(log_offset)
+        alone is larger, none beyond `until` (then the run is empty). Raises BadRequest.
+
+        From a batch inside of a transaction on, also others inside of it follow one by one.
+        """
         limit = min(log_offset + max_bytes, until)
+        if (within := _place(self.inside, log_offset)) is not None:
+            return self._run_end_inside(within, limit, until)
+        index = self.batch_index(log_offset)
         if self.end <= limit:
             return self.end
         last = bisect_right(self.borders, limit) - 1
@@ -87,10 +94,30 @@ class Segment:
         first_end = self.borders[index + 1] if index + 1 < len(self.borders) else self.end
         return first_end if first_end <= until else log_offset
 
+    def _run_end_inside(self, within: int, limit: int, until: int) -> int:
+        log_offset = self.inside[within]
+        following = bisect_right(self.borders, log_offset)
+        behind = self.borders[following] if following < len(self.borders) else self.end
+        if behind <= limit:
+            # Out of its transaction: from here on as anywhere.
+            return self.end if self.end <= limit else self.borders[bisect_right(self.borders, limit) - 1]
+        last = bisect_right(self.inside, limit) - 1
+        if last > within:
+            return self.inside[last]
+        first_end = min(behind, self.inside[within + 1]) if within + 1 < len(self.inside) else behind
+        return first_end if first_end <= until else log_offset
+
     def cut(self, log_offset: int) -> None:
         """Forget the batches from `log_offset` on."""
         del self.borders[bisect_left(self.borders, log_offset) :]
+        del self.inside[bisect_left(self.inside, log_offset) :]
         self.end = log_offset
+
+
+def _place(rising: array[int], log_offset: int) -> int | None:
+    """Where among them it is; None when it is not."""
+    index = bisect_left(rising, log_offset)
+    return index if index < len(rising) and rising[index] == log_offset else None
 
 
 @dataclass(slots=True)

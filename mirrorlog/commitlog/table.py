@@ -28,7 +28,7 @@ Rows in checked blocks (`blocks`), little endian. Block 0 is the head:
   length, u32 records. In the same order. Of two that hold the same records the one later in the log is here.
 - states, 16 bytes: u32 position, u32 length, u32 queue id, u8 kind, 3 zero bytes: what is no data, in log order, so
   that state is rebuilt without reading the data.
-- borders, 4 bytes: u32 position of every batch, in log order.
+- borders, 4 bytes: u32 position of every batch but those inside of transactions, in log order.
 
 Everything is found by bisecting with reads of single blocks, so memory holds a head and a few blocks per open table.
 Rejected: columns instead of rows (a read for each of them), a map of the file (a bad sector would be a SIGBUS), a

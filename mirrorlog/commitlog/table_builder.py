@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mirrorlog.commitlog.blocks import BLOCK_BYTES, Rows, blocks_for, place_rows, seal_blocks
 from mirrorlog.commitlog.checksum import crc32c
 from mirrorlog.commitlog.format import ALIGNMENT
-from mirrorlog.commitlog.rows import ROW
+from mirrorlog.commitlog.rows import ENVELOPE, ROW
 from mirrorlog.commitlog.table import BATCH, BORDER, STATE_ROW, STRETCH, TableHead, table_salt
 from mirrorlog.errors import LogCorrupt
 
@@ -31,7 +31,8 @@ def build_table(pieces: Sequence[memoryview], *, start: int, end: int, seed: int
     """
     rows = _joined(pieces)
     positions = _positions(rows, start, end)
-    sections = [*_queue_sections(rows, positions), _state_section(rows, positions), positions]
+    borders = positions[rows["inner"] == 0]
+    sections = [*_queue_sections(rows, positions), _state_section(rows, positions), borders]
     head = _head(rows, sections, start=start, end=end, seed=seed)
     del rows, positions
     return _assemble(head, sections)
@@ -126,7 +127,7 @@ def _stretches(queue_ids: Column, batches: Rows, copied: Column) -> Rows:
 
 
 def _state_section(rows: Rows, positions: Column) -> Rows:
-    numbers = np.flatnonzero(rows["records"] == 0)
+    numbers = np.flatnonzero((rows["records"] == 0) & (rows["kind"] != ENVELOPE))
     states = np.zeros(len(numbers), STATE_ROW)
     states["position"] = positions[numbers]
     for name in ("length", "queue_id", "kind"):

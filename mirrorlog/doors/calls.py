@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeVar
 
+from mirrorlog.client import Client
+from mirrorlog.doors.call_logins import Calling, CallLogins
 from mirrorlog.doors.status_codes import as_call_status
 from mirrorlog.errors import MirrorlogError, RequestTimeout
 
@@ -14,23 +16,28 @@ UNARY_TIMEOUT_S: Final = 10.0
 _T = TypeVar("_T")
 
 
-class Call(Protocol):
+class Ending(Protocol):
     """The part of gRPC's context that ends a call; `abort` does not return."""
 
     async def abort(self, code: Any, details: str, trailing_metadata: Any) -> Any: ...
 
 
-async def abort(call: Call, error: MirrorlogError) -> None:
+class Call(Calling, Ending, Protocol):
+    """A call with one answer."""
+
+
+async def abort(call: Ending, error: MirrorlogError) -> None:
     """End the call with the error's status and details. Every call, and a stream as a whole, can be repeated safely."""
     status = as_call_status(error, idempotent=True)
     await call.abort(status.code, status.message, status.trailing_metadata)
 
 
-async def answered(call: Call, answer: Awaitable[_T]) -> _T:
-    """The answer within 10 seconds; a shorter deadline of the caller's is gRPC's to keep. Ends the call on errors."""
+async def answered(call: Call, logins: CallLogins, ask: Callable[[Client], Awaitable[_T]]) -> _T:
+    """What `ask` gives with the caller's client, within 10 seconds; a shorter deadline of the caller's is gRPC's to
+    keep. Ends the call on errors."""
     try:
-        async with asyncio.timeout(UNARY_TIMEOUT_S):
-            return await answer
+        async with asyncio.timeout(UNARY_TIMEOUT_S), logins.client(call) as client:
+            return await ask(client)
     except TimeoutError:
         error: MirrorlogError = RequestTimeout(f"no answer from the node within {UNARY_TIMEOUT_S:.0f} s")
     except MirrorlogError as failure:

@@ -12,9 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mirrorlog.client import Client
 from mirrorlog.doors import consumed
 from mirrorlog.doors.admission import Admission, node_stopping
+from mirrorlog.doors.call_logins import Calling, CallLogins
 from mirrorlog.doors.calls import abort
 from mirrorlog.doors.fetched import Fetched
 from mirrorlog.doors.queue_reader import QueueReader
@@ -31,7 +31,7 @@ class ConsumeLimits:
     streams_max: int = 256
 
 
-class ConsumeCall(Protocol):
+class ConsumeCall(Calling, Protocol):
     """The part of gRPC's context that a stream needs."""
 
     async def write(self, message: pb.ConsumeResponse, /) -> None: ...
@@ -41,15 +41,16 @@ class ConsumeCall(Protocol):
 class ConsumerService(pb_grpc.ConsumerServicer):
     """All Consume streams of this door. Made on its loop."""
 
-    def __init__(self, client: Client, limits: ConsumeLimits) -> None:
-        self._client = client
+    def __init__(self, logins: CallLogins, limits: ConsumeLimits) -> None:
+        self._logins = logins
         self._admission = Admission("Consume", streams_max=limits.streams_max)
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def Consume(self, request: pb.ConsumeRequest, context: ConsumeCall) -> None:
         try:
             with self._admission.place():
-                await self._serve(read_subscription(request), context)
+                async with self._logins.client(context) as client:
+                    await self._serve(QueueReader(client, read_subscription(request)), context)
         except MirrorlogError as error:
             await abort(context, error)
 
@@ -59,11 +60,10 @@ class ConsumerService(pb_grpc.ConsumerServicer):
         if not self._stopped.done():
             self._stopped.set_result(None)
 
-    async def _serve(self, subscription: Subscription, context: ConsumeCall) -> None:
-        reader = QueueReader(self._client, subscription)
+    async def _serve(self, reader: QueueReader, context: ConsumeCall) -> None:
         async with aclosing(self._fetches(reader)) as fetches:
             async for fetched in fetches:
-                for response in _responses(fetched, subscription, reader):
+                for response in _responses(fetched, reader.subscription, reader):
                     await context.write(response)
 
     async def _fetches(self, reader: QueueReader) -> AsyncGenerator[Fetched]:

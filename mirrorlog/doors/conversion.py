@@ -129,6 +129,9 @@ def _log(log: LogStatus) -> status_pb.LogStatus:
         queues=[_queue(queue) for queue in log.queues],
         groups=[_group(group) for group in log.groups],
         holds=[_hold(hold) for hold in log.holds],
+        producers=[status_pb.ProducerStatus(**structs.asdict(each)) for each in log.producers],
+        producers_blocked=log.producers_blocked,
+        copies_up=log.copies_up,
     )
 
 
@@ -158,7 +161,13 @@ def _mirror(mirror: MirrorStatus) -> status_pb.MirrorStatus:
 
 def _queue(queue: QueueStatus) -> status_pb.QueueStatus:
     return status_pb.QueueStatus(
-        name=queue.name, queue_id=queue.queue_id, begin=queue.begin, next=queue.next, confirmed=queue.confirmed
+        name=queue.name,
+        queue_id=queue.queue_id,
+        begin=queue.begin,
+        next=queue.next,
+        confirmed=queue.confirmed,
+        counts=None if queue.counts is None else status_pb.QueueCounts(**structs.asdict(queue.counts)),
+        refuse_rate=queue.refuse_rate,
     )
 
 

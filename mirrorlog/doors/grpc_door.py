@@ -1,8 +1,9 @@
 """The gRPC door of a node: `python -m mirrorlog.doors.grpc_door --node HOST:PORT --bind HOST:PORT`.
 
 A process of its own: one busy Python thread inside the node would cost its loop 10 ms. It is a client of the native
-door; when the node goes it says so (UNAVAILABLE, health NOT_SERVING) and goes on when the node is back. It ends at
-SIGTERM, SIGINT, or when the process that started it is gone. At SIGHUP it reads the files of TLS anew.
+door, for each caller with the caller's own login. When the node goes it says so (UNAVAILABLE, health NOT_SERVING) and
+goes on when the node is back. It ends at SIGTERM, SIGINT, or when the process that started it is gone. At SIGHUP it
+reads the files of TLS anew.
 """
 
 from __future__ import annotations
@@ -12,21 +13,23 @@ import contextlib
 import logging
 import sys
 from collections.abc import Awaitable
+from functools import partial
 from typing import Final, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]  # it has no stubs
 
-from mirrorlog.client import Client
 from mirrorlog.config import split_address
 from mirrorlog.doors.admin_service import AdminService
+from mirrorlog.doors.call_logins import CallLogins
+from mirrorlog.doors.callers import Callers
 from mirrorlog.doors.consumer_service import ConsumeLimits, ConsumerService
 from mirrorlog.doors.door_tls import NO_TLS, DoorTls
 from mirrorlog.doors.heap import keep_freed_memory
 from mirrorlog.doors.node_watch import NodeWatch
 from mirrorlog.doors.producer_service import ProducerService, StreamLimits
-from mirrorlog.doors.running import run_door
+from mirrorlog.doors.running import Given, client_of, run_door
 from mirrorlog.errors import PortTaken
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2
 from mirrorlog.wire.messages import Limits
@@ -78,17 +81,19 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
 class GrpcDoor:
     """One door. `run` returns when it was stopped."""
 
-    def __init__(self, *, node: str, bind: str, tls: DoorTls = NO_TLS) -> None:
-        """Raises ConfigError for files of TLS that are none."""
+    def __init__(self, *, node: str, bind: str, tls: DoorTls = NO_TLS, token: str = "") -> None:
+        """`token`: by which the node knows its doors. Raises ConfigError for files of TLS that are none."""
         self._bind = bind
         to_nodes, self._certificate = tls.to_nodes(), PortCertificate.of(tls)
         self.renewal = Renewal([each for each in (to_nodes, self._certificate) if each is not None])
-        self._client = Client(node, role="door", tls=to_nodes)
+        made = partial(client_of, node, to_nodes)
+        self._client, self._callers = made(token=token), Callers(node, made)
+        logins = CallLogins(self._callers, tls=self._certificate is not None)
         self._health = health.aio.HealthServicer()
         self._watch = NodeWatch(self._client, node, self._node_changed)
-        self._admin = AdminService(self._client, node)
-        self._producer = ProducerService(self._client, StreamLimits())
-        self._consumer = ConsumerService(self._client, ConsumeLimits())
+        self._admin = AdminService(logins, node)
+        self._producer = ProducerService(logins, StreamLimits())
+        self._consumer = ConsumerService(logins, ConsumeLimits())
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -103,6 +108,7 @@ class GrpcDoor:
             if limits is not None:
                 await self._serve(limits)
         finally:
+            await self._callers.close()
             await self._client.close()
 
     async def _serve(self, limits: Limits) -> None:
@@ -196,10 +202,14 @@ class PortCertificate:
         return newest
 
 
+def _make(given: Given) -> GrpcDoor:
+    return GrpcDoor(node=given.node, bind=given.bind, tls=given.tls, token=given.token)
+
+
 def main() -> int:
     """Entry point; the exit code."""
     keep_freed_memory()
-    return run_door(GrpcDoor, prog="mirrorlog.doors.grpc_door", name="gRPC")
+    return run_door(_make, prog="mirrorlog.doors.grpc_door", name="gRPC")
 
 
 if __name__ == "__main__":

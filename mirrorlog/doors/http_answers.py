@@ -44,14 +44,29 @@ class Answer:
 Ask = Callable[[], Awaitable[Told]]
 
 
-class StatusSource:
-    """`ask`: one question to the node, which raises MirrorlogError and need not keep the deadline itself."""
+@dataclass(slots=True)
+class Failures:
+    """Questions that the node did not answer, whoever put them."""
 
-    def __init__(self, ask: Ask, *, deadline_ms: int = DEADLINE_MS, fresh_s: float = FRESH_S) -> None:
+    count: int = 0
+
+
+class StatusSource:
+    """`ask`: one question to the node, which raises MirrorlogError and need not keep the deadline itself. `failures`:
+    of all sources of a door."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        *,
+        deadline_ms: int = DEADLINE_MS,
+        fresh_s: float = FRESH_S,
+        failures: Failures | None = None,
+    ) -> None:
         self._ask = ask
         self._deadline_ms = deadline_ms
         self._fresh_s = fresh_s
-        self._failures = 0
+        self._failures = failures if failures is not None else Failures()
         self._question: asyncio.Task[Answer | MirrorlogError] | None = None
         self._outcome: Answer | MirrorlogError | None = None
         self._outcome_at = 0.0
@@ -79,7 +94,7 @@ class StatusSource:
         finally:
             self._question = None
         if isinstance(outcome, MirrorlogError):
-            self._failures += 1
+            self._failures.count += 1
         _tell_change(self._outcome, outcome)
         self._outcome, self._outcome_at = outcome, asyncio.get_running_loop().time()
         return outcome
@@ -94,7 +109,7 @@ class StatusSource:
             return error
         except TimeoutError:
             return RequestTimeout(f"the node did not answer within {self._deadline_ms} ms")
-        return Answer(told, took_s=time.perf_counter() - begun, failures=self._failures)
+        return Answer(told, took_s=time.perf_counter() - begun, failures=self._failures.count)
 
 
 def _tell_change(before: Answer | MirrorlogError | None, now: Answer | MirrorlogError) -> None:

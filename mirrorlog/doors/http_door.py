@@ -7,16 +7,18 @@ started it is gone. At SIGHUP it reads the files of TLS anew.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 from functools import partial
 
-from mirrorlog.client import Client
+from mirrorlog.doors.callers import Callers
 from mirrorlog.doors.door_tls import NO_TLS, DoorTls
-from mirrorlog.doors.http_answers import DEADLINE_MS, StatusSource, ask_node
+from mirrorlog.doors.http_answers import DEADLINE_MS, Failures, StatusSource, ask_node
+from mirrorlog.doors.http_callers import CallerSources
 from mirrorlog.doors.http_routes import make_app
 from mirrorlog.doors.http_server import HttpServer, address_of, bind_socket
-from mirrorlog.doors.running import run_door
+from mirrorlog.doors.running import Given, client_of, run_door
 from mirrorlog.wire.renewal import Renewal
 
 
@@ -24,14 +26,20 @@ class HttpDoor:
     """One door. `run` returns when it was stopped. Raises BadRequest for a node that is no address, ConfigError for
     files of TLS that are none."""
 
-    def __init__(self, *, node: str, bind: str, tls: DoorTls = NO_TLS) -> None:
+    def __init__(
+        self, *, node: str, bind: str, tls: DoorTls = NO_TLS, token: str = "", open_metrics: bool = False
+    ) -> None:
+        """`token`: by which the node knows its doors; `open_metrics`: whoever asks gets them, as health."""
         self._bind = bind
         to_nodes, port = tls.to_nodes(), tls.port()
         self.renewal = Renewal([each for each in (to_nodes, port) if each is not None])
-        self._client = Client(node, role="door", connect_timeout_ms=DEADLINE_MS, tls=to_nodes)
+        made = partial(client_of, node, to_nodes, connect_timeout_ms=DEADLINE_MS)
+        self._client, self._callers = made(token=token), Callers(node, made)
         self._bound = bind
-        source = StatusSource(partial(ask_node, self._client, node))
-        self._server = HttpServer(make_app(source), self._tell_started, tls=port)
+        failures = Failures()
+        source = StatusSource(partial(ask_node, self._client, node), failures=failures)
+        sources = source if open_metrics else CallerSources(self._callers, node, failures)
+        self._server = HttpServer(make_app(source, sources), self._tell_started, tls=port)
 
     def stop(self) -> None:
         """Ask for a clean end; `run` returns soon after. Idempotent."""
@@ -44,17 +52,32 @@ class HttpDoor:
             try:
                 await self._server.serve(sockets=[listening])
             finally:
+                await self._callers.close()
                 await self._client.close()
 
     def _tell_started(self) -> None:
         print(f"http door serving {self._bound}", flush=True)
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--open-metrics", action="store_true", help="metrics are for everybody, also where users are")
+
+
+def _make(given: Given) -> HttpDoor:
+    return HttpDoor(
+        node=given.node,
+        bind=given.bind,
+        tls=given.tls,
+        token=given.token,
+        open_metrics=given.arguments.open_metrics,
+    )
+
+
 def main() -> int:
     """Entry point; the exit code."""
     # Below that it tells of each stranger who does not speak HTTP, at the stranger's will.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    return run_door(HttpDoor, prog="mirrorlog.doors.http_door", name="HTTP")
+    return run_door(_make, prog="mirrorlog.doors.http_door", name="HTTP", more_options=_add_options)
 
 
 if __name__ == "__main__":

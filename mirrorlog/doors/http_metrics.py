@@ -18,7 +18,7 @@ from mirrorlog.doors.http_answers import Answer, Told
 from mirrorlog.doors.http_cluster_metrics import cluster_metrics
 from mirrorlog.doors.http_count_metrics import count_metrics
 from mirrorlog.doors.http_families import counter, gauge, states
-from mirrorlog.doors.http_queue_metrics import group_metrics, hold_metrics, queue_metrics
+from mirrorlog.doors.http_queue_metrics import flow_metrics, group_metrics, hold_metrics, queue_metrics
 from mirrorlog.wire.messages import DiskStatus, LogStatus, MirrorStatus
 
 _ROLES: Final = ("master", "mirror", "none")
@@ -57,6 +57,7 @@ def _families(answer: Answer) -> Iterator[Metric]:
         _copies(mastered),
         _mirrors(mastered),
         queue_metrics(readable),
+        flow_metrics(mastered),
         group_metrics(readable),
         hold_metrics(readable),
         cluster_metrics(status.cluster),

@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 
 from prometheus_client.core import Metric
 
-from mirrorlog.doors.http_families import Sample, gauge
-from mirrorlog.wire.messages import GroupStatus, HoldInfo, LogStatus, QueueStatus
+from mirrorlog.doors.http_families import Sample, counter, gauge
+from mirrorlog.wire.messages import GroupStatus, HoldInfo, LogStatus, QueueCounts, QueueStatus
 
 SERIES_MAX: Final = 1_000
 """Of queues, and of groups, that have series of their own."""
@@ -36,6 +36,34 @@ def queue_metrics(logs: Sequence[LogStatus]) -> Iterator[Metric]:
     yield offsets("begin_offset", "Queue offset of the first record that is kept", lambda queue: queue.begin)
     yield offsets("next_offset", "Queue offset after the last record appended", lambda queue: queue.next)
     yield offsets("confirmed_offset", "Queue offset after the last record confirmed", lambda queue: queue.confirmed)
+
+
+def flow_metrics(mastered: Sequence[LogStatus]) -> Iterator[Metric]:
+    """What went through the queues that the node masters, and who is held up. Rates are whoever's who reads these."""
+    held = (((log.name,), float(log.producers_blocked)) for log in mastered)
+    meaning = "Producers that may not send more before copies have caught up, by queue and connection"
+    yield gauge("mirrorlog_log_blocked_producers", meaning, ("log",), held)
+    first, rest = _split(
+        [[(log.name, queue) for queue in _oldest_first(log.queues) if queue.counts] for log in mastered]
+    )
+
+    def counts(name: str, meaning: str, value: Callable[[QueueCounts], int]) -> Metric:
+        def of(queue: QueueStatus) -> int:
+            return value(queue.counts or QueueCounts())
+
+        own = (((log, queue.name), float(of(queue))) for log, queue in first)
+        return counter(f"mirrorlog_queue_{name}_total", meaning, ("log", "queue"), [*own, *_sums(rest, of, names=1)])
+
+    yield counts("published_records", "Records appended to the queue", lambda each: each.published)
+    meaning = "Records given to subscribers and with leases, each time"
+    yield counts("delivered_records", meaning, lambda each: each.delivered)
+    meaning = "Records given to subscribers and with leases that somebody may have had before"
+    yield counts("redelivered_records", meaning, lambda each: each.redelivered)
+    yield counts("acked_records", "Records that whoever had them has settled", lambda each: each.acked)
+    meaning = "Records that ended before a group that acks had settled them: freed, expired, or dropped"
+    yield counts("expired_records", meaning, lambda each: each.expired)
+    meaning = "Subscriptions that ended because a record was not settled in time"
+    yield counts("consumer_timeouts", meaning, lambda each: each.timed_out)
 
 
 def group_metrics(logs: Sequence[LogStatus]) -> Iterator[Metric]:

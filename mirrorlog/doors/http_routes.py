@@ -16,23 +16,30 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from mirrorlog.doors.http_answers import Answer, StatusSource
+from mirrorlog.doors.http_callers import CallerSources
 from mirrorlog.doors.http_metrics import metrics_text
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError
 
 _TEXT_FORMAT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PATH_SHOWN_MAX: Final = 80
 
 
-def make_app(source: StatusSource) -> Starlette:
-    """The application of one node's door."""
-    pages = _Pages(source)
+def make_app(source: StatusSource, metrics: StatusSource | CallerSources | None = None) -> Starlette:
+    """The application of one node's door. `metrics`: where they come from, if not from where health does."""
+    pages = _Pages(source, metrics or source)
     app = Starlette(
         routes=[
             Route("/", pages.index),
             Route("/metrics", pages.metrics),
             Route("/health", pages.health),
         ],
-        exception_handlers={HTTPException: _not_served, MirrorlogError: _node_failed, Exception: _failed},
+        exception_handlers={
+            HTTPException: _not_served,
+            LoginFailed: _not_logged_in,
+            AccessRefused: _refused,
+            MirrorlogError: _node_failed,
+            Exception: _failed,
+        },
     )
     # A path is served or it is not; nobody is sent to another.
     app.router.redirect_slashes = False
@@ -40,15 +47,20 @@ def make_app(source: StatusSource) -> Starlette:
 
 
 class _Pages:
-    def __init__(self, source: StatusSource) -> None:
+    def __init__(self, source: StatusSource, metrics: StatusSource | CallerSources) -> None:
         self._source = source
+        self._metrics = metrics
         self._rendered: tuple[Answer, bytes] | None = None
 
     async def index(self, request: Request) -> Response:
         return PlainTextResponse("mirrorlog: /metrics is for Prometheus, /health is 200 while this node answers\n")
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._text(await self._source.answer()), media_type=_TEXT_FORMAT)
+        if isinstance(self._metrics, CallerSources):
+            answer = await self._metrics.answer(request)
+        else:
+            answer = await self._metrics.answer()
+        return Response(self._text(answer), media_type=_TEXT_FORMAT)
 
     async def health(self, request: Request) -> Response:
         status = (await self._source.answer()).told.status
@@ -68,6 +80,14 @@ async def _not_served(request: Request, error: Exception) -> Response:
     shown = path if len(path) <= _PATH_SHOWN_MAX else f"{path[:_PATH_SHOWN_MAX]}…"
     reason = {404: f"nothing is at {shown}; / says what is here", 405: f"{shown} can only be read, with GET"}
     return _error(reason.get(error.status_code, error.detail), error.status_code, error.headers)
+
+
+async def _not_logged_in(request: Request, error: Exception) -> Response:
+    return _error(str(error), 401, {"WWW-Authenticate": 'Basic realm="mirrorlog", charset="UTF-8"'})
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return _error(str(error), 403)
 
 
 async def _node_failed(request: Request, error: Exception) -> Response:

@@ -12,6 +12,7 @@ import grpc
 
 from mirrorlog.client import Client
 from mirrorlog.doors.admission import Admission, node_stopping
+from mirrorlog.doors.call_logins import Calling, CallLogins
 from mirrorlog.doors.calls import abort
 from mirrorlog.doors.incoming import Batch, read_request
 from mirrorlog.doors.one_attempt import OneAttempt
@@ -40,7 +41,7 @@ class StreamLimits:
     streams_max: int = 256
 
 
-class PublishCall(Protocol):
+class PublishCall(Calling, Protocol):
     """The part of gRPC's context that a stream needs."""
 
     async def write(self, message: pb.PublishResponse, /) -> None: ...
@@ -50,8 +51,8 @@ class PublishCall(Protocol):
 class ProducerService:
     """All Publish streams of this door."""
 
-    def __init__(self, client: Client, limits: StreamLimits) -> None:
-        self._client = client
+    def __init__(self, logins: CallLogins, limits: StreamLimits) -> None:
+        self._logins = logins
         self._limits = limits
         self._admission = Admission("Publish", streams_max=limits.streams_max)
         self._streams: set[PublishStream] = set()
@@ -68,7 +69,8 @@ class ProducerService:
     async def Publish(self, request_iterator: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall) -> None:
         try:
             with self._admission.place():
-                await self._serve(request_iterator, context)
+                async with self._logins.client(context) as client:
+                    await self._serve(client, request_iterator, context)
         except MirrorlogError as error:
             await abort(context, error)
 
@@ -78,10 +80,12 @@ class ProducerService:
         for stream in self._streams:
             stream.end(node_stopping())
 
-    async def _serve(self, requests: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall) -> None:
+    async def _serve(
+        self, client: Client, requests: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall
+    ) -> None:
         opening = await _first(requests)
-        one_attempt = await OneAttempt.open(self._client, opening)
-        async with Retrying(self._client, opening, one_attempt.limits) as retrying:
+        one_attempt = await OneAttempt.open(client, opening)
+        async with Retrying(client, opening, one_attempt.limits) as retrying:
             window = Window(bytes_max=self._limits.window_bytes, batches_max=self._limits.window_batches)
             stream = PublishStream(opening=opening, one_attempt=one_attempt, retrying=retrying, window=window)
             await context.write(pb.PublishResponse(opened=self._opened(one_attempt)))

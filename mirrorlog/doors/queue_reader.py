@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from mirrorlog.client import Client
 from mirrorlog.client.begins import is_elsewhere
+from mirrorlog.client.confirmed_end import is_known, not_known
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.copies import Copies
 from mirrorlog.client.same_queue import check_same, is_another
@@ -37,7 +38,7 @@ class QueueReader:
 
     def __init__(self, client: Client, subscription: Subscription) -> None:
         self._client = client
-        self._subscription = subscription
+        self.subscription = subscription
         self._copies = Copies(client, subscription.queue)
         self._connection: Connection | None = None
         self._found: Sighting | None = None
@@ -53,11 +54,12 @@ class QueueReader:
         return self._limits
 
     async def open(self) -> Fetched:
-        """Settle where to begin and to end; nothing is fetched yet. Raises NoSuchQueue, BadRequest, ConnectionLost."""
+        """Settle where to begin and to end; nothing is fetched yet. Raises NoSuchQueue, BadRequest, ConnectionLost;
+        NotCurrent as of `Consumer.start`."""
         connection, info = await self._insist(self._own_info)
-        self._until = _until(self._subscription.until, info)
+        self._until = _until(self.subscription.until, info)
         node_id = connection.welcome.node_id
-        start = await self._insist(lambda: self._start(self._subscription.start, info, node_id))
+        start = await self._insist(lambda: self._start(self.subscription.start, info, node_id))
         at = start.queue_offset
         return Fetched(self._source(connection, info), memoryview(b""), (), at, at, start.epoch, info.begin, info.next)
 
@@ -86,8 +88,8 @@ class QueueReader:
                     queue_id=info.queue_id,
                     epoch=epoch,
                     queue_offset=queue_offset,
-                    max_bytes=self._subscription.max_bytes,
-                    wait_ms=self._subscription.max_wait_ms,
+                    max_bytes=self.subscription.max_bytes,
+                    wait_ms=self.subscription.max_wait_ms,
                     timeout_ms=_ANSWER_TIMEOUT_MS,
                 )
         except OffsetOutOfRange as error:
@@ -100,14 +102,14 @@ class QueueReader:
 
         async def moved() -> bool:
             assert self._found is not None
-            from_master = not (self._subscription.from_mirror or self._subscription.node_id)
+            from_master = not (self.subscription.from_mirror or self.subscription.node_id)
             return from_master and await self._client.has_moved(self._found)
 
-        after_s = self._subscription.max_wait_ms / 1000 + SILENCE_S
+        after_s = self.subscription.max_wait_ms / 1000 + SILENCE_S
         return Silence(moved, after_s=after_s, reason=f"{connection.address} answers nothing, and is not the master")
 
     def _source(self, connection: Connection, info: QueueInfo) -> Source:
-        return Source(self._subscription.queue, info.log_id, connection.welcome.node_id)
+        return Source(self.subscription.queue, info.log_id, connection.welcome.node_id)
 
     async def _insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again, over another connection, until `outage_timeout_ms` have passed since the first failure."""
@@ -119,7 +121,7 @@ class QueueReader:
             except MirrorlogError as error:
                 if self._connection is not None:
                     self._failed_node, self._connection = self._connection.welcome.node_id, None
-                give_up_at = give_up_at or loop.time() + self._subscription.outage_timeout_ms / 1000
+                give_up_at = give_up_at or loop.time() + self.subscription.outage_timeout_ms / 1000
                 # A mirror may not have heard yet of a queue that others know.
                 passing = error.retriable or (isinstance(error, NoSuchQueue) and self._info is not None)
                 # A copy that its node refuses to serve is not the only one.
@@ -131,12 +133,17 @@ class QueueReader:
     async def _own_info(self) -> tuple[Connection, QueueInfo]:
         """The node that is read from, and the queue as it knows that: another one may know more to be confirmed."""
         connection = await self._connected()
-        asked = GetMetadata(queues=[self._subscription.queue])
+        asked = GetMetadata(queues=[self.subscription.queue])
         answer = await connection.request(asked, Metadata, timeout_ms=_ANSWER_TIMEOUT_MS)
         if not answer.queues:
-            queue = self._subscription.queue
+            queue = self.subscription.queue
             raise NoSuchQueue(f"no queue {queue!r} on node {answer.node_id}", queue=queue)
-        return connection, answer.queues[0]
+        info, subscription = answer.queues[0], self.subscription
+        wants_end = subscription.start is Edge.LATEST or isinstance(subscription.until, Edge)
+        from_master = not (subscription.from_mirror or subscription.node_id)
+        if wants_end and from_master and not is_known(info, told_by=answer.node_id):
+            raise not_known(info, told_by=answer.node_id)
+        return connection, info
 
     async def _connected(self) -> Connection:
         if self._connection is None or not self._connection.usable:
@@ -145,12 +152,12 @@ class QueueReader:
 
     async def _connect(self) -> Connection:
         """To the node that shall be read from. Raises ConnectionLost, BadRequest for a node without this queue."""
-        queue, found = self._subscription.queue, await self._client.find(self._subscription.queue)
-        check_same(queue, self._info.queue_id if self._info is not None else None, found.info.queue_id)
+        queue, found = self.subscription.queue, await self._client.find(self.subscription.queue)
+        check_same(queue, self._info, found.info)
         self._found = found
         info = self._info = found.info
         failures: list[str] = []
-        for node_id in sorted(_wanted(self._subscription, info), key=self._rank):
+        for node_id in sorted(_wanted(self.subscription, info), key=self._rank):
             try:
                 connection = await self._client.connection_to(await self._client.node_address(node_id))
             except ConnectionLost as error:
@@ -183,7 +190,7 @@ class QueueReader:
 
     async def _earliest(self, info: QueueInfo, node_id: str) -> int:
         """Whoever named a node wants what that one has; from any mirror, what the queue has."""
-        return await self._copies.earliest(info, node_id) if self._subscription.from_mirror else info.begin
+        return await self._copies.earliest(info, node_id) if self.subscription.from_mirror else info.begin
 
 
 def _wanted(subscription: Subscription, info: QueueInfo) -> list[str]:

@@ -5,17 +5,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
+import ssl
 import sys
 import time
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 import uvloop
 
+from mirrorlog.client import Client
 from mirrorlog.doors.door_tls import DoorTls, add_options
 from mirrorlog.doors.parent import watch_parent
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.wire.messages import Login
 from mirrorlog.wire.renewal import Renewal
+
+CONNECT_TIMEOUT_MS: Final = 5_000
+_TOKEN_BYTES_MAX: Final = 1_024
 
 
 class Door(Protocol):
@@ -30,23 +39,54 @@ class Door(Protocol):
         """Serve until stopped. Raises MirrorlogError."""
 
 
-class MakeDoor(Protocol):
-    """Makes the door, on the loop. Raises MirrorlogError."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a door was started with. `token`: by which its node knows it; empty: as a stranger. `arguments`: all of the
+    command line."""
 
-    def __call__(self, *, node: str, bind: str, tls: DoorTls) -> Door: ...
+    node: str
+    bind: str
+    tls: DoorTls
+    token: str = field(repr=False)
+    arguments: argparse.Namespace
 
 
-def run_door(make: MakeDoor, *, prog: str, name: str) -> int:
+MakeDoor = Callable[[Given], Door]
+"""Makes the door, on the loop. Raises MirrorlogError."""
+
+
+def client_of(
+    node: str,
+    tls: ssl.SSLContext | None,
+    login: Login | None = None,
+    *,
+    token: str = "",
+    connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+) -> Client:
+    """A client of the cluster for a door: as a caller, as the door itself, or as nobody."""
+    if token:
+        login = Login(user="", password=token)
+    user, password = (login.user, login.password) if login is not None else (None, "")
+    return Client(node, role="door", connect_timeout_ms=connect_timeout_ms, tls=tls, user=user, password=password)
+
+
+def run_door(
+    make: MakeDoor, *, prog: str, name: str, more_options: Callable[[argparse.ArgumentParser], None] | None = None
+) -> int:
     """By the command line; the exit code. `prog`: as it is started; `name`: for help and errors, as in "gRPC"."""
     parser = argparse.ArgumentParser(prog=prog, description=f"The {name} door of a node.")
     parser.add_argument("--node", required=True, metavar="HOST:PORT", help="the node's client port")
     parser.add_argument("--bind", required=True, metavar="HOST:PORT", help="where to serve; port 0: any free one")
     parser.add_argument("--debug", action="store_true", help="debug logs, and tracebacks for errors")
+    parser.add_argument("--token", action="store_true", help="standard input begins with the node's token, a line")
     add_options(parser)
+    if more_options is not None:
+        more_options(parser)
     arguments = parser.parse_args()
     _configure_logs(arguments.bind, debug=arguments.debug)
     try:
-        uvloop.run(_main(make, arguments.node, arguments.bind, DoorTls.of(arguments)))
+        token = _read_token() if arguments.token else ""
+        uvloop.run(_main(make, Given(arguments.node, arguments.bind, DoorTls.of(arguments), token, arguments)))
     except MirrorlogError as error:
         if arguments.debug:
             raise
@@ -55,8 +95,17 @@ def run_door(make: MakeDoor, *, prog: str, name: str) -> int:
     return 0
 
 
-async def _main(make: MakeDoor, node: str, bind: str, tls: DoorTls) -> None:
-    door = make(node=node, bind=bind, tls=tls)
+def _read_token() -> str:
+    """Without a buffer: what follows is the parent's end, and for who watches that. A parent that has gone before it
+    was said is noticed there, too."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < _TOKEN_BYTES_MAX and (byte := os.read(sys.stdin.fileno(), 1)):
+        line += byte
+    return line.decode(errors="replace").strip()
+
+
+async def _main(make: MakeDoor, given: Given) -> None:
+    door = make(given)
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, door.stop)

@@ -6,13 +6,16 @@ that an older version took: whoever reads them passes over what does not fit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from mirrorlog import versions
+from mirrorlog.commitlog.attributes import DURATION_MS_MAX, PRIORITY_MAX
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadRequest
+from mirrorlog.queues.lifetimes import AUTO_DELETE, DURABLE, EXCLUSIVE, EXPIRES, is_transient
 
 ARGUMENTS_MAX: Final = 100
 DEPTH_MAX: Final = 8
@@ -42,19 +45,54 @@ _LIMITS: Final = ("retention_ms", "retention_bytes")
 _SINGLE_ACTIVE: Final = "x-single-active-consumer"
 _CONSUMER_TIMEOUT: Final = "x-consumer-timeout"
 _DELIVERY_LIMIT: Final = "x-delivery-limit"
+_MESSAGE_TTL: Final = "x-message-ttl"
+_MAX_PRIORITY: Final = "x-max-priority"
+_MAX_LENGTH: Final = "x-max-length"
+_MAX_LENGTH_BYTES: Final = "x-max-length-bytes"
+_OVERFLOW: Final = "x-overflow"
+_LOG_GROUP: Final = "x-log-group"
+_DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
+_DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
 
-_CHOICES: Final[Mapping[str, tuple[str, str]]] = {"flush": ("memory", "disk"), _RETENTION: ("limits", "work")}
+DROP_HEAD: Final = "drop-head"
+REJECT_PUBLISH: Final = "reject-publish"
+REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
+"""What becomes of a publish to a queue that is full: the oldest records go for it, or it is refused; the last one sends
+it to the queue's dead letters besides."""
+
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "flush": ("memory", "disk"),
+    _RETENTION: ("limits", "work"),
+    _OVERFLOW: (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX),
+}
 _NUMBERS: Final[Mapping[str, _Number]] = {
     "copies": _Number(1, 255),
     **dict.fromkeys(_LIMITS, _Number(1, _NUMBER_MAX, "that of the log")),
     _TIER_KEEP: _Number(0, _NUMBER_MAX // 1000),
     _CONSUMER_TIMEOUT: _Number(1, _TIMEOUT_MS_MAX),
     _DELIVERY_LIMIT: _Number(0, DELIVERY_LIMIT_MAX, "no limit"),
+    _MESSAGE_TTL: _Number(0, DURATION_MS_MAX),
+    EXPIRES: _Number(1, _TIMEOUT_MS_MAX),
+    _MAX_PRIORITY: _Number(0, PRIORITY_MAX),
+    **dict.fromkeys((_MAX_LENGTH, _MAX_LENGTH_BYTES), _Number(0, _NUMBER_MAX)),
 }
-_FLAGS: Final = (_SINGLE_ACTIVE,)
-_KNOWN: Final = ("flush", "copies", *_LIMITS, _TIER_KEEP, _RETENTION, *_FLAGS, _CONSUMER_TIMEOUT, _DELIVERY_LIMIT)
+_FLAGS: Final = (_SINGLE_ACTIVE, AUTO_DELETE, DURABLE, EXCLUSIVE)
+_DEAD_LETTERING: Final = (_DEAD_LETTER_EXCHANGE, _DEAD_LETTER_KEY)
+_OF_RECORDS: Final = (_MESSAGE_TTL, _MAX_PRIORITY, _MAX_LENGTH, _MAX_LENGTH_BYTES, _OVERFLOW, *_DEAD_LETTERING)
+_KNOWN: Final = (
+    *("flush", "copies", *_LIMITS, _TIER_KEEP, _RETENTION, _SINGLE_ACTIVE, _CONSUMER_TIMEOUT, _DELIVERY_LIMIT),
+    *_OF_RECORDS,
+    AUTO_DELETE,
+    EXPIRES,
+    DURABLE,
+    EXCLUSIVE,
+    _LOG_GROUP,
+)
 
-_WITH_GROUPS: Final = frozenset({_SINGLE_ACTIVE, _CONSUMER_TIMEOUT, _DELIVERY_LIMIT})
+_LIFETIMES: Final = (AUTO_DELETE, EXPIRES, DURABLE, EXCLUSIVE)
+_WITH_GROUPS: Final = frozenset({_SINGLE_ACTIVE, _CONSUMER_TIMEOUT, _DELIVERY_LIMIT, *_OF_RECORDS, *_LIFETIMES})
+_TEXT: Final = re.compile(r"[^\x00-\x1f\x7f]{0,255}")
+"""An exchange's name, or a routing key."""
 
 # What an error repeats of a name or a value that somebody else chose.
 _SHOWN_CHARS: Final = 80
@@ -91,24 +129,84 @@ def check_values(arguments: Mapping[str, Any]) -> None:
     """Raises BadRequest for a value that its argument does not take."""
     for key, value in arguments.items():
         if key in _CHOICES and value not in _CHOICES[key]:
-            one, other = _CHOICES[key]
-            raise BadRequest(f"argument {key!r} is {_shown(value)}, it must be {one!r} or {other!r}")
+            *others, last = map(repr, _CHOICES[key])
+            raise BadRequest(f"argument {key!r} is {_shown(value)}, it must be {', '.join(others)} or {last}")
         if key in _NUMBERS:
             _check_number(key, value, _NUMBERS[key])
         if key in _FLAGS and type(value) is not bool:
             raise BadRequest(f"argument {key!r} is {_shown(value)}, it must be true or false")
+    _check_dead_lettering(arguments)
+    _check_transient(arguments)
+    if _LOG_GROUP in arguments and not log_group_of(arguments):
+        group = arguments[_LOG_GROUP]
+        raise BadRequest(f"argument {_LOG_GROUP!r} is {_shown(group)}, it must be a name, of 1 to 255 characters")
+
+
+def _check_transient(arguments: Mapping[str, Any]) -> None:
+    """A queue that goes with its node is on that node alone, and in memory."""
+    if not is_transient(arguments):
+        return
+    for key, allowed in ((_LOG_GROUP, None), ("copies", 1), ("flush", "memory")):
+        if (value := arguments.get(key)) not in (None, allowed):
+            raise BadRequest(
+                f"argument {key!r} is {_shown(value)}, and a queue that is exclusive or not durable is on one node, in "
+                "memory; leave one of them away"
+            )
+
+
+def without_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What says nothing that would not hold anyway is left out: a queue is durable, and no other flag is set."""
+    return {key: value for key, value in arguments.items() if not (key in _FLAGS and value is (key == DURABLE))}
 
 
 def version_needed(arguments: Mapping[str, Any]) -> int:
     """At which version a cluster has to run for a queue with these arguments: a master of the software before would not
     keep what they say."""
-    needs = arguments.get(_RETENTION) == "work" or not _WITH_GROUPS.isdisjoint(arguments)
+    needs = arguments.get(_RETENTION) == "work" or not _WITH_GROUPS.isdisjoint(arguments) or _LOG_GROUP in arguments
     return versions.GROUPS if needs else versions.FIRST
+
+
+def log_group_of(arguments: Mapping[str, Any]) -> str:
+    """Which queues it is in one log with, by a name that they have in common in their virtual host; empty: any."""
+    group = arguments.get(_LOG_GROUP)
+    return group if isinstance(group, str) and _TEXT.fullmatch(group) else ""
 
 
 def is_work(arguments: Mapping[str, Any]) -> bool:
     """Whether the queue keeps what is not settled, and nothing else."""
     return arguments.get(_RETENTION) == "work"
+
+
+class LengthLimits(NamedTuple):
+    """How many records of the queue's own group may be ready, and how many bytes of them; None: any number."""
+
+    records: int | None
+    size: int | None
+    overflow: str
+
+    @property
+    def rejects(self) -> bool:
+        """Whether a publish is refused when it is full, instead of older records being dropped."""
+        return self.overflow != DROP_HEAD
+
+
+def lengths_of(arguments: Mapping[str, Any]) -> LengthLimits | None:
+    """How long a queue may be; None when it may be of any length."""
+    records, size = (_number_of(arguments, key) for key in (_MAX_LENGTH, _MAX_LENGTH_BYTES))
+    if records is None and size is None:
+        return None
+    overflow = arguments.get(_OVERFLOW)
+    return LengthLimits(records, size, overflow if overflow in _CHOICES[_OVERFLOW] else DROP_HEAD)
+
+
+def message_ttl_ms(arguments: Mapping[str, Any]) -> int | None:
+    """How long records of the queue are of use, behind their append; None: for ever."""
+    return _number_of(arguments, _MESSAGE_TTL)
+
+
+def max_priority(arguments: Mapping[str, Any]) -> int:
+    """The highest priority that the queue tells from others; 0: none."""
+    return _number_of(arguments, _MAX_PRIORITY) or 0
 
 
 def limits_of(arguments: Mapping[str, Any]) -> QueueLimits | None:
@@ -133,6 +231,44 @@ def _check_number(key: str, value: object, allowed: _Number) -> None:
         return
     numbers = f"from {allowed.least} to {allowed.most}" + (f", or -1 for {allowed.or_else}" if allowed.or_else else "")
     raise BadRequest(f"argument {key!r} is {_shown(value)}, it must be a whole number {numbers}")
+
+
+def _number_of(arguments: Mapping[str, Any], key: str) -> int | None:
+    allowed = _NUMBERS[key]
+    value = arguments.get(key)
+    return value if type(value) is int and allowed.least <= value <= allowed.most else None
+
+
+class DeadLetters(NamedTuple):
+    """Where records go that die: `exchange`, in the queue's virtual host; `routing_key` None: each record's own."""
+
+    exchange: str
+    routing_key: str | None
+
+
+def dead_letters_of(arguments: Mapping[str, Any]) -> DeadLetters | None:
+    """None when records that die are gone."""
+    exchange, key = arguments.get(_DEAD_LETTER_EXCHANGE), arguments.get(_DEAD_LETTER_KEY)
+    if not isinstance(exchange, str):
+        return None
+    return DeadLetters(exchange, key if isinstance(key, str) else None)
+
+
+def _check_dead_lettering(arguments: Mapping[str, Any]) -> None:
+    for key in _DEAD_LETTERING:
+        value = arguments.get(key, "")
+        if not isinstance(value, str) or not _TEXT.fullmatch(value):
+            raise BadRequest(
+                f"argument {key!r} is {_shown(value)}, it must be a text of at most 255 characters without control "
+                "characters"
+            )
+    if _DEAD_LETTER_KEY in arguments and _DEAD_LETTER_EXCHANGE not in arguments:
+        raise BadRequest(f"argument {_DEAD_LETTER_KEY!r} needs {_DEAD_LETTER_EXCHANGE!r} besides")
+    if arguments.get(_OVERFLOW) == REJECT_PUBLISH_DLX:
+        raise BadRequest(
+            f"{_OVERFLOW}={REJECT_PUBLISH_DLX} cannot be kept: what is refused is stored nowhere, and cannot leave "
+            f"for dead letters; take {REJECT_PUBLISH}, or {DROP_HEAD}"
+        )
 
 
 def _is_plain(value: object, depth: int) -> bool:

@@ -2,9 +2,9 @@
 
     CONTROL      queue id 0   EpochStarted, QueueDeclared, QueueDeleted, BeginMoved, QueueBeginsMoved, OffsetsLeapt
     QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded, Settled, Returned, Watermark, Leased, GroupReset,
-                              GroupDeleted
+                              GroupDeleted, QueueUsed, Departing, Addressed, Departed
     CHECKPOINT   queue id 0   CheckpointBegan, QueueState, HoldsState, GroupState, LedgerChunk, LeasesState,
-                              BeginsState, GapsState, ProducerState, CheckpointEnded
+                              RunState, DeparturesState, BeginsState, GapsState, ProducerState, CheckpointEnded
 
 They use the ordinary columnar body (one value per change), so every tool that reads batches reads them too, and they
 are replicated, confirmed, recovered and truncated like records. Unknown fields are ignored, so fields can be added.
@@ -28,8 +28,9 @@ RANGES_PER_CHANGE: Final = 3000
 """Of 18 bytes each, at most: the smallest batch that nodes can be told to allow, 64 KiB, takes a change with so
 many."""
 
-SETTLED_WHYS: Final = ("acked", "dead", "expired", "dropped", "purged")
-"""Why records are done: acknowledged; dead-lettered; too old; too many of them in the queue; purged."""
+SETTLED_WHYS: Final = ("acked", "dead", "limit", "expired", "dropped", "purged", "redriven")
+"""Why records are done: acknowledged; rejected; come back too often; too old; too many of them in the queue;
+purged; sent back to where they died."""
 
 
 class _Change(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
@@ -61,6 +62,10 @@ class QueueDeleted(_Change, frozen=True):
     """The queue of this id is there no more, with all that was ever said of it. Its records are dead."""
 
     queue_id: int
+
+
+class QueueUsed(_Change, frozen=True):
+    """Somebody was subscribed to the queue's own group: with its last subscriber it may go (`auto-delete`)."""
 
 
 class PositionCommitted(_Change, frozen=True):
@@ -140,6 +145,56 @@ class Leased(_Change, frozen=True):
     lease_ms: int
 
 
+class Departing(_Change, frozen=True):
+    """What is not settled of these records leaves for other queues: nobody is given them, and they are leased in the
+    ledger under the number `departure`, below 2^32 and of nobody. The same number again: more of them.
+
+    `reason`: by RabbitMQ's names, or `redriven`; see `queues.departures`. `at_us`: when, µs UTC. `exchange`: where it
+    leads, in the queue's virtual host; `routing_key`: null for each record's own.
+    """
+
+    group: str
+    departure: int
+    ranges: list[int]
+    reason: str
+    at_us: int
+    exchange: str = ""
+    routing_key: str | None = None
+
+
+class Target(msgspec.Struct, frozen=True, array_like=True):
+    """A queue that records leave for, and under which numbers: `ranges` are those of the queue that they leave, and
+    `sequence` counts them there. `name`: qualified."""
+
+    name: str
+    log_id: str
+    queue_id: int
+    producer_epoch: int
+    sequence: int
+    ranges: list[int]
+
+    @property
+    def records(self) -> int:
+        return sum(self.ranges[1::2]) - sum(self.ranges[::2])
+
+
+class Addressed(_Change, frozen=True):
+    """Where some records of a departure go, `ranges`: the piece of it that leaves now, one of a queue at a time. The
+    same piece again: under other numbers. What no target has is dropped, but for what is `kept`: it is free again."""
+
+    departure: int
+    ranges: list[int]
+    targets: list[Target]
+    kept: list[int] = []
+
+
+class Departed(_Change, frozen=True):
+    """The piece that was addressed is where it was to go, or given up. `last`: the departure is done."""
+
+    departure: int
+    last: bool = False
+
+
 class GroupReset(_Change, frozen=True):
     """An acking group stands before `queue_offset`, without exceptions, whether it was there or not. A stream group of
     that name is there no more. `void`: leases below that number are over for good, and so is whatever was given out in
@@ -173,7 +228,8 @@ class QueueState(_State, frozen=True, tag="Q"):
     """A queue as of this place in the log. One of many groups comes in several, each with a part of its positions.
 
     `next_queue_offset`: of the next record appended. `positions`: (log id, epoch, queue offset) by group, the newest
-    ones appended. `declared_at`: log offset of its declaration, which may be gone.
+    ones appended. `declared_at`: log offset of its declaration, which may be gone; `used_at`: that of its QueueUsed, -1
+    without one.
     """
 
     queue_id: int
@@ -183,6 +239,7 @@ class QueueState(_State, frozen=True, tag="Q"):
     next_queue_offset: int
     positions: dict[str, tuple[str, int, int]]
     declared_at: int
+    used_at: int = -1
 
 
 class BeginsState(_State, frozen=True, tag="L"):
@@ -262,6 +319,50 @@ class LeasesState(_State, frozen=True, tag="S"):
     leases: dict[int, tuple[str, int, int]]
 
 
+class RunState(_State, frozen=True, tag="R"):
+    """Which records of a queue have a priority, a time to live or a delay, as of this place in the log, some of them.
+
+    `runs`: 7 numbers for each, ascending and disjoint: first queue offset, number of records, priority, ttl in ms + 1
+    or 0 for none, delay in ms, append time of the last of its batches in µs UTC, and how long before it the first was.
+    """
+
+    queue_id: int
+    runs: list[int]
+
+
+class DepartureRow(_State, frozen=True):
+    """A departure in a checkpoint; fields as of `Departing`."""
+
+    departure: int
+    group: str
+    reason: str
+    at_us: int
+    exchange: str
+    routing_key: str | None
+
+
+class PieceRow(_State, frozen=True):
+    """The piece that leaves, in a checkpoint; fields as of `Addressed`."""
+
+    departure: int
+    ranges: list[int]
+    targets: list[Target]
+    kept: list[int]
+
+
+class DeparturesState(_State, frozen=True, tag="D"):
+    """What leaves a queue for others as of this place in the log, all of it. `next_departure`: no number from there on
+    was used; `epoch_floor`: the lowest producer epoch of a queue that is none of `sequences`. `sequences`: (producer
+    epoch, next sequence) by the id of the queue that records left for."""
+
+    queue_id: int
+    next_departure: int
+    epoch_floor: int
+    departures: list[DepartureRow]
+    piece: PieceRow | None
+    sequences: dict[int, tuple[int, int]]
+
+
 class ProducerState(_State, frozen=True, tag="P"):
     """A producer in a queue as of this place in the log.
 
@@ -305,9 +406,11 @@ class QueueBeginsMoved(_Change, frozen=True):
     begins: dict[int, int]
 
 
-class OffsetsLeapt(_Change, frozen=True):
+class OffsetsLeapt(_Change, frozen=True, omit_defaults=True):
     """Records from the log offset `lost_from` on were lost, confirmed ones perhaps. So every queue that is declared
     before this and whose next queue offset is below `go_on_at` goes on there; what comes in between is gone.
+
+    Queue ids leap, too: none up to `queue_id_max` is given out from here on, for declarations may be lost.
 
     `epoch`: in which it is written. One queue offset for all queues, and not a distance: what was followed once, or is
     known from a checkpoint, is not moved a second time.
@@ -316,6 +419,7 @@ class OffsetsLeapt(_Change, frozen=True):
     epoch: int
     lost_from: int
     go_on_at: int
+    queue_id_max: int = 0
 
 
 Change = (
@@ -334,6 +438,10 @@ Change = (
     | Leased
     | GroupReset
     | GroupDeleted
+    | QueueUsed
+    | Departing
+    | Addressed
+    | Departed
 )
 State = (
     CheckpointBegan
@@ -344,6 +452,8 @@ State = (
     | LeasesState
     | BeginsState
     | GapsState
+    | RunState
+    | DeparturesState
     | ProducerState
     | CheckpointEnded
 )
@@ -362,12 +472,13 @@ _KNOWN: Final = frozenset(
     kind.__name__
     for kind in (
         *(EpochStarted, QueueDeclared, QueueDeleted, PositionCommitted, BeginMoved, QueueBeginsMoved, OffsetsLeapt),
-        *(HoldSet, HoldEnded),
+        *(HoldSet, HoldEnded, QueueUsed),
         *(Settled, Returned, Watermark, Leased, GroupReset, GroupDeleted),
+        *(Departing, Addressed, Departed),
     )
 )
 _STATE_TAG_DECODER: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQHACSLGPE")
+_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQHACSRDLGPE")
 
 
 def split_ranges(ranges: Sequence[int], ranges_max: int = RANGES_PER_CHANGE) -> Iterator[list[int]]:

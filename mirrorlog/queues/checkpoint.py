@@ -2,8 +2,8 @@
 
 A checkpoint is a run of batches of Kind.CHECKPOINT among those that are appended meanwhile:
 
-    CheckpointBegan   QueueState ...   HoldsState ...   GroupState, LedgerChunk ..., LeasesState ...   BeginsState ...
-    GapsState ...   ProducerState ...   CheckpointEnded
+    CheckpointBegan   QueueState ...   HoldsState ...   GroupState, LedgerChunk ..., LeasesState ...
+    DeparturesState ...   RunState ...   BeginsState ...   GapsState ...   ProducerState ...   CheckpointEnded
 
 Each piece says the state as of its own place, so it is made and appended in one step of the loop, and others come in
 between. What is read from the first batch on, all kinds in the order of the log, gives the state that the whole log
@@ -35,11 +35,14 @@ from mirrorlog.queues.changes import (
     encode_checkpoint,
     encode_state,
 )
+from mirrorlog.queues.departures import DepartureTable
 from mirrorlog.queues.group_states import Part
 from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.holds import HoldTable
 from mirrorlog.queues.producers import ProducerKey, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
+from mirrorlog.queues.runs import Part as RunPart
+from mirrorlog.queues.runs import RunTable
 
 QUEUES_PER_BATCH: Final = 250
 PRODUCERS_PER_BATCH: Final = 400
@@ -63,6 +66,12 @@ GROUP_PARTS_PER_BATCH: Final = 250
 GROUPS_BYTES_MAX: Final = 16 * 1024
 """About 1 ms of the loop: so many groups that stand somewhere, or some 100 pieces of exceptions."""
 
+DEPARTURES_PER_BATCH: Final = 50
+
+RUN_STATES_PER_BATCH: Final = 250
+RUNS_BYTES_MAX: Final = 32 * 1024
+"""About 1 ms of the loop: some 1,000 runs."""
+
 CARRIED_BATCHES: Final = 100_000
 """Landed batches of all producers in a checkpoint, about 4 MB; when they are spent the others come in brief."""
 
@@ -74,8 +83,8 @@ QueuePart = tuple[int, Sequence[str]]
 class CheckpointWriter:
     """Writes one checkpoint, batch by batch. `next_queue_offset` gives a queue id's next one to be appended,
     `log_begin` where the log begins by the newest decision that it holds, 0 without one, `gaps`, by
-    queue id, which queue offsets of queues were given up after a loss, the last time; `holds`, `groups`: None without
-    any."""
+    queue id, which queue offsets of queues were given up after a loss, the last time; `holds`, `groups`, `runs`,
+    `departures`: None without any."""
 
     def __init__(
         self,
@@ -87,6 +96,8 @@ class CheckpointWriter:
         gaps: Callable[[], Iterable[tuple[int, tuple[int, int]]]] = tuple,
         holds: HoldTable | None = None,
         groups: GroupTable | None = None,
+        runs: RunTable | None = None,
+        departures: DepartureTable | None = None,
         queues_per_batch: int = QUEUES_PER_BATCH,
         producers_per_batch: int = PRODUCERS_PER_BATCH,
         group_parts_per_batch: int = GROUP_PARTS_PER_BATCH,
@@ -99,13 +110,15 @@ class CheckpointWriter:
         self._gaps = gaps
         self._holds = holds
         self._groups = groups
+        self._runs = runs
+        self._departures = departures
         self._queues_per_batch = queues_per_batch
         self._producers_per_batch = producers_per_batch
         self._group_parts_per_batch = group_parts_per_batch
         self._batch_bytes_max = min(batch_bytes_max, BATCH_BYTES_MAX)
         self._batches_left = CARRIED_BATCHES
         self._began_at: int | None = None
-        self._cuts: list[_Cut[QueuePart] | _Cut[Part] | _Cut[Sequence[int]] | _Cut[GapsState] | _Cut[ProducerKey]] = []
+        self._cuts: list[_AnyCut] = []
         self._ended = False
 
     def next_batch(self, log_end: int) -> bytearray | None:
@@ -131,6 +144,8 @@ class CheckpointWriter:
             _Cut(queues, self._queue_state, self._queues_per_batch, limit),
             *([] if self._holds is None else [_Cut(self._holds.states(), self._holds_state, HOLDS_PER_BATCH, limit)]),
             *self._group_cuts(limit),
+            *self._departure_cuts(limit),
+            *self._run_cuts(limit),
             _Cut(self._begins_parts(), self._begins_state, 1, limit),
             _Cut(self._gap_states(), lambda state: state, 1, limit),
             _Cut(producers, self._producer_state, self._producers_per_batch, limit),
@@ -168,6 +183,27 @@ class CheckpointWriter:
             return []
         limit = min(limit, GROUPS_BYTES_MAX)
         return [_Cut(self._groups.parts(), self._group_state, self._group_parts_per_batch, limit)]
+
+    def _departure_cuts(self, limit: int) -> list[_Cut[int]]:
+        if self._departures is None:
+            return []
+        return [_Cut(self._departures.queue_ids(), self._departures_state, DEPARTURES_PER_BATCH, limit)]
+
+    def _departures_state(self, queue_id: int) -> State | None:
+        assert self._departures is not None
+        return self._departures.state(queue_id) if not self._is_deleted(queue_id) else None
+
+    def _run_cuts(self, limit: int) -> list[_Cut[RunPart]]:
+        if self._runs is None:
+            return []
+        return [_Cut(self._runs.parts(), self._run_state, RUN_STATES_PER_BATCH, min(limit, RUNS_BYTES_MAX))]
+
+    def _run_state(self, part: RunPart) -> State | None:
+        assert self._runs is not None
+        if self._is_deleted(part.walk.queue_id):
+            part.walk.skip()
+            return None
+        return self._runs.state(part)
 
     def _begins_parts(self) -> Iterator[Sequence[int]]:
         queue_ids = list(self._registry.begins)
@@ -229,6 +265,11 @@ class _Cut(Generic[Key]):
         return key if key is not None else next(self._keys, None)
 
 
+_AnyCut = (
+    _Cut[QueuePart] | _Cut[Part] | _Cut[RunPart] | _Cut[int] | _Cut[Sequence[int]] | _Cut[GapsState] | _Cut[ProducerKey]
+)
+
+
 class CheckpointTracker:
     """Which checkpoint of a log is the newest that can be relied upon.
 
@@ -288,6 +329,8 @@ def apply_checkpoint(
     tracker: CheckpointTracker,
     holds: HoldTable | None = None,
     groups: GroupTable | None = None,
+    runs: RunTable | None = None,
+    departures: DepartureTable | None = None,
 ) -> None:
     """A batch of Kind.CHECKPOINT was appended: tell them all, and decode it once. Raises BadBatch."""
     states = decode_checkpoint(batch)
@@ -296,5 +339,9 @@ def apply_checkpoint(
         holds.restore(header, states)
     if groups is not None:
         groups.restore(header, states)
+    if runs is not None:
+        runs.restore(header, states)
+    if departures is not None:
+        departures.restore(header, states)
     producers.restore(header, states)
     tracker.follow(header, states)

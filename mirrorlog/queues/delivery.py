@@ -9,7 +9,15 @@ Nothing here changes the ledger but its volatile states: decisions go out as cha
 So a change whose append is refused leaves everything as it was: first ask (`settle`, `expired`, …), then append, then
 tell (`settled`, `expired_done`, …), in one step of the loop.
 
-Pure: events and `now` (s, one monotonic clock) in, grants and changes out. Ranges are [first, until), queue offsets.
+What the attributes of batches ask for is in `queues.attributed`: a record that waits for its time, or is too old, is
+OUT and in nobody's hands, and within the order of priorities that of the queue is kept. A group whose queue has no such
+batches asks nothing of it. When delays and leases end is in `queues.endings`.
+
+What may be much (a hand of a million scattered records, a purge, leases that end together) comes in parts, and who
+drives this asks for the next part in another turn of the loop.
+
+Pure: events, `now` (s, one monotonic clock) and `now_us` (µs UTC) in, grants and changes out. Ranges are [first,
+until), queue offsets.
 """
 
 from __future__ import annotations
@@ -17,20 +25,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import merge
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
+from mirrorlog.commitlog.attributes import PRIORITY_MAX
 from mirrorlog.errors import BadRequest, ExclusiveTaken, NoSuchSubscription, NotGranted, ReceiptStale
-from mirrorlog.queues.changes import Change, Leased, Returned, Settled, Watermark
+from mirrorlog.queues.attributed import Attributed
+from mirrorlog.queues.changes import Change, Departing, Leased, Returned, Settled, Watermark
+from mirrorlog.queues.deaths import DEAD, EXPIRED, LIMIT, Deaths, deaths
+from mirrorlog.queues.endings import Endings
 from mirrorlog.queues.ledger import Ledger, State
 from mirrorlog.queues.ranges import RangeSet
+from mirrorlog.queues.runs import QueueRuns
 from mirrorlog.queues.subscriber import Range, Subscriber, Subscription
 from mirrorlog.queues.turns import Turns
 from mirrorlog.wire.frames import GRANT_REDELIVERED, Grant, How
 
 ACKED: Final = "acked"
-DEAD: Final = "dead"
-EXPIRED: Final = "expired"
 PURGED: Final = "purged"
 """Why records are settled: see `Settled`."""
 
@@ -40,22 +52,25 @@ EPOCH_BITS: Final = 32
 """A lease's number is epoch << EPOCH_BITS | count."""
 GRANTS_MAX: Final = 256
 """In one turn of a subscriber, so that scattered records keep nobody else waiting."""
+RANGES_AT_ONCE: Final = 4096
+"""Of what goes, is purged or ends, in one part."""
 CONSUMER_TIMEOUT_MS: Final = 30 * 60 * 1000
-_PARK_S: Final = 0.02
-"""Delays end in steps of so much, late rather than early."""
 _ATTEMPTS_MAX: Final = 254
 _NO_LIMIT: Final = 1 << 62
+_WINDOW: Final = 65_536
 _NOBODY: Final = 0
 _SETTLING: Final = frozenset({int(How.ACK), int(How.DEAD)})
+_IDLE: Final = (State.FREE, State.PARKED)
 
 
 class Reach(NamedTuple):
     """Records [first, until), of `size` bytes. `first`: where the next record stands that there is, beyond what was
-    asked for too; then there are none."""
+    asked for too; then there are none. `sent`: bytes of the whole batches that are sent with them; 0: as `size`."""
 
     first: int
     until: int
     size: int
+    sent: int = 0
 
 
 ReachOut = Callable[[int, int, int], Reach]
@@ -65,29 +80,32 @@ one after the other, and end with a batch rather than within one."""
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a queue's arguments say of delivery. `delivery_limit`: a record that came back more often is dead."""
+    """What a queue's arguments say of delivery. `delivery_limit`: a record that came back more often is dead.
+    `priority_max`: higher priorities count as that; 0 tells none apart."""
 
     single_active: bool = False
     consumer_timeout_s: float = CONSUMER_TIMEOUT_MS / 1000
     delivery_limit: int | None = None
+    priority_max: int = 0
 
     @staticmethod
     def of(arguments: dict[str, Any]) -> Rules:
         """From a queue's arguments, which may be older than their check."""
         timeout, limit = arguments.get("x-consumer-timeout"), arguments.get("x-delivery-limit")
+        priority = arguments.get("x-max-priority")
         return Rules(
             single_active=arguments.get("x-single-active-consumer") is True,
             consumer_timeout_s=(timeout if type(timeout) is int and timeout > 0 else CONSUMER_TIMEOUT_MS) / 1000,
             delivery_limit=min(limit, _ATTEMPTS_MAX) if type(limit) is int and limit >= 0 else None,
+            priority_max=min(priority, PRIORITY_MAX) if type(priority) is int and priority > 0 else 0,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseWish:
-    """Somebody waits for up to `records_max` records, under the lease of that number, for `lease_ms`."""
+    """Somebody waits for up to `records_max` records, for `lease_ms`."""
 
     number: int
-    lease: int
     holder: str
     records_max: int
     lease_ms: int
@@ -127,7 +145,8 @@ class Settlement:
 
 class Delivery:
     """`epoch`: of the mastership; `found_watermark`: as it was when that began: what is below may have been given out
-    by another master. `front`: of the delivery of this group that this mastership had before, see `front`."""
+    by another master. `next_lease`: numbers a lease; `runs`: those of the queue, as far as they are known now. `front`:
+    of the delivery of this group that this mastership had before, see `front`. `die`: how records end."""
 
     def __init__(
         self,
@@ -138,8 +157,11 @@ class Delivery:
         epoch: int,
         found_watermark: int,
         reach: ReachOut,
+        next_lease: Callable[[], int],
         now: float,
+        runs: Callable[[], QueueRuns | None] = lambda: None,
         front: int = 0,
+        die: Deaths = deaths,
     ) -> None:
         self.group = group
         self.rules = rules
@@ -147,7 +169,16 @@ class Delivery:
         self._epoch = epoch
         self._found = found_watermark
         self._reach = reach
+        self._next_lease = next_lease
+        self._deaths = die
+        self._attributed = Attributed(ledger, priority_max=rules.priority_max, runs=runs)
+        # Where what is confirmed ended when it was asked for last.
+        self._end = 0
+        self._nothing_to_give = False
+        self._clock = (now, 0)
         self._subscribers: dict[int, Subscriber] = {}
+        # Those whose connection is gone, and who had much.
+        self._leaving: dict[int, Subscriber] = {}
         self._wishes: dict[int, LeaseWish] = {}
         self._turns = Turns()
         self._active: int | None = None
@@ -165,22 +196,24 @@ class Delivery:
         self._room = 0
         # What came back, and could not be logged as that.
         self._uncounted = RangeSet()
-        self._parked: dict[int, RangeSet] = {}
-        self._leases: dict[int, float] = {}
-        self._times: list[tuple[float, bool, int]] = []
-        """When a delay or a lease ends: when, whether it is a lease, and its key in `_parked` or `_leases`."""
-        self._ended: list[tuple[float, bool, int]] = []
+        self._endings = Endings(ledger, now)
         self._look_at = math.inf
-        for row in ledger.parked_rows():
-            self._park([(row.first, row.until)], row.delay_ms, now)
-        for lease, held in ledger.leases.items():
-            self.lease_began(lease, held.lease_ms, now)
 
     # --- who is there ---
 
     @property
     def subscribers(self) -> int:
         return len(self._open)
+
+    @property
+    def takers(self) -> list[Subscriber]:
+        """The subscribers, those that give back what they have and end among them."""
+        return list(self._subscribers.values())
+
+    @property
+    def alone(self) -> int | None:
+        """Who has this group for itself, if anybody does."""
+        return self._alone if self._alone in self._open else self._active
 
     @property
     def waiting(self) -> int:
@@ -197,10 +230,33 @@ class Delivery:
         return number in self._subscribers or number in self._wishes
 
     @property
+    def taken(self) -> bool:
+        """Whether there is anybody who takes records, or has some in hand."""
+        return bool(self._subscribers or self._wishes)
+
+    @property
     def idle(self) -> bool:
         """Whether nobody would miss this: it can be made again from the ledger."""
-        waits = self._wishes or self._parked or self._leases or len(self._uncounted) or self._asked != self._covered
-        return not (self._subscribers or waits)
+        if self._subscribers or self._wishes or self._asked != self._covered or not self._endings.idle:
+            return False
+        if self.behind:
+            return False
+        return self._attributed.idle and not any(self._ledger.unsettled(*each) for each in self._uncounted)
+
+    @property
+    def behind(self) -> bool:
+        """Whether some of what `grant` was asked about was not looked at, for there is much: it is to be asked again,
+        though nothing happens."""
+        return self._attributed.met < self._end or self._attributed.unsorted
+
+    @property
+    def held_back(self) -> int:
+        """How many records are OUT in the ledger and in nobody's hands: they wait for their time, or are too old."""
+        return self._attributed.taken
+
+    def let_go(self) -> None:
+        """It is idle, and is let alone."""
+        self._attributed.let_go()
 
     def subscribe(self, facts: Subscription) -> None:
         """Raises ExclusiveTaken."""
@@ -208,6 +264,8 @@ class Delivery:
             raise ExclusiveTaken("another subscriber has this group for itself; wait until it is gone")
         if facts.exclusive and self._open:
             raise ExclusiveTaken(f"{len(self._open)} others are subscribed to this group: none can have it for itself")
+        if facts.exclusive and self._wishes:
+            raise ExclusiveTaken(f"{len(self._wishes)} wait for leases of this group: none can have it for itself")
         if facts.exclusive:
             self._alone = facts.number
         if facts.auto_ack:
@@ -234,23 +292,44 @@ class Delivery:
 
     def gone(self, number: int) -> list[Change]:
         """It is there no more, nor is who waited for a lease under that number: the changes that count what it had as
-        returned. They are free at once, whether these can be appended or not; `not_counted` follows when not."""
+        returned, some thousand ranges of it; `leave` gives the next ones while `leaving`. They are free at once,
+        whether these can be appended or not; `not_counted` follows when not."""
         self._forget(number)
         self._wishes.pop(number, None)
-        subscriber = self._subscribers.pop(number, None)
+        subscriber = self._subscribers.get(number)
         if subscriber is None:
             return []
-        hand = list(subscriber.hand)
-        for first, until in hand:
+        subscriber.closing = True
+        self._leaving[number] = subscriber
+        return self._leave(number, subscriber)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether somebody who is gone has not let go of everything."""
+        return bool(self._leaving)
+
+    def leave(self) -> list[Change]:
+        """The next part of what `gone` began."""
+        for number, subscriber in self._leaving.items():
+            return self._leave(number, subscriber)
+        return []
+
+    def _leave(self, number: int, subscriber: Subscriber) -> list[Change]:
+        part = list(islice(subscriber.hand, RANGES_AT_ONCE))
+        for first, until in part:
             self._ledger.give_back(first, until)
-            self._freed(first)
-        self._choose()
-        return self._return(hand, 0)
+            subscriber.take(first, until)
+        self._came_back(part)
+        if not len(subscriber.hand):
+            self._forget(number)
+            del self._subscribers[number]
+            self._choose()
+        return self._return(part, 0)
 
     def not_counted(self, changes: Iterable[Change]) -> None:
         """What `gone` gave could not be appended: these records stay flagged all the same."""
         for change in changes:
-            if isinstance(change, Returned | Settled):
+            if isinstance(change, Returned | Settled | Departing):
                 _add_all(self._uncounted, _pairs(change.ranges))
 
     # --- giving ---
@@ -270,6 +349,9 @@ class Delivery:
     def _next_front(self, end: int) -> int:
         """Where the next record stands that was not given before."""
         front = max(self.front, self._ledger.floor)
+        urgent = self._attributed.levels.next_free(end) if self._attributed.levels else None
+        if urgent is not None and urgent[0] >= self._asked:
+            return max(front, urgent[0])  # what it is given before is covered with it
         if self._free_from < self._asked or self._asked <= front or self._asked >= end:
             return front
         # Nothing below the watermark is free: settled or leased records are passed over, not given.
@@ -300,6 +382,25 @@ class Delivery:
     def grant(self, end: int, now: float, *, bytes_max: int) -> Given | None:
         """Whoever's turn it is gets what is there below `end`, where what is confirmed ends; None when nobody can be
         given anything. To be asked until then. `bytes_max`: for this turn; one record may be larger."""
+        given = self._grant(self._met(end), now, bytes_max)
+        self._nothing_to_give = given is None
+        if given is None and self._asked == self._covered and not self.behind:
+            self._attributed.had_chance()
+        return given
+
+    def served(self, watermark: int) -> bool:
+        """Whether everybody who had room when `watermark` was asked for has been given what there is; as of the last
+        `grant`."""
+        if not self._nothing_to_give or self.behind:
+            return False
+        return self._turns.next() is None or self._covered >= min(watermark, self._asked)
+
+    @property
+    def watermark(self) -> int:
+        """As it was asked for last."""
+        return self._asked
+
+    def _grant(self, end: int, now: float, bytes_max: int) -> Given | None:
         while (number := self._turns.next()) is not None:
             wish = self._wishes.get(number)
             if wish is not None:
@@ -318,7 +419,7 @@ class Delivery:
         """The change that it needed was refused: nobody has it."""
         for grant in given.grants:
             self._ledger.give_back(grant.first, grant.next)
-            self._freed(grant.first)
+        self._came_back([(grant.first, grant.next) for grant in given.grants])
 
     # --- what becomes of it ---
 
@@ -332,7 +433,7 @@ class Delivery:
         NoSuchSubscription; then nothing of it counts.
         """
         subscriber = self._subscriber(number)
-        pairs = _pairs(ranges)
+        pairs = self.given(ranges)
         if epoch > self._epoch:
             raise NotGranted(f"epoch {epoch} has not begun for this node, which knows {self._epoch}; subscribe again")
         if epoch < self._ledger.void >> EPOCH_BITS:
@@ -345,13 +446,24 @@ class Delivery:
                 raise NotGranted(
                     f"records {first} to {until} were not given out in epoch {epoch}", first=first, next=until
                 )
-        # A return in this epoch was counted when the connection went.
-        counts = how in _SETTLING or (how == How.RETURN and epoch < self._epoch)
+        # A return was counted when the connection went, or is in the log of the master before; and if it is nowhere,
+        # the record is free all the same. To count it here might be to count it twice.
+        counts = how in _SETTLING
         settlement = self._settlement(number, how, self._had(subscriber, how, pairs) if counts else (), delay_ms)
         if how not in _SETTLING:
             return settlement
-        left = sum(self._ledger.unsettled(first, until) for first, until in pairs)
+        ledger = self._ledger
+        left = sum(ledger.unsettled(first, until) - ledger.departing(first, until) for first, until in pairs)
         return replace(settlement, passed_over=left - settlement.records)
+
+    def given(self, ranges: Sequence[int]) -> list[Range]:
+        """What somebody says that he has, flat, as ranges. Before anything else is asked of them: they may name what
+        there never was. Raises BadRequest or NotGranted."""
+        pairs = _pairs(ranges)
+        if pairs and pairs[-1][1] > max(self._found, self._ledger.floor, self.front):
+            first, until = pairs[-1]
+            raise NotGranted(f"records {first} to {until} were not given out", first=first, next=until)
+        return pairs
 
     def settled(self, settlement: Settlement, now: float) -> None:
         """The changes of a settlement are appended."""
@@ -361,23 +473,41 @@ class Delivery:
             if subscriber is not None:
                 subscriber.extend(ranges, now)
             return
-        for first, until in ranges:
-            if subscriber is not None:
-                subscriber.take(first, until)
-            if how in _SETTLING:
-                self._uncounted.remove(first, until)
-            if how == How.RELEASE:
+        if subscriber is not None:
+            self._taken_from((subscriber,), ranges)
+        if self._leaving:
+            self._taken_from(self._leaving.values(), ranges)
+        if how in _SETTLING:
+            self._forget_settled(ranges)
+        elif how == How.RELEASE:
+            for first, until in ranges:
                 self._ledger.give_back(first, until)
         if how in (How.RETURN, How.RELEASE):
-            self._returned(ranges, settlement.delay_ms, now)
+            self._returned(settlement, now)
         if subscriber is not None:
             self._look(subscriber)
 
-    def purge(self, end: int) -> Settled | None:
-        """Settles what stands below `end` and is in nobody's hands; None when there is nothing."""
-        idle = (State.FREE, State.PARKED)
-        ready = [(first, until) for first, until, state in self._ledger.runs(self._ledger.floor, end) if state in idle]
-        return self._settle(list(_joined(ready)), PURGED) if ready else None
+    def purge(self, end: int, since: int = 0) -> Settled | None:
+        """Settles what stands below `end` and is in nobody's hands, from `since` on, some thousand ranges; None when
+        there is nothing more. Then `purge_done`."""
+        since = max(since, self._ledger.floor)
+        ranges = list(islice(merge(self._ledger.idle_runs(since, end), self._nobodys(since, end)), RANGES_AT_ONCE))
+        return self._settle(ranges, PURGED) if ranges else None
+
+    def purge_done(self, change: Settled) -> None:
+        """What `purge` gave is appended, or this part of it."""
+        self._forget_settled(_pairs(change.ranges))
+
+    def _nobodys(self, first: int, until: int) -> Iterator[Range]:
+        """What of these is OUT in the ledger, and in nobody's hands; asked for by windows, and in ever larger ones
+        where nothing is, which may be far: it is perhaps much, and most of it is not wanted at once."""
+        window = _WINDOW
+        while first < until and self._attributed.taken:
+            end = min(until, first + window)
+            there = sorted(self._attributed.nobodys(first, end))
+            for run in there:
+                yield from ((low, high) for low, high, state in self._ledger.runs(*run) if state == State.OUT)
+            first, window = end, _WINDOW if there else 2 * window
 
     def missing(self, begin: int, gap: Range) -> Settled | None:
         """Settles what is not there any more, in whosever hands it is: what stands below `begin`, where the queue
@@ -391,12 +521,29 @@ class Delivery:
 
     def missing_done(self, change: Settled) -> None:
         """What `missing` gave is appended: nobody has these in hand any more."""
-        for first, until in _pairs(change.ranges):
-            self._uncounted.remove(first, until)
-            for subscriber in self._subscribers.values():
-                subscriber.take(first, until)
+        ranges = _pairs(change.ranges)
+        self._forget_settled(ranges)
+        self._taken_from(self._subscribers.values(), ranges)
         for subscriber in list(self._subscribers.values()):
             self._look(subscriber)
+
+    def left(self, ranges: Sequence[Range]) -> None:
+        """What lay free is settled, or leaves, by others; that is appended."""
+        self._forget_settled(ranges)
+
+    def stayed(self, ranges: Sequence[Range]) -> None:
+        """What was to leave is free again; that is appended."""
+        self._came_back(ranges)
+
+    def ready(self, end: int, records_max: int) -> list[Range]:
+        """The first ready records below `end`, so many at most, some thousand ranges; then `left`."""
+        found, left = list[Range](), records_max
+        at = max(self._ledger.floor, self._free_from)
+        while left > 0 and len(found) < RANGES_AT_ONCE and (run := self._ledger.next_free(at, end)) is not None:
+            first, at = run[0], min(run[1], run[0] + left)
+            found.append((first, at))
+            left -= at - first
+        return found
 
     # --- leases ---
 
@@ -408,20 +555,21 @@ class Delivery:
         self._turns.ready(wish.number, 0)
 
     def lease_began(self, lease: int, lease_ms: int, now: float) -> None:
-        """It was given, or extended, or this mastership begins: it ends `lease_ms` from now."""
-        self._leases[lease] = now + lease_ms / 1000
-        heappush(self._times, (self._leases[lease], True, lease))
+        """It was given, or extended: it ends `lease_ms` from now."""
+        self._endings.began(lease, lease_ms, now)
 
     def settle_leased(self, receipts: Iterable[Receipt], how: int, delay_ms: int = 0, *, end: int) -> Settlement:
         """What a holder says. A receipt of a lease that has ended acks what nobody has, and returns nothing. `end`:
         where what is confirmed ends. Raises BadRequest, or ReceiptStale; then nothing of it counts."""
         if how == How.EXTEND:
             raise BadRequest("a lease is extended by ExtendLease")
-        leases = _Leases(self._ledger)
+        leases = _Leases(self._ledger, self._attributed)
         found = RangeSet()
         for receipt in receipts:
             if not 0 <= receipt.first < receipt.until <= end:
                 raise BadRequest(f"records {receipt.first} to {receipt.until} were never leased")
+            if not receipt.lease >> EPOCH_BITS:
+                raise BadRequest(f"lease {receipt.lease} is none")
             if receipt.lease < self._ledger.void:
                 raise ReceiptStale(
                     f"the group was reset since lease {receipt.lease} was given",
@@ -429,7 +577,7 @@ class Delivery:
                     next=receipt.until,
                 )
             _add_all(found, leases.ranges(receipt, settles=how in _SETTLING))
-        settlement = self._settlement(0, how, tuple(found), delay_ms)
+        settlement = self._settlement(0, how, tuple(found.runs()), delay_ms)
         if how == How.RELEASE and not settlement.changes and settlement.ranges:
             # What is leased is free again by a change alone.
             return replace(settlement, changes=(self._again(settlement.ranges, 0, counted=False),))
@@ -438,10 +586,10 @@ class Delivery:
     def extend_leased(self, receipts: Iterable[Receipt], lease_ms: int) -> list[Leased]:
         """A lease begins anew as a whole, whichever of its receipts says so; then `lease_began`. Raises NotGranted when
         one has ended."""
-        leases, extended = _Leases(self._ledger), dict[int, Range]()
+        leases, extended = _Leases(self._ledger, self._attributed), dict[int, Range]()
         for receipt in receipts:
             of_it = (receipt.first, receipt.until)
-            if any(leases.of(receipt.lease).without(*of_it)):
+            if not receipt.lease >> EPOCH_BITS or any(leases.of(receipt.lease).without(*of_it)):
                 raise NotGranted(
                     f"lease {receipt.lease} of records {receipt.first} to {receipt.until} has ended",
                     first=receipt.first,
@@ -453,51 +601,63 @@ class Delivery:
 
     # --- time ---
 
+    def clock(self, now: float, now_us: int) -> None:
+        """A look at this group begins. What has had its one chance, or has come to its time, is known from here on."""
+        self._clock = (now, now_us)
+        lowest = self._attributed.look(self._clock[1])
+        if lowest is not None:
+            self._freed(lowest)
+
     @property
     def due_at(self) -> float:
-        """When there is something to ask of `expired` or `overdue`; perhaps a little earlier."""
-        if self._ended:
-            return -math.inf
-        return min(self._times[0][0], self._look_at) if self._times else self._look_at
+        """When there is something to ask of `expired` or `overdue`, or it is time for a look; perhaps a little
+        earlier."""
+        due, next_us = min(self._endings.next_at, self._look_at), self._attributed.next_us
+        if next_us == math.inf:
+            return due
+        now, now_us = self._clock
+        return min(due, now + (next_us - now_us) / 1_000_000)
 
     def overdue(self, now: float) -> list[int]:
         """The subscribers that have had a record for too long."""
         if now < self._look_at:
             return []
-        found = [number for number, each in self._subscribers.items() if each.overdue_at <= now]
-        left = (each.overdue_at for number, each in self._subscribers.items() if number not in found)
+        there = {number: each for number, each in self._subscribers.items() if number not in self._leaving}
+        found = [number for number, each in there.items() if each.overdue_at <= now]
+        left = (each.overdue_at for number, each in there.items() if number not in found)
         self._look_at = min(left, default=math.inf)
         return found
 
     def expired(self, now: float) -> list[Change]:
-        """The changes that end the delays and leases whose time has come; then `expired_done`."""
-        while self._times and self._times[0][0] <= now:
-            self._ended.append(heappop(self._times))
-        parked, leased = RangeSet(), RangeSet()
-        for at, is_lease, key in self._ended:
-            if not is_lease:
-                _add_all(parked, self._parked.get(key, ()))
-            elif self._leases.get(key) == at:
-                _add_all(leased, self._ledger.lease_ranges(key))
-        waited = [run for first, until in parked for run in self._in_state(State.PARKED, first, until)]
-        changes = self._return(list(leased), 0)
-        return [*changes, self._again(_joined(waited), 0, counted=False)] if waited else changes
+        """The changes that end the delays and leases whose time has come, and records whose time to live is over, some
+        thousand ranges at a time; then `expired_done`."""
+        changes = self._die(self._attributed.dying(), EXPIRED)
+        parked, leased = (sorted(ranges) for ranges in self._endings.due(now, RANGES_AT_ONCE))
+        changes += self._return(list(_joined(leased)), 0)
+        return [*changes, self._again(_joined(parked), 0, counted=False)] if parked else changes
 
-    def expired_done(self) -> None:
-        """What `expired` gave is appended."""
-        for at, is_lease, key in self._ended:
-            if not is_lease:
-                for first, _ in self._parked.pop(key, ()):
-                    self._freed(first)
-            elif self._leases.get(key) == at:
-                del self._leases[key]
-                self._freed(self._ledger.floor)
-        self._ended.clear()
+    def expired_done(self, changes: Iterable[Change], *, whole: bool = True) -> None:
+        """What `expired` gave is appended; not `whole`: this part of it, and `expired` gives the rest again."""
+        if whole:
+            self._endings.done()
+        for change in changes:
+            self._forget_settled(_ended(change))
+            self._came_back(_again(change))
 
     # --- inside: giving ---
 
+    def _met(self, end: int) -> int:
+        """Below which records may be given out of those below `end`: of all these it is known what they ask for."""
+        attributed, now_us = self._attributed, self._clock[1]
+        self._end = end
+        if attributed.met < end:
+            attributed.meet(end, now_us, taken=self._turns.next() is not None)
+        return 0 if attributed.behind(now_us) else min(end, attributed.met)
+
     def _next_free(self, limit: int) -> Range | None:
-        """The first free records below `limit`."""
+        """The first free records below `limit`, of the highest priority that there is."""
+        if (levels := self._attributed.levels) and ((urgent := levels.next_free(limit)) is not None or levels.tired):
+            return urgent
         run = self._ledger.next_free(self._free_from, limit)
         self._free_from = run[0] if run is not None else max(self._free_from, limit)
         return run
@@ -505,28 +665,44 @@ class Delivery:
     def _freed(self, first: int) -> None:
         self._free_from = min(self._free_from, first)
 
+    def _came_back(self, ranges: Sequence[Range]) -> None:
+        """They are in nobody's hands any more. Who is too old of them is not free either."""
+        if ranges:
+            self._attributed.freed(ranges)
+            self._freed(min(ranges)[0])
+
     def _give(self, subscriber: Subscriber, run: Range | None, limit: int, now: float, bytes_max: int) -> Given | None:
         """From `run` on; None when the first record does not fit beside what it has."""
         number = subscriber.facts.number
         equals = self._turns.equals(number)
-        budget = min(bytes_max, subscriber.room_bytes)
+        room_bytes = subscriber.room_bytes
         grants: list[Grant] = []
-        size = 0
-        while run is not None and subscriber.room > 0 and len(grants) < GRANTS_MAX:
+        size = sent = 0
+        left = subscriber.room  # with auto-ack its hand stays empty
+        while run is not None and min(left, subscriber.room) > 0 and len(grants) < GRANTS_MAX:
             share = -(-(run[1] - run[0]) // equals)
-            wanted = run[0] + min(share, subscriber.room)
-            reach = self._reach(run[0], wanted, max(1, budget - size))
+            wanted = run[0] + min(share, left, subscriber.room)
+            reach = self._reach(run[0], wanted, max(1, min(room_bytes - size, bytes_max - sent)))
             if reach.first > run[0] and not grants:
-                return self._missing(run[0], min(run[1], reach.first))
-            if reach.first > run[0] or (size + reach.size > budget and (grants or len(subscriber.hand))):
+                # Behind the watermark nothing was given: a gap is not gone through step by step of it.
+                return self._missing(run[0], reach.first if run[1] == limit else min(run[1], reach.first))
+            above = size + reach.size > room_bytes and (grants or len(subscriber.hand))
+            if reach.first > run[0] or above or (grants and sent + (reach.sent or reach.size) > bytes_max):
                 break
+            given = self._hand_out(reach, GRANTS_MAX - len(grants))
+            grants += given
             size += reach.size
-            grants += self._hand_out(reach)
+            sent += reach.sent or reach.size
+            until = given[-1].next
+            left -= until - reach.first
             if not subscriber.facts.auto_ack:
-                subscriber.give(reach.first, reach.until, reach.size, now)
+                part = reach.size * (until - reach.first) // (reach.until - reach.first)
+                subscriber.give(reach.first, until, part, now)
             # One that shares with others gets a part of the first run alone, so that each has its part of the queue;
             # one whose turn has no bytes left goes on with a whole batch at its next.
-            run = self._next_free(limit) if equals == 1 and reach.until == wanted else None
+            run = self._next_free(limit) if equals == 1 and until == wanted else None
+            if run is not None and run[0] < until:
+                run = None  # of a lower priority: the grants of a frame rise
         if not grants:
             return None
         self._look_at = min(self._look_at, subscriber.overdue_at)
@@ -545,29 +721,31 @@ class Delivery:
                 if not grants:
                     return self._missing(run[0], min(run[1], reach.first))
                 break
-            left -= reach.until - reach.first
-            grants += self._hand_out(reach)
+            given = self._hand_out(reach, GRANTS_MAX - len(grants))
+            left -= given[-1].next - reach.first
+            grants += given
         if not grants:
             return None
         del self._wishes[wish.number]
         self._turns.forget(wish.number)
-        ranges = [(each.first, each.next) for each in grants]
-        return Given(wish.number, tuple(grants), self._leased(wish.lease, wish.holder, ranges, wish.lease_ms))
+        ranges = sorted((each.first, each.next) for each in grants)
+        return Given(wish.number, tuple(grants), self._leased(self._next_lease(), wish.holder, ranges, wish.lease_ms))
 
     def _missing(self, first: int, until: int) -> Given:
         """Records that are there no more, or never were: a gap that a loss has left, or retention went over them."""
         return Given(0, (), self._settle([(first, until)], EXPIRED))
 
-    def _hand_out(self, reach: Reach) -> Iterator[Grant]:
-        """Take what is reached, as grants in which all records are alike."""
-        at, until = reach.first, reach.until
-        self._ledger.take(at, until)
-        self.front = max(self.front, until)
-        while at < until:
-            attempts, end = self._ledger.attempts(at, until)
+    def _hand_out(self, reach: Reach, grants_max: int) -> list[Grant]:
+        """Take what is reached, as grants in which all records are alike, so many at most."""
+        at, grants = reach.first, list[Grant]()
+        while at < reach.until and len(grants) < grants_max:
+            attempts, end = self._ledger.attempts(at, reach.until)
             again, end = self._was_given(at, end)
-            yield Grant(at, end, GRANT_REDELIVERED if attempts or again else 0, attempts)
+            grants.append(Grant(at, end, GRANT_REDELIVERED if attempts or again else 0, attempts))
             at = end
+        self._ledger.take(reach.first, at)
+        self.front = max(self.front, at)
+        return grants
 
     def _was_given(self, at: int, until: int) -> tuple[bool, int]:
         """Whether the record may have been given before, for all that is not counted; up to where that is so."""
@@ -606,6 +784,7 @@ class Delivery:
 
     def _forget(self, number: int) -> None:
         self._turns.forget(number)
+        self._leaving.pop(number, None)
         self._open.discard(number)
         self._auto_ack.discard(number)
         self._room -= self._rooms.pop(number, 0)
@@ -630,7 +809,7 @@ class Delivery:
         for first, until in pairs:
             found += subscriber.hand.within(first, until)
             for low, high in subscriber.hand.without(first, until):
-                if self._ledger.unsettled(low, high):
+                if self._ledger.unsettled(low, high) > self._ledger.departing(low, high):
                     raise NotGranted(
                         f"records {low} to {high} are not in the hands of subscription {subscriber.facts.number}",
                         first=low,
@@ -646,10 +825,8 @@ class Delivery:
                 if state in lies:
                     yield low, high
                 elif state == State.OUT and how in _SETTLING:
-                    yield from subscriber.hand.within(low, high)
-
-    def _in_state(self, state: State, first: int, until: int) -> Iterator[Range]:
-        return ((low, high) for low, high, there in self._ledger.runs(first, until) if there == state)
+                    hands = (each.hand.within(low, high) for each in (subscriber, *self._leaving.values()))
+                    yield from sorted(chain(self._attributed.nobodys(low, high), *hands))
 
     def _settlement(self, number: int, how: int, ranges: Iterable[Range], delay_ms: int) -> Settlement:
         ranges = tuple(_joined(ranges))
@@ -657,7 +834,7 @@ class Delivery:
         if ranges and how == How.RETURN:
             changes = self._return(ranges, delay_ms)
         elif ranges and how in _SETTLING:
-            changes = [self._settle(ranges, ACKED if how == How.ACK else DEAD)]
+            changes = self._die(ranges, DEAD) if how == How.DEAD else [self._settle(ranges, ACKED)]
         elif ranges and how == How.RELEASE and delay_ms:
             changes = [self._again(ranges, delay_ms, counted=False)]
         records = sum(self._ledger.unsettled(first, until) for first, until in ranges)
@@ -666,7 +843,7 @@ class Delivery:
     def _return(self, ranges: Iterable[Range], delay_ms: int) -> list[Change]:
         """The changes that count a return of each; of those that came back too often, that end them."""
         again, dead = self._sort_out(ranges)
-        changes: list[Change] = [self._settle(dead, DEAD)] if dead else []
+        changes = self._die(dead, LIMIT)
         return [*changes, self._again(again, delay_ms, counted=True)] if again else changes
 
     def _sort_out(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
@@ -684,20 +861,33 @@ class Delivery:
                 at = end
         return list(_joined(again)), list(_joined(dead))
 
-    def _returned(self, ranges: Sequence[Range], delay_ms: int, now: float) -> None:
-        if delay_ms:
-            self._park(ranges, delay_ms, now)
-        for first, _ in ranges[:1]:
-            self._freed(first)
+    def _taken_from(self, those: Iterable[Subscriber], ranges: Iterable[Range]) -> None:
+        for subscriber in those:
+            for first, until in ranges:
+                subscriber.take(first, until)
 
-    def _park(self, ranges: Iterable[Range], delay_ms: int, now: float) -> None:
-        step = math.ceil((now + delay_ms / 1000) / _PARK_S)
-        if step not in self._parked:
-            self._parked[step] = RangeSet()
-            heappush(self._times, (step * _PARK_S, False, step))
-        _add_all(self._parked[step], ranges)
+    def _forget_settled(self, ranges: Sequence[Range]) -> None:
+        """They are done."""
+        self._attributed.settled(ranges)
+        if len(self._uncounted):
+            for first, until in ranges:
+                self._uncounted.remove(first, until)
+
+    def _returned(self, settlement: Settlement, now: float) -> None:
+        """Those that came back too often are among them, and end."""
+        ranges: Sequence[Range] = settlement.ranges
+        if dead := [each for change in settlement.changes for each in _ended(change)]:
+            self._forget_settled(dead)
+            ranges = [each for change in settlement.changes for each in _again(change)]
+        if settlement.delay_ms:
+            self._endings.park(ranges, settlement.delay_ms, now)
+        self._came_back(ranges)
 
     # --- inside: changes ---
+
+    def _die(self, ranges: Sequence[Range], why: str) -> list[Change]:
+        """The changes by which records end that nobody has acknowledged. All of them come by here."""
+        return list(self._deaths(self.group, list(_joined(ranges)), why))
 
     def _settle(self, ranges: Iterable[Range], why: str) -> Settled:
         return Settled(group=self.group, ranges=_flat(ranges), why=why)
@@ -712,8 +902,9 @@ class Delivery:
 class _Leases:
     """What leases have, for receipts of them: each is looked up once."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, attributed: Attributed) -> None:
         self._ledger = ledger
+        self._attributed = attributed
         self._known: dict[int, RangeSet] = {}
 
     def of(self, lease: int) -> RangeSet:
@@ -726,17 +917,30 @@ class _Leases:
     def ranges(self, receipt: Receipt, *, settles: bool) -> Iterator[Range]:
         """What of it the receipt can change. Raises ReceiptStale when somebody else has some of it."""
         for first, until, state in self._ledger.runs(receipt.first, receipt.until):
-            if state in (State.FREE, State.PARKED):
+            if state in _IDLE:
                 if settles:
                     yield first, until
+            elif self._ledger.lease_has(receipt.lease, first, until):
+                yield first, until
             elif state != State.SETTLED:
-                for low, high in self.of(receipt.lease).without(first, until):
+                nobodys = sorted(self._attributed.nobodys(first, until)) if state == State.OUT else []
+                yield from nobodys if settles else ()
+                for low, high in self._others(receipt.lease, first, until, nobodys):
                     raise ReceiptStale(
                         f"lease {receipt.lease} has ended, and records {low} to {high} are somebody else's by now",
                         first=low,
                         next=high,
                     )
-                yield first, until
+                if state == State.LEASED:
+                    yield first, until
+
+    def _others(self, lease: int, first: int, until: int, nobodys: Iterable[Range]) -> Iterator[Range]:
+        """What of these neither the lease has nor nobody."""
+        known = self.of(lease)
+        if nobodys:
+            known = RangeSet()
+            _add_all(known, nobodys)
+        return known.without(first, until)
 
 
 def _pairs(ranges: Sequence[int]) -> list[Range]:
@@ -766,6 +970,16 @@ def _joined(ranges: Iterable[Range]) -> Iterator[Range]:
 
 def _flat(ranges: Iterable[Range]) -> list[int]:
     return [border for each in _joined(ranges) for border in each]
+
+
+def _ended(change: Change) -> list[Range]:
+    """The records that end with it."""
+    return _pairs(change.ranges) if isinstance(change, Settled | Departing) else []
+
+
+def _again(change: Change) -> list[Range]:
+    """Those that are given out again."""
+    return _pairs(change.ranges) if isinstance(change, Returned) else []
 
 
 def _add_all(ranges: RangeSet, more: Iterable[Range]) -> None:

@@ -26,6 +26,7 @@ from mirrorlog.queues.changes import (
     Change,
     CheckpointBegan,
     CheckpointEnded,
+    Departing,
     GroupDeleted,
     GroupReset,
     GroupState,
@@ -50,7 +51,7 @@ _OFFSETS: Final = 1 << 63
 
 Key = tuple[int, str]
 """Queue id and group."""
-_OnLedger = Settled | Returned | Watermark | Leased
+_OnLedger = Settled | Returned | Watermark | Leased | Departing
 
 
 class _Undo(NamedTuple):
@@ -80,6 +81,9 @@ class GroupTable:
         self.lowered = 0
         """Counts the changes by which groups may have come to need more than before: whoever decided what to free
         before one of them has to look again."""
+        self.made: set[int] = set()
+        """Queues of which a group was made, or made anew: whoever has looked at a queue for all of its groups takes
+        its id out, and looks again."""
 
     # --- asking ---
 
@@ -107,6 +111,11 @@ class GroupTable:
         """The lowest floor of its groups, by queue id, of those of these queues that have any."""
         found = {queue_id: self._queues[queue_id].values() for queue_id in queue_ids if queue_id in self._queues}
         return {queue_id: min(ledger.floor for ledger in ledgers) for queue_id, ledgers in found.items()}
+
+    def whole_floors(self, queue_ids: Collection[int]) -> dict[int, int]:
+        """`floors`, of those queues that have their own group: that of another is made by whoever takes from it first,
+        and begins where the queue does."""
+        return self.floors([each for each in queue_ids if OWN_GROUP in self._queues.get(each, ())])
 
     # --- deciding ---
 
@@ -257,6 +266,8 @@ class GroupTable:
             return
         if old is None or ledger is None or ledger.floor < old.floor:
             self.lowered += 1
+        if ledger is not None:
+            self.made.add(key[0])
         if header.next_log_offset > self._confirmed:
             self._undo.append(_Undo(header.next_log_offset, key, old, key in self._partial))
         self._set(key, ledger, partial)
@@ -291,28 +302,32 @@ def no_such_group(group: str) -> NoSuchGroup:
 def _follow(ledger: Ledger, change: _OnLedger | LedgerChunk | LeasesState, logged_at: int) -> None:
     """Raises ValueError for one that makes no sense."""
     match change:
-        case Settled():
-            for first, until in _ranges(change.ranges):
-                ledger.settle(first, until)
-        case Returned():
-            delay_ms, counted = change.delay_ms, change.counted
-            for first, until in _ranges(change.ranges):
-                ledger.give_again(first, until, counted=counted, delay_ms=delay_ms, logged_at=logged_at)
+        case Settled() | Returned():
+            _give_or_settle(ledger, change, logged_at)
         case Watermark():
             ledger.watermark = change.queue_offset
         case Leased():
-            _lease(ledger, change, logged_at)
+            _lease(ledger, change.lease, LeaseRow(change.holder, change.lease_ms, logged_at), change.ranges)
+        case Departing():
+            _lease(ledger, change.departure, LeaseRow("", 0, logged_at), change.ranges)
         case LedgerChunk():
             restore_chunk(ledger, change)
         case LeasesState():
             restore_leases(ledger, change)
 
 
-def _lease(ledger: Ledger, change: Leased, logged_at: int) -> None:
-    row = LeaseRow(change.holder, change.lease_ms, logged_at)
+def _give_or_settle(ledger: Ledger, change: Settled | Returned, logged_at: int) -> None:
     for first, until in _ranges(change.ranges):
-        ledger.lease(change.lease, row, first, until)
-    ledger.extend(change.lease, row)
+        if isinstance(change, Settled):
+            ledger.settle(first, until)
+        else:
+            ledger.give_again(first, until, counted=change.counted, delay_ms=change.delay_ms, logged_at=logged_at)
+
+
+def _lease(ledger: Ledger, number: int, row: LeaseRow, ranges: list[int]) -> None:
+    for first, until in _ranges(ranges):
+        ledger.lease(number, row, first, until)
+    ledger.extend(number, row)
 
 
 def _ranges(flat: list[int]) -> Iterator[tuple[int, int]]:

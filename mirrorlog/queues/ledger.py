@@ -94,8 +94,8 @@ class Ledger:
         self._wholes = Spans()
         # How many have which state, above the floor; of the free ones it says nothing.
         self._totals = [0] * len(State)
-        # By lease: how many records of it are in which chunk.
-        self._lease_chunks: dict[int, dict[int, int]] = {}
+        # By lease, and number of the chunk: how many records of it are there, and that none is in front of which.
+        self._lease_chunks: dict[int, dict[int, tuple[int, int]]] = {}
 
     # --- asking ---
 
@@ -167,6 +167,20 @@ class Ledger:
         if run is not None:
             yield run[0], run[1], State(run[2])
 
+    def idle_runs(self, first: int, until: int) -> Iterator[tuple[int, int]]:
+        """What of [first, until) is free or waits with a delay: runs, ascending, none of which touches the next. What
+        is neither costs nothing but a look at its chunks, however scattered it is."""
+        run: tuple[int, int] | None = None
+        for begin, end in self._idle_pieces(first, until):
+            if run is not None and run[1] == begin:
+                run = run[0], end
+                continue
+            if run is not None:
+                yield run
+            run = begin, end
+        if run is not None:
+            yield run
+
     def attempts(self, at: int, until: int) -> tuple[int, int]:
         """How often the record at `at` came back, 255 standing for more; and where the run ends, `until` at the latest,
         of those with the same number."""
@@ -180,29 +194,42 @@ class Ledger:
                 return count, reached
         return max(count, 0), until
 
-    def parked_rows(self) -> Iterator[Parked]:
-        """What waits with a delay, by queue offset."""
-        for number in self._order if self.parked else ():
+    def parked_rows(self, since: int = 0) -> Iterator[Parked]:
+        """What waits with a delay, by queue offset, from `since` on."""
+        for number in self._order[bisect_left(self._order, since >> BITS) :] if self.parked else ():
             for row in self._chunks[number].rows:
-                if row.logged_at != NOT_PARKED:
+                if row.logged_at != NOT_PARKED and row.first >= since:
                     yield Parked(*row)
 
     def lease_ranges(self, lease: int) -> Iterator[tuple[int, int]]:
         """What a lease has still, by queue offset; a range never reaches over a chunk's border."""
-        for number in sorted(self._lease_chunks.get(lease, ())):
-            for row in self._chunks[number].rows:
-                if row.number == lease and row.logged_at == NOT_PARKED:
-                    yield row.first, row.until
+        for number, (records, first) in sorted(self._lease_chunks.get(lease, {}).items()):
+            yield from self._chunks[number].leased(lease, records, first)
 
     def lease_records(self, lease: int) -> int:
         """How many records a lease has still."""
-        return sum(self._lease_chunks.get(lease, {}).values())
+        return sum(records for records, _ in self._lease_chunks.get(lease, {}).values())
 
     def lease_of(self, at: int) -> int | None:
         """Which lease has the record."""
         chunk = self._chunks.get(at >> BITS)
-        rows = [] if chunk is None else [row for row in chunk.rows_in(at, at + 1) if row.logged_at == NOT_PARKED]
-        return rows[0].number if rows else None
+        row = None if chunk is None else chunk.row_at(at)
+        return row.number if row is not None and row.logged_at == NOT_PARKED else None
+
+    def lease_has(self, lease: int, first: int, until: int) -> bool:
+        """Whether one row of the lease has all of [first, until): so it is with most receipts. False may mean that
+        several have it, see `lease_ranges`."""
+        chunk = self._chunks.get(first >> BITS)
+        row = None if chunk is None else chunk.row_at(first)
+        return row is not None and (row.number, row.logged_at) == (lease, NOT_PARKED) and until <= row.until
+
+    def departing(self, first: int, until: int) -> int:
+        """How many of [first, until) leave for other queues: those of leases below 2^32."""
+        if not self.leased:
+            return 0
+        chunks = (chunk.rows_in(at, end) for at, end, chunk, _ in self._parts(first, until) if chunk is not None)
+        rows = (row for those in chunks for row in those if row.logged_at == NOT_PARKED and row.number >> 32 == 0)
+        return sum(row.until - row.first for row in rows)
 
     # --- volatile: the master's memory of what it has given out ---
 
@@ -289,7 +316,13 @@ class Ledger:
         chunk = self._chunks.get(first >> BITS)
         if chunk is not None and until <= chunk.base + RECORDS:
             return chunk.piece(first, until)
-        return None if self.unsettled(first, until) == 0 else Piece(first, until, None, None)
+        if self.unsettled(first, until) == 0:
+            return None
+        below = self.floor - first
+        if below <= 0:
+            return Piece(first, until, None, None)
+        # The floor passed a part of it, and nothing is special behind that.
+        return Piece(first, until, bytes([SETTLED]) * below + bytes(until - first - below), None)
 
     def restore(self, piece: Piece) -> None:
         """What a checkpoint knows of a part of a chunk, in place of what is known here."""
@@ -348,6 +381,13 @@ class Ledger:
                 run_end = chunk.run_end(begin, end)
                 yield begin, run_end, chunk.states[begin - chunk.base]
                 begin = run_end
+
+    def _idle_pieces(self, first: int, until: int) -> Iterator[tuple[int, int]]:
+        for at, end, chunk, state in self._parts(first, until):
+            if chunk is not None:
+                yield from chunk.runs_of((FREE, _PARKED), at, end)
+            elif state == FREE:
+                yield at, end
 
     def _below(self, until: int, states: Iterable[int]) -> int:
         """How many of [floor, until) have none of these states, SETTLED among them. Chunks below `until` are not looked
@@ -483,24 +523,27 @@ class Ledger:
         if row is not None:
             chunk.add_row(Row(first, until, *row))
             if row[1] == NOT_PARKED:
-                self._count_lease(row[0], chunk, until - first)
+                self._count_lease(row[0], chunk, until - first, first)
 
     def _forget_rows(self, chunk: Chunk, rows: Iterable[Row]) -> None:
         for row in rows:
             if row.logged_at == NOT_PARKED:
-                self._count_lease(row.number, chunk, row.first - row.until)
+                self._count_lease(row.number, chunk, row.first - row.until, row.first)
 
-    def _count_lease(self, lease: int, chunk: Chunk, change: int) -> None:
-        """A lease that has nothing is forgotten."""
+    def _count_lease(self, lease: int, chunk: Chunk, change: int, first: int) -> None:
+        """So many records of it more, or fewer, of which the lowest is `first`. A lease that has nothing is
+        forgotten."""
         there = self._lease_chunks.setdefault(lease, {})
         number = chunk.base >> BITS
-        there[number] = there.get(number, 0) + change
-        if there[number] == 0:
-            del there[number]
-            if not there:
-                del self._lease_chunks[lease]
-                if lease in self.leases:
-                    self._note(_LeaseBefore(lease, self.leases.pop(lease)))
+        records, lowest = there.get(number, (0, first))
+        if records + change:
+            there[number] = records + change, min(lowest, first)
+            return
+        there.pop(number, None)
+        if not there:
+            del self._lease_chunks[lease]
+            if lease in self.leases:
+                self._note(_LeaseBefore(lease, self.leases.pop(lease)))
 
     def _swap(self, state: int, other: int, first: int, until: int) -> None:
         within = self._chunks.get(first >> BITS)
@@ -561,7 +604,7 @@ class Ledger:
         self._count(chunk.put(piece))
         for row in piece.rows:
             if row.logged_at == NOT_PARKED:
-                self._count_lease(row.number, chunk, row.until - row.first)
+                self._count_lease(row.number, chunk, row.until - row.first, row.first)
         # Behind them, or a lease that is in both would be forgotten in between.
         self._forget_rows(chunk, former)
         self._tidy(chunk)

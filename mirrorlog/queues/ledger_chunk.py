@@ -97,6 +97,16 @@ class Chunk:
         part = self.states[first - self.base : until - self.base]
         return until - len(part.lstrip(_ONE[part[0]]))
 
+    def runs_of(self, states: tuple[int, ...], first: int, until: int) -> Iterator[tuple[int, int]]:
+        """The maximal runs of one of these states each, in [first, until)."""
+        while first < until and any(self.counts[state] for state in states):
+            found = [at for state in states if (at := self.find(state, first, until)) >= 0]
+            if not found:
+                return
+            begin = min(found)
+            first = self.run_end(begin, until)
+            yield begin, first
+
     def unsettled_runs(self, first: int, until: int) -> Iterator[tuple[int, int]]:
         """The maximal ranges of [first, until) in which nothing is settled."""
         while first < until:
@@ -136,6 +146,23 @@ class Chunk:
         low, high = self._rows_span(first, until)
         for row in self.rows[low:high]:
             yield row._replace(first=max(row.first, first), until=min(row.until, until))
+
+    def row_at(self, at: int) -> Row | None:
+        """The row that the record is in."""
+        index = bisect_left(self.rows, (at + 1,)) - 1
+        return self.rows[index] if index >= 0 and self.rows[index].until > at else None
+
+    def leased(self, lease: int, records: int, first: int) -> Iterator[tuple[int, int]]:
+        """The ranges of a lease that has so many records here, none of them in front of `first`. As many rows are
+        looked at as lie between them: what is leased together stands together."""
+        rows = self.rows
+        for index in range(bisect_left(rows, (first,)), len(rows)):
+            row = rows[index]
+            if row.number == lease and row.logged_at == NOT_PARKED:
+                yield row.first, row.until
+                records -= row.until - row.first
+                if not records:
+                    return
 
     # --- changing ---
 

@@ -1,9 +1,10 @@
 """A set of numbers that come in runs: which records somebody has in hand.
 
-Kept as borders in chunks of 4,096 numbers, two bytes for each border: what is whole costs four bytes per chunk, the
-worst case (every second number) two bytes per number, and a change moves the borders of one chunk at most. Rejected:
-one sorted list of pairs (a change in the middle of a million moves megabytes, and each pair is 100 bytes), a byte per
-number (a subscriber that has one record in hand would cost 4 KiB).
+Kept as borders in chunks of 4,096 numbers, two bytes for each border, and runs of chunks that are in it whole as
+ranges: a gap of 2^32 that a loss left costs nothing, the worst case (every second number) two bytes per number, and a
+change moves the borders of two chunks at most. However long a range is that is asked for, nothing takes more steps than
+there are chunks. Rejected: one sorted list of pairs (a change in the middle of a million moves megabytes, and each pair
+is 100 bytes), a byte per number (a subscriber that has one record in hand would cost 4 KiB).
 
 Pure.
 """
@@ -11,72 +12,88 @@ Pure.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from heapq import merge
 from typing import Final, TypeAlias
 
+from mirrorlog.queues.spans import Span, Spans
+
 CHUNK: Final = 4096
+_END: Final = 1 << 64
 
 _Borders: TypeAlias = "array[int]"
 """Begin, end, begin, end, … within a chunk, rising; neighbours are one run."""
 
+_NONE: Final[_Borders] = array("H")
+
 
 class RangeSet:
-    """Numbers from 0; ranges are [first, next)."""
+    """Numbers from 0 to 2^64; ranges are [first, next)."""
 
-    __slots__ = ("_chunks", "_count")
+    __slots__ = ("_chunks", "_count", "_order", "_wholes")
 
     def __init__(self) -> None:
+        # Those that are in it in part, by number, which are `_order` too; and the numbers of those that are whole.
         self._chunks: dict[int, _Borders] = {}
+        self._order: list[int] = []
+        self._wholes = Spans()
         self._count = 0
 
     def __len__(self) -> int:
         """How many numbers are in it."""
         return self._count
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[Span]:
         """Its runs, ascending, as long as they are."""
         first = following = -1
-        for chunk in sorted(self._chunks):
-            borders = self._chunks[chunk]
-            base = chunk * CHUNK
-            for at in range(0, len(borders), 2):
-                if base + borders[at] != following:
-                    if following > first:
-                        yield first, following
-                    first = base + borders[at]
-                following = base + borders[at + 1]
+        for low, high in self._runs(0, _END):
+            if low != following:
+                if following > first:
+                    yield first, following
+                first = low
+            following = high
         if following > first:
             yield first, following
 
+    def runs(self) -> list[Span]:
+        """Its runs as a list. `list` itself makes room for as many as there are numbers: of a gap, that is no room."""
+        return list(iter(self))
+
     def add(self, first: int, following: int) -> int:
         """Put [first, following) in; how many were not in it."""
-        return sum(self._change(*piece, inside=True) for piece in _pieces(first, following))
+        return self._change(first, following, inside=True)
 
     def remove(self, first: int, following: int) -> int:
         """Take [first, following) out; how many were in it."""
-        if not self._chunks:
-            return 0
-        return sum(
-            self._change(*piece, inside=False) for piece in self._there(first, following) if piece[0] in self._chunks
-        )
+        return self._change(first, following, inside=False) if self._count else 0
 
-    def within(self, first: int, following: int) -> list[tuple[int, int]]:
+    def lowest(self) -> Span | None:
+        """Its first run, whole; None when it is empty."""
+        number, whole = self._order[0] if self._order else None, self._wholes.next_from(0)
+        if number is not None and (whole is None or number < whole):
+            borders = self._chunks[number]
+            first, following = number * CHUNK + borders[0], number * CHUNK + borders[1]
+            whole = number + 1 if borders[1] == CHUNK else None
+        elif whole is not None:
+            first = following = whole * CHUNK
+        else:
+            return None
+        if whole is not None and (span := self._wholes.covering(whole)) is not None:
+            following = span[1] * CHUNK
+        if following % CHUNK == 0 and (borders := self._chunks.get(following // CHUNK, _NONE)) and not borders[0]:
+            following += borders[1]
+        return first, following
+
+    def within(self, first: int, following: int) -> list[Span]:
         """What of [first, following) is in it, ascending; a run may come in pieces."""
-        found: list[tuple[int, int]] = []
-        for chunk, low, high in self._there(first, following):
-            borders = self._chunks.get(chunk)
-            if borders is None:
-                continue
-            base = chunk * CHUNK
-            at = bisect_right(borders, low) & ~1
-            while at < len(borders) and borders[at] < high:
-                if borders[at + 1] > low:
-                    found.append((base + max(low, borders[at]), base + min(high, borders[at + 1])))
-                at += 2
-        return found
+        return list(self._runs(first, following))
 
-    def without(self, first: int, following: int) -> Iterator[tuple[int, int]]:
+    def meets(self, first: int, following: int) -> bool:
+        """Whether anything of [first, following) is in it."""
+        return next(self._runs(first, following), None) is not None
+
+    def without(self, first: int, following: int) -> Iterator[Span]:
         """What of [first, following) is not in it, ascending."""
         at = first
         for begin, end in self.within(first, following):
@@ -86,20 +103,72 @@ class RangeSet:
         if at < following:
             yield at, following
 
-    def _there(self, first: int, following: int) -> Iterable[tuple[int, int, int]]:
-        """[first, following) by chunk, ascending, with all chunks that are here. It may be far longer than what is in
-        here: a loss leaves gaps of 2^32."""
-        if following - first <= (len(self._chunks) + 1) * CHUNK:
-            return _pieces(first, following)
-        bounds = [(chunk, chunk * CHUNK) for chunk in sorted(self._chunks)]
-        pieces = [(chunk, max(first - base, 0), min(following - base, CHUNK)) for chunk, base in bounds]
-        return [piece for piece in pieces if piece[1] < piece[2]]
+    # --- inside: asking ---
 
-    def _change(self, chunk: int, low: int, high: int, *, inside: bool) -> int:
-        """Have [low, high) of a chunk in the set, or not; how many numbers that changed."""
-        borders = self._chunks.get(chunk)
+    def _runs(self, first: int, following: int) -> Iterator[Span]:
+        """`within`, one by one."""
+        of_chunks = self._runs_in_chunks(first, following)
+        return merge(of_chunks, self._runs_of_wholes(first, following)) if len(self._wholes) else of_chunks
+
+    def _runs_in_chunks(self, first: int, following: int) -> Iterator[Span]:
+        for number in self._order[self._place(first // CHUNK) : self._place(-(-following // CHUNK))]:
+            borders, base = self._chunks[number], number * CHUNK
+            low, high = max(first - base, 0), min(following - base, CHUNK)
+            for at in range(bisect_right(borders, low) & ~1, len(borders), 2):
+                if borders[at] >= high:
+                    break
+                if borders[at + 1] > low:
+                    yield base + max(low, borders[at]), base + min(high, borders[at + 1])
+
+    def _runs_of_wholes(self, first: int, following: int) -> Iterator[Span]:
+        for begin, end in self._wholes.from_on(first // CHUNK):
+            low, high = max(begin * CHUNK, first), min(end * CHUNK, following)
+            if low >= high:
+                return
+            yield low, high
+
+    def _place(self, number: int) -> int:
+        """How many of the chunks that are in it in part have lower numbers."""
+        return bisect_left(self._order, number)
+
+    # --- inside: changing ---
+
+    def _change(self, first: int, following: int, *, inside: bool) -> int:
+        """Have [first, following) in the set, or not; how many numbers that changed."""
+        number, low = divmod(first, CHUNK)
+        last, high = divmod(following, CHUNK)
+        if first >= following:
+            return 0
+        if number == last:
+            return self._change_in(number, low, high, inside=inside)
+        changed = 0
+        if low:
+            changed += self._change_in(number, low, CHUNK, inside=inside)
+            number += 1
+        if high:
+            changed += self._change_in(last, 0, high, inside=inside)
+        return changed + (self._change_wholes(number, last, inside=inside) if number < last else 0)
+
+    def _change_wholes(self, number: int, last: int, *, inside: bool) -> int:
+        """`_change`, of chunks from one number to another."""
+        there = sum(until - first for first, until in self._runs(number * CHUNK, last * CHUNK))
+        low, high = self._place(number), self._place(last)
+        for each in self._order[low:high]:
+            del self._chunks[each]
+        del self._order[low:high]
+        (self._wholes.add if inside else self._wholes.remove)(number, last)
+        changed = (last - number) * CHUNK - there if inside else there
+        self._count += changed if inside else -changed
+        return changed
+
+    def _change_in(self, number: int, low: int, high: int, *, inside: bool) -> int:
+        """`_change`, of [low, high) of a chunk."""
+        borders = self._chunks.get(number)
         if borders is None:
-            borders = self._chunks[chunk] = array("H")
+            whole = bool(len(self._wholes)) and self._wholes.covering(number) is not None
+            if whole == inside:
+                return 0
+            borders = self._open(number, whole=whole)
         begin, end = bisect_left(borders, low), bisect_right(borders, high)
         # An odd place is within a run: then that run's own border stays, and ours is none, or the other way round.
         new = array("H")
@@ -111,9 +180,25 @@ class RangeSet:
         borders[begin:end] = new
         changed = high - low - before if inside else before
         self._count += changed if inside else -changed
-        if not borders:
-            del self._chunks[chunk]
+        if len(borders) <= 2:
+            self._tidy(number, borders)
         return changed
+
+    def _open(self, number: int, *, whole: bool) -> _Borders:
+        borders = self._chunks[number] = array("H", (0, CHUNK) if whole else ())
+        insort(self._order, number)
+        if whole:
+            self._wholes.remove(number, number + 1)
+        return borders
+
+    def _tidy(self, number: int, borders: _Borders) -> None:
+        """A chunk that is empty, or whole, is no exception."""
+        if borders and (borders[0], borders[1]) != (0, CHUNK):
+            return
+        del self._chunks[number]
+        del self._order[self._place(number)]
+        if borders:
+            self._wholes.add(number, number + 1)
 
 
 def _length(borders: _Borders, begin: int, end: int, low: int, high: int) -> int:
@@ -131,12 +216,3 @@ def _length(borders: _Borders, begin: int, end: int, low: int, high: int) -> int
         since = borders[at]
         at += 1
     return total + high - since
-
-
-def _pieces(first: int, following: int) -> Iterator[tuple[int, int, int]]:
-    """[first, following) by chunk: its number, and first and next in it."""
-    while first < following:
-        chunk, low = divmod(first, CHUNK)
-        high = min(CHUNK, low + following - first)
-        yield chunk, low, high
-        first += high - low

@@ -25,23 +25,36 @@ from typing import Any, Final, NamedTuple
 from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadRequest, NoSuchQueue, Overloaded, QueueExists
-from mirrorlog.queues.arguments import check_names, check_shape, check_values, is_work, limits_of
+from mirrorlog.queues.arguments import (
+    LengthLimits,
+    check_names,
+    check_shape,
+    check_values,
+    is_work,
+    lengths_of,
+    limits_of,
+    message_ttl_ms,
+    without_defaults,
+)
 from mirrorlog.queues.changes import (
     BeginsState,
     Change,
     CheckpointBegan,
     GroupDeleted,
     GroupReset,
+    OffsetsLeapt,
     PositionCommitted,
     QueueBeginsMoved,
     QueueDeclared,
     QueueDeleted,
     QueueState,
+    QueueUsed,
     State,
     decode_changes,
     decode_checkpoint,
     encode_change,
 )
+from mirrorlog.queues.lifetimes import Lifetime, lifetime_of
 from mirrorlog.wire.names import is_key
 
 IDS_PER_LOG: Final = 1 << 24
@@ -52,7 +65,8 @@ _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 
 @dataclass(slots=True)
 class Queue:
-    """`declared_at`: log offset of its declaration. `positions`: the confirmed ones by group; `newest`: the appended.
+    """`declared_at`: log offset of its declaration; `used_at`: of its QueueUsed, -1 without one. `positions`: the
+    confirmed ones by group; `newest`: the appended.
 
     `next_queue_offset`: of the record that followed when the newest confirmed checkpoint was written; 0 without one.
     Records may have come since; but there may be none left from before, and then only this says where to go on.
@@ -66,6 +80,7 @@ class Queue:
     positions: dict[str, PositionCommitted] = field(default_factory=dict)
     newest: dict[str, PositionCommitted] = field(default_factory=dict)
     next_queue_offset: int = 0
+    used_at: int = -1
 
 
 class _Leaving(NamedTuple):
@@ -110,6 +125,12 @@ class QueueRegistry:
         """Of the queues that have retention limits of their own, by queue id."""
         self.work: set[int] = set()
         """Ids of the queues that keep what is not settled, and nothing else: declared with retention = "work"."""
+        self.lengths: dict[int, LengthLimits] = {}
+        """Of the queues that may have so many records, or bytes, and no more, by queue id."""
+        self.ttls: dict[int, int] = {}
+        """Of the queues whose records live no longer (`x-message-ttl`, ms), by queue id."""
+        self.lifetimes: dict[int, Lifetime] = {}
+        """Of the queues that go by themselves (`auto-delete`, `x-expires`), by queue id."""
         self.begins: dict[int, int] = {}
         """The logged begins as appended, by queue id; see QueueBeginsMoved."""
         self._confirmed_begins: dict[int, int] = {}
@@ -118,7 +139,7 @@ class QueueRegistry:
         self._leaving: dict[int, _Leaving] = {}
         self._gone_max = id_base
         self._deleted: list[int] = []
-        # (log offset, largest id) of the newest confirmed checkpoint and of those behind it.
+        # (log offset, largest id) of the newest confirmed checkpoint or leap, and of those behind it.
         self._checkpoints: deque[tuple[int, int]] = deque()
 
     def __iter__(self) -> Iterator[Queue]:
@@ -167,6 +188,15 @@ class QueueRegistry:
         """The largest queue id that was ever given out; the base before the first."""
         return self._id_max
 
+    @property
+    def ids_given(self) -> int:
+        """The number in this log of `queue_id_max`, from 1; 0 before the first."""
+        return self._id_max - self._id_base
+
+    def id_past(self, number: int) -> int:
+        """What `queue_id_max` is once no id up to this number of the log is given out any more."""
+        return max(self._id_max, self._id_base + min(number, IDS_PER_LOG - 1))
+
     def queue_ids(self) -> list[int]:
         """All queues that are here now, in no order."""
         return list(self._by_id)
@@ -194,6 +224,7 @@ class QueueRegistry:
             next_queue_offset=next_queue_offset,
             positions={each.group: (each.log_id, each.epoch, each.queue_offset) for each in found},
             declared_at=queue.declared_at,
+            used_at=queue.used_at,
         )
 
     # --- deciding ---
@@ -258,6 +289,8 @@ class QueueRegistry:
                     self._delete(header, change.queue_id)
                 elif isinstance(change, QueueBeginsMoved):
                     self._begins_moved(header, change.begins)
+                elif isinstance(change, OffsetsLeapt):
+                    self._ids_told(header, max(self._id_max, change.queue_id_max))
         elif header.kind == Kind.QUEUE_STATE:
             self.follow(header, decode_changes(batch))
         elif header.kind == Kind.CHECKPOINT:
@@ -268,6 +301,8 @@ class QueueRegistry:
         for change in changes:
             if isinstance(change, PositionCommitted):
                 self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (change,)))
+            elif isinstance(change, QueueUsed):
+                self._used(header.queue_id, header.log_offset)
             elif isinstance(change, GroupReset | GroupDeleted):
                 self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (), replaced=change.group))
 
@@ -279,8 +314,11 @@ class QueueRegistry:
             elif isinstance(state, BeginsState):
                 self._begins_moved(header, state.begins)
             elif isinstance(state, CheckpointBegan):
-                self._checkpoints.append((header.log_offset, state.queue_id_max))
-                self._id_max = max(self._id_max, state.queue_id_max)
+                self._ids_told(header, state.queue_id_max)
+
+    def _ids_told(self, header: BatchHeader, queue_id_max: int) -> None:
+        self._checkpoints.append((header.log_offset, queue_id_max))
+        self._id_max = max(self._id_max, queue_id_max)
 
     def confirm(self, log_offset: int) -> dict[int, int]:
         """Everything below `log_offset` is confirmed. Gives the logged begins, by queue id, that became true now."""
@@ -321,7 +359,12 @@ class QueueRegistry:
             del self._by_id[queue.queue_id], self._by_name[queue.name]
             self.limits.pop(queue.queue_id, None)
             self.work.discard(queue.queue_id)
+            self.lifetimes.pop(queue.queue_id, None)
+            self.ttls.pop(queue.queue_id, None)
+            self.lengths.pop(queue.queue_id, None)
         self._bring_back(log_offset)
+        for queue in self:
+            queue.used_at = queue.used_at if queue.used_at < log_offset else -1
         while self._checkpoints and self._checkpoints[-1][0] >= log_offset:
             self._checkpoints.pop()
         told = self._checkpoints[-1][1] if self._checkpoints else 0
@@ -344,12 +387,24 @@ class QueueRegistry:
             self._id_max = max(self._id_max, queue_id)
         return queue
 
+    def _used(self, queue_id: int, log_offset: int) -> None:
+        """The first time counts."""
+        queue = self._by_id.get(queue_id)
+        if queue is not None and queue.used_at < 0:
+            queue.used_at = log_offset
+
     def _put(self, queue: Queue) -> None:
         self._by_name[queue.name] = self._by_id[queue.queue_id] = queue
         if (limits := limits_of(queue.arguments)) is not None:
             self.limits[queue.queue_id] = limits
         if is_work(queue.arguments):
             self.work.add(queue.queue_id)
+        if (lifetime := lifetime_of(queue.arguments)) is not None:
+            self.lifetimes[queue.queue_id] = lifetime
+        if (ttl_ms := message_ttl_ms(queue.arguments)) is not None:
+            self.ttls[queue.queue_id] = ttl_ms
+        if (lengths := lengths_of(queue.arguments)) is not None:
+            self.lengths[queue.queue_id] = lengths
 
     def _known(self, queue_id: int) -> Queue | None:
         """The queue, also one that a cut may bring back."""
@@ -363,6 +418,9 @@ class QueueRegistry:
             del self._by_name[queue.name]
             self.limits.pop(queue_id, None)
             self.work.discard(queue_id)
+            self.lifetimes.pop(queue_id, None)
+            self.ttls.pop(queue_id, None)
+            self.lengths.pop(queue_id, None)
         if queue_id not in self._leaving:
             self._leaving[queue_id] = _Leaving(header.next_log_offset, queue)
 
@@ -376,6 +434,8 @@ class QueueRegistry:
 
     def _restore(self, header: BatchHeader, state: QueueState) -> None:
         queue = self._declare(state.queue_id, state.name, state.incarnation, state.arguments, state.declared_at)
+        if state.used_at >= 0:
+            self._used(state.queue_id, state.used_at)
         positions = (
             PositionCommitted(group=group, log_id=log_id, epoch=epoch, queue_offset=queue_offset)
             for group, (log_id, epoch, queue_offset) in state.positions.items()
@@ -446,8 +506,9 @@ def _check_shape(name: str, arguments: Mapping[str, Any]) -> None:
 
 
 def _refuse_difference(queue: Queue, arguments: Mapping[str, Any]) -> None:
-    for key in sorted(queue.arguments.keys() | arguments.keys()):
-        there, asked = queue.arguments.get(key), arguments.get(key)
+    declared, wanted = without_defaults(queue.arguments), without_defaults(arguments)
+    for key in sorted(declared.keys() | wanted.keys()):
+        there, asked = declared.get(key), wanted.get(key)
         if there != asked:
             raise QueueExists(
                 f"queue {queue.name!r} exists with {key}={there!r}, asked for {key}={asked!r}", queue=queue.name

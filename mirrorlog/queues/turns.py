@@ -7,7 +7,10 @@ settles, and a thousand who wait cost a turn nothing. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+_SPARE: Final = 64
 
 
 class Turns:
@@ -36,6 +39,10 @@ class Turns:
         self._ready[number] = (priority, serial)
         self._waiting[priority] += 1
         heappush(self._heap, (-priority, serial, number))
+        if len(self._heap) > 2 * len(self._ready) + _SPARE:
+            # Entries of those who left it while a higher priority stayed on top.
+            self._heap = [(-priority, serial, each) for each, (priority, serial) in self._ready.items()]
+            heapify(self._heap)
 
     def served(self, number: int) -> None:
         """It was given something, and is the last of its equals from now on. While it is not `ready`."""

@@ -31,12 +31,12 @@ from mirrorlog.client import Client
 from mirrorlog.client.begins import newest_of, views_of
 from mirrorlog.errors import BadInput, LogCorrupt, MirrorlogError, NoSuchQueue
 from mirrorlog.spark import command_line
+from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS, width
 from mirrorlog.spark.checks.copy_audit import Audit, Copy, Finding, State, Sum, differing, merged, whole
 from mirrorlog.spark.checks.copy_reading import Piece, Reading, read_piece
 from mirrorlog.spark.options import parse_servers
 from mirrorlog.spark.submitted import is_submitted
-from mirrorlog.spark.tls import NO_TLS, TlsFiles
 from mirrorlog.wire.messages import GetMetadata, Metadata, QueueInfo
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ class _Asked:
     cluster_id: str
     master: str
     edges: tuple[int, ...]
-    tls: TlsFiles
+    access: Access
 
     def piece(self, node: str, edges: Sequence[int], *, by_batch: bool = False) -> Piece:
         has_begin = edges[0] == self.edges[0]
         return Piece(
-            self.servers, self.cluster_id, self.queue, node, tuple(edges), has_begin, by_batch, self.tls
+            self.servers, self.cluster_id, self.queue, node, tuple(edges), has_begin, by_batch, self.access
         )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def audit(
     first: int | None = None,
     until: int | None = None,
     bucket_offsets: int = BUCKET_OFFSETS,
-    tls: TlsFiles = NO_TLS,
+    access: Access = NO_ACCESS,
     spark: SparkSession | None = None,
     on_step: OnStep = lambda step: None,
 ) -> Audit:
@@ -98,14 +98,14 @@ def audit(
     if bucket_offsets < 1:
         raise BadInput("a range has one queue offset at least")
     on_step(f"asking who has queue {queue!r}")
-    seen = asyncio.run(_find(servers, queue, until, tls))
+    seen = asyncio.run(_find(servers, queue, until, access))
     info, copies = seen.info, seen.copies
     begin = first if first is not None else info.begin
     end = until if until is not None else max([info.next, *(copy.next for copy in copies)])
     if not 0 <= begin <= end:
         raise BadInput(f"queue offset {begin} is not within 0 and {end}, where the audit ends")
     edges = _edges(begin, end, copies, width(end - begin, bucket_offsets))
-    asked = _Asked(tuple(servers), queue, seen.cluster_id, info.master, edges, tls)
+    asked = _Asked(tuple(servers), queue, seen.cluster_id, info.master, edges, access)
     pieces = [piece for copy in copies for piece in _pieces(asked, copy)]
     on_step(f"reading {len(copies)} copies of queue {queue!r} in {len(pieces)} pieces")
     sums, stopped = _read(pieces, _in_threads if spark is None else _in_tasks(spark))
@@ -210,10 +210,10 @@ class _Found:
     refused: Mapping[str, MirrorlogError]
 
 
-async def _find(servers: Sequence[str], queue: str, until: int | None, tls: TlsFiles) -> _Found:
+async def _find(servers: Sequence[str], queue: str, until: int | None, access: Access) -> _Found:
     """Every copy, once mirrors have heard of what is confirmed now; after a while, as they are."""
     give_up_at = time.monotonic() + _CATCH_UP_S
-    async with Client(*servers, tls=tls.context()) as client:
+    async with Client(*servers, **access.client_options()) as client:
         while True:
             found, refused = await _ask(client, queue)
             views = views_of(queue, found)
@@ -325,7 +325,7 @@ def parser() -> argparse.ArgumentParser:
     )
     command_line.add_bucket(parser, default=BUCKET_OFFSETS)
     parser.add_argument("--out", type=Path, metavar="DIR", help="draw each queue's copies there: copies-QUEUE.png")
-    command_line.add_tls(parser)
+    command_line.add_access(parser)
     command_line.add_json(parser)
     return parser
 
@@ -339,13 +339,13 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> list[Audit]:
-    servers, tls = parse_servers(command_line.servers_of(options)), command_line.tls_of(options)
+    servers, access = parse_servers(command_line.servers_of(options)), command_line.access_of(options)
     queues = command_line.queues_of(options)
     with command_line.status("asking the nodes") as on_step:
         spark = _session() if is_submitted() else None
         return [
             audit(
-                servers, queue, first=options.first, until=options.until, bucket_offsets=options.bucket, tls=tls,
+                servers, queue, first=options.first, until=options.until, bucket_offsets=options.bucket, access=access,
                 spark=spark, on_step=on_step,
             )
             for queue in queues

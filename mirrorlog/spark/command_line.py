@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from mirrorlog.config import CLIENT_PORT
 from mirrorlog.errors import BadInput, MirrorlogError
-from mirrorlog.spark.tls import TlsFiles
+from mirrorlog.spark.access import PASSWORD_VARIABLE, USER_VARIABLE, Access, login_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,13 +91,15 @@ def add_bucket(parser: argparse.ArgumentParser, *, default: int) -> None:
     parser.add_argument("--bucket", type=int, default=default, metavar="N", help="queue offsets per checksum")
 
 
-def add_tls(parser: argparse.ArgumentParser) -> None:
-    """Add --tls-ca, --tls-cert and --tls-key."""
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """Add --tls-ca, --tls-cert, --tls-key and --user."""
     ca, certificate, key = (f"(default: ${name})" for name in TLS_VARIABLES)
     told = f"for nodes that speak TLS: the authorities that are trusted {ca}"
     parser.add_argument("--tls-ca", metavar="FILE", help=told)
     parser.add_argument("--tls-cert", metavar="FILE", help=f"a certificate to show, with --tls-key {certificate}")
     parser.add_argument("--tls-key", metavar="FILE", help=f"its key, not encrypted {key}")
+    told = f"where nodes have users; the password is ${PASSWORD_VARIABLE} (default: ${USER_VARIABLE})"
+    parser.add_argument("--user", metavar="NAME", help=told)
 
 
 def queue_of(options: argparse.Namespace) -> str | None:
@@ -121,15 +123,17 @@ def servers_of(options: argparse.Namespace) -> str:
     return str(options.servers or os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVERS)
 
 
-def tls_of(options: argparse.Namespace) -> TlsFiles:
-    """Given, else of the environment."""
+def access_of(options: argparse.Namespace) -> Access:
+    """Given, else of the environment. Raises BadInput for a user without a password."""
     names = zip(_TLS, TLS_VARIABLES, strict=True)
-    return TlsFiles(*(getattr(options, option) or os.environ.get(variable) for option, variable in names))
+    ca, certificate, key = (getattr(options, option) or os.environ.get(variable) for option, variable in names)
+    login = (None, "") if getattr(options, "path", None) is not None else login_of(options.user, None, "option")
+    return Access(ca, certificate, key, *login)
 
 
 def refuse_beside_path(options: argparse.Namespace) -> None:
     """Raise BadInput for options of nodes where log directories are read."""
-    for name in ("servers", "read_from", *_TLS):
+    for name in ("servers", "read_from", "user", *_TLS):
         if options.path is not None and getattr(options, name) is not None:
             option = name.replace("_", "-")
             raise BadInput(f"--{option} and --path: log directories are read without nodes; leave one of them out")

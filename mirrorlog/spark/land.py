@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
+from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.landing.definition import Landing, landing
 from mirrorlog.spark.landing.positions import MissedRange
 from mirrorlog.spark.landing.results import StepResult
 from mirrorlog.spark.landing.runner import OnMoment, Runner
 from mirrorlog.spark.options import parse_servers
-from mirrorlog.spark.tls import NO_TLS, TlsFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +66,7 @@ def land(
     table: str | PathLike[str],
     *,
     read_from: str = "nearest",
-    tls: TlsFiles = NO_TLS,
+    access: Access = NO_ACCESS,
     on_step: OnStep = lambda step: None,
     on_moment: OnMoment = lambda moment: None,
     **settings: object,
@@ -80,7 +80,10 @@ def land(
     """
     addresses = parse_servers(servers) if isinstance(servers, str) else tuple(servers)
     given = {"queue": [queue], "servers": list(addresses), "table": fspath(table), "read_from": read_from}
-    made = landing({"hold": False, **given, **tls.options(), **settings})
+    files = {name: value for name, value in access.options().items() if name != "user"}
+    made = landing({"hold": False, **given, **files, **settings})
+    if access.user is not None:
+        made = replace(made, access=access)  # with the password, which is no key
     on_step(f"landing queue {queue!r} into {made.table}")
     return land_all(Runner(spark, on_moment), made)
 

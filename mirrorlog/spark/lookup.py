@@ -64,7 +64,7 @@ def open_lookup(options: SourceOptions) -> Iterator[Lookup]:
 
         yield FileLookup(LogDirectories.open(options.path), fail_on_bad=options.fail_on_data_loss)
         return
-    with NodeLookup(options.servers, options.tls, read_from=options.read_from) as lookup:
+    with NodeLookup(options.servers, options.access, read_from=options.read_from) as lookup:
         yield lookup
 
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final, Self
 from mirrorlog.client import Client
 from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.begins import begin_of, newest_of, views_of
+from mirrorlog.client.confirmed_end import is_known
 from mirrorlog.client.copies import ask_all
 from mirrorlog.errors import NoSuchQueue, OffsetOutOfRange, PositionLost, RequestTimeout
-from mirrorlog.spark.plan import QueueFacts
-from mirrorlog.spark.tls import NO_TLS, TlsFiles
+from mirrorlog.spark.access import NO_ACCESS, Access
+from mirrorlog.spark.plan import MASTER, QueueFacts
 from mirrorlog.wire.messages import GetMetadata, Metadata
 
 if TYPE_CHECKING:
@@ -28,13 +29,13 @@ _LOOKS_AT_ONCE: Final = 16
 _LOOK_S: Final = 30.0
 
 
-def ask_nodes(servers: Sequence[str], queues: Sequence[str], tls: TlsFiles = NO_TLS) -> list[QueueFacts]:
+def ask_nodes(servers: Sequence[str], queues: Sequence[str], access: Access = NO_ACCESS) -> list[QueueFacts]:
     """The queues in the order asked for. Blocks; not for use on an event loop.
 
     Raises ConnectionLost when no node answers, NoSuchQueue naming those that no node knows, ConfigError naming a file
-    of `tls` that is none.
+    of `access` that is none.
     """
-    with NodeLookup(servers, tls) as lookup:
+    with NodeLookup(servers, access) as lookup:
         found = lookup.facts(queues)
     if missing := sorted(set(queues) - {facts.name for facts in found}):
         raise no_such_queue(missing, lookup.silent)
@@ -50,9 +51,9 @@ def no_such_queue(missing: Sequence[str], silent: Sequence[str]) -> NoSuchQueue:
 class NodeLookup:
     """A `Lookup` of running nodes; use it with `with`. Not for use on an event loop."""
 
-    def __init__(self, servers: Sequence[str], tls: TlsFiles = NO_TLS, *, read_from: str = "master") -> None:
+    def __init__(self, servers: Sequence[str], access: Access = NO_ACCESS, *, read_from: str = "master") -> None:
         self._servers = servers
-        self._tls = tls
+        self._access = access
         self._read_from = read_from
         self.silent: Sequence[str] = ()
         self._runner = asyncio.Runner()
@@ -89,7 +90,7 @@ class NodeLookup:
     # --- on the loop ---
 
     async def _connect(self) -> None:
-        self._client = await Client(*self._servers, tls=self._tls.context()).connect()
+        self._client = await Client(*self._servers, **self._access.client_options()).connect()
 
     async def _facts(self, queues: list[str] | None) -> list[QueueFacts]:
         loop = asyncio.get_running_loop()
@@ -97,9 +98,13 @@ class NodeLookup:
         backoff = Backoff(random.random)
         while True:
             facts = await self._ask(queues)
-            if all(each.current and each.silent_master != "" for each in facts) or loop.time() >= give_up_at:
+            if all(map(self._is_known, facts)) or loop.time() >= give_up_at:
                 return facts
             await asyncio.sleep(backoff.next_s())
+
+    def _is_known(self, facts: QueueFacts) -> bool:
+        """Whether waiting would tell no more: who reads from mirrors needs no master to answer."""
+        return facts.current or (bool(facts.silent_master) and self._read_from != MASTER)
 
     async def _ask(self, queues: list[str] | None) -> list[QueueFacts]:
         first = await self._client.metadata(queues)
@@ -112,7 +117,8 @@ class NodeLookup:
         return [_merged(queue, answers) for queue in (sorted(known) if queues is None else queues) if queue in known]
 
     async def _times(self, wanted: Mapping[str, int]) -> dict[str, int]:
-        return {queue: await self._client.admin.find_offset(queue, time_us) for queue, time_us in wanted.items()}
+        find, any_copy = self._client.admin.find_offset, self._read_from != MASTER
+        return {queue: await find(queue, time_us, any_copy=any_copy) for queue, time_us in wanted.items()}
 
     async def _headers_at(self, places: Sequence[Place]) -> list[Seen]:
         turns = asyncio.Semaphore(_LOOKS_AT_ONCE)
@@ -157,6 +163,6 @@ def _merged(queue: str, answers: Sequence[Metadata]) -> QueueFacts:
         next=max(info.next for info in views.values() if info.incarnation == leading.incarnation),
         silent_master=None if master in views else master,
         epoch=newest.epoch,
-        current=leading.current,
+        current=master in views and is_known(leading, told_by=master),
         mirrored=bool(newest.mirrors),
     )

@@ -23,6 +23,8 @@
     read_from                      master (default), mirror, nearest, or a node's id
     tls_ca                         for nodes that speak TLS: a file, PEM, with the authorities that are trusted
     tls_cert, tls_key              files, PEM, with the certificate to show and its key, where nodes ask for one
+    user, password                 where nodes have users; by default MIRRORLOG_USER and MIRRORLOG_PASSWORD of the
+                                   environment of Spark's driver, which is the better place for a password
 
 `read_from` is the master by default: it always has every confirmed record, and a mirror learns of a confirm a moment
 later, so a read of the very end would wait there. Mirrors are the choice for large reads beside live producers.
@@ -32,7 +34,7 @@ another query over the same `load()` then reads under the former one's condition
 side's. So it is for those who load anew for each query, and wants `spark.sql.python.filterPushdown.enabled`. Offsets
 and times as options narrow a read as well, and always rightly.
 
-Pure: text in, values out. Spark gives the names in small letters.
+Text in, values out; a login may come from the environment. Spark gives the names in small letters.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ from typing import Any, Final, Literal
 
 from mirrorlog.config import split_address
 from mirrorlog.errors import BadInput, ConfigError
+from mirrorlog.spark.access import NO_ACCESS, Access, login_of
 from mirrorlog.spark.errors import BadOption
 from mirrorlog.spark.positions import PARTITION, QueuePosition, parse_offsets
-from mirrorlog.spark.tls import NO_TLS, TlsFiles
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -112,7 +114,7 @@ class SourceOptions:
     include_headers: bool = False
     fail_on_data_loss: bool = True
     read_from: str = "master"
-    tls: TlsFiles = NO_TLS
+    access: Access = NO_ACCESS
     path: str | None = None
     pattern: str | None = None
     include_position: bool = False
@@ -162,9 +164,11 @@ _NAMES: Final = (
     "tls_ca",
     "tls_cert",
     "tls_key",
+    "user",
+    "password",
 )
 _KNOWN: Final = {name.lower(): name for name in _NAMES}
-_OF_NODES: Final = ("servers", _BOOTSTRAP, "read_from", "tls_ca", "tls_cert", "tls_key")
+_OF_NODES: Final = ("servers", _BOOTSTRAP, "read_from", "tls_ca", "tls_cert", "tls_key", "user", "password")
 _ENDINGS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _PARTITIONS_MAX: Final = 100_000
 _RECORDS_MAX: Final = 2**53
@@ -190,7 +194,7 @@ def parse_options(options: Mapping[str, str], mode: Mode = "batch") -> SourceOpt
         include_headers=_boolean(given, "includeHeaders", False),
         fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
         read_from=given.get("read_from") or "master",
-        tls=_tls(given),
+        access=access_of(given) if path is None else NO_ACCESS,
         path=path,
         pattern=pattern,
         include_position=_boolean(given, "includePosition", False),
@@ -251,11 +255,15 @@ def _path(given: Mapping[str, str]) -> str | None:
     return given["path"]
 
 
-def _tls(given: Mapping[str, str]) -> TlsFiles:
-    found = TlsFiles(*(given.get(name) or None for name in ("tls_ca", "tls_cert", "tls_key")))
-    if (found.certificate is None) != (found.key is None):
+def access_of(given: Mapping[str, str]) -> Access:
+    """Files of TLS, and a login, which may be the environment's. Raises BadOption."""
+    ca, certificate, key = (given.get(name) or None for name in ("tls_ca", "tls_cert", "tls_key"))
+    if (certificate is None) != (key is None):
         raise BadOption("options 'tls_cert' and 'tls_key' are needed together")
-    return found
+    try:
+        return Access(ca, certificate, key, *login_of(given.get("user"), given.get("password"), "option"))
+    except BadInput as error:
+        raise BadOption(error.message) from None
 
 
 def _subscription(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:

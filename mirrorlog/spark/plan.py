@@ -18,6 +18,8 @@ from mirrorlog.spark.positions import QueuePosition
 
 TASKS_MAX: Final = 100_000
 """Of one plan: each costs the driver memory, and Spark some milliseconds."""
+MASTER: Final = "master"
+"""Who reads from it wants all that is confirmed; who reads from others, what these know of."""
 TASK_RECORDS: Final = 500_000
 """Of a task, where options do not say how many tasks there shall be."""
 
@@ -30,8 +32,9 @@ class QueueFacts:
 
     `silent_master`: the master, when it did not answer, empty while there is none. Then whether anything below `begin`
     is left nobody can say: the copies that answered may all have begun late. `epoch`: the newest that anybody knows of,
-    0 if unknown. `current`: False of a new master that does not know yet what its predecessor confirmed behind `next`.
-    `mirrored`: whether it has copies besides the master's.
+    0 if unknown. `current`: whether its master said what is confirmed; False while that does not answer, there is none,
+    or it does not know yet what its predecessor confirmed behind `next`. `mirrored`: whether it has copies besides the
+    master's.
     """
 
     cluster_id: str
@@ -194,7 +197,7 @@ def starting_offset(options: SourceOptions, facts: QueueFacts, found: Found = NO
     """Where to begin to read a queue. Raises BadOption, and NotCurrent when that is its end and nobody knows it."""
     starting = options.starting
     if not isinstance(starting, AtTime):
-        return _resolve(starting, facts)
+        return _resolve(starting, facts, options)
     if found.starting[facts.name] < facts.next:
         return found.starting[facts.name]
     if not starting.else_latest:
@@ -202,15 +205,16 @@ def starting_offset(options: SourceOptions, facts: QueueFacts, found: Found = NO
             f"queue {facts.name!r} has no record that was appended at {starting.of(facts.name)} µs or later; set "
             "startingOffsetsByTimestampStrategy to latest to begin at its end then"
         )
-    return _latest(facts)
+    return confirmed_end(facts, options.read_from)
 
 
 def _ending_offset(options: SourceOptions, facts: QueueFacts, found: Found) -> int:
     if not isinstance(options.ending, AtTime):
-        following = _resolve(options.ending, facts)
+        following = _resolve(options.ending, facts, options)
         # More may be confirmed than is known at the moment.
-        return following if following <= facts.next else max(following, _latest(facts))
-    return found.ending[facts.name] if found.ending[facts.name] < facts.next else _latest(facts)
+        return following if following <= facts.next else max(following, confirmed_end(facts, options.read_from))
+    at = found.ending[facts.name]
+    return at if at < facts.next else confirmed_end(facts, options.read_from)
 
 
 def _given(offsets: Offsets, queue: str) -> int:
@@ -222,20 +226,28 @@ def _given(offsets: Offsets, queue: str) -> int:
     return given.offset if isinstance(given, QueuePosition) else given
 
 
-def _resolve(offsets: Offsets, facts: QueueFacts) -> int:
+def _resolve(offsets: Offsets, facts: QueueFacts, options: SourceOptions) -> int:
     given = _given(offsets, facts.name)
     if given == LATEST:
-        return _latest(facts)
+        return confirmed_end(facts, options.read_from)
     return facts.begin if given == EARLIEST else given
 
 
-def _latest(facts: QueueFacts) -> int:
-    if not facts.current:
-        raise NotCurrent(
-            f"queue {facts.name!r} has a new master that does not know yet what is confirmed behind {facts.next}; run "
-            "again"
-        )
-    return facts.next
+def confirmed_end(facts: QueueFacts, read_from: str) -> int:
+    """Behind all that is confirmed, by the word of the master. Raises NotCurrent while there is none that knows it; but
+    who reads from mirrors while no master answers has what these know of."""
+    if facts.current or (facts.silent_master is not None and read_from != MASTER):
+        return facts.next
+    if facts.silent_master is None:
+        why = "has a new master that does not know yet"
+    elif not facts.silent_master:
+        why = "has no master at the moment, and nobody else knows"
+    else:
+        why = f"has a master, {facts.silent_master}, that does not answer, and the other copies may not know"
+    raise NotCurrent(
+        f"queue {facts.name!r} {why} what is confirmed behind {facts.next}; run again, or read what the others know "
+        "(read_from=mirror)"
+    )
 
 
 def refuse_unknown(options: SourceOptions, facts: QueueFacts, first: int) -> None:

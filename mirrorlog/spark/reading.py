@@ -102,7 +102,7 @@ async def _from_nodes(options: SourceOptions, wanted: QueueRange) -> AsyncGenera
     client = Client(
         *options.servers,
         cluster_id=wanted.cluster_id,
-        tls=options.tls.context(),
+        **options.access.client_options(),
         request_timeout_ms=_REQUEST_TIMEOUT_MS,
     )
     async with (

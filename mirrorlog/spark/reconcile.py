@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_bucket(parser, default=BUCKET_OFFSETS)
     parser.add_argument("--ranges", type=int, default=RANGES_MAX, metavar="N", help="ranges to name at most")
     parser.add_argument("--read-from", metavar="WHO", help="master (default), mirror, or a node's id")
-    command_line.add_tls(parser)
+    command_line.add_access(parser)
     command_line.add_json(parser)
     return parser
 
@@ -133,7 +133,7 @@ def _log(options: argparse.Namespace) -> LogSource:
     if options.path is not None:
         return LogSource(path=options.path)
     servers = parse_servers(command_line.servers_of(options))
-    return LogSource(servers, read_from=options.read_from or "master", tls=command_line.tls_of(options))
+    return LogSource(servers, read_from=options.read_from or "master", access=command_line.access_of(options))
 
 
 def _until(text: str | None) -> Until:

@@ -35,6 +35,7 @@ import pyarrow.compute as pc
 from mirrorlog.client.sync import BulkDelivery, Client, Producer
 from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.spark import command_line
+from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
 from mirrorlog.spark.options import parse_servers
 from mirrorlog.spark.replaying.progress import HEADER, Progress, Published, header_value
@@ -49,7 +50,6 @@ from mirrorlog.spark.replaying.rows import (
     sources,
     table_id,
 )
-from mirrorlog.spark.tls import NO_TLS, TlsFiles
 from mirrorlog.spark.writing.columns_out import header_lists
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Target:
     queue: str
     confirm: str = "all"
     compression: str = "none"
-    tls: TlsFiles = NO_TLS
+    access: Access = NO_ACCESS
 
 
 def replay_table(
@@ -163,7 +163,7 @@ def replay(
     """
     _check_name(name)
     rows = replay_rows(frame, selection)
-    with Client(*target.servers, tls=target.tls.context()) as client:
+    with Client(*target.servers, **target.access.client_options()) as client:
         if client.admin.metadata([target.queue]).missing:
             raise NoSuchQueue(f"no queue {target.queue!r}; make it with: mqtool declare {target.queue}")
         found = sources(rows)
@@ -304,7 +304,7 @@ def parser() -> argparse.ArgumentParser:
     add("--confirm", default="all", metavar="LEVEL", help="all (default), majority, one, master, or a number of copies")
     add("--compression", default="none", choices=("none", "lz4", "zstd"), help="of batches")
     add("--dry-run", action="store_true", help="tell what would be published; change nothing")
-    command_line.add_tls(parser)
+    command_line.add_access(parser)
     command_line.add_json(parser, "print a JSON object")
     return parser
 
@@ -326,14 +326,14 @@ def _time(text: str) -> datetime:
 
 
 def _run(options: argparse.Namespace) -> Replayed:
-    servers, tls = parse_servers(command_line.servers_of(options)), command_line.tls_of(options)
-    target = Target(servers, options.to_queue, options.confirm, options.compression, tls)
+    servers, access = parse_servers(command_line.servers_of(options)), command_line.access_of(options)
+    target = Target(servers, options.to_queue, options.confirm, options.compression, access)
     selection = Selection(
         options.queue, options.from_offset, options.until_offset, options.from_time, options.until_time
     )
     # Before the session, which takes seconds: what is wrong with these is told at once.
     selection.check()
-    tls.context()
+    access.context()
     if options.id is not None:
         _check_name(options.id)
     with command_line.spark_session(f"replay to {options.to_queue}") as (spark, on_step):

@@ -32,13 +32,23 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from mirrorlog.errors import MirrorlogError, NoSuchQueue, NotCurrent
+from mirrorlog.errors import MirrorlogError, NoSuchQueue
 from mirrorlog.spark.declared_gaps import between
 from mirrorlog.spark.errors import BeginUnknown, HistoryChanged
 from mirrorlog.spark.history import check_histories, gaps_of, loss, lost, positions_at
 from mirrorlog.spark.lookup import Lookup, open_lookup
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.plan import Found, QueueFacts, QueueRange, beyond, freed, refuse_unknown, starting_offset, tasks
+from mirrorlog.spark.plan import (
+    Found,
+    QueueFacts,
+    QueueRange,
+    beyond,
+    confirmed_end,
+    freed,
+    refuse_unknown,
+    starting_offset,
+    tasks,
+)
 from mirrorlog.spark.positions import QueuePosition, as_offsets, parse_offsets
 from mirrorlog.spark.reading import record_batches
 from mirrorlog.spark.source import QueuePartition, starting_positions, subscribed, times_of
@@ -90,12 +100,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits.records_min is None else ReadMinRows(limits.records_min)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fixes the end. Raises NotCurrent while a new master does not know it."""
+        """Fixes the end. Raises NotCurrent while no master knows it, unless mirrors are read."""
         with open_lookup(self.options) as lookup:
             queues = self._queues(lookup)
         for facts in queues:
-            if not facts.current:
-                raise NotCurrent(f"queue {facts.name!r} has a new master that does not know yet what is confirmed")
+            confirmed_end(facts, self.options.read_from)
         self._target = {facts.name: _end(facts) for facts in queues}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:

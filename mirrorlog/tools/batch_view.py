@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from mirrorlog.commitlog.attributes import Attributes, attributes_of
+from mirrorlog.commitlog.envelope import is_envelope, is_inner
 from mirrorlog.commitlog.format import NO_PRODUCER, NO_TIMESTAMP, BatchHeader, Codec, Column, Flag, Kind
 from mirrorlog.errors import BadBatch
-from mirrorlog.tools.changes import CHANGES, change_text, counts_text, read_changes, state_counts
+from mirrorlog.tools.changes import change_text, counts_text, read_changes, state_counts
 from mirrorlog.tools.output import NOTHING, time_text
 from mirrorlog.tools.records import attributes_text
 
@@ -23,7 +24,7 @@ TITLE: Final = _LAYOUT.format(*_TITLES)
 def batch_lines(header: BatchHeader, batch: memoryview, *, states: bool = False) -> Iterator[str]:
     """A batch for people, in one line; with `states` a line more for each state of a checkpoint."""
     changes = _changes(header, batch)
-    data = header.kind not in CHANGES
+    data = header.kind == Kind.DATA
     yield _LAYOUT.format(
         header.log_offset,
         header.epoch,
@@ -33,7 +34,7 @@ def batch_lines(header: BatchHeader, batch: memoryview, *, states: bool = False)
         header.record_count,
         header.length,
         time_text(header.append_time_us),
-        _producer(header, batch) if data else _brief(header, changes),
+        _what(header, batch, changes),
     ).rstrip()
     if states and header.kind == Kind.CHECKPOINT:
         yield from (f"{_INDENT}{change_text(change)}" for change in changes)
@@ -72,7 +73,14 @@ def _changes(header: BatchHeader, batch: memoryview) -> list[dict[str, Any]]:
         return []
 
 
+def _what(header: BatchHeader, batch: memoryview, changes: list[dict[str, Any]]) -> str:
+    what = _producer(header, batch) if header.kind == Kind.DATA else _brief(header, changes)
+    return f"inside: {what}".rstrip() if is_inner(header) else what
+
+
 def _brief(header: BatchHeader, changes: list[dict[str, Any]]) -> str:
+    if is_envelope(header):
+        return f"{header.record_count} batches that count together"
     if header.kind == Kind.CHECKPOINT:
         return counts_text(state_counts(changes))
     return "; ".join(change_text(change) for change in changes)

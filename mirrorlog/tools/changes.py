@@ -22,9 +22,17 @@ _STATES: Final = {
     "B": ("CheckpointBegan", "queue_id_max"),
     "Q": (
         "QueueState",
-        *("queue_id", "name", "incarnation", "arguments", "next_queue_offset", "positions", "declared_at"),
+        *("queue_id", "name", "incarnation", "arguments", "next_queue_offset", "positions", "declared_at", "used_at"),
     ),
     "H": ("QueueHolds", "queue_id", "holds"),
+    "A": ("GroupState", "queue_id", "group", "floor", "watermark", "void"),
+    "C": ("LedgerChunk", "queue_id", "group", "first", "next", "settled", "attempts", "parked", "leased"),
+    "S": ("GroupLeases", "queue_id", "group", "leases"),
+    "R": ("QueueRuns", "queue_id", "runs"),
+    "D": (
+        "QueueDepartures",
+        *("queue_id", "next_departure", "epoch_floor", "departures", "piece", "sequences"),
+    ),
     "P": (
         "ProducerState",
         *("producer_id", "queue_id", "producer_epoch", "next_sequence", "last_append_time_us", "landed"),
@@ -34,6 +42,9 @@ _STATES: Final = {
     "E": ("CheckpointEnded", "began_at", "producer_epoch_floor"),
 }
 """By letter: the name, then those of the items behind the letter."""
+
+_ADDED: Final = {"QueueState": 1}
+"""How many of the last items software of before did not write."""
 
 _COUNTED: Final = {"QueueState": "queues", "ProducerState": "producers"}
 
@@ -59,7 +70,7 @@ def _named(value: Any) -> dict[str, Any]:
         return value
     if isinstance(value, list) and value and isinstance(value[0], str):
         name, *fields = _STATES.get(value[0], (value[0],))
-        if len(value) - 1 < len(fields):
+        if len(value) - 1 < len(fields) - _ADDED.get(name, 0):
             raise BadBatch(f"a {name} of {len(value) - 1} items, it has {len(fields)}")
         known: dict[str, Any] = {"type": name, **dict(zip(fields, value[1:], strict=False))}
         further = value[1 + len(fields) :]

@@ -16,6 +16,7 @@ import msgspec
 from mirrorlog.errors import BadInput, MirrorlogError, NoSuchLog, NoSuchQueue, RequestTimeout
 from mirrorlog.wire.messages import ClusterStatus as View
 from mirrorlog.wire.messages import LogStatus, Metadata, NodeInfo, Status
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -103,15 +104,28 @@ def _rank(log: LogStatus) -> tuple[bool, bool, int, int]:
     return log.state != "corrupt", log.role == "master", log.epoch, log.confirmed
 
 
+def key_of(vhost: str | None, queue: str | None) -> str | None:
+    """A queue that was named, or None: of the default virtual host unless another one was."""
+    return None if queue is None else qualified(vhost or DEFAULT_VIRTUAL_HOST, queue)
+
+
 def select(
-    status: ClusterStatus, *, node: str | None = None, log: str | None = None, queue: str | None = None
+    status: ClusterStatus,
+    *,
+    node: str | None = None,
+    log: str | None = None,
+    queue: str | None = None,
+    vhost: str | None = None,
 ) -> ClusterStatus:
-    """Only what concerns that node (as holder or as mirror), that log (name or id) and that queue.
+    """Only what concerns that node (as holder or as mirror), that log (name or id), that queue (its key), and queues
+    of that virtual host.
 
     Raises NoSuchLog, NoSuchQueue or BadInput when nothing has that name and every node answered.
     """
     _refuse_unknown(status, node, log, queue)
     nodes = [msgspec.structs.replace(each, logs=_logs(each, node, log, queue)) for each in status.nodes]
+    if vhost is not None:
+        nodes = [msgspec.structs.replace(each, logs=[_within(one, vhost) for one in each.logs]) for each in nodes]
     if node or log or queue:
         shown = {each.log_id for one in nodes for each in one.logs}
         nodes = [msgspec.structs.replace(each, cluster=_view(each.cluster, shown)) for each in nodes]
@@ -142,8 +156,23 @@ def _logs(status: Status, node: str | None, log: str | None, queue: str | None) 
         queues = [one for one in each.queues if queue in (None, one.name)]
         groups = [one for one in each.groups if queue in (None, one.queue)]
         holds = [one for one in each.holds if queue in (None, one.queue)]
-        found.append(msgspec.structs.replace(each, mirrors=mirrors, queues=queues, groups=groups, holds=holds))
+        producers = [one for one in each.producers if queue in (None, one.queue)]
+        found.append(
+            msgspec.structs.replace(
+                each, mirrors=mirrors, queues=queues, groups=groups, holds=holds, producers=producers
+            )
+        )
     return found
+
+
+def _within(log: LogStatus, vhost: str) -> LogStatus:
+    return msgspec.structs.replace(
+        log,
+        queues=[each for each in log.queues if split(each.name)[0] == vhost],
+        groups=[each for each in log.groups if split(each.queue)[0] == vhost],
+        holds=[each for each in log.holds if split(each.queue)[0] == vhost],
+        producers=[each for each in log.producers if split(each.queue)[0] == vhost],
+    )
 
 
 def _refuse_unknown(status: ClusterStatus, node: str | None, log: str | None, queue: str | None) -> None:
@@ -154,7 +183,7 @@ def _refuse_unknown(status: ClusterStatus, node: str | None, log: str | None, qu
     if log is not None and not any(log in (each.name, each.log_id) for each in logs):
         raise NoSuchLog(f"no log {log!r} on the nodes that answer; they have {_names(each.name for each in logs)}")
     if queue is not None and not any(queue == one.name for each in logs for one in each.queues):
-        raise NoSuchQueue(f"no queue {queue!r} on the nodes that answer; `mqtool queues` lists them")
+        raise NoSuchQueue(f"no queue {shown(queue)!r} on the nodes that answer; `mqtool queues` lists them")
 
 
 def _names(names: Iterator[str]) -> str:

@@ -74,7 +74,9 @@ def _of_members(view: ClusterStatus) -> Iterator[str]:
 
 
 def log_warnings(log: PlacedLog) -> Iterator[str]:
-    """What should be looked at in one log, one line each."""
+    """What should be looked at in one log, one line each; of one that goes with its node, by intention, nothing."""
+    if log.transient:
+        return
     waits = f"; it waits for {', '.join(log.waits_for)}" if log.waits_for else ""
     whole = [node for node in log.in_sync if node not in log.marked]
     if not log.master:

@@ -11,7 +11,8 @@ import typer
 from mirrorlog.tools.arguments import parse_time
 from mirrorlog.tools.output import print_json_line
 from mirrorlog.tools.records import record_fields, record_line
-from mirrorlog.tools.session import StaleReads, session_of
+from mirrorlog.tools.session import StaleReads, VirtualHost, session_of
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client, ConsumedRecord
@@ -32,6 +33,7 @@ def consume(
         str, typer.Option("--read-from", metavar="NODE", help="master, mirror, or a node's id.")
     ] = "master",
     allow_stale_reads: StaleReads = False,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per record.")] = False,
 ) -> None:
     """Print a queue's confirmed records in order: offset, time, key and value, with tabs between.
@@ -49,7 +51,9 @@ def consume(
     write = _write_json if as_json else _write_text
 
     async def read(client: Client) -> None:
-        await _consume(client, queue, start, count=count, until_end=until_end, read_from=read_from, write=write)
+        await _consume(
+            client, qualified(vhost, queue), start, count=count, until_end=until_end, read_from=read_from, write=write
+        )
 
     with contextlib.suppress(KeyboardInterrupt):
         session_of(context).run(read, allow_stale_reads=allow_stale_reads)

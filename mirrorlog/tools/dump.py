@@ -157,7 +157,7 @@ def _record_printer(names: QueueNames, as_json: bool) -> OnBatch:
     """Each record of a batch of data; whose body cannot be opened is named on stderr, and passed over."""
 
     def write(header: BatchHeader, batch: memoryview) -> None:
-        if header.kind not in (Kind.DATA, Kind.TRANSACTION):
+        if header.kind != Kind.DATA:
             return
         try:
             for record in stored_records(header, batch, names[header.queue_id]):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mirrorlog.errors import NoSuchHold
-from mirrorlog.tools.session import session_of
+from mirrorlog.tools.session import VirtualHost, session_of
 from mirrorlog.wire.messages import HoldInfo
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -18,6 +19,7 @@ def landing_end(
     context: typer.Context,
     queue: Annotated[str, typer.Argument(help="The queue.")],
     name: Annotated[str, typer.Argument(help="The landing, as `mqtool landings` names it.")],
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
     """End a landing's hold: retention frees what it kept, and what was tiered by it is not found any more.
 
@@ -27,10 +29,11 @@ def landing_end(
     """
 
     async def end(client: Client) -> HoldInfo:
-        holds = await client.admin.holds(queue)
+        of = qualified(vhost, queue)
+        holds = await client.admin.holds(of)
         for hold in holds:
             if hold.name == name:
-                await client.admin.end_hold(queue, name)
+                await client.admin.end_hold(of, name)
                 return hold
         known = ", ".join(hold.name for hold in holds) or "none"
         raise NoSuchHold(f"queue {queue!r} has no landing {name!r}; it has {known}")

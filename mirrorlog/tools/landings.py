@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import RenderableType
 
-from mirrorlog.tools.cluster_status import authorities, gather, select
+from mirrorlog.tools.cluster_status import authorities, gather, key_of, select
 from mirrorlog.tools.output import NOTHING, bytes_text, print_json, show, table
-from mirrorlog.tools.session import AsJson, session_of
+from mirrorlog.tools.session import AsJson, OnlyVirtualHost, session_of
 from mirrorlog.wire.messages import HoldInfo
+from mirrorlog.wire.names import shown
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 def landings(
     context: typer.Context,
     queue: Annotated[str | None, typer.Argument(help="Only those of this queue.", show_default=False)] = None,
+    vhost: OnlyVirtualHost = None,
     as_json: AsJson = False,
 ) -> None:
     """List the landings that hold records: who, from which queue offset on, and how long without a renewal.
@@ -31,7 +33,7 @@ def landings(
     """
 
     async def ask(client: Client) -> list[HoldInfo]:
-        status = select(await gather(client), queue=queue)
+        status = select(await gather(client), queue=key_of(vhost, queue), vhost=vhost)
         return [hold for copy in authorities(status) for hold in copy.log.holds]
 
     found = session_of(context).run(ask)
@@ -45,7 +47,7 @@ def landings_view(found: Sequence[HoldInfo]) -> RenderableType:
     """One row per hold. Pure."""
     rows = [
         (
-            hold.queue,
+            shown(hold.queue),
             hold.name,
             hold.holder,
             str(hold.epoch),

@@ -19,6 +19,7 @@ from mirrorlog.tools.bindings import bindings
 from mirrorlog.tools.consume import consume
 from mirrorlog.tools.declare import declare
 from mirrorlog.tools.delete import delete
+from mirrorlog.tools.doctor import doctor
 from mirrorlog.tools.drain import drain
 from mirrorlog.tools.dump import dump
 from mirrorlog.tools.events import events
@@ -34,14 +35,17 @@ from mirrorlog.tools.landing_end import landing_end
 from mirrorlog.tools.landings import landings
 from mirrorlog.tools.nodes import nodes
 from mirrorlog.tools.offsets import offsets
+from mirrorlog.tools.producers import producers
 from mirrorlog.tools.promote import promote
 from mirrorlog.tools.publish import publish
 from mirrorlog.tools.purge import purge
 from mirrorlog.tools.queues import queues
+from mirrorlog.tools.rates import rates
 from mirrorlog.tools.rebalance import rebalance
 from mirrorlog.tools.receive import receive
 from mirrorlog.tools.recover import recover
 from mirrorlog.tools.recover_cluster import recover_cluster
+from mirrorlog.tools.redrive import redrive
 from mirrorlog.tools.session import (
     DEFAULT_SERVERS,
     PASSWORD_VARIABLE,
@@ -125,7 +129,8 @@ def options(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
 
 for command in (
     *(offsets, nodes, events, queues, groups, landings, declare, publish, consume, tail, dump, verify, recover),
-    *(receive, purge, drain, rebalance, promote),
+    *(receive, purge, redrive, drain, rebalance, promote),
+    *(doctor, producers, rates),
     *(exchanges, bind, unbind, bindings, vhosts, users),
 ):
     app.command()(command)

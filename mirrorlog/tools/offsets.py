@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.text import Text
 
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.tools.cluster_status import ClusterStatus, gather, select
+from mirrorlog.tools.cluster_status import ClusterStatus, gather, key_of, select
 from mirrorlog.tools.offsets_tables import offsets_view
 from mirrorlog.tools.output import print_json, print_json_line, show, terminal_console
-from mirrorlog.tools.session import AsJson, Session, session_of
+from mirrorlog.tools.session import AsJson, OnlyVirtualHost, Session, session_of
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -30,6 +30,7 @@ def offsets(
     node: Annotated[str | None, typer.Option(help="Only this node, as holder or as mirror.")] = None,
     log: Annotated[str | None, typer.Option(help="Only this log (name or id).")] = None,
     queue: Annotated[str | None, typer.Option(help="Only this queue, its groups and its log.")] = None,
+    vhost: OnlyVirtualHost = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes of --watch.")] = 1.0,
     as_json: AsJson = False,
@@ -44,7 +45,7 @@ def offsets(
     session = session_of(context)
 
     async def look(client: Client) -> ClusterStatus:
-        return select(await gather(client), node=node, log=log, queue=queue)
+        return select(await gather(client), node=node, log=log, queue=key_of(vhost, queue), vhost=vhost)
 
     if watch:
         with contextlib.suppress(KeyboardInterrupt):

@@ -30,7 +30,7 @@ FAULTS_MAX: Final = 1000
 PRODUCERS_MAX: Final = 200_000
 """Producers that are remembered, those that wrote last."""
 
-_NUMBERED_MAX: Final = int(Kind.TRANSACTION)
+_NUMBERED_MAX: Final = int(Kind.DATA)
 _COPIED: Final = int(Flag.COPIED)
 
 

@@ -1,31 +1,37 @@
-"""`mqtool publish`: put records into a queue by hand."""
+"""`mqtool publish`: put records into a queue, or to an exchange, by hand."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
+from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, asked_attributes
 from mirrorlog.errors import BadInput, MirrorlogError, Overloaded
 from mirrorlog.tools.arguments import parse_pair
+from mirrorlog.tools.handing_over import hand_all_over
 from mirrorlog.tools.lines import read_lines
 from mirrorlog.tools.output import print_json
-from mirrorlog.tools.records import GivenRecord, parse_record
-from mirrorlog.tools.session import AsJson, session_of
+from mirrorlog.tools.records import GivenRecord, Header, parse_record
+from mirrorlog.tools.session import AsJson, Session, VirtualHost, session_of
 from mirrorlog.wire.frames import Level
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified
 
 if TYPE_CHECKING:
-    from mirrorlog.client import Client, Delivery, Producer, Receipt
+    from mirrorlog.client import Client, Delivery, Producer, Publication, Publisher, Receipt
+    from mirrorlog.client import Published as Routed
 
 
 class Published(msgspec.Struct, kw_only=True):
-    """What --json prints: how many records were confirmed, their first and last queue offset, the fewest copies."""
+    """What --json prints of a queue: how many records were confirmed, their first and last queue offset, the fewest
+    copies."""
 
     queue: str
     records: int = 0
@@ -40,9 +46,41 @@ class Published(msgspec.Struct, kw_only=True):
         self.copies = receipt.copies if self.copies is None else min(self.copies, receipt.copies)
 
 
+class PublishedTo(msgspec.Struct, kw_only=True):
+    """What --json prints of an exchange. `records`: that were confirmed; `unroutable`: that led to no queue."""
+
+    exchange: str
+    records: int = 0
+    unroutable: int = 0
+    queues: list[Published] = []
+
+    def add(self, routed: Routed) -> None:
+        self.records += routed.routed
+        self.unroutable += not routed.routed
+        known = {each.queue: each for each in self.queues}
+        for queue, receipt in routed.receipts.items():
+            if queue not in known:
+                self.queues.append(known.setdefault(queue, Published(queue=queue)))
+            known[queue].add(receipt)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """`exchange`: None for a queue of that name."""
+
+    queue: str
+    exchange: str | None
+    vhost: str
+    mandatory: bool
+    confirm: str | int
+    timeout_ms: int
+
+
 def publish(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    queue: Annotated[
+        str | None, typer.Argument(metavar="[QUEUE]", help="The queue's name.", show_default=False)
+    ] = None,
     *,
     value: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A record's value. Repeatable.")] = None,
     file: Annotated[
@@ -54,45 +92,98 @@ def publish(
             "--records", metavar="FILE|-", help="Records as `consume --json` and `dump --records` print them."
         ),
     ] = None,
+    exchange: Annotated[
+        str | None,
+        typer.Option(
+            "--exchange", metavar="NAME", help="In place of a queue; empty for the default one. --key is routed by."
+        ),
+    ] = None,
+    mandatory: Annotated[
+        bool, typer.Option("--mandatory", help="A record that leads to no queue is an error, and not dropped.")
+    ] = False,
     key: Annotated[str | None, typer.Option(metavar="TEXT", help="The key of every record.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header of every record. Repeatable.")
     ] = None,
+    priority: Annotated[int, typer.Option(metavar="0..255", help="Of every record; higher ones first.")] = 0,
+    ttl_ms: Annotated[
+        int | None, typer.Option("--ttl-ms", metavar="MS", help="How long every record may wait before it expires.")
+    ] = None,
+    delay_ms: Annotated[
+        int, typer.Option("--delay-ms", metavar="MS", help="How long every record is kept before it is given out.")
+    ] = 0,
     confirm: Annotated[
         str, typer.Option(metavar="LEVEL", help="none, master, one, majority, all, or a number of copies.")
     ] = "all",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="How long a record is tried before it fails.")
     ] = 30.0,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
     as_json: AsJson = False,
 ) -> None:
-    """Publish records and wait until they are confirmed.
+    """Publish records to a queue or an exchange, and wait until they are confirmed, by every queue that they lead to.
 
     When an error ends it, what was confirmed before is still printed. --records keeps each record's own value, key,
-    headers and timestamp; they get new queue offsets.
+    headers, timestamp, priority and times; they get new queue offsets, and are routed by their keys.
 
     Example: mqtool publish flights --value hello --key UA1545 --header row=1 --confirm majority
+
+    Example: mqtool publish --exchange flights --key UA.1545.late --mandatory --priority 3 --value hello
     """
+    if (queue is None) == (exchange is None):
+        raise BadInput("give a queue, or an exchange with --exchange, not both")
+    if mandatory and exchange is None:
+        raise BadInput("--mandatory is for --exchange: a queue is there or it is an error")
     if [bool(value), file is not None, records is not None].count(True) != 1:
         raise BadInput("give the records with --value (as often as needed), with --file or with --records, not both")
-    if records is not None and (key is not None or header):
-        raise BadInput("--records has each record's own key and headers; leave --key and --header out")
+    attributes = asked_attributes(priority, ttl_ms, delay_ms) or NO_ATTRIBUTES
+    if records is not None and (key is not None or header or attributes != NO_ATTRIBUTES):
+        raise BadInput("--records has each record's own key, headers, priority and times; leave those options out")
     Level.parse(confirm)
-    own = GivenRecord(None, None if key is None else os.fsencode(key), [_header(text) for text in header or []], None)
+    headers: list[Header] = [_header(text) for text in header or []]
+    own = GivenRecord(None, None if key is None else os.fsencode(key), headers, None, attributes)
     given = _values(value or [], file, own) if records is None else _records(records)
-    published = Published(queue=queue)
+    asked = _Asked(queue or "", exchange, vhost, mandatory, _level(confirm), int(timeout * 1000))
+    _publish(session_of(context), asked, given, as_json=as_json)
+
+
+def _publish(session: Session, asked: _Asked, given: AsyncIterator[GivenRecord], *, as_json: bool) -> None:
+    to_queue = Published(queue=asked.queue)
+    to_exchange = PublishedTo(exchange=asked.exchange or "")
 
     async def send(client: Client) -> None:
-        async with client.producer(queue, confirm=_level(confirm), delivery_timeout_ms=int(timeout * 1000)) as producer:
-            await _send_all(producer, given, published)
+        if asked.exchange is None:
+            await _send(client, asked, given, to_queue)
+        else:
+            await _route(client, asked, given, to_exchange)
 
+    published = to_queue if asked.exchange is None else to_exchange
     try:
-        session_of(context).run(send)
+        session.run(send)
     except MirrorlogError:
-        if published.records:
+        if published.records or to_exchange.unroutable:
             _print(published, as_json)
         raise
     _print(published, as_json)
+
+
+async def _send(client: Client, asked: _Asked, given: AsyncIterator[GivenRecord], published: Published) -> None:
+    """To a queue."""
+    name = qualified(asked.vhost, asked.queue)
+    async with client.producer(name, confirm=asked.confirm, delivery_timeout_ms=asked.timeout_ms) as producer:
+        await hand_all_over(given, partial(_to_queue, producer), published.add)
+
+
+async def _route(client: Client, asked: _Asked, given: AsyncIterator[GivenRecord], published: PublishedTo) -> None:
+    """To an exchange."""
+    async with client.publisher(
+        asked.exchange or "",
+        virtual_host=asked.vhost,
+        mandatory=asked.mandatory,
+        confirm=asked.confirm,
+        delivery_timeout_ms=asked.timeout_ms,
+    ) as publisher:
+        await hand_all_over(given, partial(_to_exchange, publisher), published.add)
 
 
 def _header(text: str) -> tuple[str, bytes]:
@@ -133,31 +224,7 @@ async def _lines(file: Path) -> AsyncIterator[bytes]:
             yield line
 
 
-async def _send_all(producer: Producer, records: AsyncIterator[GivenRecord], published: Published) -> None:
-    """Keep the producer's window full; receipts are taken in the order of the records."""
-    waiting: deque[Delivery] = deque()
-    try:
-        async for record in records:
-            waiting.append(await _hand_over(producer, record))
-            while waiting and waiting[0].done():
-                published.add(waiting.popleft().result())
-    finally:
-        await _count(waiting, published)
-
-
-async def _count(waiting: deque[Delivery], published: Published) -> None:
-    """Wait for all that was handed over. Raises the first error, once the rest has ended too."""
-    failure: MirrorlogError | None = None
-    while waiting:
-        try:
-            published.add(await waiting.popleft())
-        except MirrorlogError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
-
-
-async def _hand_over(producer: Producer, record: GivenRecord) -> Delivery:
+async def _to_queue(producer: Producer, record: GivenRecord) -> Delivery:
     """Wait for room in the window, not for the confirm."""
     while True:
         try:
@@ -172,14 +239,37 @@ async def _hand_over(producer: Producer, record: GivenRecord) -> Delivery:
             await producer.room()
 
 
-def _print(published: Published, as_json: bool) -> None:
+async def _to_exchange(publisher: Publisher, record: GivenRecord) -> Publication:
+    """The same, routed by the record's key."""
+    try:
+        routing_key = (record.key or b"").decode()
+    except UnicodeDecodeError:
+        raise BadInput(f"key {record.key!r:.64} is no UTF-8, and nothing to route by") from None
+    return await publisher.hand_over(
+        routing_key,
+        record.value,
+        key=record.key,
+        headers=record.headers,
+        timestamp=record.timestamp_us,
+        **record.attributes._asdict(),
+    )
+
+
+def _print(published: Published | PublishedTo, as_json: bool) -> None:
     if as_json:
         print_json(published)
-    elif published.records:
-        records = "1 record" if published.records == 1 else f"{published.records} records"
+        return
+    queues = published.queues if isinstance(published, PublishedTo) else [published] if published.records else []
+    for each in queues:
         typer.echo(
-            f"{records} confirmed in {published.queue}: queue offsets {published.first} to {published.last}, "
-            f"copies {published.copies}"
+            f"{_counted(each.records)} confirmed in {each.queue}: queue offsets {each.first} to {each.last}, "
+            f"copies {each.copies}"
         )
-    else:
+    if isinstance(published, PublishedTo) and published.unroutable:
+        typer.echo(f"{_counted(published.unroutable)} led to no queue and went")
+    elif not queues:
         typer.echo("no records were given")
+
+
+def _counted(records: int) -> str:
+    return "1 record" if records == 1 else f"{records} records"

@@ -12,14 +12,15 @@ from rich.text import Text
 
 from mirrorlog.errors import NoSuchQueue
 from mirrorlog.tools.output import print_json, show, table
-from mirrorlog.tools.session import AsJson, session_of
-from mirrorlog.wire.messages import Metadata, QueueInfo
-from mirrorlog.wire.names import shown
+from mirrorlog.tools.session import AsJson, OnlyVirtualHost, session_of
+from mirrorlog.wire.messages import Metadata, QueueInfo, QueueOutage
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
 
 def queues(
     context: typer.Context,
     names: Annotated[list[str] | None, typer.Argument(help="Only these queues.", show_default=False)] = None,
+    vhost: OnlyVirtualHost = None,
     as_json: AsJson = False,
 ) -> None:
     """List the queues: their nodes, their confirmed records, their arguments.
@@ -28,12 +29,21 @@ def queues(
 
     Example: mqtool queues flights
     """
-    metadata = session_of(context).run(lambda client: client.admin.metadata(names or None))
+    keys = [qualified(vhost or DEFAULT_VIRTUAL_HOST, name) for name in names or []]
+    metadata = session_of(context).run(lambda client: client.admin.metadata(keys or None))
     _refuse_missing(metadata)
+    if vhost is not None:
+        metadata = within(metadata, vhost)
     if as_json:
         print_json(metadata.queues)
     else:
-        show(queues_view(metadata.queues, metadata.node_id))
+        show(Group(queues_view(metadata.queues, metadata.node_id), *outages_view(metadata.outages)))
+
+
+def within(metadata: Metadata, vhost: str) -> Metadata:
+    """Queues of that virtual host alone. Pure."""
+    queues = [queue for queue in metadata.queues if split(queue.name)[0] == vhost]
+    return msgspec.structs.replace(metadata, queues=queues)
 
 
 def queues_view(found: Sequence[QueueInfo], node_id: str) -> RenderableType:
@@ -58,8 +68,16 @@ def queues_view(found: Sequence[QueueInfo], node_id: str) -> RenderableType:
     return Group(view, Text(f"\nfirst: of the copies on {node_id}; where it is a mirror, their master may have more"))
 
 
+def outages_view(outages: Sequence[QueueOutage]) -> list[RenderableType]:
+    """Why queues cannot be asked for now, a line each; nothing when there are none. Pure."""
+    return [Text(f"\n{outages[0].reason}"), *(Text(outage.reason) for outage in outages[1:])] if outages else []
+
+
 def _refuse_missing(metadata: Metadata) -> None:
-    if metadata.missing:
-        raise NoSuchQueue(
-            f"no queue {', '.join(map(repr, metadata.missing))}; make it with: mqtool declare {metadata.missing[0]}"
-        )
+    missing = sorted(set(metadata.missing) - {outage.name for outage in metadata.outages})
+    if missing:
+        vhost, name = split(missing[0])
+        option = "" if vhost == DEFAULT_VIRTUAL_HOST else f" --vhost {vhost}"
+        named = ", ".join(repr(split(each)[1]) for each in missing)
+        where = "" if vhost == DEFAULT_VIRTUAL_HOST else f" in virtual host {vhost}"
+        raise NoSuchQueue(f"no queue {named}{where}; make it with: mqtool declare {name}{option}")

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
+from mirrorlog.commitlog.envelope import is_envelope, is_inner
 from mirrorlog.commitlog.epochs import FILE_NAME as EPOCHS_NAME
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.format import BatchHeader
@@ -73,6 +74,10 @@ class Salvage:
     def batch(self, header: BatchHeader, batch: memoryview) -> None:
         """An OnBatch: write it behind the one before, or into a file of its own when there is a gap, or where the log
         itself begins a file."""
+        if is_inner(header):
+            self.batches += 1
+            self.records += header.record_count
+            return  # written with its transaction
         at = header.log_offset
         with self._disk():
             if self._file is None or at != self._file_ends or at in self._borders:
@@ -85,7 +90,7 @@ class Salvage:
             self.stretches.append(Stretch(at, header.next_log_offset))
         self._file_ends = header.next_log_offset
         self.batches += 1
-        self.records += header.record_count
+        self.records += 0 if is_envelope(header) else header.record_count
 
     def end(self, report: Callable[[], dict[str, Any]]) -> None:
         """Write what is left, and the report with `report` in it; on disk when this returns."""

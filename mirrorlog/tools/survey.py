@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mirrorlog.commitlog.damage import Range
+from mirrorlog.commitlog.envelope import is_envelope
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.format import ALIGNMENT, HEADER_SIZE, BatchHeader
 from mirrorlog.commitlog.scan import BlockReader, OnBatch, Stop, find_batch, nonzero_end, walk
@@ -174,7 +175,7 @@ class _Walker:
 
         def count(header: BatchHeader, batch: memoryview) -> None:
             found.batches += 1
-            found.records += header.record_count
+            found.records += 0 if is_envelope(header) else header.record_count
             found.end = header.next_log_offset
             on_batch(header, batch)
 

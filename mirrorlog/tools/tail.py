@@ -22,8 +22,9 @@ from mirrorlog.tools.dump import end_fields, end_lines
 from mirrorlog.tools.log_directory import LogDirectory, SegmentFile, find_log, read_log_directory
 from mirrorlog.tools.output import print_json_line
 from mirrorlog.tools.records import record_fields, record_line
-from mirrorlog.tools.session import StaleReads, session_of
+from mirrorlog.tools.session import StaleReads, VirtualHost, session_of
 from mirrorlog.tools.survey import Survey, survey
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client, ConsumedRecord
@@ -54,6 +55,7 @@ def tail(
         str, typer.Option("--read-from", metavar="NODE", help="master, mirror, or a node's id.")
     ] = "master",
     allow_stale_reads: StaleReads = False,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per record or batch.")] = False,
 ) -> None:
     """Print the last confirmed records of a queue, then new ones as they are confirmed, until Ctrl-C.
@@ -71,7 +73,7 @@ def tail(
         _tail_directory(read_log_directory(find_log(directory)), lines, as_json=as_json)
         return
     assert queue is not None
-    name, write = queue, _write_json if as_json else _write_text
+    name, write = qualified(vhost, queue), _write_json if as_json else _write_text
     on = follow is None or follow
 
     async def read(client: Client) -> None:

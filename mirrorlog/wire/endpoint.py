@@ -130,7 +130,8 @@ class Endpoint(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports do not derive from asyncio's
         peer = transport.get_extra_info("peername")
-        self._private = transport.get_extra_info("sslcontext") is not None or _is_here(peer)
+        own = transport.get_extra_info("sockname")
+        self._private = transport.get_extra_info("sslcontext") is not None or _is_here(peer, own)
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "?"
         self._handler.connected(self)
 
@@ -238,9 +239,12 @@ def _http_answer() -> bytes:
     return head % len(text) + text
 
 
-def _is_here(peer: Any) -> bool:
-    """Whether an address, as a transport tells it, is this machine's own."""
+def _is_here(peer: Any, own: Any) -> bool:
+    """Whether the addresses of both ends, as a transport tells them, are this machine's: loopback, or the same one,
+    which no packet from outside may have. IPv4 may stand within IPv6."""
     try:
-        return bool(peer) and ipaddress.ip_address(peer[0]).is_loopback
-    except (ValueError, TypeError):
+        there, here = (ipaddress.ip_address(each[0]) for each in (peer, own))
+    except (ValueError, TypeError, IndexError):
         return False
+    mapped = there.ipv4_mapped if isinstance(there, ipaddress.IPv6Address) else None
+    return (mapped or there).is_loopback or there == here

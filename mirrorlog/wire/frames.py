@@ -20,6 +20,12 @@ Payloads that carry batches begin with a fixed struct whose size is a multiple o
     SETTLE    u32 subscription, u32 epoch, u8 how, u8 level, u16 flags, u32 delay_ms, u32 range_count, u32 0; then so
               many ranges: u64 first, u64 next
     SETTLED   u64 records, u64 passed_over
+    CREDIT    u64 producer_id, u64 confirmed, u64 granted, u32 queue_id, u32 batches
+    TRANSACT  u8 level, u8 durability, u16 routing, u32 deadline_ms, u32 settle_count, u32 batch_count; then so many
+              settlements, each as the payload of SETTLE, whose level counts for nothing; then so many batches
+    TRANSACTED
+              u64 log_offset, u32 epoch, u16 copies, u8 durability, u8 flags, u32 receipt_count, u32 0; then so many
+              receipts, of the batches in their order: u64 log_offset, u64 base_queue_offset
 
 Integers first: a frame's length is known after 16 bytes, so a batch is received into a buffer that fits, and one
 frame is one call on the loop. Rejected: protobuf or JSON for these (a third of a core at 100k messages/s). Ranges are
@@ -74,6 +80,9 @@ class FrameType(IntEnum):
     SETTLE = 23
     SETTLED = 24
     ENDED = 25
+    CREDIT = 26
+    TRANSACT = 27
+    TRANSACTED = 28
 
     FOLLOW = 32
     HISTORY = 33
@@ -396,10 +405,58 @@ class Settled(NamedTuple):
     passed_over: int
 
 
+CREDIT_ENDED: Final = 2**64 - 1
+"""As `Credit.confirmed`: the node does not write the log any more, and has forgotten all that it counted."""
+
+
+class Credit(NamedTuple):
+    """What a producer may have in a queue that is not confirmed: `granted` bytes in `batches` batches. What of it
+    stands below the log offset `confirmed` counts no more. To connections whose HELLO asks for it."""
+
+    producer_id: int
+    confirmed: int
+    granted: int
+    queue_id: int
+    batches: int
+
+
+class Transact(NamedTuple):
+    """A TRANSACT frame's fixed struct: a transaction to be stored as a whole, and answered by TRANSACTED when so many
+    copies have it. `routing`: as of `Produce`, of all batches."""
+
+    level: int
+    durability: int
+    routing: int
+    deadline_ms: int
+    settle_count: int
+    batch_count: int
+
+
+class Transacted(NamedTuple):
+    """A TRANSACTED frame's fixed struct. `log_offset`: where the transaction begins; `flags`: as of `Confirm`."""
+
+    log_offset: int
+    epoch: int
+    copies: int
+    durability: int
+    flags: int
+    receipt_count: int
+    reserved: int
+
+
+class BatchReceipt(NamedTuple):
+    """Of one batch of a transaction."""
+
+    log_offset: int
+    base_queue_offset: int
+
+
 GRANT_REDELIVERED: Final = 1
 SETTLE_AGAIN: Final = 1
 """The connection on which this was sent first is lost, and perhaps its answer."""
 CONFIRM_DUPLICATE: Final = 1
+TRANSACT_PARTS_MAX: Final = 1024
+"""Batches, and settlements, of one transaction."""
 TRANSFER_FLUSH: Final = 1
 """A confirm waits for the mirror's disk: flush what you hold now and ack it."""
 
@@ -418,6 +475,10 @@ GRANT = struct.Struct("<QQII")
 SETTLE = struct.Struct("<IIBBHIII")
 SETTLE_RANGE = struct.Struct("<QQ")
 SETTLED = struct.Struct("<QQ")
+CREDIT = struct.Struct("<QQQII")
+TRANSACT = struct.Struct("<BBHIII")
+TRANSACTED = struct.Struct("<QIHBBII")
+RECEIPT = struct.Struct("<QQ")
 
 
 def _framed(payload: struct.Struct) -> struct.Struct:
@@ -430,7 +491,8 @@ _TRANSFER_FRAME = _framed(TRANSFER)
 _ACK_FRAME = _framed(ACK)
 
 assert not any(each.size % 8 for each in (PRODUCE, CONFIRM, FETCH, BATCHES, TRANSFER, ACK))
-assert not any(each.size % 8 for each in (DELIVER, GRANT, SETTLE, SETTLE_RANGE, SETTLED))
+assert not any(each.size % 8 for each in (DELIVER, GRANT, SETTLE, SETTLE_RANGE, SETTLED, CREDIT))
+assert not any(each.size % 8 for each in (TRANSACT, TRANSACTED, RECEIPT))
 
 _FACTS_SIZES: Final = {
     int(FrameType.PRODUCE): PRODUCE.size,
@@ -496,6 +558,27 @@ def settle_frame(
     return frame(FrameType.SETTLE, facts + _numbers(len(ranges)).pack(*ranges), correlation_id)
 
 
+def settle_part(ranges: Sequence[int], *, subscription: int, epoch: int, how: int, again: bool) -> bytes:
+    """A settlement as a TRANSACT frame has it. `ranges`: as of `settle_frame`."""
+    flags = SETTLE_AGAIN if again else 0
+    facts = SETTLE.pack(subscription, epoch, how, Level.ALL, flags, 0, len(ranges) // 2, 0)
+    return facts + _numbers(len(ranges)).pack(*ranges)
+
+
+def transact_payload(
+    settlements: Sequence[bytes],
+    batches: Sequence[bytes | bytearray | memoryview],
+    *,
+    level: int,
+    durability: int,
+    deadline_ms: int,
+    routing: int = 0,
+) -> bytes:
+    """The payload of a TRANSACT frame, see `Transact`. `settlements`: as `settle_part` makes them."""
+    facts = TRANSACT.pack(level, durability, routing, deadline_ms, len(settlements), len(batches))
+    return b"".join((facts, *settlements, *batches))
+
+
 def settled_frame(records: int, correlation_id: int, passed_over: int = 0) -> bytes:
     """A whole SETTLED frame: the settlement changed so many records, and passed over those that somebody else has in
     hand by now."""
@@ -522,6 +605,46 @@ def read_settle(payload: memoryview) -> tuple[Settle, tuple[int, ...]]:
     if len(ranges) != settle.range_count * SETTLE_RANGE.size:
         raise ProtocolError(f"{settle.range_count} ranges where a SETTLE frame has {len(ranges)} bytes for them")
     return settle, _numbers(2 * settle.range_count).unpack(ranges)
+
+
+def read_transact(payload: memoryview) -> tuple[Transact, list[tuple[Settle, tuple[int, ...]]], memoryview]:
+    """The fixed struct, settlements with their ranges, and the bytes of the batches. Raises ProtocolError; BadRequest
+    for more parts than are looked at."""
+    facts = Transact._make(_unpack(TRANSACT, payload))
+    for count, what in ((facts.batch_count, "batches"), (facts.settle_count, "settlements")):
+        if count > TRANSACT_PARTS_MAX:
+            raise BadRequest(f"a transaction of {count} {what} is above the limit of {TRANSACT_PARTS_MAX}")
+    at = TRANSACT.size
+    settlements = []
+    for _ in range(facts.settle_count):
+        size = SETTLE.size + Settle._make(_unpack(SETTLE, payload[at:])).range_count * SETTLE_RANGE.size
+        settlements.append(read_settle(payload[at : at + size]))
+        at += size
+    return facts, settlements, payload[at:]
+
+
+def transacted_frame(facts: Transacted, receipts: Sequence[BatchReceipt], correlation_id: int) -> bytes:
+    """A whole TRANSACTED frame."""
+    payload = TRANSACTED.pack(*facts) + b"".join(RECEIPT.pack(*each) for each in receipts)
+    return frame(FrameType.TRANSACTED, payload, correlation_id)
+
+
+def read_transacted(payload: memoryview) -> tuple[Transacted, list[BatchReceipt]]:
+    """Raises ProtocolError."""
+    facts = Transacted._make(_unpack(TRANSACTED, payload))
+    receipts = payload[TRANSACTED.size :]
+    if len(receipts) != facts.receipt_count * RECEIPT.size:
+        raise ProtocolError(f"{facts.receipt_count} receipts where a TRANSACTED frame has {len(receipts)} bytes")
+    return facts, [BatchReceipt._make(each) for each in RECEIPT.iter_unpack(receipts)]
+
+
+def credit_frame(credit: Credit) -> bytes:
+    """A whole CREDIT frame; it answers nothing."""
+    return frame(FrameType.CREDIT, CREDIT.pack(*credit))
+
+
+def read_credit(payload: memoryview) -> Credit:
+    return Credit._make(_unpack(CREDIT, payload))
 
 
 def read_settled(payload: memoryview) -> Settled:

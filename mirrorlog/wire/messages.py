@@ -27,16 +27,20 @@ class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node will take; a client checks them before it sends."""
+    """What the node will take; a client checks them before it sends. `credit_…`: what a producer may have in one queue
+    that is not confirmed, before any CREDIT frame has come; 0: the node has no such limit."""
 
     max_record_bytes: int
     max_batch_bytes: int
+    credit_bytes: int = 0
+    credit_batches: int = 0
 
 
 class Hello(Message, frozen=True):
     """First frame of every connection. `role`: see `greeting`. `credential`: how it will prove the cluster's secret.
     `incarnation`: of the cluster as a member knows it, 0: not said; `runs`: former start ids that the node's disk knows
-    and the cluster may know it by, None: not said."""
+    and the cluster may know it by, None: not said. `credit`: whether CREDIT frames may be sent to it. `client_id`: a
+    secret of the client's own, the same on all its connections: its exclusive queues are its on each of them."""
 
     version_min: int
     version_max: int
@@ -49,6 +53,13 @@ class Hello(Message, frozen=True):
     credential: bytes | None = None
     incarnation: int = 0
     runs: tuple[str, ...] | None = None
+    credit: bool = False
+    client_id: str = ""
+
+    def __repr__(self) -> str:
+        """Without the client's secret: messages are shown in errors and logs."""
+        shown = (name for name in self.__struct_fields__ if name != "client_id")
+        return f"Hello({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
 class Challenge(Message, frozen=True):
@@ -158,10 +169,10 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as this node knows it. Queue offsets are those of confirmed records: `begin` up to `next`.
 
     `incarnation` tells it from another queue that has or had the same name and ids. `producer_epoch`: a new producer
-    begins there, as the queue's master knows it. `current`: False of a master whose epoch has not begun: there may be
-    records behind `next` that its predecessor confirmed. `tiers`: where records below `begin` may be; `gaps`: queue
-    offsets [first, next) within `begin` and `next` that were given up after a loss, the newest of them. `attributes`:
-    whether its batches may have some (decision 0036).
+    begins there, as the queue's master knows it. `current`: whether this node masters the queue and its epoch has
+    begun; else there may be confirmed records behind `next` (nodes before version 4 say True of mirrors, too). `tiers`:
+    where records below `begin` may be; `gaps`: queue offsets [first, next) within `begin` and `next` that were given up
+    after a loss, the newest of them. `attributes`: whether its batches may have some (decision 0036).
     """
 
     name: str
@@ -179,6 +190,18 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[TierInfo] = []
     gaps: list[tuple[int, int]] = []
     attributes: bool = False
+
+
+class QueueOutage(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue that nobody can answer for: all nodes that hold its log are down. `node`: the one to start, of several
+    the log's home; `since_us`: since when this node knows that it is down, µs UTC, 0 when it was so before; `reason`:
+    in words."""
+
+    name: str
+    log_id: str
+    node: str
+    since_us: int = 0
+    reason: str
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +294,11 @@ class Subscribe(Message, frozen=True):
     `group`: empty for the queue's own; one that is not there is made, and begins where the queue begins. `prefetch`:
     so many records, and bytes, granted and not settled, at most; 0: the node's limit. `auto_ack`: what is granted is
     settled as it is sent. `exclusive`: refused while somebody else is subscribed, and nobody else while this is.
-    `priority`: higher ones are served first. `name`: for people.
+    `priority`: higher ones are served first. `name`: for people. `create`: whether a group that is not there is made;
+    else NoSuchGroup.
+
+    `replaces`, `secret`: the subscription whose place this takes, by its number and what its Subscribed said: it ends
+    first, as if its connection were gone, which the node may not have noticed. One that has ended is no error.
     """
 
     queue: str
@@ -282,10 +309,14 @@ class Subscribe(Message, frozen=True):
     exclusive: bool = False
     priority: int = 0
     name: str = ""
+    create: bool = True
+    replaces: int = 0
+    secret: str = ""
 
 
 class Subscribed(Message, frozen=True):
-    """`subscription`: its number, within the node's run. `prefetch_*`: as they hold, after the node's limits."""
+    """`subscription`: its number, within the node's run. `prefetch_*`: as they hold, after the node's limits. `secret`:
+    lets a later Subscribe take its place."""
 
     subscription: int
     log_id: str
@@ -293,13 +324,15 @@ class Subscribed(Message, frozen=True):
     queue_id: int
     prefetch_records: int
     prefetch_bytes: int
+    secret: str = ""
 
 
 class Unsubscribe(Message, frozen=True):
     """Nothing more is granted; what is in hand stays so until it is settled or the connection goes. Answered with
-    Done, behind every DELIVER of the subscription."""
+    Done, behind every DELIVER of the subscription. `leaves`: it ends now, as if its connection were gone."""
 
     subscription: int
+    leaves: bool = False
 
 
 class SubscriptionEnded(Message, frozen=True):
@@ -384,6 +417,26 @@ class Purged(Message, frozen=True):
     records: int
 
 
+REDRIVE_MAX: Final = 1_000_000
+"""Records of one redrive."""
+
+
+class Redrive(Message, frozen=True):
+    """Send up to `records_max` records that are ready in the queue's own group, the oldest ones, back to the queue that
+    each died in last, or to the queue `to`, a name in the same virtual host. Answered with Redriven when that is
+    confirmed; they arrive a moment later, each once. One that leads to no queue stays where it is."""
+
+    queue: str
+    records_max: int = REDRIVE_MAX
+    to: str = ""
+
+
+class Redriven(Message, frozen=True):
+    """So many are on their way."""
+
+    records: int
+
+
 class DeleteGroup(Message, frozen=True):
     """Forget a group of either kind. Its subscriptions end. Answered with Done once it is confirmed, with NoSuchGroup
     when there is none. The queue's own group cannot be deleted."""
@@ -401,7 +454,14 @@ class ListGroups(Message, frozen=True):
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`kind`: stream (`floor` is its position) or acking. Records below `floor` are settled, below `watermark` may have
     been given out. `ready`: may be given out now; `unsettled`: all confirmed ones that are not settled, of which `out`
-    are with subscribers, `leased` leased and `parked` wait for a delay's end."""
+    are with subscribers, `leased` leased, `departing` leave for other queues, and `parked` wait for a delay's end.
+
+    `waiting`: who waits for leases. `alone`: who has the group for itself; `idle_for_another`: how many get nothing for
+    that. Of the others `without_credit` have in hand what they may have, and the connections of `not_reading` take
+    nothing; 20 of each at most, as `peer (records in hand)`. `due_ms`: until a delay, a lease or a consumer's time ends
+    next, -1: none. `gone`: not settled, and freed by the queue's retention all the same.
+    `departing_waits`: why none of the `departing` arrives at the moment, if that is so.
+    """
 
     group: str
     kind: str
@@ -413,6 +473,15 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     leased: int = 0
     parked: int = 0
     subscribers: int = 0
+    waiting: int = 0
+    idle_for_another: int = 0
+    without_credit: list[str] = []
+    not_reading: list[str] = []
+    alone: str = ""
+    due_ms: int = -1
+    gone: int = 0
+    departing: int = 0
+    departing_waits: str = ""
 
 
 class GroupsFound(Message, frozen=True):
@@ -466,7 +535,8 @@ class GroupsReset(Message, frozen=True):
 
 class Metadata(Message, frozen=True):
     """`version`: of the newest decision of the cluster that this node knows: of several answers the highest is true.
-    `placed`: of those that are missing here, the ones that are in a log of the cluster all the same."""
+    `placed`: of those that are missing here, the ones that are in a log of the cluster all the same. `outages`: of
+    these, or of all there are when all were asked for, the ones that nobody can answer for now."""
 
     cluster_id: str
     cluster_name: str
@@ -476,10 +546,12 @@ class Metadata(Message, frozen=True):
     missing: list[str] = []
     version: int = 0
     placed: list[str] = []
+    outages: list[QueueOutage] = []
 
 
 class DeclareQueue(Message, frozen=True):
-    """Answered with QueueInfo inside Metadata once the declaration is confirmed; idempotent."""
+    """Answered with QueueInfo inside Metadata once the declaration is confirmed; idempotent. With an empty name (in its
+    virtual host) the node makes one, another one each time: `amq.gen-` and 128 random bits."""
 
     name: str
     arguments: dict[str, Any] = {}
@@ -507,10 +579,15 @@ class Deleted(Message, frozen=True):
 
 
 class FindOffset(Message, frozen=True):
-    """The first queue offset whose batch was appended at or after a time (µs UTC); `next` if there is none."""
+    """The first queue offset whose batch was appended at or after a time (µs UTC); `next` if there is none.
+
+    `any_copy`: a mirror may answer, which may have heard of less than was confirmed; else the master does, once it
+    knows what that is. Those who ask without a word of it are of software that took either.
+    """
 
     queue: str
     append_time_us: int
+    any_copy: bool = True
 
 
 class FoundOffset(Message, frozen=True):
@@ -572,14 +649,34 @@ class MirrorStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_write_us: int | None = None
 
 
+class QueueCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of a queue on one node since its process began, see `broker.queue_counters`. Rates: records per second, of the
+    last seconds."""
+
+    published: int = 0
+    delivered: int = 0
+    redelivered: int = 0
+    acked: int = 0
+    expired: int = 0
+    timed_out: int = 0
+    publish_rate: float = 0.0
+    deliver_rate: float = 0.0
+    redeliver_rate: float = 0.0
+    ack_rate: float = 0.0
+
+
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`begin`: first, `next`: after the last appended, `confirmed`: after the last confirmed queue offset."""
+    """`begin`: first, `next`: after the last appended, `confirmed`: after the last confirmed queue offset. `counts`:
+    None while the node has counted nothing for it. `refuse_rate`: records a second, of the last seconds, that were
+    refused because the queue is full."""
 
     name: str
     queue_id: int
     begin: int
     next: int
     confirmed: int
+    counts: QueueCounts | None = None
+    refuse_rate: float = 0.0
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -591,9 +688,26 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     lag: int
 
 
+class ProducerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A producer with something in a queue that is not confirmed, or that a limit holds. `peer`: its connection's other
+    end; `unconfirmed_…`: of it; `blocked_by`: the limit, for `blocked_ms` already; empty: it may go on. `refused`:
+    whether it has sent more than it may."""
+
+    queue: str
+    producer_id: int
+    peer: str
+    unconfirmed_bytes: int
+    unconfirmed_batches: int
+    blocked_by: str = ""
+    blocked_ms: int = 0
+    refused: bool = False
+
+
 class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One log on one node. `state`: serving, recovering, opening, following, disconnected or corrupt, with `reason`.
-    `holds`: of landings on its queues."""
+    `copies_up`: at its master, with fewer than `min_in_sync` publishes are refused; -1 elsewhere, and if not told.
+    `holds`: of landings on its queues. `producers`: at its master, 100 at most, those that a limit holds first, and
+    `producers_blocked` how many of these there are."""
 
     log_id: str
     name: str
@@ -611,6 +725,9 @@ class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueStatus]
     groups: list[GroupStatus]
     holds: list[HoldInfo] = []
+    producers: list[ProducerStatus] = []
+    producers_blocked: int = 0
+    copies_up: int = -1
 
 
 class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -658,7 +775,7 @@ class LossStatus(msgspec.Struct, frozen=True, kw_only=True):
 class PlacedLog(msgspec.Struct, frozen=True, kw_only=True):
     """A log as the cluster has decided it. `master`: empty while there is none; `waits_for`: whom the coordinator that
     was asked waits for to promote one; `copies_wanted`: with fewer in sync nothing is confirmed; `wished`: to
-    whom the log is being handed over, empty for nobody."""
+    whom the log is being handed over, empty for nobody; `transient`: what is in it goes with its node's run."""
 
     log_id: str
     name: str
@@ -674,6 +791,7 @@ class PlacedLog(msgspec.Struct, frozen=True, kw_only=True):
     losses: list[LossStatus] = []
     waits_for: list[str] = []
     wished: str = ""
+    transient: bool = False
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -1008,7 +1126,8 @@ class Users(Message, frozen=True):
 
 
 class Login(Message, frozen=True):
-    """The first request of a connection, where the cluster has users. Only over TLS, or to this machine."""
+    """The first request of a connection, where the cluster has users. Only over TLS, or to this machine. Without a
+    name: a door of the node, with the token that the node gave it."""
 
     user: str
     password: str
@@ -1025,7 +1144,7 @@ AnyMessage = (
     | SetHold | HoldGiven | EndHold | ListHolds | HoldsFound
     | Subscribe | Subscribed | Unsubscribe | SubscriptionEnded | Lease | Leases | SettleLease | ExtendLease
     | LeasesSettled | PurgeGroup | Purged | DeleteGroup | ListGroups | GroupsFound | ResetGroups | GroupsReset
-    | DeclareExchange | DeleteExchange | Bind | Unbind | GetRouting | Routing
+    | Redrive | Redriven | DeclareExchange | DeleteExchange | Bind | Unbind | GetRouting | Routing
     | AddVirtualHost | DeleteVirtualHost | ListVirtualHosts | VirtualHosts
     | SetUser | DeleteUser | SetPermissions | ClearPermissions | ListUsers | Users | Login
     | DrainNode | Drained | ForgetNode | Rebalance | Rebalanced | PromoteCopy | CopyPromoted | GetEvents | Events
@@ -1035,8 +1154,14 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)
 
 
+class Encoded(Message, frozen=True):
+    """A message that was encoded before, for it is large and many ask for it; never decoded."""
+
+    data: bytes
+
+
 def encode(message: Message) -> bytes:
-    return _ENCODER.encode(message)
+    return message.data if type(message) is Encoded else _ENCODER.encode(message)
 
 
 def decode(payload: memoryview | bytes) -> AnyMessage:

@@ -16,7 +16,7 @@ DEFAULT_VIRTUAL_HOST: Final = "/"
 SEPARATOR: Final = "\x1f"
 NAME_CHARS_MAX: Final = 255
 
-_NAME: Final = re.compile(rf"[^\x00-\x1f\x7f]{{1,{NAME_CHARS_MAX}}}")
+_NAME: Final = re.compile(rf"[^\x00-\x1f\x7f-\x9f]{{1,{NAME_CHARS_MAX}}}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _SHOWN_CHARS: Final = 64
 
@@ -57,8 +57,9 @@ def is_key(key: str) -> bool:
 
 
 def check_routing_key(key: str) -> None:
-    """A routing or binding key may be empty. Raises BadRequest."""
-    if len(key.encode(errors="surrogatepass")) > NAME_CHARS_MAX or _CONTROL.search(key):
+    """A routing or binding key may be empty; as long as a name, so that the default exchange leads to every queue.
+    Raises BadRequest."""
+    if len(key) > NAME_CHARS_MAX or _CONTROL.search(key):
         raise BadRequest(
-            f"key {key[:_SHOWN_CHARS]!r}: a routing key has up to {NAME_CHARS_MAX} bytes and no control characters"
+            f"key {key[:_SHOWN_CHARS]!r}: a routing key has up to {NAME_CHARS_MAX} characters and no control characters"
         )

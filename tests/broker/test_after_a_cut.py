@@ -129,7 +129,7 @@ def test_what_was_confirmed_and_is_lost_is_cut_from_all_that_is_derived(tmp_path
     replica = open_master(tmp_path / "n0", settings)
     writer = Writer(replica, seed)
     sealed = 0
-    for turn in range(4):
+    for turn in range(6):
         for _ in range(100):
             writer.step()
         borders = borders_of(replica)

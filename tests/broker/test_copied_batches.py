@@ -11,7 +11,8 @@ import pytest
 
 from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
+from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Attributes
+from mirrorlog.commitlog.body import Record, draft_columns, encode_batch, parse_batch_body
 from mirrorlog.commitlog.format import Flag, read_header
 from mirrorlog.errors import BadBatch, BatchTooLarge, LogUnavailable
 from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, QueueDeclared, encode_change
@@ -65,10 +66,7 @@ class Story:
             self.replica.append_copied(memoryview(self.replica.log.read_batch_at(place)[1]))
 
     def state(self) -> None:
-        replica = self.replica
-        writer = CheckpointWriter(replica.queues, replica.producers, replica.index.next_appended)
-        while (batch := writer.next_batch(replica.end)) is not None:
-            replica.append_change(batch, self.time)
+        checkpoint(self.replica, self.time)
 
     def confirm(self) -> None:
         self.replica.set_confirmed(self.replica.end)
@@ -78,6 +76,12 @@ class Story:
         found: list[tuple[int, bytes]] = []
         self.replica.log.scan(self.begin, lambda header, batch: found.append((header.log_offset, bytes(batch))))
         return found
+
+
+def checkpoint(replica: Replica, time_us: int) -> None:
+    writer = CheckpointWriter(replica.queues, replica.producers, replica.index.next_appended)
+    while (batch := writer.next_batch(replica.end)) is not None:
+        replica.append_change(batch, time_us)
 
 
 def values_of(replica: Replica) -> tuple[int, list[bytes]]:
@@ -302,3 +306,39 @@ def test_a_bad_batch_is_not_copied(tmp_path: Path) -> None:
     replica.close()
     with pytest.raises(LogUnavailable):
         replica.append_copied(memoryview(original))
+
+
+def test_attributes_of_what_was_copied_are_kept_when_the_log_begins_behind_its_first_place(tmp_path: Path) -> None:
+    """Goal: a time to live, delay or priority is not forgotten while its record is there. Method: a record with one is
+    copied behind a plain one, at which the log begins; the copy's segment goes from memory right before, so that the
+    first record in memory is a later one. What the queue no longer has is forgotten."""
+    replica = open_master(tmp_path / "n1", SETTINGS)
+    declared = replica.queues.declare("q", {})
+    assert declared is not None
+    replica.append_change(declared, 1)
+    (asked, place), (_, begin) = [_published(replica, each) for each in (Attributes(ttl_ms=1000), NO_ATTRIBUTES)]
+    checkpoint(replica, 1)
+    replica.append_change(encode_change(QueueBeginsMoved(begins={QUEUE_ID: 0})), 1)
+    replica.append_copied(memoryview(replica.log.read_batch_at(place)[1]))
+    replica.append_change(encode_change(BeginMoved(log_offset=begin)), 1)
+    _, later = _published(replica, NO_ATTRIBUTES)
+    replica.set_confirmed(replica.end)
+    replica.index.evict(later)
+    replica.begin_moved(begin, {})
+    assert (replica.index.hot_first(QUEUE_ID), replica.index.begin(QUEUE_ID)) == (2, 0)
+    assert _runs_of(replica) == [(0, 1, asked)]
+    replica.append_change(encode_change(QueueBeginsMoved(begins={QUEUE_ID: 1})), 1)
+    replica.set_confirmed(replica.end)
+    assert _runs_of(replica) == []
+
+
+def _published(replica: Replica, attributes: Attributes) -> tuple[Attributes, int]:
+    """And its log offset."""
+    draft = draft_columns([b"x" * 100], attributes=attributes)
+    batch = memoryview(bytearray(draft.seal(queue_id=QUEUE_ID)))
+    return attributes, replica.append(batch, read_header(batch), 1).log_offset
+
+
+def _runs_of(replica: Replica) -> list[tuple[int, int, Attributes]]:
+    runs = replica.runs.of(QUEUE_ID)
+    return [(each.first, each.until, each.attributes) for each in runs.rows(0, 10, 10)] if runs is not None else []

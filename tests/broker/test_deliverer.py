@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from mirrorlog import versions
+from mirrorlog.broker import gathered
 from mirrorlog.broker.deliverer import Deliverer
 from mirrorlog.client import Client
 from mirrorlog.client.connection import Connection
@@ -29,13 +30,14 @@ from mirrorlog.errors import (
     NoSuchSubscription,
     NotGranted,
     NotMaster,
+    OutcomeUnknown,
     Overloaded,
     ReceiptStale,
     SubscriptionCancelled,
     UnsupportedVersion,
 )
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.frames import Deliver, Grant, How, Level, read_grants
+from mirrorlog.wire.frames import GRANT_REDELIVERED, Deliver, Grant, How, Level, read_grants
 from mirrorlog.wire.messages import (
     DeleteGroup,
     Done,
@@ -52,6 +54,7 @@ from mirrorlog.wire.messages import (
     SettleLease,
     Subscribe,
     Subscribed,
+    Unsubscribe,
 )
 from tests.broker.hosting import hand_over, promotable, running_all, take_over
 from tests.ha.nodes import Node, cluster_settings, hosted_by, replica_of, until
@@ -280,12 +283,17 @@ def test_each_group_has_every_record(tmp_path: Path) -> None:
 
 
 def test_auto_ack_settles_what_it_sends(tmp_path: Path) -> None:
-    """Nothing is in hand, nothing comes back when the connection goes."""
+    """Nothing is in hand, nothing comes back when the connection goes. No more is sent than the prefetch ahead of what
+    the client says that its program has taken."""
 
     async def test() -> None:
         async with group(tmp_path) as it:
-            taker = await it.taker(auto_ack=True, prefetch_records=1)
+            taker = await it.taker(auto_ack=True, prefetch_records=30)
             await it.publish(0, 50)
+            assert await taker.has(30) == list(range(30))
+            info = await it.info()
+            assert (info.floor, info.unsettled, info.out) == (30, 20, 0)
+            await taker.settle(0, 30, how=How.EXTEND)
             assert await taker.has(50) == list(range(50))
             info = await it.info()
             assert (info.floor, info.unsettled, info.out) == (50, 0, 0)
@@ -366,6 +374,46 @@ def test_what_a_connection_had_goes_to_others_when_it_goes(tmp_path: Path) -> No
             first.connection.close()
             assert await other.has(6) == list(range(4, 10))
             assert [(grant.redelivered, grant.attempts) for grant in other.grants] == [(True, 1)]
+
+    run(test)
+
+
+def test_what_one_had_who_leaves_goes_to_others_though_nothing_can_be_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log takes nothing. What is released beside a return is free; the return is refused, and stays in hand until
+    its subscriber leaves. His connection lasts. Flagged, and not counted."""
+
+    async def test() -> None:
+        async with group(tmp_path) as it:
+            await it.publish(0, 10)
+            first = await it.taker()
+            await first.has(10)
+            publisher = hosted_by(it.nodes[0]).publisher
+            assert publisher is not None
+
+            def refuse(batch: bytearray) -> int:
+                raise Overloaded("not now", limit="test")
+
+            async def unsubscribe(**options: bool) -> None:
+                message = Unsubscribe(subscription=first.number, **options)
+                await first.connection.request(message, Done, timeout_ms=TIMEOUT_MS)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(publisher, "append_settlement", refuse)
+                await unsubscribe()
+                released = asyncio.ensure_future(first.settle(6, 10, how=How.RELEASE))
+                with pytest.raises(Overloaded):
+                    await first.settle(0, 6, how=How.RETURN)
+                await released
+                assert (await it.info()).out == 6
+                await unsubscribe(leaves=True)
+                assert (await it.info()).out == 0
+            with pytest.raises(NoSuchSubscription):
+                await first.settle(0, 6)
+            last = await it.taker()
+            assert await last.has(10) == list(range(10))
+            assert last.grants == [Grant(0, 6, GRANT_REDELIVERED, 0), Grant(6, 10, 0, 0)]
 
     run(test)
 
@@ -630,6 +678,39 @@ def test_a_lease_is_given_extended_and_settled_by_its_receipts(tmp_path: Path) -
             await it.ask(SettleLease(queue="q", receipts=[rest], how=How.RELEASE), LeasesSettled)
             (again,) = await it.lease(5)
             assert (again.first, again.next, again.attempts) == (3, 5, 0)
+
+    run(test)
+
+
+def test_what_is_logged_of_an_extension_counts_though_the_rest_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten leases are extended together, in several batches of which the log takes the first: these go on, and the
+    others end at their time."""
+    monkeypatch.setattr(gathered, "CHANGES_BYTES_MAX", 500)
+
+    async def test() -> None:
+        async with group(tmp_path) as it:
+            await it.publish(0, 10)
+            receipts = [each for _ in range(10) for each in await it.lease(1, lease_ms=2500)]
+            publisher = hosted_by(it.nodes[0]).publisher
+            assert publisher is not None
+            append, taken = publisher.append_settlement, list[bytearray]()
+
+            def one_alone(batch: bytearray) -> int:
+                if taken:
+                    raise Overloaded("not now", limit="test")
+                taken.append(batch)
+                return append(batch)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(publisher, "append_settlement", one_alone)
+                with pytest.raises(OutcomeUnknown):
+                    await it.ask(ExtendLease(queue="q", receipts=receipts, lease_ms=600_000), LeasesSettled)
+            ledger = replica_of(it.nodes[0]).groups.find(1, "")
+            extended = [number for number, row in ledger.leases.items() if row.lease_ms == 600_000]
+            assert 0 < len(extended) < 10
+            await until(lambda: list(ledger.leases) == extended)
 
     run(test)
 

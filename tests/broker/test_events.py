@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from mirrorlog import versions
 from mirrorlog.broker import events as events_module
 from mirrorlog.broker.events import KEPT_MAX, EventRing
+from mirrorlog.broker.operations import Operations
+from mirrorlog.cluster.asking import asked_by
 from mirrorlog.cluster.commands import (
     Addresses,
     AnyCommand,
@@ -15,9 +20,13 @@ from mirrorlog.cluster.commands import (
     LogMade,
     NodeJoined,
     NodeStarted,
+    PermissionsSet,
     Promoted,
     Seen,
     StartKind,
+    UserRemoved,
+    UserSet,
+    VirtualHostMade,
     encode_command,
 )
 from mirrorlog.cluster.liveness import Change, Life
@@ -26,17 +35,21 @@ from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
 from mirrorlog.cluster.state import ClusterState, encode_state
 from mirrorlog.errors import Overloaded
+from mirrorlog.wire.messages import Events, GetEvents
 
 WAIT_S = 10.0
+HASH = "no real one"
 
 
 class Watched:
     """A ring, a clock that stands still, and a cluster's log."""
 
-    def __init__(self, *, known_to: int = 0) -> None:
+    def __init__(self, *, known_to: int = 0, version: int = versions.FIRST) -> None:
         self.now_us = 1_000_000
         self.ring = EventRing(now_us=lambda: self.now_us, known_to=known_to)
-        self._machine = Machine(Snapshot(0, 0, Members((1,)), encode_state(ClusterState("id", "testing"))))
+        self._machine = Machine(
+            Snapshot(0, 0, Members((1,)), encode_state(ClusterState("id", "testing", cluster_version=version)))
+        )
 
     def decide(self, *commands: AnyCommand) -> None:
         for command in commands:
@@ -56,7 +69,11 @@ class Watched:
 
     @property
     def seen(self) -> Seen:
-        return self._machine.state.logs["log"].seen
+        return self.state.logs["log"].seen
+
+    @property
+    def state(self) -> ClusterState:
+        return self._machine.state
 
 
 def test_events_are_numbered_and_read_from_any_of_them() -> None:
@@ -152,3 +169,42 @@ def test_watchers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.gather(waiting[1], more)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("tags", "reads"), [(("administrator",), True), (("monitoring",), False), ((), False), (None, False)]
+)
+async def test_who_others_are_and_what_they_may_is_for_administrators(
+    tags: tuple[str, ...] | None, reads: bool
+) -> None:
+    """Goal: who may look at events learns no more of users than who may list them. Method: a user and his rights are
+    set; an administrator reads that, others the same numbers and kinds without what they say; no name or expression is
+    left in them. What is no matter of users everybody reads."""
+    watched = Watched(version=versions.ROUTING)
+    watched.decide(
+        UserSet(name="payroll", password_hash=HASH, tags=("administrator",)),
+        PermissionsSet(user="payroll", virtual_host="/", configure="", write="^salaries", read=""),
+        VirtualHostMade(name="v"),
+    )
+    if tags is not None:
+        watched.decide(UserSet(name="asker", password_hash=HASH, tags=tags))
+    service: Any = SimpleNamespace(state=watched.state, identity=SimpleNamespace(node="a", start_id="1"))
+    operations = Operations(service, watched.ring)
+    with asked_by("asker"):
+        answer = await operations.handlers[GetEvents](GetEvents())
+    assert isinstance(answer, Events)
+    assert [event.number for event in answer.events] == list(range(1, answer.last + 1))
+    assert [event.kind for event in answer.events[:3]] == ["user_set", "permissions_set", "virtual_host_added"]
+    told = "".join(f"{event.text}{event.details}" for event in answer.events)
+    assert ("payroll" in told, "salaries" in told) == (reads, reads)
+    assert "virtual host v was added" in told
+
+
+async def test_without_users_everybody_reads_all_events() -> None:
+    """There is nothing to hide from anybody then: the last user has gone."""
+    watched = Watched(version=versions.ROUTING)
+    watched.decide(UserSet(name="ann", password_hash=HASH, tags=("administrator",)), UserRemoved(name="ann"))
+    service: Any = SimpleNamespace(state=watched.state, identity=SimpleNamespace(node="a", start_id="1"))
+    answer = await Operations(service, watched.ring).handlers[GetEvents](GetEvents())
+    assert isinstance(answer, Events)
+    assert "user ann was deleted" in answer.events[-1].text

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog.broker import gate
-from mirrorlog.broker.gate import LOGINS_MAX, Gate, Gatekeeper
+from mirrorlog.broker.gate import LOGINS_MAX, PEER_LOGINS_MAX, Gate, Gatekeeper
 from mirrorlog.cluster.topology import Permissions, User
 from mirrorlog.errors import AccessRefused, BadRequest, LimitReached, LoginFailed, NotLeader, Overloaded
 from mirrorlog.wire.messages import (
@@ -224,5 +224,86 @@ def test_logins_have_a_limit_and_one_that_was_proven_needs_no_comparison(monkeyp
             assert compared.count("right") == 2, "another password was set: what was proven counts no more"
             with pytest.raises(LoginFailed):
                 await Gate(keeper, private=True).login(Login(user="ann", password="wrong"))
+
+    asyncio.run(run())
+
+
+async def test_the_node_s_own_doors_may_ask_how_it_is_and_nothing_else() -> None:
+    """Goal: probes work where there are users, and lend nobody any rights. Method: the token, with and without users;
+    a wrong one; what a door asks, and what it may not."""
+    node = Node(ann=ANN)
+    keeper = Gatekeeper(lambda: node.users, node.key_of)
+    door, guess = Gate(keeper, private=True), Gate(keeper, private=True)
+    for token in ("", "x", "ä", keeper.door_token[:-1]):
+        with pytest.raises(LoginFailed, match="needs a user"):
+            await guess.login(Login(user="", password=token))
+    assert guess.failures == 4
+    await door.login(Login(user="", password=keeper.door_token))
+    for message in (GetStatus(), GetMetadata()):
+        door.check(message)
+        with pytest.raises(LoginFailed):
+            guess.check(message)
+    for other in (DeclareQueue(name="orders"), SetUser(name="evil"), FindOffset(queue="orders", append_time_us=0)):
+        with pytest.raises(LoginFailed):
+            door.check(other)
+    with pytest.raises(LoginFailed):
+        door.check_publish(1)
+    with pytest.raises(LoginFailed):
+        door.check_fetch(1)
+    assert [door.shut_s(now) for now in (20.0, 40.0)] == [0, 0]
+    node.users = {}
+    await Gate(keeper, private=True).login(Login(user="", password=keeper.door_token))
+    door.check_publish(1)
+
+
+def test_a_wrong_password_is_compared_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: clients with last week's password cost the node little. Method: the same one many times, then with another
+    hash, then after the time."""
+    node, compared = Node(ann=ANN), []
+
+    def counted(password: str, password_hash: str) -> bool:
+        compared.append(password_hash)
+        return False
+
+    monkeypatch.setattr(gate, "matches", counted)
+
+    async def run() -> None:
+        keeper = Gatekeeper(lambda: node.users, node.key_of)
+        for _ in range(5):
+            assert await keeper.found("ann", "old") is None
+        assert compared == ["hash"]
+        node.users = {"ann": replace(ANN, password_hash="new")}
+        assert await keeper.found("ann", "old") is None
+        assert compared == ["hash", "new"]
+        monkeypatch.setattr(gate, "FAILED_S", -1.0)
+        assert await keeper.found("ann", "old") is None
+        assert compared == ["hash", "new", "new"]
+
+    asyncio.run(run())
+
+
+def test_guesses_from_one_address_leave_the_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: one machine cannot shut all others out. Method: as many slow ones as an address may have; one more from
+    there, one from elsewhere."""
+    node, go = Node(ann=ANN), threading.Event()
+
+    def slow(password: str, password_hash: str) -> bool:
+        return go.wait(20) and password == "right"
+
+    monkeypatch.setattr(gate, "matches", slow)
+
+    async def run() -> None:
+        with ThreadPoolExecutor(1) as helper:
+            keeper = Gatekeeper(lambda: node.users, node.key_of, helper)
+            guesses = [asyncio.ensure_future(keeper.found("ann", str(at), "10.0.0.1")) for at in range(PEER_LOGINS_MAX)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="max_logins_per_address"):
+                await keeper.found("ann", "right", "10.0.0.1")
+            other = asyncio.ensure_future(keeper.found("ann", "right", "10.0.0.2"))
+            await asyncio.sleep(0)
+            go.set()
+            assert await other
+            assert not any(await asyncio.gather(*guesses))
+            assert await keeper.found("ann", "right", "10.0.0.1")
 
     asyncio.run(run())

@@ -28,6 +28,8 @@ from mirrorlog.errors import (
     MasterChanged,
     MirrorlogError,
     NoSuchQueue,
+    NotCurrent,
+    NotLeader,
     NotMaster,
     OutcomeUnknown,
 )
@@ -139,7 +141,7 @@ def test_a_log_changes_hands_ten_times_under_traffic(tmp_path: Path, flush: str,
                 (each.on_stored, each.on_appended, each.on_confirmed, each.on_flush_wanted)
                 for each in (old.replica, new.replica)
             ]
-            assert [[len(hook) for hook in each] for each in hooks] == [[1, 2, 3, 1], [1, 1, 1, 1]]
+            assert [[len(hook) for hook in each] for each in hooks] == [[1, 2, 5, 1], [1, 1, 1, 1]]
             for number, log in enumerate((old, new)):
                 found = await opened_again(log, settings[0], tmp_path / f"again{number}")
                 assert _comparable(found) == _comparable(derived(log.replica))
@@ -574,9 +576,33 @@ async def test_a_log_that_leaves_its_node_keeps_nobody_waiting(tmp_path: Path) -
         await reader.stop()
 
 
+async def test_a_queue_gets_no_id_that_the_cluster_does_not_know_of(tmp_path: Path) -> None:
+    """Goal: after a loss the next master knows above which ids to go on. Method: three ids are left; of ten queues that
+    are declared at once none has another one's, and each is within what was granted before; then nobody grants more:
+    what is there is found, and a new one is refused."""
+    settings = settings_for(tmp_path, 1)
+    async with running_all(settings) as nodes, Client(settings[0].client_bind) as client:
+        view = nodes[0].view
+        log = hosted_by(nodes[0])
+        await client.admin.declare("first")
+        view.queue_ids_granted = log.replica.queues.ids_given + 3
+        found = await asyncio.gather(*(client.admin.declare(f"q{number}") for number in range(10)))
+        assert len({info.queue_id for info in found}) == 10
+        assert log.replica.queues.ids_given == 11 <= view.queue_ids_granted
+        view.queue_ids_granted, view.queue_ids_refused = 11, True
+        assert (await client.admin.declare("q3")).queue_id in {info.queue_id for info in found}
+        async with Client(settings[0].client_bind, request_timeout_ms=200) as hasty:
+            with pytest.raises(NotLeader):
+                await hasty.admin.declare("one more")
+        view.queue_ids_refused = False
+        assert log.replica.queues.get("one more") is None
+        await client.admin.declare("one more")
+
+
 async def test_a_log_that_rests_is_shown_flushed_and_read(tmp_path: Path) -> None:
-    """Let a log rest that has bytes that are not on disk: they get there, readers have what is confirmed, and the
-    node's status says what it does."""
+    """Let a log rest that has bytes that are not on disk: they get there, the node's status says what it does, and who
+    reads this copy has what it knows to be confirmed. What is confirmed of the queue nobody can say: who asks for that
+    is told so, in time, for the cluster may have made another node its master."""
     settings = settings_for(tmp_path, 1)
     async with running_all(settings) as nodes, Client(settings[0].client_bind) as client:
         (log,) = map(hosted_by, nodes)
@@ -587,8 +613,13 @@ async def test_a_log_that_rests_is_shown_flushed_and_read(tmp_path: Path) -> Non
         (status,) = (await client.admin.status()).logs
         assert (status.role, status.state, status.end) == ("none", "resting", log.facts().end)
         await until(lambda: log.facts().flushed == log.facts().end)
-        async with client.consumer("q", start="earliest", until="confirmed") as consumer:
+        async with client.consumer("q", start="earliest", until="confirmed", read_from="n0") as consumer:
             assert [record.value async for record in consumer] == [b"v"]
+        async with client.consumer("q", start="earliest", until=1) as consumer:
+            assert [record.value async for record in consumer] == [b"v"]
+        async with Client(settings[0].client_bind, request_timeout_ms=200) as hasty:
+            with pytest.raises(NotCurrent, match="read_from"):
+                await asyncio.wait_for(hasty.consumer("q", until="confirmed").start(), 10)
 
 
 async def test_a_reader_up_to_what_is_confirmed_waits_for_a_new_master_to_know_it(
@@ -609,6 +640,7 @@ async def test_a_reader_up_to_what_is_confirmed_waits_for_a_new_master_to_know_i
         async with Client(settings[1].client_bind) as asks_it:
             (info,) = (await asks_it.admin.metadata(["q"])).queues
             assert not info.current
+            finding = asyncio.ensure_future(client.admin.find_offset("q", 2**62))
 
         async def read() -> list[bytes]:
             async with client.consumer("q", start="earliest", until="confirmed") as consumer:
@@ -621,5 +653,7 @@ async def test_a_reader_up_to_what_is_confirmed_waits_for_a_new_master_to_know_i
         reading = asyncio.ensure_future(read())
         await until(lambda: len(asked) >= 3 or reading.done())
         assert not reading.done()
+        assert not finding.done()
         await first.follow(by_second, epoch=2)
         assert await reading == [b"v"]
+        assert await finding == 1

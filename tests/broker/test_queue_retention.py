@@ -280,7 +280,7 @@ def test_records_are_read_while_their_segments_go(tmp_path: Path) -> None:
 def test_a_read_that_its_segment_left_is_made_again(tmp_path: Path) -> None:
     """Goal: a reader is not told that a live record is gone. Hold the disk reads up behind a job, ask for records of a
     sealed segment, free it, and let the reads go on: the records come, from where they stand then."""
-    settings = cluster_of(tmp_path, 1)
+    settings = cluster_of(tmp_path, 1, retention_copy_percent=0)  # until the reads wait: they would come from memory
     traffic = Traffic(settings[0], {"kept": LONG, "busy": SHORT}, seed=7)
 
     async def check() -> None:
@@ -294,12 +294,15 @@ def test_a_read_that_its_segment_left_is_made_again(tmp_path: Path) -> None:
                     first = replica.log.directory / f"{0:020d}"
                     await until(lambda: 0 in replica.past.tables.heads)
                     assert replica.begin == 0
-                    helper.submit(held_up.wait, 30)
+                    begun = threading.Event()
+                    helper.submit(lambda: (begun.set(), held_up.wait(30)))
+                    await until(begun.is_set)
                     log = hosted_by(nodes[0])
                     log.fetcher._helper = helper
                     reading = asyncio.ensure_future(traffic.read("kept"))
-                    await until(lambda: helper._work_queue.qsize() == 1)
+                    await until(lambda: helper._work_queue.qsize() >= 1)
                     assert first.exists()
+                    log.role.retention._queues._copy_share = 0.125
                     await shrunk(traffic, nodes, 3)
                     await until(lambda: not first.exists())
                     assert not reading.done()
@@ -332,9 +335,11 @@ def test_nothing_is_freed_before_its_copies_are_confirmed(tmp_path: Path) -> Non
             await until(lambda: len(replica.past.tables.heads) >= 2 and replica.log.state_from > SEGMENT_BYTES)
             flush_helper = maintenance._flush_helper
             with ThreadPoolExecutor(1) as helper:
-                helper.submit(held_up.wait, 30)
+                begun = threading.Event()
+                helper.submit(lambda: (begun.set(), held_up.wait(30)))
+                await until(begun.is_set)
                 maintenance._flush_helper = helper
-                await until(lambda: helper._work_queue.qsize() == 1)
+                await until(lambda: helper._work_queue.qsize() >= 1)
                 try:
                     queues._copy_share = 0.125
                     begin, end = replica.begin_ahead, replica.end
@@ -420,6 +425,8 @@ def test_a_disk_that_fills_stops_the_copies_within_a_piece(tmp_path: Path, monke
         async with running_all(settings) as nodes:
             replica, publisher = replica_of(nodes[0]), hosted_by(nodes[0]).publisher
             queues = hosted_by(nodes[0]).role.retention._queues
+            # The disk is looked at every second, and has room: a slow run would be told so in between.
+            hosted_by(nodes[0]).role.disk_measured = lambda report: None
 
             def resting() -> bool:
                 return queues._task.done()
@@ -465,11 +472,11 @@ def test_a_queue_keeps_its_bytes_and_one_without_limits_all(tmp_path: Path) -> N
     async def check() -> None:
         async with running_all(settings) as nodes:
             await traffic.publish(3 * 1024 * KIB, {"limited": 60, "plain": 1})
-            await shrunk(traffic, nodes, 6, "limited")
+            await shrunk(traffic, nodes, files := 6, "limited")
             await traffic.assert_readable("plain")
             kept = await traffic.read("limited")
             assert kept == traffic.sent["limited"][-len(kept) :]
-            assert limit <= sum(map(len, kept)) <= limit + 4 * SEGMENT_BYTES
+            assert limit <= sum(map(len, kept)) <= files * SEGMENT_BYTES, "as much as those files can hold"
 
     uvloop.run(check())
 

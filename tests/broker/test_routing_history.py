@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mirrorlog.broker import routing_history
+from mirrorlog.broker import routing_history, routing_requests
 from mirrorlog.broker.routing_history import RoutingHistory
 from mirrorlog.broker.routing_requests import RoutingRequests
 from mirrorlog.cluster import topology
@@ -17,7 +17,7 @@ from mirrorlog.cluster.commands import Bound, Command, ExchangeDeclared, Exchang
 from mirrorlog.cluster.state import ClusterState
 from mirrorlog.cluster.topology import NONE, Topology
 from mirrorlog.errors import MirrorlogError, NotCurrent
-from mirrorlog.wire.messages import GetRouting, Routing
+from mirrorlog.wire.messages import GetRouting, Message, Routing, decode, encode
 from mirrorlog.wire.routing import Binding, Exchange, RoutingTable
 
 QUEUES = ("q", "r")
@@ -178,12 +178,35 @@ def test_who_publishes_is_told_nothing_by_a_node_that_is_cut_off() -> None:
     version = known.virtual_hosts["/"].version
     publishes, looks = GetRouting(to_publish=True), GetRouting()
     for asked in (publishes, looks):
-        answer = asyncio.run(ask(asked))  # type: ignore[arg-type]
+        answer = decode(encode(asyncio.run(ask(asked))))  # type: ignore[arg-type]
         assert isinstance(answer, Routing)
         assert (answer.version, list(answer.exchanges)) == (version, ["e"])
     only = asyncio.run(ask(GetRouting(to_publish=True, only_version=True)))  # type: ignore[arg-type]
     assert only == Routing(version=version, changed=False)
     service.touched = False
-    assert asyncio.run(ask(looks)) == answer  # type: ignore[arg-type]
+    assert decode(encode(asyncio.run(ask(looks)))) == answer  # type: ignore[arg-type]
     with pytest.raises(NotCurrent):
         asyncio.run(ask(publishes))  # type: ignore[arg-type]
+
+
+def test_a_whole_routing_is_encoded_once_for_each_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a thousand publishers that start cost the node's loop one encoding of 100,000 bindings. Method: the same
+    answer to each; another one after a change, by what it says; no more hosts are kept than there is room for."""
+    monkeypatch.setattr(routing_requests, "ENCODED_MAX", 2)
+    known = after(NONE, declared("e"), VirtualHostMade(name="v"), VirtualHostMade(name="w"))
+    service = Service(known)
+    requests = RoutingRequests(service)  # type: ignore[arg-type]
+
+    def ask(host: str = "/") -> Message:
+        return asyncio.run(requests.handlers[GetRouting](GetRouting(virtual_host=host)))  # type: ignore[arg-type]
+
+    first = ask()
+    assert ask() is first
+    service.state = ClusterState("id", "name", topology=after(known, declared("f")))
+    changed = decode(encode(ask()))
+    assert isinstance(changed, Routing)
+    assert list(changed.exchanges) == ["e", "f"]
+    for host in ("v", "w"):
+        assert ask(host) is ask(host)
+    assert len(requests._encoded) == 2
+    assert decode(encode(ask())) == changed

@@ -66,14 +66,17 @@ class Settled:
 @dataclass(eq=False)
 class Giver(Node):
     """`settling`: what it answers to settlements: None is a confirm, an error that; `silent`: nothing; `passed_over`:
-    records of each that somebody else has. `refuses`: what it answers to Subscribe; `late`: not before `catch_up`.
-    `leases`: what it answers to Lease."""
+    records of each that somebody else has. `refuses`: what it answers to Subscribe; `late`: not before `catch_up`;
+    `deaf`: Unsubscribe is not answered before that; `left`: subscriptions that it was to end as if their connection
+    were gone. `leases`: what it answers to Lease."""
 
     settling: MirrorlogError | None = None
     silent: bool = False
     passed_over: int = 0
     refuses: MirrorlogError | None = None
     late: bool = False
+    deaf: bool = False
+    left: list[int] = field(default_factory=list)
     owed: list[Callable[[], None]] = field(default_factory=list)
     last: int = 0
     subscribes: list[Subscribe] = field(default_factory=list)
@@ -149,8 +152,7 @@ class GiverLink(Link):
         if isinstance(message, Subscribe):
             self._subscribe(message, frame.correlation_id)
         elif isinstance(message, Unsubscribe):
-            self.node.by_number.pop(message.subscription, None)
-            self._respond(Done(), frame.correlation_id)
+            self._unsubscribe(message, frame.correlation_id)
         elif frame.type == FrameType.SETTLE:
             self._settle(frame)
         elif frame.type == FrameType.PING:
@@ -180,11 +182,25 @@ class GiverLink(Link):
             queue_id=1,
             prefetch_records=message.prefetch_records,
             prefetch_bytes=message.prefetch_bytes,
+            secret=f"secret of {node.node_id} {node.last}",
         )
         if node.late:
             node.owed.append(lambda: self._respond(answer, correlation_id))
         else:
             self._respond(answer, correlation_id)
+
+    def _unsubscribe(self, message: Unsubscribe, correlation_id: int) -> None:
+        if message.leaves:
+            self.node.left.append(message.subscription)
+
+        def done() -> None:
+            self.node.by_number.pop(message.subscription, None)
+            self._respond(Done(), correlation_id)
+
+        if self.node.deaf:
+            self.node.owed.append(done)
+        else:
+            done()
 
     def _fetch(self, request: Frame) -> None:
         """From the batch that holds the record on; only one, so that who wants more asks again."""

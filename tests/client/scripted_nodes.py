@@ -103,7 +103,9 @@ class Nodes:
 class Node:
     """`master`, `version`, `epoch`: as this one knows them. `refusal`: what it answers to batches. `hangs`: it takes
     connections and requests, and answers none. `mute`: it answers all but batches and fetches. `rotten`: by a batch's
-    first queue offset, the byte of it that is bad here. `attributes`: what it says of the queue's batches."""
+    first queue offset, the byte of it that is bad here. `attributes`: what it says of the queue's batches. `known`: how
+    many records it knows to be confirmed, by default all; `current`: whether it says that these are all.
+    `any_copy`: whether it answers as a mirror where that is enough."""
 
     nodes: Nodes
     node_id: str
@@ -116,6 +118,9 @@ class Node:
     mute: bool = False
     rotten: dict[int, int] = field(default_factory=dict)
     attributes: bool = True
+    known: int | None = None
+    current: bool = True
+    any_copy: bool = False
     taken: int = 0
     asked: int = 0
     fetches: int = 0
@@ -145,8 +150,9 @@ class Node:
             master=self.master,
             mirrors=others,
             begin=0,
-            next=len(self.nodes.values),
+            next=len(self.nodes.values) if self.known is None else self.known,
             attributes=self.attributes,
+            current=self.current,
         )
 
     def batches(self, queue_offset: int, max_bytes: int) -> list[bytes]:
@@ -188,6 +194,8 @@ class Node:
         if isinstance(message, GetMetadata):
             self.asked += 1
             return self.metadata(message.queues)
+        if isinstance(message, FindOffset) and message.any_copy and self.any_copy:
+            return FoundOffset(queue_offset=0)
         if (refusal := self.refused()) is not None:
             return refusal
         if isinstance(message, DeclareQueue):

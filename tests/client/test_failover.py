@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 
 from mirrorlog.client import Client
+from mirrorlog.client.same_queue import check_same, is_another
 from mirrorlog.errors import (
     ConnectionLost,
     InSyncReplicasNotEnough,
@@ -16,11 +19,13 @@ from mirrorlog.errors import (
     LogUnavailable,
     MirrorlogError,
     NodeStopping,
+    NoSuchQueue,
+    NotCurrent,
     NotMaster,
     OutcomeUnknown,
 )
-from mirrorlog.wire.messages import Position
-from tests.client.scripted_nodes import LOG_ID, QUEUE, Nodes, scripted
+from mirrorlog.wire.messages import Position, QueueInfo
+from tests.client.scripted_nodes import LOG_ID, QUEUE, Node, Nodes, scripted
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -242,7 +247,7 @@ async def test_many_producers_ask_together() -> None:
 
 async def publish(nodes: Nodes, *values: bytes) -> None:
     """By a client of its own."""
-    async with Client(nodes["n3"].address) as client, client.producer(QUEUE) as producer:
+    async with Client(nodes.servers[-1]) as client, client.producer(QUEUE) as producer:
         for value in values:
             await producer.send(value)
 
@@ -301,6 +306,98 @@ async def test_a_reader_waits_while_there_is_no_master() -> None:
         await asyncio.wait_for(starting, 10)
         assert [record.value for record in await consumer.read(1, timeout_ms=5_000)] == [b"0"]
         await consumer.close()
+
+
+@pytest.mark.parametrize("asked", ["until confirmed", "from the latest"])
+async def test_what_is_confirmed_is_not_taken_from_a_node_that_has_not_heard_that_it_masters(asked: str) -> None:
+    """Goal: nothing confirmed is left out behind a failover. Method: the others name n2, which still takes itself for a
+    mirror of the dead one, and knows less to be confirmed; it is asked again until it has heard, and has begun."""
+    async with scripted() as nodes, Client(*nodes.servers) as client:
+        await publish(nodes, b"0", b"1", b"2")
+        nodes["n1"].kill()
+        nodes.promote("n2", version=2, heard_by="n3")
+        nodes["n2"].known = 1
+        consumer = client.consumer(QUEUE, **_ends(asked), max_wait_ms=100)
+        starting = asyncio.ensure_future(consumer.start())
+        await _asked_again(nodes["n2"], starting)
+        nodes.promote("n2", version=2, heard_by="n2")
+        nodes["n2"].current = False
+        await _asked_again(nodes["n2"], starting)
+        nodes["n2"].known, nodes["n2"].current = None, True
+        await asyncio.wait_for(starting, 10)
+        assert (consumer.cursor.until, consumer.position.queue_offset) in ((3, 0), (None, 3))
+        await consumer.close()
+
+
+@pytest.mark.parametrize("read_from", ["mirror", "n2"])
+async def test_who_names_a_copy_reads_up_to_what_that_one_knows(read_from: str) -> None:
+    """Also while nobody masters the log; a mirror knows less than its master, which is as documented."""
+    async with scripted(2) as nodes, Client(*nodes.servers) as client:
+        await publish(nodes, b"0", b"1")
+        nodes["n1"].kill()
+        nodes["n2"].known, nodes["n2"].current = 1, False
+        async with client.consumer(QUEUE, start="earliest", until="confirmed", read_from=read_from) as consumer:
+            assert [record.value async for record in consumer] == [b"0"]
+
+
+async def test_while_nobody_masters_a_log_its_end_is_refused_in_time() -> None:
+    """Goal: neither a wrong end nor a hang. By a client whose requests take half a second at most."""
+    async with scripted() as nodes, Client(*nodes.servers, request_timeout_ms=500) as client:
+        await publish(nodes, b"0")
+        consumer = client.consumer(QUEUE, until="confirmed")
+        for node in nodes.by_id.values():
+            node.current = False
+        with pytest.raises(NotCurrent, match="read_from"):
+            await asyncio.wait_for(consumer.start(), 10)
+
+
+async def test_who_ends_at_a_time_takes_it_from_the_master_alone() -> None:
+    """A mirror that knows less finds a smaller one: enough to begin at. By a master that hangs, then is replaced."""
+    async with scripted() as nodes, Client(*nodes.servers, request_timeout_ms=5_000) as client:
+        nodes.promote("", version=2)
+        for node in nodes.by_id.values():
+            node.any_copy = True
+        assert await client.admin.find_offset(QUEUE, 5) == 0
+        finding = asyncio.ensure_future(client.admin.find_offset(QUEUE, 5, any_copy=False))
+        await _asked_again(nodes["n2"], finding)
+        nodes.promote("n3", version=3)
+        assert await asyncio.wait_for(finding, 10) == 0
+
+
+def _ends(asked: str) -> dict[str, Any]:
+    return {"start": "earliest", "until": "confirmed"} if asked == "until confirmed" else {"start": "latest"}
+
+
+async def _asked_again(node: Node, waiting: asyncio.Future[Any]) -> None:
+    asked = node.asked
+    await until(lambda: node.asked > asked + 3 or waiting.done(), "it asks again")
+    assert not waiting.done()
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "same"),
+    [
+        ({}, {}, True),
+        ({}, {"queue_id": 2}, False),
+        ({}, {"incarnation": "another"}, False),
+        ({"incarnation": ""}, {}, True),
+    ],
+)
+def test_a_queue_is_known_by_its_id_and_its_incarnation(
+    known: dict[str, Any], found: dict[str, Any], *, same: bool
+) -> None:
+    """One that does not tell its incarnation, of software that had none, goes by the id."""
+    info = QueueInfo(
+        name=QUEUE, queue_id=1, incarnation="one", log_id=LOG_ID, epoch=1, master="n1", mirrors=[], begin=0, next=0
+    )
+    before, after = msgspec.structs.replace(info, **known), msgspec.structs.replace(info, **found)
+    check_same(QUEUE, None, after)
+    if same:
+        check_same(QUEUE, before, after)
+        return
+    with pytest.raises(NoSuchQueue) as refused:
+        check_same(QUEUE, before, after)
+    assert is_another(refused.value)
 
 
 # --- Requests, and the way in -----------------------------------------------------------------------------------------

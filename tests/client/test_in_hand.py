@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -92,6 +93,53 @@ def test_multiple_on_a_record_of_a_lost_session_settles_those_of_that_session() 
     give(hand, 1)
     assert hand.settle_up_to(before, 2) == [(before, (0, 2))]
     assert hand.unsettled() == [(after, (0, 1))]
+
+
+def test_multiple_on_a_record_of_two_sessions_ago_settles_those_of_that_session() -> None:
+    """Goal: two losses in a row, as in a failover with a reconnect, lose no ack. Method: something is given out in
+    each of three sessions; settle the first one's, one of them again after it failed."""
+    hand = Hand()
+    first = granted(hand, 0, 3)
+    give(hand, 3)
+    hand.lose()
+    second = granted(hand, 0, 2, epoch=2)
+    give(hand, 1)
+    hand.lose()
+    third = granted(hand, 0, 1, epoch=3)
+    give(hand, 1)
+    assert hand.settle_up_to(first, 2) == [(first, (0, 2))]
+    hand.reopen(first, 1, 2)
+    assert hand.settle_up_to(first, 3) == [(first, (1, 3))]
+    assert hand.settle_up_to(second, 1) == [(second, (0, 1))]
+    assert hand.unsettled() == [(third, (0, 1))]
+
+
+def test_what_nobody_holds_of_a_lost_session_is_forgotten() -> None:
+    """Goal: a user who waits for records to come again costs no memory. Method: a session is lost whose records its
+    user lets go; another one of which he keeps the last."""
+    hand = Hand()
+    gone, kept = 0, 0
+    for epoch in range(101, 104):
+        for first in range(3):
+            granted(hand, first, first + 1, epoch=epoch)
+        held = give(hand, 3)
+        hand.lose()
+        if epoch == 102:
+            last = held[-1][0]
+    del held
+    gc.collect()
+    alive = [each for each in gc.get_objects() if type(each) is Granted and each.peers is not None]
+    gone, kept = (sum(each.epoch == epoch for each in alive) for epoch in (101, 102))
+    assert (gone, kept) == (0, 3)
+    assert len(hand.settle_up_to(last, 3)) == 3
+
+
+def test_what_was_not_given_out_cannot_be_settled() -> None:
+    """Goal: a grant that waits is nobody's to settle. Method: settle up to it."""
+    hand = Hand()
+    grant = granted(hand, 0, 1)
+    with pytest.raises(NotGranted, match="not given out"):
+        hand.settle_up_to(grant, 1)
 
 
 def test_a_lost_session_forgets_what_was_not_given_out() -> None:
@@ -197,3 +245,15 @@ def test_marks_tell_every_gap() -> None:
         left: list[Range] = grant.open_below(16)
         assert {offset for cut in left for offset in range(*cut)} == {10 + at for at in range(6) if not mask >> at & 1}
         assert grant.unsettled == 6 - mask.bit_count()
+
+
+def test_what_is_let_go_comes_in_the_order_in_which_it_was_granted() -> None:
+    """Goal: urgent records stay in front. Method: one of a high number is granted first, then lower ones, some of which
+    an ack that fails has kept back."""
+    hand = Hand()
+    hand.withhold("ack", [(12, 14), (500, 501)])
+    for first, following in ((900, 902), (10, 15), (500, 501), (3, 4)):
+        granted(hand, first, following)
+    assert waiting(hand) == [900, 901, 10, 11, 14, 3]
+    hand.release("ack", settled=False)
+    assert waiting(hand) == [900, 901, 10, 11, 12, 13, 14, 500, 3]

@@ -11,12 +11,21 @@ import pytest
 from mirrorlog.broker.gate import Gate, Gatekeeper
 from mirrorlog.client import Client
 from mirrorlog.cluster.topology import User
-from mirrorlog.errors import AccessRefused, BadRequest, ConnectionLost, InUse, LoginFailed, MirrorlogError
+from mirrorlog.errors import (
+    AccessRefused,
+    BadRequest,
+    ConnectionLost,
+    InUse,
+    LimitReached,
+    LoginFailed,
+    MirrorlogError,
+)
 from mirrorlog.testing import Cluster
 from mirrorlog.wire import endpoint
-from mirrorlog.wire.messages import Done, GetMetadata, Login, Metadata
+from mirrorlog.wire.messages import DeleteUser, Done, GetMetadata, Login, Metadata
 from mirrorlog.wire.names import qualified
 from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.routing import Binding
 from tests.process.clusters import fast_cluster
 
 PASSWORDS = {name: f"{name}'s" for name in ("admin", "writer", "reader", "nobody")}
@@ -259,9 +268,119 @@ async def test_a_hundred_connections_of_one_user_cost_one_slow_comparison(guarde
 async def test_no_password_travels_where_others_may_read_it(guarded: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: neither end takes part in it. Method: a client that takes the node for another machine says nothing; a
     connection that is neither TLS nor local, on the node's side."""
-    monkeypatch.setattr(endpoint, "_is_here", lambda peer: False)
+    monkeypatch.setattr(endpoint, "_is_here", lambda peer, own: False)
     with pytest.raises(LoginFailed, match=r"not sent to .* without TLS"):
         await as_user(guarded, "admin").connect()
     gate = Gate(Gatekeeper(lambda: {"admin": User("h")}, str), private=False)
     with pytest.raises(LoginFailed, match="over TLS or from this machine only"):
         await gate.login(Login(user="admin", password=PASSWORDS["admin"]))
+
+
+async def test_a_fetch_that_waits_ends_with_the_right_to_read(guarded: Cluster) -> None:
+    """Goal: what comes after the right has gone is read by nobody. Method: a fetch that waits for the next record; the
+    right goes; the fetch is answered at once, and not with the record."""
+    async with as_user(guarded, "admin") as admin:
+        await admin.admin.declare("waited-for")
+        topology = admin.admin.topology
+        await topology.set_user("waiting", password_hash=hashed("w"))
+        await topology.set_permissions("waiting", configure="", write="", read=".*")
+        info = await admin.queue_info("waited-for")
+        async with Client(*guarded.servers, user="waiting", password="w") as waiting:
+            connection = await waiting.any_connection()
+            fetch = asyncio.ensure_future(
+                connection.fetch(
+                    queue_id=info.queue_id, epoch=0, queue_offset=0, max_bytes=1_024, wait_ms=60_000, timeout_ms=70_000
+                )
+            )
+            await connection.request(GetMetadata(), Metadata, timeout_ms=9_000)  # the fetch is there before it
+            await topology.clear_permissions("waiting")
+            with pytest.raises(AccessRefused, match="'waiting' may not read 'waited-for'"):
+                async with asyncio.timeout(20):
+                    await fetch
+
+
+async def test_who_does_not_log_in_keeps_nobody_out() -> None:
+    """Goal: strangers cannot take all places. Method: a node with room for four, users, and more strangers than that;
+    users get in one after the other, and stay, until all places are theirs."""
+    with fast_cluster(1, settings={"limits.max_connections": 4}) as cluster:
+        async with Client(*cluster.servers) as first:
+            await first.admin.topology.set_user("admin", password_hash=hashed("a"), tags=["administrator"])
+        strangers = [Client(*cluster.servers) for _ in range(6)]
+        users = [Client(*cluster.servers, user="admin", password="a") for _ in range(4)]
+        try:
+            for each in strangers:
+                await each.connect()
+            for each in users:
+                await each.connect()
+            for each in users:
+                await each.admin.topology.users()
+            with pytest.raises(MirrorlogError):
+                await Client(*cluster.servers, user="admin", password="a").connect()
+        finally:
+            for each in (*strangers, *users):
+                await each.close()
+
+
+async def test_what_is_too_large_to_be_decided_is_not_even_proposed(guarded: Cluster) -> None:
+    """Goal: a refusal costs no node a write to its disk. Method: bindings, a name and an expression of a mebibyte; what
+    the cluster has decided is the same number as before."""
+    async with as_user(guarded, "admin") as admin:
+        topology, large = admin.admin.topology, "x" * 1_300_000
+        binding = Binding("amq.topic", "orders", "k", arguments={"a": large})
+        status = await admin.admin.status()
+        assert status.cluster is not None
+        for ask in (
+            topology.bind_all([binding]),
+            topology.set_user("large", password_hash=None, tags=[large]),
+            topology.add_virtual_host(large),
+        ):
+            with pytest.raises(LimitReached) as told:
+                await ask
+            assert told.value.details == {"limit": "max_command_bytes"}
+        after = (await admin.admin.status()).cluster
+        assert after is not None
+        assert after.version == status.cluster.version
+
+
+async def test_what_a_user_changes_is_told_with_the_name(guarded: Cluster) -> None:
+    """Goal: one can tell who did it. Method: a change by an administrator, as the events of the node tell it."""
+    async with as_user(guarded, "admin") as admin:
+        await admin.admin.topology.add_virtual_host("by-admin")
+        found = await admin.admin.events()
+        (event,) = (each for each in found.events if each.details.get("virtual_host") == "by-admin")
+        assert (event.kind, event.details["by"]) == ("virtual_host_added", "admin")
+        assert event.text.endswith("; admin asked for it")
+
+
+async def test_a_node_that_is_started_alone_lets_in_whom_its_disk_knows() -> None:
+    """Goal: a node without a majority is not open, and an operator still reads what it has. Method: two nodes with
+    users, both stopped, one started: a stranger gets nothing, not even old records; a user who logs in gets those."""
+    with fast_cluster(2) as cluster:
+        cluster.wait_in_sync()
+        async with Client(*cluster.servers) as client:
+            await client.admin.declare("kept")
+            async with client.producer("kept") as producer:
+                await producer.send(b"v")
+            await client.admin.topology.set_user("admin", password_hash=hashed("a"), tags=["administrator"])
+        async with Client(*cluster.servers, user="admin", password="a") as client:
+            await client.admin.topology.set_permissions("admin", configure=".*", write=".*", read=".*")
+            queue = await client.queue_info("kept")
+        for node in cluster.nodes.values():
+            node.stop()
+        alone = cluster.nodes["n1"]
+        alone.start()
+        asked = {"queue_id": queue.queue_id, "epoch": 0, "queue_offset": 0, "max_bytes": 1_024, "wait_ms": 0}
+        async with Client(alone.client, allow_stale_reads=True) as stranger:
+            connection = await stranger.any_connection()
+            for ask in (
+                connection.request(GetMetadata(), Metadata, timeout_ms=9_000),
+                connection.fetch(**asked, timeout_ms=9_000),
+            ):
+                with pytest.raises(MirrorlogError, match="log in first"):
+                    await ask
+        async with Client(alone.client, allow_stale_reads=True, user="admin", password="a") as admin:
+            connection = await admin.any_connection()
+            facts, _ = await connection.fetch(**asked, timeout_ms=9_000)
+            assert facts.batch_count
+            with pytest.raises(MirrorlogError):
+                await connection.request(DeleteUser(name="admin"), Done, timeout_ms=9_000)

@@ -21,7 +21,7 @@ PATIENCE_S = 10.0
 
 def begun(*, cancel_on_failover: bool = False) -> Resumption:
     made = Resumption(now=0.0, patience_s=PATIENCE_S, cancel_on_failover=cancel_on_failover)
-    made.subscribed()
+    made.subscribed("log", 3)
     return made
 
 
@@ -35,7 +35,7 @@ def test_a_lost_session_is_looked_for_again(error: MirrorlogError) -> None:
     assert made.trouble(5.0 + PATIENCE_S) is error
     made.refused(NotMaster("none yet"), 16.0)
     assert isinstance(made.trouble(16.0), NotMaster)
-    made.subscribed()
+    made.subscribed("log", 4)
     assert made.state is State.SUBSCRIBED
     assert made.trouble(99.0) is None
 
@@ -48,16 +48,41 @@ def test_what_no_master_answers_otherwise_ends_it(error: MirrorlogError) -> None
     made.end(ConnectionLost("closed"))
     assert made.over
     assert made.trouble(1.0) is error
-    made.subscribed()
+    made.subscribed("log", 3)
     assert made.over
 
 
-def test_who_asked_is_told_of_a_failover() -> None:
-    """Goal: `cancel_on_failover`. Method: lose the session."""
+@pytest.mark.parametrize("asked", [True, False])
+def test_who_asked_is_told_of_a_failover(asked: bool) -> None:
+    """Goal: `cancel_on_failover`. Method: lose the session; a later epoch is named, or only found by asking. A log that
+    the queue has moved to is another mastership, too, whatever its epoch."""
+    for log_id, epoch in (("log", 4), ("log", 9), ("another", 3)):
+        made = begun(cancel_on_failover=True)
+        made.lost(ConnectionLost("n1 is gone"), 1.0)
+        assert not made.over
+        with pytest.raises(SubscriptionCancelled, match=f"epoch {epoch}.*n1 is gone"):
+            made.subscribed(log_id, epoch) if asked or log_id != "log" else made.sees(log_id, epoch)
+        assert isinstance(made.error, SubscriptionCancelled)
+
+
+def test_a_connection_that_was_lost_is_no_failover() -> None:
+    """Goal: a broken link, which a door's users never see, cancels nobody. Method: the same epoch again, also where a
+    node that is behind names an earlier one."""
     made = begun(cancel_on_failover=True)
-    made.lost(ConnectionLost("n1 is gone"), 1.0)
-    assert isinstance(made.error, SubscriptionCancelled)
-    assert "n1 is gone" in made.error.message
+    made.lost(ConnectionLost("reset"), 1.0)
+    made.sees("log", 2)
+    made.sees("log", 3)
+    made.subscribed("log", 3)
+    assert made.state is State.SUBSCRIBED
+
+
+def test_a_master_of_the_past_is_not_believed() -> None:
+    """Goal: epochs rise. Method: the former master says it is one."""
+    made = begun()
+    made.lost(ConnectionLost("reset"), 1.0)
+    with pytest.raises(NotMaster, match="before epoch 3"):
+        made.subscribed("log", 2)
+    assert made.state is State.SEEKING
 
 
 @pytest.mark.parametrize("error", [NoSuchQueue("no queue"), ExclusiveTaken("taken"), BadRequest("no")])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
@@ -102,7 +102,7 @@ class Link:
         """A client's part: nobody knows of another one."""
 
 
-def producer_on(answer: Callable[[bytes], Answer], **options: Any) -> Producer:
+def producer_on(answer: Callable[[bytes], Answer] | Link, **options: Any) -> Producer:
     usual = {
         "level": Level.ALL,
         "durability": Durability.MEMORY,
@@ -113,7 +113,8 @@ def producer_on(answer: Callable[[bytes], Answer], **options: Any) -> Producer:
         "delivery_timeout_ms": 60_000,
         "idempotent": True,
     }
-    return Producer(cast(Client, Link(answer)), "q", **{**usual, **options})
+    link = answer if isinstance(answer, Link) else Link(answer)
+    return Producer(cast(Client, link), "q", **{**usual, **options})
 
 
 def headers_of(node: Node) -> list[list[Any]]:
@@ -339,3 +340,44 @@ async def test_a_bulk_is_refused_whole_by_what_all_its_batches_take() -> None:
             producer.send_many_nowait([b""] * 10)
         assert producer.stats.batches == 1
         producer.abandon()
+
+
+class Held(Link):
+    """A node that grants little, confirms at level `master`, and never says that anything is confirmed by all. `next`:
+    who has replaced it, as other nodes know."""
+
+    def __init__(self, node: Node, credit_bytes: int) -> None:
+        super().__init__(node)
+        limits = Limits(max_record_bytes=MIB, max_batch_bytes=2 * MIB, credit_bytes=credit_bytes, credit_batches=100)
+        self.welcome = SimpleNamespace(limits=limits)
+        self.address = "n1:1"
+        self.next: Link | None = None
+
+    def on_credit(self, *told: object) -> None:
+        """Nobody will be told."""
+
+    off_credit = on_credit
+
+    async def newer_master(self, than: Sighting) -> Sighting | None:  # type: ignore[override]
+        return replace(found, version=2, address="n2:1") if self.next is not None else None
+
+    async def reach(self, address: str) -> Link | None:
+        return self.next
+
+
+async def test_a_producer_that_is_held_looks_for_another_master() -> None:
+    """Goal: a node that hangs or was replaced gives no credit, and nothing is in flight that would tell. Method: one
+    that grants a batch and says no more; then other nodes know of a new master: what waited is sent there."""
+    node = Node()
+    hanging = Held(node, credit_bytes=100)
+    async with producer_on(
+        hanging, level=Level.MASTER, batch_bytes=200, linger_ms=0, delivery_timeout_ms=15_000
+    ) as producer:
+        await producer.send(b"1")
+        waits = producer.send_nowait(b"2")
+        await asyncio.sleep(0)
+        assert (hanging.sent, waits.done()) == (1, False)
+        hanging.next = Link(node)
+        await asyncio.wait_for(waits, 10)
+    assert node.values == [b"1", b"2"]
+    assert hanging.sent == 1

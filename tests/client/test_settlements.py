@@ -86,6 +86,27 @@ def test_a_return_is_void_once_its_session_is_over() -> None:
     assert judged(settlement(How.ACK), NotGranted("x"), session=2) is Verdict.FAILED
 
 
+@pytest.mark.parametrize("how", [How.RETURN, How.RELEASE, How.EXTEND])
+def test_a_return_that_is_logged_is_not_said_again(how: How) -> None:
+    """Goal: a late confirm takes the record's next delivery from nobody. Method: a timeout of the copies; from then on
+    no range is sent to that master. An answer that does not say how far it came ends it."""
+    made = settlement(how)
+    assert judged(made, FlushSlaveTimeout("late"), session=1) is Verdict.LOGGED
+    assert made.flat_ranges == [0, 1]
+    made.logged = True
+    assert made.flat_ranges == []
+    assert judged(made, OutcomeUnknown("the first part is logged"), session=1) is Verdict.FAILED
+    assert judged(settlement(How.DEAD), FlushSlaveTimeout("late"), session=1) is Verdict.AGAIN
+
+
+def test_a_return_is_told_to_one_later_master_at_most() -> None:
+    """Goal: an attempt is not counted with each failover. Method: it was told again, without an answer; another epoch
+    begins."""
+    back, ack = settlement(How.RETURN), settlement(How.ACK)
+    back.told_again = ack.told_again = True
+    assert resumed([back, ack], epoch=5) == ([ack], [back])
+
+
 def test_what_is_told_again_to_whom() -> None:
     """Goal: acks are always told again, returns to a new master only, extensions never. Method: all of them against the
     same epoch and a newer one."""

@@ -13,6 +13,7 @@ from mirrorlog.errors import (
     ConnectionLost,
     ConsumerTimedOut,
     ExclusiveTaken,
+    FlushSlaveTimeout,
     InSyncReplicasNotEnough,
     MirrorlogError,
     NoSuchQueue,
@@ -314,14 +315,16 @@ async def test_an_ack_of_what_somebody_else_has_by_now_is_no_success(nodes: Node
 
 
 async def test_who_asked_for_it_is_told_of_a_failover(nodes: Nodes, client: Client) -> None:
-    """Goal: `cancel_on_failover`. Method: the master dies while somebody waits for records."""
+    """Goal: `cancel_on_failover`. Method: while somebody waits for records the connection is lost, then the master."""
     subscription = client.subscribe(QUEUE, cancel_on_failover=True)
     async with subscription:
         waits = asyncio.ensure_future(anext(subscription))
         await asyncio.sleep(0)
+        giver(nodes).drop()
+        await until(lambda: giver(nodes).last == 2, "a lost connection was taken for a failover")
         giver(nodes).kill()
         nodes.promote("n2", version=2)
-        with pytest.raises(SubscriptionCancelled, match="was lost"):
+        with pytest.raises(SubscriptionCancelled, match="in epoch 1, and is in epoch 2"):
             await waits
         with pytest.raises(SubscriptionCancelled):
             await anext(subscription)
@@ -397,6 +400,45 @@ async def test_a_refusal_that_may_pass_is_tried_again(nodes: Nodes, client: Clie
         await waits
 
 
+@pytest.mark.parametrize("how", [How.RETURN, How.RELEASE])
+async def test_a_return_whose_confirm_is_late_is_not_sent_again(nodes: Nodes, client: Client, how: How) -> None:
+    """Goal: the record's next delivery stays with whoever has it. Method: the copies are late, twice; the record comes
+    again to the same subscriber meanwhile; only the confirm is asked for, and the nack returns with it."""
+    n1 = giver(nodes)
+    n1.settling = FlushSlaveTimeout("late")
+    async with client.subscribe(QUEUE) as subscription:
+        n1.give(Grant(0, 1), batches=(0,))
+        [record] = await take(subscription, 1)
+        waits = asyncio.ensure_future(record.nack() if how is How.RETURN else record.release())
+        await until(lambda: n1.settled, "no nack came")
+        n1.give(Grant(0, 1, AGAIN))
+        [again] = await take(subscription, 1)
+        await until(lambda: len(n1.settled) > 2, "its confirm was not asked for")
+        n1.settling = None
+        await waits
+        assert [each.how for each in n1.settled[:3]] == [how] * 3
+        assert [each.ranges for each in n1.settled] == [(0, 1)] + [()] * (len(n1.settled) - 1)
+        await again.ack()
+
+
+async def test_multiple_on_a_record_of_two_sessions_ago_is_told(nodes: Nodes, client: Client) -> None:
+    """Goal: an ack that returns was heard. Method: records are given out, and the connection lost, twice; the first
+    session's are acked in the third, and a second time."""
+    n1 = giver(nodes)
+    async with client.subscribe(QUEUE) as subscription:
+        n1.give(Grant(0, 2), batches=(0,))
+        held = await take(subscription, 2)
+        for number in (1, 2):
+            n1.drop()
+            await until(lambda last=number: n1.last > last, "nobody subscribed")  # type: ignore[misc]
+            n1.give(Grant(0, 2, AGAIN), batches=(0,))
+            await take(subscription, 1)
+        await held[1].ack(multiple=True)
+        assert [(each.how, each.ranges, each.again) for each in n1.settled] == [(How.ACK, (0, 2), True)]
+        with pytest.raises(NotGranted, match="settled before"):
+            await held[1].ack(multiple=True)
+
+
 async def test_what_nobody_waits_for_is_told_by_flush(nodes: Nodes, client: Client) -> None:
     """Goal: no failure is swallowed. Method: an ack that is refused, flushed; the next flush is content."""
     n1 = giver(nodes)
@@ -437,6 +479,68 @@ async def test_closing_gives_back_what_nobody_has_seen(nodes: Nodes, client: Cli
     await subscription.close()
 
 
+async def test_closing_while_the_node_answers_nothing_gives_back_what_is_in_hand_and_what_comes(nodes: Nodes) -> None:
+    """Goal: a connection that stays keeps no record of a subscription that is closed. Method: Unsubscribe is answered
+    late; two of four were seen, and two more come behind the close."""
+    n1 = giver(nodes)
+    async with Client(*nodes.servers, request_timeout_ms=200) as client:
+        subscription = await client.subscribe(QUEUE).start()
+        number = n1.number
+        n1.give(Grant(0, 4), batches=(0,))
+        await take(subscription, 2)
+        n1.deaf = True
+        await subscription.close()
+        await until(lambda: len(n1.settled) == 2, "what is in hand was not given back")
+        assert {(each.how, each.ranges) for each in n1.settled} == {(How.RELEASE, (2, 4)), (How.RETURN, (0, 2))}
+        n1.give(Grant(4, 6), batches=(1,), number=number)
+        await until(lambda: len(n1.settled) == 3, "what came late was not given back")
+        assert (n1.settled[-1].how, n1.settled[-1].ranges) == (How.RELEASE, (4, 6))
+        n1.catch_up()
+        assert not n1.by_number
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+async def test_what_a_node_does_not_take_back_as_a_subscription_closes_goes_with_it(
+    nodes: Nodes, client: Client, requeue: bool
+) -> None:
+    """Goal: a connection that stays keeps no record of a subscription that is closed. Method: the log takes nothing;
+    whoever keeps what he has seen does so."""
+    n1 = giver(nodes)
+    subscription = await client.subscribe(QUEUE).start()
+    n1.give(Grant(0, 2), batches=(0,))
+    await take(subscription, 2)
+    number, n1.settling = n1.number, InSyncReplicasNotEnough("too few")
+    await subscription.close(requeue=requeue)
+    assert n1.left == ([number] if requeue else [])
+
+
+async def test_what_is_abandoned_and_not_taken_back_goes_too(nodes: Nodes, client: Client) -> None:
+    """The same, without waiting for it."""
+    n1 = giver(nodes)
+    subscription = await client.subscribe(QUEUE).start()
+    n1.give(Grant(0, 2), batches=(0,))
+    await take(subscription, 2)
+    number, n1.settling = n1.number, InSyncReplicasNotEnough("too few")
+    subscription.abandon()
+    await until(lambda: n1.left == [number], "it stays in hand")
+
+
+async def test_whoever_comes_back_names_the_subscription_whose_place_it_takes(nodes: Nodes, client: Client) -> None:
+    """Goal: a node that has not noticed the lost connection ends what is subscribed over it. Method: lose it twice:
+    each time the number and the secret of the one before are told, and no group is made anew once something was
+    granted; with the first they are not there."""
+    n1 = giver(nodes)
+    async with client.subscribe(QUEUE) as subscription:
+        n1.drop()
+        await until(lambda: n1.last == 2, "nobody subscribed")
+        n1.give(Grant(0, 1), batches=(0,))
+        await take(subscription, 1)
+        n1.drop()
+        await until(lambda: n1.last == 3, "nobody subscribed")
+    told = [(each.replaces, each.secret, each.create) for each in n1.subscribes]
+    assert told == [(0, "", True), (1, "secret of n1 1", True), (2, "secret of n1 2", False)]
+
+
 async def test_closing_the_client_closes_its_subscriptions(nodes: Nodes) -> None:
     """Goal: acks that were not awaited are not lost by a tidy end. Method: leave the client with one on its way."""
     async with Client(*nodes.servers) as client:
@@ -471,6 +575,25 @@ async def test_with_auto_ack_nothing_is_settled(nodes: Nodes, client: Client) ->
             record.ack_nowait()
     assert giver(nodes).subscribes[0].auto_ack
     assert giver(nodes).settled == []
+
+
+async def test_with_auto_ack_the_node_hears_what_the_program_has_taken(nodes: Nodes, client: Client) -> None:
+    """Goal: a slow program bounds what is sent to it. Method: four records with a prefetch of four, a grant of two, one
+    of which a record is gone: told at half the prefetch, and at each grant's end."""
+    n1 = giver(nodes)
+    async with client.subscribe(QUEUE, auto_ack=True, prefetch=4) as subscription:
+        n1.give(Grant(0, 4), batches=(0,))
+        await take(subscription, 1)
+        await take(subscription, 1)
+        await until(lambda: len(n1.settled) == 1, "it was not told")
+        await take(subscription, 2)
+        await until(lambda: len(n1.settled) == 2, "it was not told")
+        n1.give(Grant(4, 6), batches=(1,))
+        await subscription.next_batch()
+        await until(lambda: len(n1.settled) == 3, "it was not told")
+    assert {each.how for each in n1.settled} == {How.EXTEND}
+    assert [each.ranges for each in n1.settled] == [(0, 2), (2, 4), (4, 6)]
+    assert n1.subscribes[0].prefetch_bytes == 256 * 1024
 
 
 async def test_a_right_that_is_refused_is_told_at_once(nodes: Nodes, client: Client) -> None:

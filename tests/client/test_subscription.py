@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from mirrorlog.client import Client, Delivered, Subscription
+from mirrorlog.client.connection import Connection
 from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.errors import BadRequest, ExclusiveTaken, MirrorlogError, NotGranted, ReceiptStale
 from mirrorlog.testing import Cluster
+from mirrorlog.wire.frames import Deliver, How, Level, read_grants
+from mirrorlog.wire.messages import Subscribe, Subscribed
 from tests.process.clusters import fast_cluster
 
 pytestmark = pytest.mark.process
@@ -117,6 +121,87 @@ async def test_an_exclusive_subscriber_is_alone(client: Client, queue: str) -> N
         pass
 
 
+async def test_whoever_comes_back_ends_what_its_node_has_not_missed(
+    client: Client, shared_cluster: Cluster, queue: str
+) -> None:
+    """Goal: a connection that is half open keeps nothing from whoever lost it. Method: an exclusive subscriber has
+    three of five in hand, and its connection stays; over another one its place is taken, by number and secret: the
+    three come again, what was acknowledged counts, the former is none any more. Without the secret it is refused."""
+    await publish(client, queue, 5)
+    async with Client(*shared_cluster.servers) as other:
+        wish = Subscribe(queue=queue, prefetch_records=3, exclusive=True)
+        former, _ = await Taking.begin(client, wish)
+        assert await former.granted(3) == [0, 1, 2]
+        for secret in ("", "0" * 64, "ü"):
+            guess = msgspec.structs.replace(wish, replaces=former.number, secret=secret)
+            with pytest.raises(ExclusiveTaken):
+                await Taking.begin(other, guess)
+        again, connection = await Taking.begin(
+            other, msgspec.structs.replace(wish, replaces=former.number, secret=former.secret)
+        )
+        assert again.secret not in ("", former.secret)
+        answer: asyncio.Future[MirrorlogError | None] = asyncio.get_running_loop().create_future()
+        connection.settle(
+            [1, 2], subscription=again.number, epoch=again.epoch, how=How.ACK, level=Level.ALL, delay_ms=0, again=True,
+            done=answer.set_result,
+        )  # fmt: skip
+        assert await answer is None
+        assert await again.granted(4) == [0, 1, 2, 3]
+        floors = {each.group: each for each in (await client.admin.groups(queue)).groups}
+        assert (floors[""].subscribers, floors[""].unsettled) == (1, 4)
+        # Its number is nobody's by now: naming it once more harms none.
+        with pytest.raises(ExclusiveTaken):
+            await Taking.begin(client, msgspec.structs.replace(wish, replaces=former.number, secret=former.secret))
+
+
+class Taking:
+    """A subscription by hand: the frames alone, and nobody who goes on by himself."""
+
+    def __init__(self) -> None:
+        self.number, self.epoch, self.secret = 0, 0, ""
+        self.offsets: list[int] = []
+        self._changed = asyncio.Event()
+        self._error: MirrorlogError | None = None
+
+    @classmethod
+    async def begin(cls, client: Client, wish: Subscribe) -> tuple[Taking, Connection]:
+        """Raises what the node answers."""
+        connection, _ = await client.master_of(wish.queue)
+        made = cls()
+        connection.subscribe(wish, made)
+        async with asyncio.timeout(10):
+            await made._changed.wait()
+        if made._error is not None:
+            raise made._error
+        return made, connection
+
+    async def granted(self, count: int) -> list[int]:
+        """So many offsets, in the order in which they came."""
+        async with asyncio.timeout(10):
+            while len(self.offsets) < count:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.offsets
+
+    # --- Subscriber ---
+
+    def subscribed(self, answer: Subscribed) -> None:
+        self.number, self.epoch, self.secret = answer.subscription, answer.epoch, answer.secret
+        self._changed.set()
+
+    def delivered(self, facts: Deliver, content: memoryview) -> None:
+        grants, _ = read_grants(content, facts.grant_count)
+        self.offsets += [offset for grant in grants for offset in range(grant.first, grant.next)]
+        self._changed.set()
+
+    def ended(self, error: MirrorlogError) -> None:
+        self._error = error
+        self._changed.set()
+
+    def room(self, size: int) -> memoryview:
+        return memoryview(bytearray(size))
+
+
 async def test_subscribers_share_a_queue(client: Client, shared_cluster: Cluster, queue: str) -> None:
     """Goal: each record goes to one of them. Method: two clients that ack all they get."""
     async with Client(*shared_cluster.servers) as other:
@@ -174,6 +259,25 @@ async def test_auto_ack_settles_what_is_sent(client: Client, queue: str) -> None
         assert await subscription.receive(timeout_ms=100) == []
 
 
+async def test_auto_ack_settles_no_more_than_the_prefetch_ahead_of_its_program(client: Client, queue: str) -> None:
+    """Goal: what a program that dies may lose is bounded, and its memory. Method: 2,000 records in batches of 10, and a
+    program that reads none; later it reads all: each once, and everything is settled."""
+    async with client.producer(queue, batch_bytes=256) as producer:
+        await producer.send_many([b"%d" % number for number in range(2_000)])
+    async with client.subscribe(queue, auto_ack=True, prefetch=100) as subscription:
+        await subscription.receive(1, timeout_ms=10_000)
+        await asyncio.sleep(0.2)  # nothing tells that no more comes
+        [group] = (await client.admin.groups(queue)).groups
+        assert 100 <= 2_000 - group.unsettled <= 200
+        rest = await take(subscription, 1_999)
+        assert numbers(rest) == list(range(1, 2_000))
+    async with client.subscribe(queue, auto_ack=True, prefetch_bytes=1) as subscription:
+        await publish(client, queue, 30, first=2_000)
+        assert numbers(await take(subscription, 30)) == list(range(2_000, 2_030))
+    [group] = (await client.admin.groups(queue)).groups
+    assert group.unsettled == 0
+
+
 async def test_purging_leaves_what_is_in_hand(client: Client, queue: str) -> None:
     """Goal: `admin.purge`. Method: one in hand of ten; its ack still counts."""
     await publish(client, queue, 10)
@@ -222,7 +326,7 @@ def test_the_synchronous_face_does_the_same(shared_cluster: Cluster, queue: str)
                 record.ack_nowait()
             subscription.flush()
         with client.subscribe(queue) as subscription:
-            rest = subscription.receive(600, timeout_ms=10_000)
+            rest = subscription.receive(599, timeout_ms=10_000)
             assert [record.value for record in rest] == [b"%d" % number for number in range(401, 1_000)]
             # What had crossed to this thread and was not seen went back uncounted.
             assert {record.attempts for record in rest} == {0}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
+from mirrorlog.cluster.asking import asked_by, signed
 from mirrorlog.cluster.commands import (
     Addresses,
     AnyCommand,
@@ -19,13 +21,20 @@ from mirrorlog.cluster.commands import (
     NodeJoined,
     NodeStarted,
     NodeStopped,
+    PermissionsCleared,
+    PermissionsSet,
     Promoted,
     QueuesPlaced,
     ReplicaAdded,
     ReplicaRemoved,
     Seen,
     StartKind,
+    UserRemoved,
+    UserSet,
     VersionRaised,
+    VirtualHostMade,
+    VirtualHostRemoved,
+    decode_command,
     encode_command,
 )
 from mirrorlog.cluster.events import Event, events_of
@@ -154,3 +163,54 @@ def test_what_was_refused_or_changed_nothing_is_not_told() -> None:
     late = Promoted(log_id="log", seen=Seen(0, 0), holder=Holder("b", "1"), epoch=9)
     assert history.tell(late, *started("a"), NodeForgotten(node="x")) == []
     assert history.tell(QueuesPlaced(log_id="log", names=("q",))) == []
+
+
+def test_what_a_user_asked_for_says_so() -> None:
+    """Goal: one can tell who changed what, and no hash is shown. Method: each change of users and virtual hosts by
+    somebody; a change by a node itself; one that changes nothing."""
+    told = History().tell(
+        VirtualHostMade(name="shop", by="root"),
+        VirtualHostMade(name="shop", by="root"),
+        UserSet(name="ann", password_hash="HASH", tags=("administrator",), by="root"),
+        UserSet(name="ann", password_hash="OTHER", by="ann"),
+        UserSet(name="ann", tags=("administrator", "x"), by="ann"),
+        PermissionsSet(user="ann", virtual_host="shop", configure="", write="a", read=".*", by="root"),
+        PermissionsCleared(user="ann", virtual_host="shop", by="root"),
+        VirtualHostRemoved(name="shop"),
+        UserSet(name="bob", by="ann"),
+        UserRemoved(name="bob", by="ann"),
+    )
+    assert [(each.kind, each.text) for each in told] == [
+        ("virtual_host_added", "virtual host shop was added; root asked for it"),
+        ("user_set", "user ann was added, tags: administrator; root asked for it"),
+        ("user_set", "user ann was changed, tags: administrator, another password; ann asked for it"),
+        ("user_set", "user ann was changed, tags: administrator, x; ann asked for it"),
+        ("permissions_set", "user ann may in virtual host shop: configure '', write 'a', read '.*'; root asked for it"),
+        ("permissions_cleared", "user ann may do nothing any more in virtual host shop; root asked for it"),
+        ("virtual_host_deleted", "virtual host shop was deleted"),
+        ("user_set", "user bob was added, tags: none; ann asked for it"),
+        ("user_deleted", "user bob was deleted; ann asked for it"),
+    ]
+    assert told[0].details == {"virtual_host": "shop", "by": "root"}
+    assert "by" not in told[6].details
+    assert all("HASH" not in str(each) and "OTHER" not in str(each) for each in told)
+
+
+async def test_a_command_is_signed_where_its_request_came_in_and_nowhere_else() -> None:
+    """Goal: what a node does by itself is nobody's. Method: within, in a task that is made within and goes on later,
+    outside, and one that says somebody already."""
+    command = VirtualHostMade(name="v")
+    go = asyncio.Event()
+
+    async def later() -> str:
+        await go.wait()
+        return signed(command).by
+
+    with asked_by("ann"):
+        task = asyncio.ensure_future(later())
+        assert signed(command).by == "ann"
+        assert signed(VirtualHostMade(name="v", by="bob")).by == "bob"
+    assert signed(command) is command
+    go.set()
+    assert await task == "ann"
+    assert decode_command(encode_command(command)) == command

@@ -26,6 +26,7 @@ from mirrorlog.cluster.commands import (
     NodeStarted,
     NodeStopped,
     Promoted,
+    QueueIdsGranted,
     ReplicaAdded,
     ReplicaRemoved,
     Seen,
@@ -38,6 +39,9 @@ from mirrorlog.cluster.state import (
     EPOCH_MAX,
     EPOCHS_RAISED,
     LOSSES_KEPT,
+    QUEUE_IDS_GRANTED,
+    QUEUE_IDS_MAX,
+    QUEUE_IDS_RAISED,
     ClusterState,
     LogFacts,
     Loss,
@@ -521,6 +525,26 @@ def test_the_end_of_a_loss_becomes_known_as_copies_return() -> None:
     assert decided.log.version == version
     assert "knows of no loss" in decided.ask(LossEndFound(log_id="x", epoch=1, end=5))
     assert "no log" in decided.ask(LossEndFound(log_id="y", epoch=1, end=5))
+
+
+def test_the_numbers_that_queues_may_have_only_rise() -> None:
+    """By grants out of order, one beyond what an id can hold, and one of a log that never was. Nobody's view of the log
+    is out of date by them."""
+    decided = in_sync("a", "b")
+    version, before = decided.log.version, decided.state.queue_ids("x")
+    assert before == QUEUE_IDS_GRANTED
+    for until, granted in ((5, before), (9_000, 9_000), (8_000, 9_000), (1 << 40, QUEUE_IDS_MAX)):
+        decided.do(QueueIdsGranted(log_id="x", until=until))
+        assert (decided.state.queue_ids("x"), decided.log.version) == (granted, version)
+    assert "no log" in decided.ask(QueueIdsGranted(log_id="y", until=5))
+
+
+def test_numbers_of_queues_that_a_lost_majority_has_granted_unseen_are_left_out() -> None:
+    """By recovering a log with its first numbers, one with more, and one of an older cluster, which grants none."""
+    state = recovered(msgspec.structs.replace(in_sync("a", "b").state, cluster_version=versions.DELETION), ["b"])
+    assert state.queue_ids("x") == QUEUE_IDS_GRANTED + QUEUE_IDS_RAISED
+    assert recovered(state, ["b"]).queue_ids("x") == QUEUE_IDS_GRANTED + 2 * QUEUE_IDS_RAISED
+    assert recovered(in_sync("a", "b").state, ["b"]).granted_ids == {}
 
 
 def test_a_promotion_of_a_whole_member_takes_nothing_from_the_others() -> None:

@@ -124,7 +124,7 @@ def test_declaring_again_is_nothing_and_with_other_properties_names_the_differen
         (bound(Binding("amq.direct", "gone")), errors.NoSuchQueue, "'gone'"),
         (bound(Binding("amq.direct", "gone", to_exchange=True)), errors.NoSuchExchange, "'gone'"),
         (bound(Binding("amq.direct", "", to_exchange=True)), errors.AccessRefused, "default exchange"),
-        (bound(Binding("amq.direct", "q", "k" * 256)), errors.BadRequest, "255 bytes"),
+        (bound(Binding("amq.direct", "q", "k" * 256)), errors.BadRequest, "255 characters"),
         (bound(Binding("amq.match", "q", arguments={"x-match": "some"})), errors.BadRequest, "all, any"),
         (bound(Binding("amq.match", "q", arguments={"a": ["b"]})), errors.BadRequest, "'a'"),
         (bound(Binding("amq.match", "q", arguments={"a": "b" * 9000})), errors.BadRequest, "8192"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import UUID
 
 from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.envelope import is_inner
 from mirrorlog.commitlog.epochs import EpochLike
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.commitlog.format import BatchHeader, Kind
@@ -110,9 +111,9 @@ def prepare(log: CommitLog) -> bool:
 
 
 def stored(log: CommitLog) -> bytes:
-    """Every byte of the log, read by pread."""
+    """Every byte of the log, read by pread; what is inside of transactions comes with them."""
     parts: list[bytes] = []
-    log.scan(log.begin, lambda header, batch: parts.append(bytes(batch)))
+    log.scan(log.begin, lambda header, batch: None if is_inner(header) else parts.append(bytes(batch)))
     return b"".join(parts)
 
 

@@ -16,6 +16,7 @@ from mirrorlog.commitlog.body import Draft, Record, draft_columns, encode_batch,
 from mirrorlog.commitlog.checkpoint import SLOT_BYTES, SLOT_SIZE, Checkpoint, CheckpointFile, decode_slot, encode_slot
 from mirrorlog.commitlog.checksum import crc32c_portable
 from mirrorlog.commitlog.codec import compress_draft, open_body
+from mirrorlog.commitlog.envelope import Part, open_envelope, seal_envelope
 from mirrorlog.commitlog.epochs import Epoch, EpochList, decode_epochs, encode_epochs
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.commitlog.format import (
@@ -231,3 +232,20 @@ def test_the_format_page_shows_the_real_bytes(name: str) -> None:
     lines = re.findall(r"^ *\d+ {2}((?:[0-9a-f]{2} )*[0-9a-f]{2})(?: {2}.*)?$", FORMAT_PAGE.read_text(), re.MULTILINE)
     shown = bytes.fromhex("".join(lines))
     assert from_hex_lines((GOLDEN / name).read_text()) in shown
+
+
+def test_a_transaction_has_exactly_these_bytes() -> None:
+    """Goal: envelopes never change unseen. Compare one with two batches with the stored bytes, and open those."""
+    first = encode_batch([Record(b"a")], queue_id=7, producer_id=9, sequence=1)
+    second = encode_batch([Record(b"b", b"k")], queue_id=8, producer_id=9)
+    seed = log_seed(LOG_ID)
+    built, headers = seal_envelope(
+        [Part(first, 100), Part(second, 5)], log_offset=4096, append_time_us=1_700_000_000_500_000, epoch=3, seed=seed
+    )
+    stored = golden("transaction.hex", bytes(built))
+    assert bytes(built) == stored
+    outer = check_stamped(stored, 0, log_offset=4096, seed=seed, max_batch_bytes=1 << 20)
+    check_body(memoryview(stored), 0, outer)
+    assert [outer, *open_envelope(memoryview(stored), outer, seed=seed)] == headers
+    assert [each.queue_id for each in headers] == [0, 7, 8]
+    assert crc32c_portable(stored[40:]) == outer.crc

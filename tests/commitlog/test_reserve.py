@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mirrorlog.commitlog.envelope import Part, envelope_bytes
 from mirrorlog.commitlog.format import BatchHeader, Kind
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.prepare import Preparer
@@ -59,6 +60,32 @@ def test_data_leaves_the_reserve_on_a_full_disk_and_control_takes_it(tmp_path: P
     log = open_log(tmp_path, segment_bytes=SEGMENT)
     assert log.recovery.clean
     assert stored(log) == content
+
+
+def test_a_transaction_that_only_acknowledges_lands_where_acks_do(tmp_path: Path) -> None:
+    """Goal: on a full disk a subscriber goes on, alone or in a transaction. Method: append data until it is refused;
+    acks alone, a transaction of acks, and one with data, at a master, then all of it at a mirror on a full disk."""
+    files = FaultyFiles()
+    log = reserved(tmp_path / "master", files)
+    copy_files = FaultyFiles()
+    copy = open_log(tmp_path / "copy", segment_bytes=SEGMENT, epoch=1, files=copy_files)
+    copy.keep_reserve(1)
+    files.disk.fail("allocate", errno.ENOSPC)
+    append_until_refused(log, sized_batch(400))
+    ack, data = make_batch(b"a", kind=Kind.QUEUE_STATE), sized_batch(200)
+    with pytest.raises(DiskFull):
+        log.append_transaction([Part(ack, 0), Part(data, 0)], append_time_us=1)
+    transaction = [Part(ack, 0), Part(ack, 0)]
+    # It ends the segment: behind data the next one would have to be there.
+    rest = SEGMENT - log.end - envelope_bytes([part.batch for part in transaction])
+    append(log, make_batch(b"c" * (rest - 104), queue_id=0, kind=Kind.CONTROL))
+    outer, *_ = log.append_transaction(transaction, append_time_us=1)[0]
+    assert log.end == SEGMENT
+    content = memoryview(stored(log))
+    copy.append_run(content[: outer.log_offset], log_offset=0)
+    copy_files.disk.fail("allocate", errno.ENOSPC)
+    copy.append_run(content[outer.log_offset :], log_offset=outer.log_offset)
+    assert copy.end == SEGMENT
 
 
 def test_data_takes_the_reserve_when_the_next_file_is_there(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mirrorlog.commitlog.envelope import Part, is_inner
 from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.format import HEADER_SIZE, stamp
 from mirrorlog.commitlog.log import CommitLog
@@ -48,7 +49,7 @@ class LogMachine(RuleBasedStateMachine):
             self.directory,
             segment_bytes=self.segment_bytes,
             populate_bytes=8192,
-            on_batch=lambda header, batch: seen.append(bytes(batch)),
+            on_batch=lambda header, batch: None if is_inner(header) else seen.append(bytes(batch)),
         )
         assert seen == self.batches
         return log
@@ -82,6 +83,19 @@ class LogMachine(RuleBasedStateMachine):
         batch = self.log.read_batch_at(header.log_offset)[1]
         assert batch[36:] == bytes(sized_batch(size, self.fill % 255 + 1))[36:]
         self.batches.append(batch)
+
+    @precondition(lambda self: self.history.at(self.end) == self.history.current)
+    @rule(inner_sizes=st.lists(sizes.map(lambda size: size // 5 // 8 * 8 + 112), min_size=1, max_size=3))
+    def transact(self, inner_sizes: list[int]) -> None:
+        self.fill += 1
+        parts = [Part(sized_batch(size, self.fill % 255 + 1), self.fill) for size in inner_sizes]
+        (outer, *inner), envelope = self.log.append_transaction(parts, append_time_us=self.fill)
+        assert outer.log_offset == self.end
+        for header, part in zip(inner, parts, strict=True):
+            batch = self.log.read_batch_at(header.log_offset)[1][: header.length]
+            assert batch[36:] == bytes(part.batch)[36:]
+            assert not self.log.is_border(header.log_offset)
+        self.batches.append(bytes(envelope))
 
     @rule(run_sizes=st.lists(sizes, min_size=1, max_size=6))
     def append_run(self, run_sizes: list[int]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from mirrorlog.commitlog.envelope import is_inner
 from mirrorlog.commitlog.epochs import EpochList
 from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, read_header
 from mirrorlog.commitlog.log import CommitLog
@@ -48,7 +49,8 @@ def opener(
         walked: list[bytes] = []
 
         def walk(header: BatchHeader, batch: memoryview) -> None:
-            walked.append(bytes(batch))
+            if not is_inner(header):
+                walked.append(bytes(batch))
             finder.add(header)
 
         log = open_log(
@@ -66,7 +68,7 @@ def opener(
         finder.confirm(log.confirmed)
         # Sealed segments are taken in by their tables, without a walk.
         try:
-            log.scan(log.begin, lambda header, batch: found.append(bytes(batch)))
+            log.scan(log.begin, lambda header, batch: None if is_inner(header) else found.append(bytes(batch)))
         except LogCorrupt as error:
             error.add_note(_FOUND_LATER)
             raise

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 
-from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
+from mirrorlog.commitlog.envelope import is_envelope
+from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Kind, read_header
 from mirrorlog.commitlog.index import QueueIndex, Run
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.past import Past, PastIndex, delete
@@ -131,7 +132,7 @@ class Finder:
             self.rebuild(log)
 
     def _check(self, log: CommitLog, batches: Sequence[bytes], random: Random) -> None:
-        stored = [(read_header(batch), batch) for batch in batches]
+        stored = [each for batch in batches for each in with_inner(batch)]
         for queue_id in QUEUES:
             live = [
                 (header, batch)
@@ -181,6 +182,17 @@ class Finder:
         found = self._memory.find_time(queue_id, time_us)
         past = self._past.find_time(queue_id, time_us) if self._memory.is_past_time(queue_id, time_us) else None
         return found if past is None else min(past, found)
+
+
+def with_inner(batch: bytes) -> list[tuple[BatchHeader, bytes]]:
+    """A stored batch, and what is inside of it when it is a transaction."""
+    found = [(read_header(batch), batch)]
+    at = HEADER_SIZE
+    while is_envelope(found[0][0]) and at < len(batch):
+        inner = read_header(batch, at)
+        found.append((inner, batch[at : at + inner.length]))
+        at += inner.length
+    return found
 
 
 def _run(header: BatchHeader) -> Run:

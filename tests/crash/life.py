@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Final, Protocol
 
+from mirrorlog.commitlog.envelope import Part, seal_envelope
 from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.flush import FlushJob
@@ -26,7 +27,7 @@ from sim.disk import DiskModel, Moment, SimulatedFiles
 from sim.inode import Inode
 from tests.commitlog.logs import mapped, stored
 from tests.crash.crashes import Crashes, Opener
-from tests.crash.finder import Finder, copy_past
+from tests.crash.finder import Finder, copy_past, with_inner
 from tests.crash.lines import watching_lines
 from tests.crash.witness import Place, Witness, require
 
@@ -40,7 +41,8 @@ class Job(Protocol):
 @dataclass(frozen=True, slots=True)
 class Story:
     """What kind of life a seed leads. `durable_confirms`: only what is flushed is confirmed, as under flush=disk.
-    `keeps_past`: the index of the past is kept beside the log. `begin`: of a copy that does not have all of its log."""
+    `keeps_past`: the index of the past is kept beside the log. `begin`: of a copy that does not have all of its log.
+    `transactions`: half of what is stored are envelopes."""
 
     disk: DiskModel
     segment_bytes: int
@@ -55,6 +57,7 @@ class Story:
     keeps_past: bool
     begin: int
     prepare_bytes: int
+    transactions: bool = False
 
 
 def draw_story(random: Random) -> Story:
@@ -218,6 +221,9 @@ class Life:
         log = self._log
         if not log.epochs.current or log.epochs.at(log.end) != log.epochs.current:
             return
+        if self._transacts():
+            self._append_transaction(max(self._random.randrange(10**6), log.last_append_time_us))
+            return
         batch = self._new_batch()
         time_us = self._random.randrange(10**6)
         stamped = self._stamped(batch, log.end, log.epochs.current, max(time_us, log.last_append_time_us))
@@ -229,10 +235,23 @@ class Life:
             raise
         self._take([stamped])
 
+    def _append_transaction(self, time_us: int) -> None:
+        log = self._log
+        parts = self._parts(log.end)
+        stamped = self._sealed(parts, log.end, log.epochs.current, time_us)
+        self._witness.offer(stamped)
+        try:
+            log.append_transaction(parts, append_time_us=time_us)
+        except DiskFull:
+            self._witness.refuse(stamped)
+            raise
+        self._take([stamped])
+
     def _take(self, batches: Sequence[bytes]) -> None:
         self._witness.take(batches)
         for batch in batches:
-            self._finder.add(read_header(batch))
+            for header, _ in with_inner(batch):
+                self._finder.add(header)
 
     def _append_run(self) -> None:
         batches = self._new_run()
@@ -463,14 +482,14 @@ class Life:
             value = bytearray(self._random.choice(self._witness.live)[: self._story.batch_bytes_max - 200])
         return self._batch(bytes(value))
 
-    def _batch(self, body: bytes) -> bytearray:
+    def _batch(self, body: bytes, others: Sequence[Kind] = (Kind.QUEUE_STATE, Kind.CONTROL)) -> bytearray:
         """The log reads no body. As many records as units of 8 bytes, so that queue offsets are dense where a queue
         goes on, and leap where another one was in between."""
         batch = bytearray(HEADER_SIZE) + body
         data = self._random.random() < 0.9
         write_producer_part(
             batch,
-            kind=Kind.DATA if data else self._random.choice([Kind.QUEUE_STATE, Kind.CONTROL]),
+            kind=Kind.DATA if data else self._random.choice(others),
             queue_id=self._random.choice([1, 1, 1, 2, 3]),
             record_count=_queue_offset(len(batch)) if data else 1,
             columns=0,
@@ -485,6 +504,29 @@ class Life:
         )  # fmt: skip
         return bytes(copy)
 
+    def _transacts(self) -> bool:
+        return self._story.transactions and self._random.random() < 0.5
+
+    def _new_stamped(self, log_offset: int, epoch: int, time_us: int) -> bytes:
+        if self._transacts():
+            return self._sealed(self._parts(log_offset), log_offset, epoch, time_us)
+        return self._stamped(self._new_batch(), log_offset, epoch, time_us)
+
+    def _parts(self, log_offset: int) -> list[Part]:
+        """What an envelope there holds; two or three batches at most, that fit as a whole."""
+        parts: list[Part] = []
+        at = log_offset + HEADER_SIZE
+        most = (self._story.batch_bytes_max - HEADER_SIZE) // 3 - HEADER_SIZE
+        for _ in range(self._random.randrange(1, 4)):
+            batch = self._batch(self._random.randbytes(self._random.randrange(most) // 8 * 8), (Kind.QUEUE_STATE,))
+            parts.append(Part(batch, _queue_offset(at)))
+            at += len(batch)
+        return parts
+
+    def _sealed(self, parts: Sequence[Part], log_offset: int, epoch: int, time_us: int) -> bytes:
+        seed = self._log.seed
+        return bytes(seal_envelope(parts, log_offset=log_offset, append_time_us=time_us, epoch=epoch, seed=seed)[0])
+
     def _new_run(self) -> list[bytes]:
         """What a master would send: the same bytes again where it has sent some before."""
         log = self._log
@@ -495,7 +537,7 @@ class Life:
             if not epoch:
                 break
             known = self._witness.offered.get(Place(at, epoch))
-            batch = known or self._stamped(self._new_batch(), at, epoch, time_us)
+            batch = known or self._new_stamped(at, epoch, time_us)
             following = [entry.start for entry in log.epochs.entries if entry.start > at]
             if following and at + len(batch) > following[0]:
                 break  # an epoch begins at a border of its master's batches

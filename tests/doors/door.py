@@ -15,6 +15,9 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from mirrorlog.client import Client
+from mirrorlog.doors.call_logins import CallLogins
+from mirrorlog.doors.callers import Callers
 from mirrorlog.pb.v1 import admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2, producer_pb2_grpc
 
 DEADLINE_S = 30.0
@@ -76,6 +79,11 @@ class Door:
         self.close()
         if error is None:
             assert not any(word in self.errors for word in ("Traceback", "never retrieved")), self.errors
+
+
+def logins_as(client: Client) -> CallLogins:
+    """Every call has that client, whoever calls."""
+    return CallLogins(Callers("", lambda login: client))
 
 
 def channel_to(address: str) -> grpc.Channel:

@@ -21,6 +21,7 @@ from mirrorlog.wire.messages import (
     NodeStatus,
     PlacedLog,
     Position,
+    QueueCounts,
     QueueStatus,
     Status,
 )
@@ -76,6 +77,7 @@ def queue(
         begin=begin,
         next=following,
         confirmed=confirmed,
+        counts=QueueCounts(published=21, delivered=22, redelivered=23, acked=24, expired=25, timed_out=26),
     )
 
 

@@ -26,6 +26,8 @@ from mirrorlog.wire.messages import (
     MirrorStatus,
     NodeInfo,
     Position,
+    ProducerStatus,
+    QueueCounts,
     QueueInfo,
     QueueStatus,
     Status,
@@ -41,7 +43,23 @@ MIRROR = MirrorStatus(
 LOG = LogStatus(
     log_id="l", name="main", role="master", state="serving", reason="r", flush="disk", min_in_sync=2, epoch=3, begin=4,
     end=5, flushed=6, confirmed=7, mirrors=[MIRROR],
-    queues=[QueueStatus(name="q", queue_id=1, begin=2, next=3, confirmed=4)],
+    queues=[
+        QueueStatus(
+            name="q", queue_id=1, begin=2, next=3, confirmed=4,
+            counts=QueueCounts(
+                published=31, delivered=32, redelivered=33, acked=34, expired=35, timed_out=36, publish_rate=3.7,
+                deliver_rate=3.8, redeliver_rate=3.9, ack_rate=4.1,
+            ),
+        ),
+        QueueStatus(name="r", queue_id=2, begin=2, next=3, confirmed=4),
+    ],
+    producers=[
+        ProducerStatus(
+            queue="q", producer_id=2**64 - 1, peer="1.2.3.4:5", unconfirmed_bytes=41, unconfirmed_batches=42,
+            blocked_by="credit_bytes", blocked_ms=43, refused=True,
+        )
+    ],
+    producers_blocked=44,
     groups=[GroupStatus(group="g", queue="q", position=POSITION, lag=5)],
     holds=[
         HoldInfo(

@@ -44,8 +44,8 @@ def declare(channel: grpc.Channel, name: str, **arguments: pb.Argument) -> pb.Qu
 
 
 def test_declaring_again_is_the_same_queue_unless_it_differs(cluster: Cluster, channel: grpc.Channel) -> None:
-    """Goal: declare is idempotent. Method: twice alike, once otherwise; an unknown argument and no name are refused
-    here too."""
+    """Goal: declare is idempotent. Method: twice alike, once otherwise; an unknown argument is refused here too, and an
+    exclusive queue, which would be the door's connection's; without a name it is another queue each time."""
     arguments = {"retention_ms": pb.Argument(integer=5), "flush": pb.Argument(text="memory")}
     first = declare(channel, "twice", **arguments)
     assert declare(channel, "twice", **arguments).queue_id == first.queue_id
@@ -56,8 +56,9 @@ def test_declaring_again_is_the_same_queue_unless_it_differs(cluster: Cluster, c
     items = pb.Argument(list=pb.ArgumentList(items=[pb.Argument(text="a"), pb.Argument(number=0.5), pb.Argument()]))
     unknown = pb.DeclareQueueRequest(name="other", arguments={"x-list": items})
     assert refused(admin(channel).DeclareQueue, unknown) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
-    nameless = pb.DeclareQueueRequest(name="")
-    assert refused(admin(channel).DeclareQueue, nameless) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+    exclusive = pb.DeclareQueueRequest(name="mine", arguments={"exclusive": pb.Argument(boolean=True)})
+    assert refused(admin(channel).DeclareQueue, exclusive) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+    assert declare(channel, "").name != declare(channel, "").name
 
 
 def test_a_listing_comes_in_pages_without_gaps(cluster: Cluster, channel: grpc.Channel) -> None:

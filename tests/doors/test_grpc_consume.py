@@ -16,7 +16,18 @@ from mirrorlog.doors.consumer_service import ConsumeLimits, ConsumerService
 from mirrorlog.pb.v1 import admin_pb2, common_pb2, consumer_pb2_grpc, producer_pb2
 from mirrorlog.pb.v1 import consumer_pb2 as pb
 from mirrorlog.testing import Cluster
-from tests.doors.door import HOST, Consuming, Door, Publishing, admin, channel_to, failure_of, info_of, values_of
+from tests.doors.door import (
+    HOST,
+    Consuming,
+    Door,
+    Publishing,
+    admin,
+    channel_to,
+    failure_of,
+    info_of,
+    logins_as,
+    values_of,
+)
 from tests.process.clusters import declare, eventually, fast_cluster, log_of
 from tests.process.raw import Raw, batch_of
 
@@ -354,7 +365,7 @@ async def test_one_reader_too_many_is_refused_by_the_limit_s_name_and_a_cancelle
     async with Client(cluster.master.client) as client:
         server = grpc.aio.server()
         try:
-            service = ConsumerService(client, ConsumeLimits(streams_max=1))
+            service = ConsumerService(logins_as(client), ConsumeLimits(streams_max=1))
             consumer_pb2_grpc.add_ConsumerServicer_to_server(service, server)
             address = f"{HOST}:{server.add_insecure_port(f'{HOST}:0')}"
             await server.start()

@@ -13,7 +13,7 @@ from mirrorlog.doors.grpc_door import MESSAGE_SLACK_BYTES, METADATA_BYTES_MAX
 from mirrorlog.doors.producer_service import ProducerService, StreamLimits
 from mirrorlog.pb.v1 import admin_pb2, common_pb2, producer_pb2, producer_pb2_grpc
 from mirrorlog.testing import Cluster
-from tests.doors.door import HOST, Door, Publishing, admin, channel_to, failure_of, info_of
+from tests.doors.door import HOST, Door, Publishing, admin, channel_to, failure_of, info_of, logins_as
 from tests.process.clusters import fast_cluster, log_of
 from tests.process.raw import Raw, batch_of
 
@@ -265,7 +265,7 @@ async def serving(client: Client, limits: StreamLimits) -> AsyncIterator[grpc.ai
     """A channel to the Producer service alone, in this process. A server that is not stopped would hang its end."""
     server = grpc.aio.server()
     try:
-        ProducerService(client, limits).add_to(server)
+        ProducerService(logins_as(client), limits).add_to(server)
         address = f"{HOST}:{server.add_insecure_port(f'{HOST}:0')}"
         await server.start()
         async with grpc.aio.insecure_channel(address) as channel:

@@ -39,6 +39,8 @@ UNITS = {
     "groups": "groups",
     "ranges": "ranges",
     "failures": "times",
+    "producers": "producers",
+    "timeouts": "times",
     "elections": "times",
     "epoch": "number",
     "version": "number",
@@ -267,6 +269,7 @@ def test_a_node_that_stands_still_is_503_within_the_deadline_and_back_when_it_go
         assert door.get("/").status == 200
         one.nodes[NODE].resume()
         eventually(lambda: door.get("/health").status == 200, "health tells")
+        eventually(lambda: door.get("/metrics").status == 200, "metrics tell")
         # All who asked at once shared a question: a few were put, not one for each.
         assert 1 <= value(door.metrics(), "mirrorlog_scrape_failures_total") <= 8
 
@@ -283,6 +286,7 @@ def test_a_door_outlives_its_node_and_finds_its_next_start() -> None:
         assert one.nodes[NODE].client in page.error
         one.nodes[NODE].start()
         eventually(lambda: door.get("/health").status == 200, "health tells")
+        eventually(lambda: door.get("/metrics").status == 200, "metrics tell")
         ((labels, _),) = samples(door.metrics(), "mirrorlog_node_info")
         assert labels["start_id"] == one.nodes[NODE].status().start_id != before
 

@@ -37,9 +37,9 @@ STATUSES = {
         "SlaveNotAvailable",
     ],
     "FAILED_PRECONDITION": [
-        "ConfigError", "ConsumerTimedOut", "DirectoryInUse", "ExclusiveTaken", "ForeignDirectory", "HoldTaken", "InUse",
-        "MirrorAhead", "MissingDependency", "NotGranted", "PortTaken", "ReceiptStale", "UnsupportedVersion",
-        "WrongCluster",
+        "ConfigError", "ConsumerTimedOut", "CrossLogTransaction", "DirectoryInUse", "ExclusiveTaken",
+        "ForeignDirectory", "HoldTaken", "InUse", "MirrorAhead", "MissingDependency", "NotGranted", "PortTaken",
+        "QueueExclusive", "ReceiptStale", "UnsupportedVersion", "WrongCluster",
     ],
     "INTERNAL": ["AckBeyondEnd", "FrameTooLarge", "MirrorlogError", "ProtocolError", "StalledFrame"],
     "INVALID_ARGUMENT": [
@@ -51,7 +51,7 @@ STATUSES = {
     ],
     "OUT_OF_RANGE": ["OffsetOutOfRange", "PositionLost"],
     "PERMISSION_DENIED": ["AccessRefused", "NotAMember"],
-    "RESOURCE_EXHAUSTED": ["LimitReached"],
+    "RESOURCE_EXHAUSTED": ["LimitReached", "QueueFull"],
     "UNAUTHENTICATED": ["LoginFailed", "NotProven"],
     "UNAVAILABLE": [
         "ConnectionLost", "DiskFailed", "DiskFull", "InSyncReplicasNotEnough", "IndexDoubtful", "LogRecovering",

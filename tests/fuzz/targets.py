@@ -52,6 +52,8 @@ from mirrorlog.wire.frames import (
     read_produce,
     read_settle,
     read_settled,
+    read_transact,
+    read_transacted,
     read_transfer,
 )
 from mirrorlog.wire.messages import (
@@ -80,6 +82,7 @@ _STRUCTS: Final = {
     FrameType.PRODUCE: read_produce, FrameType.CONFIRM: read_confirm, FrameType.FETCH: read_fetch,
     FrameType.BATCHES: read_batches, FrameType.TRANSFER: read_transfer, FrameType.ACK: read_ack,
     FrameType.DELIVER: read_deliver, FrameType.SETTLE: read_settle, FrameType.SETTLED: read_settled,
+    FrameType.TRANSACT: read_transact, FrameType.TRANSACTED: read_transacted,
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ says, as a cluster does: a log begins with its master alone, which lets its mirr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from mirrorlog.broker.replica import Replica
 from mirrorlog.broker.roles import MasterRole, MirrorRole
 from mirrorlog.broker.server import Server
 from mirrorlog.cluster.commands import AnyCommand
-from mirrorlog.cluster.state import Outcome
+from mirrorlog.cluster.state import QUEUE_IDS_GRANTED, Outcome
 from mirrorlog.cluster.topology import User
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.config import (
@@ -34,11 +34,11 @@ from mirrorlog.config import (
     NodeSettings,
     Settings,
 )
-from mirrorlog.errors import MirrorlogError, NotLeader
+from mirrorlog.errors import LogUnavailable, MirrorlogError, NotLeader
 from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.client_service import HAClientService
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.wire.messages import ClusterStatus
+from mirrorlog.wire.messages import ClusterStatus, QueueOutage
 from tests.ha.decider import Decider
 from tests.ha.replicas import KIB
 
@@ -79,6 +79,8 @@ class Assigned:
         self._cluster = settings.cluster
         self.decider = Decider.of(settings)
         self.hosted = HostedLogs()
+        self.queue_ids_granted = QUEUE_IDS_GRANTED
+        self.queue_ids_refused = False
 
     def member(self, node: str) -> Member | None:
         return next((member for member in self._cluster.members if member.id == node), None)
@@ -114,13 +116,39 @@ class Assigned:
     def placed(self, queue: str) -> UUID | None:
         return next(iter(self.logs()))
 
+    def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
+        return None
+
+    def outage_of_number(self, log_number: int) -> LogUnavailable | None:
+        return None
+
+    def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
+        return []
+
     async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
         raise NotLeader("there is no cluster here")
 
-    async def unbind_queue(self, queue: str) -> None:
+    def queue_ids(self, log_id: UUID) -> int:
+        return self.queue_ids_granted
+
+    async def grant_queue_ids(self, log_id: UUID, *, given: int) -> None:
+        if self.queue_ids_refused:
+            raise NotLeader("there is no cluster here")
+        self.queue_ids_granted = given + 3
+
+    def placed_in(self, log_id: UUID) -> list[str]:
+        return []
+
+    def is_transient(self, log_id: UUID) -> bool:
+        return False
+
+    def lost_from(self, log_id: UUID) -> bool:
+        return False
+
+    async def unbind_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
         raise NotLeader("there is no cluster here")
 
-    async def remove_queue(self, queue: str, log_id: UUID, epoch: int) -> None:
+    async def remove_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
         raise NotLeader("there is no cluster here")
 
     def links(self) -> tuple[int, int, int]:
@@ -142,7 +170,7 @@ class Node:
         self.ended = asyncio.Event()
         cluster, node = settings.cluster, settings.node
         self._directory = DataDirectory.open(node.data_dir, cluster_id=cluster.cluster_id, node_id=node.id)
-        view = Assigned(settings)
+        view = self.view = Assigned(settings)
         self._decider, self._start_id = view.decider, versions.run_id(str(uuid4()))
         self.server = Server(
             settings, self._directory, start_id=self._start_id, view=view, cluster=view, failed=self.fail

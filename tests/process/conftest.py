@@ -6,6 +6,8 @@ import pytest
 
 _HERE = Path(__file__).parent
 
+pytest.register_assert_rewrite("tests.process.matrix")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all of them `process`."""

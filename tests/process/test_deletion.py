@@ -38,8 +38,8 @@ if "DIE_AT" in os.environ:
             dies_at(behind)
         setattr(View, name, wrapped)
 
-    around("unbind_queue", 1, 2)
-    around("remove_queue", 3, 4)
+    around("unbind_queues", 1, 2)
+    around("remove_queues", 3, 4)
 '''
 """For the interpreter of every node: a node dies by SIGKILL before the cluster is asked for step 1, when it has decided
 it, when step 2 is confirmed, and when step 3 is decided."""
@@ -135,6 +135,28 @@ async def test_a_master_may_die_between_any_two_steps(
         for node in cluster.nodes.values():
             async with Client(node.client) as other:
                 assert (await other.admin.metadata(["q"])).missing == ["q"]
+
+
+async def test_the_next_master_takes_away_the_place_of_a_queue_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: nobody has to ask again for the name to be free, and for publishes to be unroutable and not looked for.
+    Method: SIGKILL of the master when the deletion is confirmed; nobody asks or declares; another queue stays."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(DIES)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("DIE_AT", str(tmp_path / "die"))
+    async with cluster_of(tmp_path / "nodes") as (_, client):
+        for queue in ("q", "r"):
+            await client.admin.declare(queue)
+        (tmp_path / "die.3").touch()
+        connection, _ = await client.master_of("q")
+        with pytest.raises(ConnectionLost):
+            await connection.request(DeleteQueue(name="q"), Deleted, timeout_ms=20_000)
+        async with asyncio.timeout(15):
+            while (await client.admin.metadata(["q"])).placed:  # noqa: ASYNC110  (nobody tells)
+                await asyncio.sleep(0.05)
+        assert [queue.name for queue in await client.admin.queues()] == ["r"]
 
 
 async def test_whoever_uses_a_deleted_queue_is_told(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@ later, and perhaps lost when another master comes. The ground on which delivery 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from mirrorlog.queues.changes import Change, GroupReset, Watermark, encode_changes
+from mirrorlog.commitlog.attributes import Attributes
+from mirrorlog.queues.changes import Change, GroupReset, Returned, Settled, Watermark, encode_changes
+from mirrorlog.queues.deaths import EXPIRED
 from mirrorlog.queues.delivery import Delivery, Given, LeaseWish, Reach, Rules, Settlement
 from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.ledger import Ledger
+from mirrorlog.queues.runs import RunTable
 from mirrorlog.queues.subscriber import Subscription
 from mirrorlog.wire.frames import Grant, How
 from tests.queues.statelog import StateLog
@@ -36,9 +40,14 @@ class Stage:
     begin: int = 0
     given: list[tuple[int, Grant]] = field(default_factory=list)
     leases: int = 0
+    expired: list[tuple[int, int, int]] = field(default_factory=list)
+    """What was settled as expired, and where that ends in the log."""
+    returned: list[tuple[int, int, int]] = field(default_factory=list)
+    """The same of what was counted as returned."""
 
     def __post_init__(self) -> None:
         self.log = StateLog()
+        self.runs = RunTable(runs_max=100_000, floors=self._floors)
         self.groups = GroupTable(per_queue_max=4)
         self.confirmed = 0
         self._watermarks: list[tuple[int, int]] = []
@@ -51,7 +60,24 @@ class Stage:
         self.given_now: set[int] = set()
         self.delivery = Delivery(
             "", self.ledger, self.rules, epoch=self.epoch, found_watermark=self.found, reach=self.reach, now=self.now,
+            next_lease=self._next_lease, runs=lambda: self.runs.of(QUEUE),
         )  # fmt: skip
+        self.clock()
+
+    def _next_lease(self) -> int:
+        self.leases += 1
+        return self.epoch << 32 | self.leases
+
+    def _floors(self, queue_ids: Collection[int]) -> dict[int, int]:
+        return self.groups.whole_floors(queue_ids)
+
+    @property
+    def now_us(self) -> int:
+        return round(self.now * 1_000_000)
+
+    def clock(self) -> None:
+        """A look begins."""
+        self.delivery.clock(self.now, self.now_us)
 
     @property
     def ledger(self) -> Ledger:
@@ -76,6 +102,13 @@ class Stage:
         if changes:
             header, batch = self.log.append(encode_changes(changes, queue_id=QUEUE))
             self.groups.apply(header, batch)
+            self.runs.follow(header)
+        for change in changes:
+            is_expired = isinstance(change, Settled) and change.why == EXPIRED
+            if is_expired or (isinstance(change, Returned) and change.counted):
+                pairs = zip(change.ranges[::2], change.ranges[1::2], strict=True)
+                noted = self.expired if is_expired else self.returned
+                noted += [(first, until, self.log.end) for first, until in pairs]
         return self.log.end
 
     def try_append(self, changes: Iterable[Change]) -> bool:
@@ -89,12 +122,16 @@ class Stage:
         """All of it."""
         self.confirmed = self.log.end
         self.groups.confirm(self.confirmed)
+        self.runs.confirm(self.confirmed)
         for end, queue_offset in self._watermarks:
             assert end <= self.confirmed
             self.delivery.watermark_confirmed(queue_offset)
         self._watermarks = []
 
-    def publish(self, count: int) -> None:
+    def publish(self, count: int, **asked: Any) -> None:
+        """`asked`: attributes; `queue_ttl_ms`."""
+        queue_ttl_ms = asked.pop("queue_ttl_ms", None)
+        self.runs.add(QUEUE, self.end, count, self.now_us, Attributes(**asked), queue_ttl_ms=queue_ttl_ms)
         self.end += count
 
     # --- as the deliverer does it ---
@@ -105,6 +142,7 @@ class Stage:
     def pump(self, turns: int = 100) -> list[tuple[int, Grant]]:
         """Give everybody what is there; what was given."""
         before = len(self.given)
+        self.clock()
         self.move_watermark()
         for _ in range(turns):
             if self.turn() is None:
@@ -158,22 +196,30 @@ class Stage:
         return settlement
 
     def lease(self, number: int, records: int, lease_ms: int) -> None:
-        self.leases += 1
-        self.delivery.lease(LeaseWish(number, self.epoch << 32 | self.leases, "me", records, lease_ms))
+        self.delivery.lease(LeaseWish(number, "me", records, lease_ms))
 
     def gone(self, number: int) -> None:
-        changes = self.delivery.gone(number)
+        self._left(self.delivery.gone(number))
+        while self.delivery.leaving:
+            self._left(self.delivery.leave())
+
+    def _left(self, changes: list[Change]) -> None:
         if not self.try_append(changes):
             self.delivery.not_counted(changes)
 
     def tick(self, seconds: float) -> list[int]:
         """Time passes; whose subscription ended by it."""
         self.now += seconds
+        self.clock()
         overdue = self.delivery.overdue(self.now)
         for number in overdue:
             self.gone(number)
-        if self.try_append(self.delivery.expired(self.now)):
-            self.delivery.expired_done()
+        while self.delivery.due_at <= self.now:
+            changes = self.delivery.expired(self.now)
+            if not self.try_append(changes):
+                break
+            self.delivery.expired_done(changes)
+            self.clock()
         return overdue
 
     def fail_over(self, log_offset: int | None = None) -> None:
@@ -184,6 +230,7 @@ class Stage:
         self.groups.cut(cut)
         was = self.facts()
         self.log.cut(cut)
+        self.runs.cut(cut, lambda _: self.end)
         self.groups = GroupTable(per_queue_max=4)
         for header, batch in self.log.batches:
             self.groups.apply(header, batch)

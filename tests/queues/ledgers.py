@@ -13,16 +13,19 @@ from mirrorlog.queues.ledger import CHUNK_RECORDS, Ledger, State
 END: Final = 3 * CHUNK_RECORDS + 100
 
 
-def random_range(random: Random) -> tuple[int, int]:
-    """Within [0, END), and often at the borders of chunks."""
+def random_range(random: Random, floor: int = 0) -> tuple[int, int]:
+    """Within [0, END), and often at the borders of chunks; half of them near a group's `floor`, over which it moves."""
     first = random.choice([random.randrange(END), random.randrange(4) * CHUNK_RECORDS, 0])
+    if random.random() < 0.5:
+        first = max(0, min(END - 1, floor + random.choice([0, 0, 0, 1, random.randrange(-40, 200)])))
+        return first, min(END, first + random.choice([1, 2, random.randrange(1, 200), random.randrange(1, 3000)]))
     length = random.choice([1, 1, 2, random.randrange(1, 600), CHUNK_RECORDS, 2 * CHUNK_RECORDS])
     return first, min(END, first + length)
 
 
-def random_change(random: Random, group: str, at: int) -> Change:
-    """Of a group that is there."""
-    first, until = random_range(random)
+def random_change(random: Random, group: str, at: int, floor: int = 0) -> Change:
+    """Of a group that is there, and whose floor is that."""
+    first, until = random_range(random, floor)
     ranges = [first, until]
     if until + 7 < END and random.random() < 0.3:
         ranges += [until + 5, until + 7]

@@ -8,10 +8,12 @@ from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header, stamp
 from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, apply_checkpoint
+from mirrorlog.queues.departures import DepartureTable
 from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.holds import HoldTable
 from mirrorlog.queues.producers import EXPIRY_US, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
+from mirrorlog.queues.runs import RunTable
 
 Stored = tuple[BatchHeader, bytes]
 
@@ -32,6 +34,8 @@ class Derived:
         self.tracker = CheckpointTracker()
         self.holds = HoldTable(per_queue_max=4)
         self.groups = GroupTable(per_queue_max=4)
+        self.departures = DepartureTable()
+        self.runs = RunTable(runs_max=1000, floors=self.groups.whole_floors)
         self.appended: dict[int, int] = {}
         self._reads_checkpoints = reads_checkpoints
 
@@ -45,14 +49,20 @@ class Derived:
                 tracker=self.tracker,
                 holds=self.holds,
                 groups=self.groups,
+                runs=self.runs,
+                departures=self.departures,
             )
             return
         if header.kind == Kind.DATA:
             self.appended[header.queue_id] = header.next_queue_offset
+            self.runs.apply(header, batch, queue_ttl_ms=self.registry.ttls.get(header.queue_id))
         elif header.kind != Kind.CHECKPOINT:
             self.registry.apply(header, batch)
             self.holds.apply(header, batch)
             self.groups.apply(header, batch)
+            if header.kind == Kind.QUEUE_STATE:
+                self.departures.follow(header, decode_changes(batch))
+            self.runs.follow(header)
             if header.kind == Kind.CONTROL:
                 self.producers.follow(decode_changes(batch))
         self.producers.apply(header)
@@ -63,14 +73,19 @@ class Derived:
         self.confirm(confirmed)
 
     def confirm(self, log_offset: int) -> None:
-        self.registry.confirm(log_offset)
+        begins = self.registry.confirm(log_offset)
         self.holds.confirm(log_offset)
         self.groups.confirm(log_offset)
+        self.departures.confirm(log_offset)
+        self.runs.confirm(log_offset)
+        self.runs.begin_moved(begins)
         self.tracker.confirm(log_offset)
         for queue_id in (deleted := self.registry.take_deleted()):
             self.groups.forget_queue(queue_id)
+            self.departures.forget_queue(queue_id)
             self.appended.pop(queue_id, None)
         self.holds.forget_queues(deleted)
+        self.runs.forget_queues(deleted)
 
     def next_queue_offset(self, queue_id: int) -> int:
         stated = self.registry.find_id(queue_id).next_queue_offset if self.registry.has_id(queue_id) else 0
@@ -83,6 +98,8 @@ class Derived:
             self.next_queue_offset,
             holds=self.holds,
             groups=self.groups,
+            runs=self.runs,
+            departures=self.departures,
             group_parts_per_batch=queues_per_batch,
             queues_per_batch=queues_per_batch,
             producers_per_batch=producers_per_batch,

@@ -3,6 +3,7 @@ at any step."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,6 +17,8 @@ from mirrorlog.queues.delivery import Receipt, Rules
 from mirrorlog.queues.ledger import State
 from mirrorlog.wire.frames import Grant, How
 from tests.queues.delivered import RECORD_BYTES, Refusal, Stage, records
+
+PRIORITY_MAX = 2
 
 
 def stage(published: int = 0, **rules: object) -> Stage:
@@ -409,8 +412,8 @@ def test_a_consumer_timeout_ends_whoever_keeps_a_record_and_an_extension_puts_it
 
 
 def test_acks_of_the_epoch_before_are_taken_below_its_watermark() -> None:
-    """Who was not answered says it again to the next master, under its new subscription; returns change nothing that
-    somebody has by then."""
+    """Who was not answered says it again to the next master, under its new subscription; returns change nothing:
+    the record is free, or somebody's by then, and the master before may have counted them."""
     it = started(6)
     it.pump()
     it.fail_over()
@@ -418,7 +421,8 @@ def test_acks_of_the_epoch_before_are_taken_below_its_watermark() -> None:
     assert records(it.pump(), 2) == [0, 1, 2]
     assert it.settle(2, 0, 2, 4, 5, epoch=1).records == 3
     assert it.settle(2, 0, 2, epoch=1).records == 0
-    assert it.settle(2, 2, 3, 5, 6, how=How.RETURN, epoch=1).ranges == ((5, 6),)
+    assert it.settle(2, 2, 3, 5, 6, how=How.RETURN, epoch=1).ranges == ()
+    assert (it.ledger.attempts(5, 6), it.ledger.next_free(5, 6)) == ((0, 6), (5, 6))
     assert it.settle(2, 2, 3, how=How.RELEASE, epoch=1).records == 0
     with pytest.raises(NotGranted):
         it.settle(2, 0, 7, epoch=1)
@@ -560,9 +564,22 @@ class Model:
     ever_given: set[int] = field(default_factory=set)
     flagged: set[int] = field(default_factory=set)
     """Not counted, and given out in this mastership."""
+    asked: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    """Priority, when it may be given out and until when, s; of records that say something of it."""
 
     def attempts(self, record: int) -> int:
         return sum(each == record for each, _ in self.counted)
+
+    def priority(self, record: int) -> int:
+        return min(self.asked.get(record, (0,))[0], PRIORITY_MAX)
+
+    def waits(self, record: int, now: float) -> bool:
+        """Whether it is too early for it, or too late."""
+        _, begins, ends = self.asked.get(record, (0, 0.0, math.inf))
+        return not begins <= now + 1e-9 < ends
+
+    def too_old(self, record: int, now: float) -> bool:
+        return record in self.asked and self.asked[record][2] <= now + 1e-9
 
     def lose(self, log_offset: int) -> None:
         self.settled = {each: end for each, end in self.settled.items() if end <= log_offset}
@@ -575,7 +592,8 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @initialize(single=st.booleans(), records=st.integers(2, 9))
     def begin(self, single: bool, records: int) -> None:
-        self.stage = stage(20, single_active=single, consumer_timeout_s=1000.0)
+        self.stage = stage(20, single_active=single, consumer_timeout_s=1000.0, priority_max=PRIORITY_MAX)
+        self.expired = 0
         self.model = Model()
         self.last = 0
         self.prefetch: dict[int, tuple[int, int]] = {}
@@ -598,7 +616,15 @@ class DeliveryMachine(RuleBasedStateMachine):
             each
             for each in range(self.stage.end)
             if each not in self.model.settled and each not in taken and not self.parked_or_leased(each)
+            if not self.model.waits(each, self.stage.now)
         ]
+
+    def in_hands(self) -> set[int]:
+        return set().union(*self.model.hands.values()) if self.model.hands else set()
+
+    def first_of(self, free: list[int], covered: int) -> int:
+        """Which one is next: of what is covered, the first of the highest priority."""
+        return min((each for each in free if each < covered), key=lambda each: (-self.model.priority(each), each))
 
     def subscribers(self) -> list[int]:
         return sorted(self.model.hands)
@@ -608,6 +634,22 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 12))
     def publish(self, count: int) -> None:
         self.stage.publish(count)
+
+    @rule(
+        count=st.integers(1, 6),
+        priority=st.sampled_from([0, 0, 1, 2, 9]),
+        ttl_ms=st.sampled_from([None, None, 300, 1000]),
+        delay_ms=st.sampled_from([0, 0, 400, 900]),
+        queue_ttl_ms=st.sampled_from([None, None, 600]),
+    )
+    def publish_with_attributes(
+        self, count: int, priority: int, ttl_ms: int | None, delay_ms: int, queue_ttl_ms: int | None
+    ) -> None:
+        now = self.stage.now
+        ends = min(now + each / 1000 for each in (ttl_ms, queue_ttl_ms, math.inf) if each is not None)
+        for record in range(self.stage.end, self.stage.end + count):
+            self.model.asked[record] = priority, now + delay_ms / 1000, ends
+        self.stage.publish(count, priority=priority, ttl_ms=ttl_ms, delay_ms=delay_ms, queue_ttl_ms=queue_ttl_ms)
 
     @rule()
     def confirm(self) -> None:
@@ -621,13 +663,14 @@ class DeliveryMachine(RuleBasedStateMachine):
     def subscribe(self, records: int, size: int, priority: int, exclusive: bool) -> None:
         number = self.last + 1
         alone = any(each in self.exclusive for each in self.open())
+        waiting = self.stage.delivery.waiting
         try:
             self.stage.subscribe(number, records, size, priority=priority, exclusive=exclusive)
         except ExclusiveTaken:
-            assert alone or (exclusive and self.open())
+            assert alone or (exclusive and (self.open() or waiting))
             return
         assert not alone
-        assert not (exclusive and self.open())
+        assert not (exclusive and (self.open() or waiting))
         self.last = number
         self.model.hands[number] = set()
         self.prefetch[number] = (records, size)
@@ -664,6 +707,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(confirms=st.booleans())
     def pump(self, confirms: bool) -> None:
+        self.stage.clock()
         self.stage.move_watermark()
         if confirms:
             self.stage.confirm()
@@ -675,7 +719,8 @@ class DeliveryMachine(RuleBasedStateMachine):
                 self.nobody_could_take([each for each in free if each < covered])
                 return
             assert given.grants
-            assert given.grants[0].first == free[0], "not in order"
+            lent = given.number not in self.model.hands
+            assert given.grants[0].first == self.first_of(free, self.stage.end if lent else covered), "not in order"
             for grant in given.grants:
                 self.check_grant(given.number, grant, set(free), covered)
             if given.number in self.model.hands:
@@ -812,10 +857,27 @@ class DeliveryMachine(RuleBasedStateMachine):
             lease: [each for run in self.stage.ledger.lease_ranges(lease) for each in range(*run)]
             for lease in self.stage.ledger.leases
         }
+        counted = len(self.stage.returned)
         self.stage.tick(seconds)
+        self.what_expired()
+        ends = {each: end for first, until, end in self.stage.returned[counted:] for each in range(first, until)}
         for lease, held in leased.items():
             if lease not in self.stage.ledger.leases:
-                self.model.counted += [(each, self.stage.log.end) for each in held]
+                self.model.counted += [(each, ends[each]) for each in held]
+
+    def what_expired(self) -> None:
+        """Nothing too soon, nothing out of a hand; and nothing is left of what nobody has."""
+        for first, until, end in self.stage.expired[self.expired :]:
+            for each in range(first, until):
+                assert self.model.too_old(each, self.stage.now), f"{each} expired too soon"
+                assert each not in self.in_hands()
+                self.model.settled.setdefault(each, end)
+        self.expired = len(self.stage.expired)
+        met = min(self.stage.end, self.stage.delivery._attributed.met)
+        for each in range(met) if not self.stage.refuses else ():
+            if self.model.too_old(each, self.stage.now) and each not in self.in_hands():
+                states = {state for _, _, state in self.stage.ledger.runs(each, each + 1)}
+                assert states <= {State.SETTLED, State.LEASED}, f"{each} is too old"
 
     @rule(data=st.data())
     def another_master(self, data: st.DataObject) -> None:
@@ -844,8 +906,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         out = {
             each for first, until, state in ledger.runs(0, end) if state == State.OUT for each in range(first, until)
         }
-        hands = set().union(*self.model.hands.values()) if self.model.hands else set()
-        assert out == hands - settled
+        nobodys = {each for run in self.stage.delivery._attributed.nobodys(0, end) for each in range(*run)}
+        assert out - nobodys == self.in_hands() - settled
+        assert nobodys.isdisjoint(self.in_hands())
         assert self.exclusive.isdisjoint(self.open()) or len(self.open()) == 1
 
 

@@ -315,8 +315,11 @@ class Life:
         if table.get(queue_id, group) is None or self.random.random() < 0.03:
             changes.append(table.reset(queue_id, group, self.random.choice([0, 0, 3, 5000])))
         else:
+            ledger = table.get(queue_id, group)
+            floor = 0 if ledger is None else ledger.floor
             changes += [
-                random_change(self.random, group, self.master.log.end) for _ in range(self.random.choice([1, 1, 3]))
+                random_change(self.random, group, self.master.log.end, floor)
+                for _ in range(self.random.choice([1, 1, 3]))
             ]
         self.master.append(encode_changes(changes, queue_id=queue_id))
 
@@ -453,6 +456,29 @@ def test_a_chunk_that_is_settled_whole_while_a_checkpoint_comes_to_it_is_told_of
     expected = table_facts(master.derived.groups, END)
     assert expected[queue_id, ""]["floor"] == CHUNK_RECORDS
     assert table_facts(master.rebuilt(began_at).groups, END) == expected
+
+
+def test_what_the_floor_passed_since_a_checkpoint_began_is_told_as_settled() -> None:
+    """Records 100 to 1999 are settled before those in front of them. A checkpoint tells where the group stands; then
+    the first hundred are settled, the floor jumps to 2000, and nothing of that chunk is special any more. A copy that
+    begins there knows all of it as settled, whichever piece the floor stands in."""
+    for settled in (500, 1024, 2000, 4000):
+        book, copy = Book(), GroupTable(per_queue_max=1)
+        book.append(GroupReset(group="", queue_offset=0))
+        book.append(Settled(group="", ranges=[100, settled]))
+        parts = book.table.parts()
+        tell(book, copy, [book.table.state(next(parts))])
+        copy.apply(*book.append(Settled(group="", ranges=[0, 100])))
+        tell(book, copy, [book.table.state(part) for part in parts])
+        assert copy.find(QUEUE, "").floor == settled
+        assert table_facts(copy, END) == table_facts(book.table, END)
+
+
+def tell(book: Book, copy: GroupTable, states: list[State | None]) -> None:
+    """Append a batch of a checkpoint, which the copy follows."""
+    told = [state for state in states if state is not None]
+    header, _ = book.log.append(encode_checkpoint([encode_state(state) for state in told]))
+    copy.restore(header, told)
 
 
 def test_a_group_that_goes_before_a_checkpoint_comes_to_it_leaves_nothing(book: Book) -> None:

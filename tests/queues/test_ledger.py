@@ -204,6 +204,34 @@ def test_a_million_in_hand_are_a_chunk_for_each_4096() -> None:
     assert (ledger.floor, ledger.unsettled_total(count)) == (count - 1, 1)
 
 
+def test_what_a_lease_has_is_found_without_looking_at_what_others_have() -> None:
+    """A chunk of 4,096 leases of one record each, and one of two leases with every other record: to ask each of them
+    what it has, and each record whose it is, looks at a few rows for each. Counted, not timed."""
+    ledger, looked_at = Ledger(), 0
+
+    class Counting(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            nonlocal looked_at
+            looked_at += 1
+            return super().__getitem__(index)
+
+    for at in range(2 * CHUNK_RECORDS):
+        lease = at if at < CHUNK_RECORDS else CHUNK_RECORDS + at % 2
+        ledger.lease(lease, LeaseRow("x", 1, 1), at, at + 1)
+    for chunk in ledger._chunks.values():
+        chunk.rows = Counting(chunk.rows)
+    for at in range(CHUNK_RECORDS):
+        assert list(ledger.lease_ranges(at)) == [(at, at + 1)]
+        assert ledger.lease_of(at) == at
+        assert (ledger.lease_has(at, at, at + 1), ledger.lease_has(at, at, at + 2)) == (True, False)
+    assert not ledger.lease_has(0, 1, 2)
+    assert looked_at < 80 * CHUNK_RECORDS
+    looked_at = 0
+    assert len(list(ledger.lease_ranges(CHUNK_RECORDS + 1))) == CHUNK_RECORDS // 2
+    assert looked_at < 2 * CHUNK_RECORDS
+    assert [ledger.lease_of(CHUNK_RECORDS + at) for at in range(3)] == [CHUNK_RECORDS, CHUNK_RECORDS + 1, CHUNK_RECORDS]
+
+
 def test_queue_offsets_that_leapt_cost_nothing() -> None:
     """Settle what a leap gave up, with one record open before it and one behind, park that, take it all back: whatever
     the distance, it is a few chunks."""

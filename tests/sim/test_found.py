@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from sim.cluster_main import Failure, attempt
-from sim.cluster_plan import Plan
+from sim.cluster_plan import Plan, draw
 
 PLANS = Path(__file__).parent / "plans"
 WITHIN_S = 15.0
@@ -102,3 +104,39 @@ def test_a_group_gets_over_the_gap_that_a_loss_has_left() -> None:
     """The only machine loses power, a loss is declared, and queue offsets leap by 2^32. A subscriber with a prefetch of
     five went over the gap by five at a time, with two changes in the log for each step. By a plan that shows it."""
     assert not reason_of("taken_from_across_a_leap")
+
+
+def test_a_return_that_comes_as_its_lease_ends_counts_once() -> None:
+    """A lease's holder gives a record back just when the lease ends: the return was gathered, the end was logged before
+    it, and each of them counted an attempt. By the plan that showed it."""
+    assert not reason_of("returned_as_its_lease_ended")
+
+
+def test_a_subscription_that_closes_while_its_master_falls_keeps_nothing() -> None:
+    """A subscription is closed and its master stands still; another one takes over, and the subscription with it, and
+    gives it records. What it had to give back was told to the one before, and all that the new one had given stayed in
+    its hand for as long as the connection lived. By the plan that showed it."""
+    assert not reason_of("closed_while_its_master_fell")
+
+
+@pytest.mark.xfail(run=False, reason="a copy remembers the newest gap of a queue alone; it takes a minute to fail")
+def test_a_group_gets_over_two_gaps_of_which_the_second_loss_took_the_settlement_of_the_first() -> None:
+    """The only machine loses power twice. The gap of the first loss was settled in all groups, and that was lost by the
+    second, while a record behind the first leap stayed: nobody knows the first gap any more, and a subscriber goes over
+    it by its prefetch. By the plan that showed it; to reset the group behind the gap helps."""
+    assert not reason_of("gone_over_two_gaps")
+
+
+def test_a_subscription_that_closes_while_nothing_can_be_logged_keeps_nothing() -> None:
+    """A subscription is closed while the master's disk is full: its return was refused, nobody said it again, and the
+    records stayed in its hand for as long as the connection lived. By a plan that showed it."""
+    assert not reason_of("refused_on_a_full_disk_and_kept_in_hand")
+
+
+def test_a_transaction_does_not_count_beside_another_one_that_settled_its_records() -> None:
+    """Two masters fall, and a record comes to two subscribers, each of whom commits a transaction that acknowledges it
+    and sends word of it. The second one found it settled, took that for its own earlier answer, and its word counted
+    once more. By the plans that showed it."""
+    for seed in (1, 3):
+        found = attempt(draw(seed, kind="transactions: falling masters"), within_s=WITHIN_S)
+        assert not isinstance(found, Failure), found.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,19 +16,31 @@ from mirrorlog.queues.ledger import Ledger
 from mirrorlog.queues.ledger_chunk import Piece
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
+from sim.cluster_queues import queues_of
+from sim.processes import current_process
 
-SEEDS = 6
+SEEDS_MAX = 8
+SEEDS = range(SEEDS_MAX)
 
 FALLING = (Event(0.7, "kill", ("@master", 0.6)), Event(2.2, "kill", ("@master", 0.6)))
 CUT_OFF = (Event(0.6, "isolate", ("@master", "nodes", 2.0)),)
 SESSIONS = (Event(0.5, "desert", ("takers1", 0.2)), Event(1.2, "reset", ("@master", "takers2")))
+MEDDLED = (
+    Event(0.6, "meddle", ("reset back", "g")),
+    Event(0.9, "meddle", ("purge", "")),
+    Event(1.2, "meddle", ("delete queue", "")),
+    Event(1.9, "meddle", ("reset to earliest", "")),
+    Event(2.2, "kill", ("@master", 0.4)),
+)
 PEACE: tuple[Event, ...] = ()
 
 
-def caught(*events: Event, by: tuple[str, ...]) -> bool:
-    """Whether one of those checks finds something in the first schedules."""
-    for seed in range(SEEDS):
-        found = attempt(plan(seed, events), within_s=20)
+def caught(*events: Event, by: tuple[str, ...], queues: tuple[str, ...] = ()) -> bool:
+    """Whether one of those checks finds something in the first schedules; with queues of other sorts, in those that
+    have one of these."""
+    seeds = [each for each in range(20) if set(queues_of(f"seeded groups {each}")) & set(queues)] if queues else SEEDS
+    for seed in seeds[:SEEDS_MAX]:
+        found = attempt(replace(plan(seed, events), queues=bool(queues)), within_s=30)
         if isinstance(found, Failure):
             assert any(check in found.reason for check in by), found.reason
             return True
@@ -58,15 +71,45 @@ def test_nothing_is_found_without_a_bug(events: tuple[Event, ...]) -> None:
     assert not isinstance(found, Failure), found.reason
 
 
+def test_nothing_is_found_in_queues_of_other_sorts_without_a_bug() -> None:
+    """One that is reset, purged, deleted and made anew, and one whose begin follows; and both of those of which one at
+    a time has records."""
+    for wanted in ({"wild", "work"}, {"single", "lone"}):
+        seed = next(each for each in range(100) if set(queues_of(f"seeded groups {each}")) == wanted)
+        found = attempt(replace(plan(seed, MEDDLED), queues=True))
+        assert not isinstance(found, Failure), found.reason
+
+
+def test_a_single_active_consumer_that_has_company_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a master that lets everybody take from such a queue."""
+    monkeypatch.setattr(Delivery, "_choose", lambda self: None)
+    assert caught(*PEACE, by=("one at a time", "the order is kept"), queues=("single",))
+
+
+def test_a_reset_that_copies_do_not_follow_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a copy that takes a reset for one to where it stands."""
+    put = GroupTable._put
+
+    def stays(self: GroupTable, header: Any, key: Any, ledger: Ledger | None, *, partial: bool = False) -> None:
+        there = self.get(*key)
+        process = current_process()
+        if there is not None and ledger is not None and process is not None and process.machine == "b":
+            ledger = Ledger(there.floor, there.watermark)
+        put(self, header, key, ledger, partial=partial)
+
+    monkeypatch.setattr(GroupTable, "_put", stays)
+    assert caught(*MEDDLED, by=("copies know the same", "a checkpoint tells"), queues=("wild",))
+
+
 def test_an_ack_that_is_forgotten_at_failover_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a new master that takes the last twenty records below the floor for open."""
     begin = Deliverer.begin
 
-    def forget(self: Deliverer) -> None:
+    def forget(self: Deliverer, **facts: Any) -> None:
         for _, _, ledger in self._replica.groups:
             floor = max(0, ledger.floor - 20)
             ledger.undo([Piece(floor, ledger.floor, None, None)], floor=floor, watermark=ledger.watermark)
-        begin(self)
+        begin(self, **facts)
 
     monkeypatch.setattr(Deliverer, "begin", forget)
     monkeypatch.setattr("sim.cluster_ledgers.Ledgers.look", lambda self, nodes: None)

@@ -16,7 +16,7 @@ import pytest
 
 from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.spark import command_line
-from mirrorlog.spark.tls import TlsFiles
+from mirrorlog.spark.access import Access
 from mirrorlog.testing.ports import HOST
 from mirrorlog.tools import session, spark_job
 
@@ -38,7 +38,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
     parser = command_line.command("m", "What it does.", example="q")
     command_line.add_queue(parser)
     command_line.add_servers(parser)
-    command_line.add_tls(parser)
+    command_line.add_access(parser)
     return parser.parse_args(arguments)
 
 
@@ -110,12 +110,12 @@ def test_servers_and_tls_are_those_of_mqtool(monkeypatch: pytest.MonkeyPatch) ->
     assert tls == command_line.TLS_VARIABLES
     assert command_line.PROGRAM_VARIABLE == spark_job.PROGRAM_VARIABLE
     assert command_line.servers_of(parsed()) == session.DEFAULT_SERVERS
-    assert command_line.tls_of(parsed()) == TlsFiles()
+    assert command_line.access_of(parsed()) == Access()
     monkeypatch.setenv(session.SERVERS_VARIABLE, "a:1")
     monkeypatch.setenv(session.TLS_CA_VARIABLE, "ca")
     assert command_line.servers_of(parsed()) == "a:1"
     assert command_line.servers_of(parsed("--servers", "b:2")) == "b:2"
-    assert command_line.tls_of(parsed("--tls-key", "k")) == TlsFiles("ca", None, "k")
+    assert command_line.access_of(parsed("--tls-key", "k")) == Access("ca", None, "k")
 
 
 @pytest.mark.parametrize("module", ["mirrorlog.spark.command_line", "mirrorlog.spark.jars", "mirrorlog.spark.py_files"])

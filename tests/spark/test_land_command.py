@@ -12,12 +12,12 @@ from rich.console import Console
 
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
 from mirrorlog.spark import command_line
+from mirrorlog.spark.access import Access
 from mirrorlog.spark.landing.command import landings_of, main, parser
 from mirrorlog.spark.landing.definition import Landing, landing
 from mirrorlog.spark.landing.display import JsonLines, RunBar, RunJson, RunLines, RunView
 from mirrorlog.spark.landing.results import QueueStep, StepResult
 from mirrorlog.spark.landing.runner import Moment
-from mirrorlog.spark.tls import TlsFiles
 
 FILE = """
 [defaults]
@@ -72,7 +72,7 @@ def test_every_option_is_known_to_be_for_one_landing_or_for_a_service(tmp_path: 
     assert made.servers == ("a:1",)
     with_a_file = {name for name, value in vars(options).items() if value not in (None, False, [])} | {"metrics_port"}
     refused = {"queue", "queue_option", "to", "servers", "path", "mode", "partition_by", "dead_letters", "read_from"}
-    refused |= {"on_data_loss", "hold", "name", "set", "follow", "tls_ca", "tls_cert", "tls_key"}
+    refused |= {"on_data_loss", "hold", "name", "set", "follow", "tls_ca", "tls_cert", "tls_key", "user"}
     assert with_a_file | refused == set(vars(options))
 
 
@@ -113,12 +113,12 @@ def test_a_landing_is_what_the_options_say(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(command_line.SERVERS_VARIABLE, "v:1")
     monkeypatch.setenv(command_line.TLS_VARIABLES[0], "ca")
     made = one("--to", "/t", "--set", "queue_pattern=x.*", "--set", "lease_s=60")
-    assert (made.queue_pattern, made.servers, made.tls, made.lease_s) == ("x.*", ("v:1",), TlsFiles("ca"), 60.0)
+    assert (made.queue_pattern, made.servers, made.access, made.lease_s) == ("x.*", ("v:1",), Access("ca"), 60.0)
     assert (one("q", "--to", "/t").hold, one("q", "--to", "/t", "--follow").hold) == (False, True)
     assert not one("q", "--to", "/t", "--follow", "--set", "hold=false").hold
     assert one("q", "--set", "table=/s", "--set", 'servers="w:2"').servers == ("w:2",)
     offline = one("q", "--to", "/t", "--path", "p", "--follow")
-    assert (offline.servers, offline.tls, offline.hold) == ((), TlsFiles(), False)
+    assert (offline.servers, offline.access, offline.hold) == ((), Access(), False)
 
 
 # --- What a single run shows ----------------------------------------------------------------------------------------

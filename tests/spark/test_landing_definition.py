@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mirrorlog.errors import ConfigError
+from mirrorlog.spark.access import Access
 from mirrorlog.spark.errors import BadLanding
 from mirrorlog.spark.landing.definition import KEEP_S_MIN, Upkeep, landing, parse_landings, read_landings
 from mirrorlog.spark.landing.layout import DateOf, HashOf, Layout
-from mirrorlog.spark.tls import TlsFiles
 
 LEAST = {"queue": "flights", "table": "/lake/flights", "servers": "n1:7401"}
 
@@ -74,7 +74,7 @@ def test_every_key_arrives_where_it_belongs() -> None:
     assert (made.hold, made.lease_s, made.tiered) == (True, 60.0, False)
     assert landing({**LEAST, "tiered": True}).tiered
     assert made.upkeep == Upkeep(1.0, 2.0, 3.0, 100_000.0)
-    assert made.tls == TlsFiles("ca.pem")
+    assert made.access == Access("ca.pem")
 
 
 @pytest.mark.parametrize(

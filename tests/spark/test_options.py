@@ -7,6 +7,7 @@ import json
 import pytest
 
 from mirrorlog.errors import ConfigError
+from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.errors import BadOption
 from mirrorlog.spark.options import (
     COLUMNS,
@@ -20,7 +21,6 @@ from mirrorlog.spark.options import (
     parse_options,
 )
 from mirrorlog.spark.positions import QueuePosition
-from mirrorlog.spark.tls import NO_TLS, TlsFiles
 
 LEAST = {"servers": "127.0.0.1:7401", "subscribe": "q"}
 
@@ -36,7 +36,7 @@ def test_servers_and_queue_are_enough() -> None:
         include_headers=False,
         fail_on_data_loss=True,
         read_from="master",
-        tls=NO_TLS,
+        access=NO_ACCESS,
     )
 
 
@@ -76,7 +76,7 @@ def test_all_options_together_and_names_in_any_case() -> None:
         fail_on_data_loss=False,
         pushdown=True,
         read_from="mirror",
-        tls=TlsFiles("ca.pem", "c.pem", "c.key"),
+        access=Access("ca.pem", "c.pem", "c.key"),
     )
 
 
@@ -249,8 +249,8 @@ def test_a_wrong_option_of_files_or_patterns_is_refused(given: dict[str, str], m
 def test_files_of_tls_become_options_again_and_a_context_when_there_are_any() -> None:
     """Goal: what a landing is given reaches its tasks. Method: there and back; without files there is no context, and
     one that is missing is named."""
-    files = TlsFiles(ca="/nowhere/ca.pem")
-    assert parse_options({**LEAST, **files.options()}).tls == files
-    assert NO_TLS.context() is None
+    files = Access(ca="/nowhere/ca.pem")
+    assert parse_options({**LEAST, **files.options()}).access == files
+    assert NO_ACCESS.context() is None
     with pytest.raises(ConfigError, match=r"/nowhere/ca\.pem: No such file"):
         files.context()

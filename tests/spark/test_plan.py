@@ -168,6 +168,18 @@ def test_the_end_of_a_new_master_is_not_believed_before_it_knows_it() -> None:
     assert bounds(plan(options(ending={"q": 200}), [behind])) == [(100, 200)]
 
 
+@pytest.mark.parametrize(("silent", "why"), [("n1", "n1, that does not answer"), ("", "no master")])
+def test_without_its_master_the_end_of_a_queue_is_what_mirrors_know_for_their_readers_alone(
+    silent: str, why: str
+) -> None:
+    """Goal: a read from the master is whole or is refused; one from mirrors goes on while there is none. Method: plan
+    both without an answer of the master."""
+    alone = facts(silent_master=silent, current=False, begin=0)
+    with pytest.raises(NotCurrent, match=f"{why}.*behind 200"):
+        plan(options(), [alone])
+    assert bounds(plan(replace(options(), read_from="mirror"), [alone])) == [(0, 200)]
+
+
 @pytest.mark.parametrize(
     ("starting", "ending", "expected"),
     [

@@ -383,8 +383,9 @@ def said(node: str, *, next_: int = 10, epoch: int = 2, **info: Any) -> Metadata
         pytest.param([said("n2", next_=9), said("n1")], (10, True, None, 2), id="the master knows first"),
         pytest.param([said("n2", next_=12), said("n1")], (12, True, None, 2), id="a mirror's confirm is one"),
         pytest.param([said("n1", current=False), said("n2")], (10, False, None, 2), id="a new master"),
-        pytest.param([said("n2"), said("n3")], (10, True, "n1", 2), id="the master does not answer"),
-        pytest.param([said("n2", master="")], (10, True, "", 2), id="no master"),
+        pytest.param([said("n2"), said("n3")], (10, False, "n1", 2), id="the master does not answer"),
+        pytest.param([said("n2", epoch=3, master="n1")], (10, False, "n1", 3), id="the new master has not heard of it"),
+        pytest.param([said("n2", master="")], (10, False, "", 2), id="no master"),
         pytest.param([said("n3", next_=99, incarnation="old", epoch=1), said("n1")], (10, True, None, 2), id="older"),
     ],
 )

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from mirrorlog.commitlog.body import Record
 from mirrorlog.errors import ConfigError, ConnectionLost
+from mirrorlog.spark.access import Access
 from mirrorlog.spark.errors import from_spark
 from mirrorlog.spark.land import land
-from mirrorlog.spark.tls import TlsFiles
 from mirrorlog.testing import Cluster
 from tests.spark.queues import publish
 
@@ -25,13 +25,13 @@ def secured() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def files(secured: Cluster) -> TlsFiles:
+def files(secured: Cluster) -> Access:
     certificates = secured.certificates
-    return TlsFiles(*map(str, (certificates.ca, certificates.certificate, certificates.key)))
+    return Access(*map(str, (certificates.ca, certificates.certificate, certificates.key)))
 
 
 def test_a_read_and_a_landing_over_tls_have_every_record(
-    spark: SparkSession, secured: Cluster, files: TlsFiles, queue: str, tmp_path: Path
+    spark: SparkSession, secured: Cluster, files: Access, queue: str, tmp_path: Path
 ) -> None:
     """Goal: files are all that a job needs. Method: publish, read in three tasks by the options, and land."""
     values = [b"%d" % number for number in range(300)]
@@ -42,11 +42,11 @@ def test_a_read_and_a_landing_over_tls_have_every_record(
         .load()
     )
     assert [bytes(row.value) for row in frame.orderBy("offset").collect()] == values
-    assert land(spark, secured.servers, queue, tmp_path / "table", tls=files).rows == 300
+    assert land(spark, secured.servers, queue, tmp_path / "table", access=files).rows == 300
 
 
 def test_without_the_files_the_error_says_so(
-    spark: SparkSession, secured: Cluster, files: TlsFiles, queue: str, tmp_path: Path
+    spark: SparkSession, secured: Cluster, files: Access, queue: str, tmp_path: Path
 ) -> None:
     """Goal: an error to act on. Method: no options at all, and a file that is not there."""
     with pytest.raises(ConnectionLost, match="does that port want TLS"):

@@ -22,6 +22,25 @@ def test_a_queue_is_made_once(mqtool: Tool) -> None:
     assert "retention_ms=604800000" in different.err
 
 
+def test_how_long_a_queue_lives_is_said_by_options(mqtool: Tool) -> None:
+    """Goal: each option is the argument that it stands for. Method: all of them; a wrong value; a name that the node
+    makes; a queue that is not durable with what it cannot have."""
+    options = ("--auto-delete", "--expires", "600000")
+    made = mqtool("declare", "short-lived", *options, "--json")
+    assert made.json["arguments"] == {"auto-delete": True, "x-expires": 600_000}
+    assert made.json["mirrors"] == []
+    assert mqtool("declare", "short-lived", *options).code == 0
+    different = mqtool("declare", "short-lived")
+    assert different.code == 6
+    assert "auto-delete=True" in different.err
+    assert mqtool("declare", "wrong", "--expires", "0").code == 2
+    wrong = mqtool("declare", "wrong", "--not-durable", "--arg", "copies=2")
+    assert (wrong.code, "not durable" in wrong.err) == (2, True)
+    unnamed = mqtool("declare", "", "--json")
+    assert unnamed.json["name"].startswith("amq.gen-")
+    assert mqtool("queues", unnamed.json["name"]).code == 0
+
+
 @pytest.mark.parametrize(
     ("argument", "told"), [("retentions=7d", "did you mean retention"), ("x-max-age=7D", "not known yet")]
 )

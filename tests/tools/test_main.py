@@ -19,7 +19,8 @@ COMMANDS = [
     *("land", "landings", "landing-end"),
     *("exchange-declare", "exchange-delete", "exchanges", "bind", "unbind", "bindings"),
     *("vhosts", "vhost-add", "vhost-delete", "users", "user-set", "user-delete", "user-permissions"),
-    *("receive", "purge", "delete", "group-delete", "group-reset"),
+    *("doctor", "producers", "rates"),
+    *("receive", "purge", "redrive", "delete", "group-delete", "group-reset"),
 ]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mirrorlog.tools.output import page
-from mirrorlog.tools.queues import queues_view
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.tools.queues import outages_view, queues_view
+from mirrorlog.wire.messages import QueueInfo, QueueOutage
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,13 @@ def test_a_mirrors_begin_is_told_as_its_own(node_id: str, begin: int, noted: boo
     shown = page(queues_view([queue], node_id))
     assert str(begin) in shown.split()
     assert (f"on {node_id}" in shown) == noted
+
+
+def test_queues_that_cannot_be_asked_for_are_named_with_the_reason() -> None:
+    """A line each below the table; nothing when there are none."""
+    outages = [
+        QueueOutage(name=name, log_id="x", node="n2", reason=f"queue {name!r} is on node n2 alone") for name in "ab"
+    ]
+    lines = [str(line).strip() for line in outages_view(outages)]
+    assert lines == ["queue 'a' is on node n2 alone", "queue 'b' is on node n2 alone"]
+    assert outages_view([]) == []

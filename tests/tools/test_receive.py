@@ -64,6 +64,22 @@ def test_a_queue_is_purged(mqtool: Tool, queue: str) -> None:
     assert len(mqtool("consume", queue, "--until-end").out.splitlines()) == 5
 
 
+def test_dead_letters_are_sent_back(mqtool: Tool, queue: str) -> None:
+    """Goal: what was rejected is back in its queue. Method: one queue leads to another; reject two of five, redrive one
+    and then the rest; to another queue nothing is left."""
+    dead = f"{queue}.dead"
+    source = f"{queue}.source"
+    assert mqtool("declare", dead).code == 0
+    way = ["--arg", "x-dead-letter-exchange=", "--arg", f"x-dead-letter-routing-key={dead}"]
+    assert mqtool("declare", source, *way).code == 0
+    assert mqtool("publish", source, "--value", "v").code == 0
+    assert received(mqtool, source, "--reject", "--count", "1") == [("v", 0)]
+    assert received(mqtool, dead, "--peek", "--count", "1", "--wait", "20") == [("v", 0)]
+    assert mqtool("redrive", dead, "--json").json == {"queue": dead, "to": "", "records": 1}
+    assert received(mqtool, source, "--count", "1", "--wait", "20") == [("v", 0)]
+    assert mqtool("redrive", dead, "--to", queue).out == f"0 records on the way to queue {queue}\n"
+
+
 def test_a_queue_of_another_virtual_host_is_another_one(mqtool: Tool, queue: str) -> None:
     """Goal: --vhost of each command. Method: the same name there, without records; what is not there is told."""
     assert mqtool("vhost-add", "mine").code == 0
@@ -80,6 +96,8 @@ def test_a_queue_of_another_virtual_host_is_another_one(mqtool: Tool, queue: str
     [
         (["receive", "no-such-queue"], 5, "mqtool declare no-such-queue"),
         (["purge", "no-such-queue"], 5, "mqtool declare no-such-queue"),
+        (["redrive", "no-such-queue"], 5, "mqtool declare no-such-queue"),
+        (["redrive", "q", "--max", "0"], 2, "--max"),
         (["group-delete", "no-such-queue", "g"], 5, "mqtool declare no-such-queue"),
         (["receive", "q", "--nack", "--peek"], 2, "exclude each other"),
         (["receive", "q", "--count", "0"], 2, "--count"),

@@ -6,7 +6,10 @@ import asyncio
 import socket
 import struct
 
+import pytest
+
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.wire import endpoint
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame
 
@@ -56,3 +59,23 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
         other, _ = server.accept()
     own.setblocking(False)
     return own, other
+
+
+@pytest.mark.parametrize(
+    ("peer", "own", "here"),
+    [
+        (("127.0.0.1", 1), ("127.0.0.1", 2), True),
+        (("127.0.0.5", 1), ("127.0.0.1", 2), True),
+        (("::1", 1, 0, 0), ("::1", 2, 0, 0), True),
+        (("::ffff:127.0.0.1", 1, 0, 0), ("::ffff:127.0.0.1", 2, 0, 0), True),
+        (("10.0.0.4", 1), ("10.0.0.4", 2), True),
+        (("10.0.0.5", 1), ("10.0.0.4", 2), False),
+        (("::ffff:10.0.0.5", 1, 0, 0), ("::ffff:10.0.0.4", 2, 0, 0), False),
+        (None, None, False),
+        ("", "", False),
+        ((), (), False),
+    ],
+)
+def test_what_stays_within_this_machine_is_told_by_both_ends(peer: object, own: object, here: bool) -> None:
+    """Goal: a node reached over its own address is here, another machine never is. Method: each kind of address."""
+    assert endpoint._is_here(peer, own) is here

@@ -8,21 +8,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirrorlog.errors import FrameTooLarge, ProtocolError
+from mirrorlog.errors import BadRequest, FrameTooLarge, ProtocolError
 from mirrorlog.wire.frames import (
     ACK,
+    CONFIRM_DUPLICATE,
     DELIVER,
     FRAME_HEADER_SIZE,
     PLACED_BYTES_MIN,
     SETTLE,
     SETTLE_AGAIN,
+    TRANSACT,
+    TRANSACT_PARTS_MAX,
+    TRANSACTED,
     TRANSFER,
+    BatchReceipt,
     Frame,
     FrameReader,
     FrameType,
     Grant,
     How,
+    Level,
     Settle,
+    Transact,
+    Transacted,
     deliver_head,
     frame,
     frame_header,
@@ -35,9 +43,14 @@ from mirrorlog.wire.frames import (
     read_produce,
     read_settle,
     read_settled,
+    read_transact,
+    read_transacted,
     read_transfer,
     settle_frame,
+    settle_part,
     settled_frame,
+    transact_payload,
+    transacted_frame,
 )
 
 LIMIT = 4096
@@ -188,6 +201,35 @@ def test_a_settlement_comes_back_as_it_was() -> None:
         assert read_settle(memoryview(payload)) == (Settle(7, 3, 2, 255, 1, 9, len(ranges) // 2, 0), ranges)
     ((kind, payload, number),) = feed(FrameReader(frame_bytes_max=LIMIT), settled_frame(2**64 - 1, 6, 3), [8])
     assert (kind, number, read_settled(memoryview(payload))) == (FrameType.SETTLED, 6, (2**64 - 1, 3))
+
+
+def test_a_transaction_comes_back_as_it_was() -> None:
+    """With settlements and batches, with either alone; and its answer."""
+    part = settle_part((0, 1, 5, 9), subscription=7, epoch=3, how=How.ACK, again=True)
+    for settlements, batches in (([part, part], [b"one", b"two"]), ([part], []), ([], [b"one"])):
+        payload = transact_payload(settlements, batches, level=1, durability=1, deadline_ms=9, routing=4)
+        facts, read, content = read_transact(memoryview(payload))
+        assert facts == Transact(1, 1, 4, 9, len(settlements), len(batches))
+        assert read == [(Settle(7, 3, How.ACK, Level.ALL, SETTLE_AGAIN, 0, 2, 0), (0, 1, 5, 9))] * len(settlements)
+        assert bytes(content) == b"".join(batches)
+    facts = Transacted(2**63, 3, 2, 1, CONFIRM_DUPLICATE, 2, 0)
+    receipts = [BatchReceipt(1, 2**63), BatchReceipt(3, 4)]
+    ((kind, payload, number),) = feed(FrameReader(frame_bytes_max=LIMIT), transacted_frame(facts, receipts, 6), [8])
+    assert (kind, number, read_transacted(memoryview(payload))) == (FrameType.TRANSACTED, 6, (facts, receipts))
+
+
+def test_a_transaction_that_says_more_than_it_holds_is_refused() -> None:
+    """Cut anywhere in its settlement; more parts than are looked at; an answer with half a receipt."""
+    part = settle_part((0, 1), subscription=7, epoch=3, how=How.ACK, again=False)
+    whole = transact_payload([part], [], level=1, durability=0, deadline_ms=0)
+    for size in range(len(whole)):
+        with pytest.raises(ProtocolError):
+            read_transact(memoryview(whole)[:size])
+    for counts in ((TRANSACT_PARTS_MAX + 1, 0), (0, TRANSACT_PARTS_MAX + 1), (2**32 - 1, 2**32 - 1)):
+        with pytest.raises(BadRequest, match=str(TRANSACT_PARTS_MAX)):
+            read_transact(memoryview(TRANSACT.pack(1, 0, 0, 0, *counts)))
+    with pytest.raises(ProtocolError):
+        read_transacted(memoryview(TRANSACTED.pack(1, 1, 1, 0, 0, 1, 0) + bytes(8)))
 
 
 def test_a_settlement_with_another_number_of_ranges_than_it_says_is_refused() -> None:

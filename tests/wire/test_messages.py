@@ -18,6 +18,7 @@ from mirrorlog.wire.messages import (
     History,
     LeasedRange,
     Leases,
+    Login,
     Pull,
     SettleLease,
     Subscribe,
@@ -48,6 +49,18 @@ def test_a_message_comes_back_as_it_was(message: object) -> None:
     data = encode(message)  # type: ignore[arg-type]
     assert decode(data) == message
     assert decode(memoryview(data)) == message
+
+
+def test_no_secret_is_shown() -> None:
+    """Goal: neither a password nor what makes a client the owner of its exclusive queues gets into a log file by a
+    message that is shown; and what else it says does."""
+    for message in (
+        Hello(version_min=1, version_max=2, role="client", node_id="n7", client_id="hidden"),
+        Login(user="n7", password="hidden"),
+    ):
+        assert "hidden" not in repr(message)
+        assert "'n7'" in repr(message)
+        assert decode(encode(message)) == message
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -24,7 +24,7 @@ class NodeStatus(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., cluster_name: _Optional[str] = ..., node_id: _Optional[str] = ..., start_id: _Optional[str] = ..., now_us: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[LogStatus, _Mapping]]] = ...) -> None: ...
 
 class LogStatus(_message.Message):
-    __slots__ = ("log_id", "name", "role", "state", "reason", "flush", "min_in_sync", "epoch", "begin", "end", "flushed", "confirmed", "mirrors", "queues", "groups", "holds")
+    __slots__ = ("log_id", "name", "role", "state", "reason", "flush", "min_in_sync", "epoch", "begin", "end", "flushed", "confirmed", "mirrors", "queues", "groups", "holds", "producers", "producers_blocked", "copies_up")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,9 @@ class LogStatus(_message.Message):
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    COPIES_UP_FIELD_NUMBER: _ClassVar[int]
     log_id: str
     name: str
     role: str
@@ -57,7 +60,54 @@ class LogStatus(_message.Message):
     queues: _containers.RepeatedCompositeFieldContainer[QueueStatus]
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
     holds: _containers.RepeatedCompositeFieldContainer[HoldStatus]
-    def __init__(self, log_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., flush: _Optional[_Union[_common_pb2.Durability, str]] = ..., min_in_sync: _Optional[int] = ..., epoch: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., flushed: _Optional[int] = ..., confirmed: _Optional[int] = ..., mirrors: _Optional[_Iterable[_Union[MirrorStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ...) -> None: ...
+    producers: _containers.RepeatedCompositeFieldContainer[ProducerStatus]
+    producers_blocked: int
+    copies_up: int
+    def __init__(self, log_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., flush: _Optional[_Union[_common_pb2.Durability, str]] = ..., min_in_sync: _Optional[int] = ..., epoch: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., flushed: _Optional[int] = ..., confirmed: _Optional[int] = ..., mirrors: _Optional[_Iterable[_Union[MirrorStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerStatus, _Mapping]]] = ..., producers_blocked: _Optional[int] = ..., copies_up: _Optional[int] = ...) -> None: ...
+
+class ProducerStatus(_message.Message):
+    __slots__ = ("queue", "producer_id", "peer", "unconfirmed_bytes", "unconfirmed_batches", "blocked_by", "blocked_ms", "refused")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    UNCONFIRMED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNCONFIRMED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_BY_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_MS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    producer_id: int
+    peer: str
+    unconfirmed_bytes: int
+    unconfirmed_batches: int
+    blocked_by: str
+    blocked_ms: int
+    refused: bool
+    def __init__(self, queue: _Optional[str] = ..., producer_id: _Optional[int] = ..., peer: _Optional[str] = ..., unconfirmed_bytes: _Optional[int] = ..., unconfirmed_batches: _Optional[int] = ..., blocked_by: _Optional[str] = ..., blocked_ms: _Optional[int] = ..., refused: _Optional[bool] = ...) -> None: ...
+
+class QueueCounts(_message.Message):
+    __slots__ = ("published", "delivered", "redelivered", "acked", "expired", "timed_out", "publish_rate", "deliver_rate", "redeliver_rate", "ack_rate")
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    REDELIVERED_FIELD_NUMBER: _ClassVar[int]
+    ACKED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_RATE_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
+    REDELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
+    ACK_RATE_FIELD_NUMBER: _ClassVar[int]
+    published: int
+    delivered: int
+    redelivered: int
+    acked: int
+    expired: int
+    timed_out: int
+    publish_rate: float
+    deliver_rate: float
+    redeliver_rate: float
+    ack_rate: float
+    def __init__(self, published: _Optional[int] = ..., delivered: _Optional[int] = ..., redelivered: _Optional[int] = ..., acked: _Optional[int] = ..., expired: _Optional[int] = ..., timed_out: _Optional[int] = ..., publish_rate: _Optional[float] = ..., deliver_rate: _Optional[float] = ..., redeliver_rate: _Optional[float] = ..., ack_rate: _Optional[float] = ...) -> None: ...
 
 class HoldStatus(_message.Message):
     __slots__ = ("queue", "name", "holder", "epoch", "queue_offset", "lease_ms", "left_ms", "location", "tiered", "ended", "begin", "next", "lag", "kept_bytes")
@@ -126,18 +176,22 @@ class MirrorStatus(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., connected: _Optional[bool] = ..., proven: _Optional[bool] = ..., in_sync: _Optional[bool] = ..., requested: _Optional[int] = ..., sent: _Optional[int] = ..., acked: _Optional[int] = ..., flushed: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_records: _Optional[int] = ..., lag_records_estimated: _Optional[bool] = ..., lag_seconds: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., last_read_us: _Optional[int] = ..., last_write_us: _Optional[int] = ...) -> None: ...
 
 class QueueStatus(_message.Message):
-    __slots__ = ("name", "queue_id", "begin", "next", "confirmed")
+    __slots__ = ("name", "queue_id", "begin", "next", "confirmed", "counts", "refuse_rate")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSE_RATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     queue_id: int
     begin: int
     next: int
     confirmed: int
-    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., confirmed: _Optional[int] = ...) -> None: ...
+    counts: QueueCounts
+    refuse_rate: float
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., confirmed: _Optional[int] = ..., counts: _Optional[_Union[QueueCounts, _Mapping]] = ..., refuse_rate: _Optional[float] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
     __slots__ = ("group", "queue", "position", "lag")

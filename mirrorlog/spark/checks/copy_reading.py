@@ -13,8 +13,8 @@ from typing import Final
 from mirrorlog.client import Client, ConsumedBatch
 from mirrorlog.commitlog.checksum import crc32c
 from mirrorlog.errors import BadBatch, LogCorrupt, MirrorlogError, PositionLost, RequestTimeout
+from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.checks.copy_audit import Finding, State, Sum
-from mirrorlog.spark.tls import NO_TLS, TlsFiles
 
 _FETCH_BYTES: Final = 4 * 1024 * 1024
 _ONE_BATCH: Final = 1
@@ -40,7 +40,7 @@ class Piece:
     edges: tuple[int, ...]
     has_begin: bool
     by_batch: bool = False
-    tls: TlsFiles = NO_TLS
+    access: Access = NO_ACCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,10 @@ async def _read(piece: Piece) -> Reading:
     reader = _Reader(piece)
     try:
         async with Client(
-            *piece.servers, cluster_id=piece.cluster_id, tls=piece.tls.context(), request_timeout_ms=_REQUEST_TIMEOUT_MS
+            *piece.servers,
+            cluster_id=piece.cluster_id,
+            **piece.access.client_options(),
+            request_timeout_ms=_REQUEST_TIMEOUT_MS,
         ) as client:
             await reader.read(client)
     except TimeoutError:

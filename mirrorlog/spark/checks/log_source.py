@@ -10,13 +10,13 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from mirrorlog.errors import BadInput, NoSuchQueue
+from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.checks.differences import Gap
 from mirrorlog.spark.history import gaps_of
 from mirrorlog.spark.lookup import open_lookup
 from mirrorlog.spark.options import offsets_json, parse_options
 from mirrorlog.spark.plan import QueueFacts
 from mirrorlog.spark.source import FORMAT, register, spark_schema
-from mirrorlog.spark.tls import NO_TLS, TlsFiles
 
 _RECORDS_PER_TASK_MIN: Final = 50_000
 
@@ -28,7 +28,7 @@ class LogSource:
     servers: tuple[str, ...] = ()
     path: str | None = None
     read_from: str = "master"
-    tls: TlsFiles = NO_TLS
+    access: Access = NO_ACCESS
 
     def __post_init__(self) -> None:
         if bool(self.servers) == bool(self.path):
@@ -71,4 +71,4 @@ class LogSource:
         if self.path is not None:
             return {"subscribe": queue, "path": self.path}
         servers = ",".join(self.servers)
-        return {"subscribe": queue, "servers": servers, "read_from": self.read_from, **self.tls.options()}
+        return {"subscribe": queue, "servers": servers, "read_from": self.read_from, **self.access.options()}

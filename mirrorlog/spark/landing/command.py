@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Options that are keys of a landing, by the key.
 _KEYS: Final = {
     **{key: key for key in ("servers", "path", "mode", "partition_by", "dead_letters", "read_from", "on_data_loss")},
-    **{key: key for key in ("name", "tls_ca", "tls_cert", "tls_key")},
+    **{key: key for key in ("name", "tls_ca", "tls_cert", "tls_key", "user")},
     "table": "to",
 }
 _WITH_CONFIG: Final = {"config", "once", "take_over", "metrics_port", "json", "debug"}
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     add("--take-over", action="store_true", help="take the hold of a run of the same name that may still live")
     add("--name", help="of the landing, for its hold; by default the queue's")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any other key of a landing, as in the file")
-    command_line.add_tls(parser)
+    command_line.add_access(parser)
     told = "serve Prometheus metrics while it runs, with --follow or --config (0: any port)"
     add("--metrics-port", type=_port, metavar="PORT", help=told)
     command_line.add_json(parser, "print a JSON object per step")
@@ -135,8 +135,8 @@ def _keys(options: argparse.Namespace) -> dict[str, Any]:
 
 def _for_nodes(options: argparse.Namespace) -> dict[str, Any]:
     """What is taken where nothing is given."""
-    tls = command_line.tls_of(options).options()
-    return {**tls, "servers": command_line.servers_of(options), "hold": options.follow}
+    access = command_line.access_of(options).options()
+    return {**access, "servers": command_line.servers_of(options), "hold": options.follow}
 
 
 def _settings(texts: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:

@@ -35,12 +35,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from mirrorlog.errors import ConfigError
+from mirrorlog.errors import BadInput, ConfigError
+from mirrorlog.spark.access import NO_ACCESS, Access, login_of
 from mirrorlog.spark.errors import BadLanding, BadOption
 from mirrorlog.spark.landing.layout import NO_PARTITIONS, Layout, parse_layout
 from mirrorlog.spark.landing.storage import table_uri
 from mirrorlog.spark.options import parse_servers
-from mirrorlog.spark.tls import NO_TLS, TlsFiles
 
 MODES: Final = ("raw", "json", "avro", "protobuf")
 EVOLUTIONS: Final = ("add", "quarantine")
@@ -119,7 +119,7 @@ class Landing:
     lease_s: float = 3600.0
     tiered: bool = False
     upkeep: Upkeep = Upkeep()
-    tls: TlsFiles = NO_TLS
+    access: Access = NO_ACCESS
 
     @property
     def decoded(self) -> bool:
@@ -186,10 +186,19 @@ def _settled(values: dict[str, Any]) -> Landing:
         raise BadLanding("give either key 'servers' (running nodes) or key 'path' (log directories)")
     values.setdefault("name", _default_name(values))
     upkeep = Upkeep(**{name: values.pop(name) for name in _names(Upkeep) if name in values})
-    tls = TlsFiles(*(values.pop(name, None) for name in _TLS))
+    (ca, certificate, key), user = (values.pop(name, None) for name in _TLS), values.pop("user", None)
+    access = Access(ca, certificate, key, *(_login(user) if values.get("servers") else (None, "")))
     if values.get("path"):
         values.setdefault("hold", False)
-    return Landing(**values, upkeep=upkeep, tls=tls)
+    return Landing(**values, upkeep=upkeep, access=access)
+
+
+def _login(user: str | None) -> tuple[str | None, str]:
+    """Who lands; the password is never a key, for definitions lie in repositories and are printed."""
+    try:
+        return login_of(user, None, "key")
+    except BadInput as error:
+        raise BadLanding(f"key 'user': {error}") from None
 
 
 def _default_name(values: Mapping[str, Any]) -> str:
@@ -209,7 +218,10 @@ def _refuse_contradictions(made: Landing) -> None:
         (made.tiered and not made.hold, "keys 'tiered' and 'hold': only with hold = true can records go early"),
         (made.tiered and made.decoded, f"keys 'tiered' and 'mode': only mode 'raw' keeps bytes, not {made.mode!r}"),
         (bool(made.path) and made.hold, "key 'hold': log directories that are read offline keep everything"),
-        ((made.tls.certificate is None) != (made.tls.key is None), "keys 'tls_cert' and 'tls_key' belong together"),
+        (
+            (made.access.certificate is None) != (made.access.key is None),
+            "keys 'tls_cert' and 'tls_key' belong together",
+        ),
         (made.write == "upsert" and bool(made.partition_by), "key 'partition_by': not with write = 'upsert' yet"),
         (bool(made.key) and made.write != "upsert", "key 'key': only with write = 'upsert'"),
         (bool(made.key) and not made.decoded, "key 'key': names columns of values; set key 'mode' to decode them"),
@@ -364,5 +376,5 @@ _PARSERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "checkpoint_every_s": _seconds(1),
     "vacuum_every_s": _seconds(1),
     "vacuum_keep_s": _seconds(KEEP_S_MIN),
-    **dict.fromkeys(_TLS, _text),
+    **dict.fromkeys((*_TLS, "user"), _text),
 }

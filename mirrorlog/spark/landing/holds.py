@@ -84,7 +84,7 @@ Connect = Callable[[Landing], AbstractAsyncContextManager[HoldsAdmin]]
 
 @asynccontextmanager
 async def _connected(landing: Landing) -> AsyncIterator[HoldsAdmin]:
-    async with Client(*landing.servers, tls=landing.tls.context()) as client:
+    async with Client(*landing.servers, **landing.access.client_options()) as client:
         yield client.admin
 
 

@@ -61,7 +61,7 @@ def source_options(landing: Landing) -> SourceOptions:
         pattern=landing.queue_pattern,
         read_from=landing.read_from,
         fail_on_data_loss=landing.on_data_loss == "fail",
-        tls=landing.tls,
+        access=landing.access,
     )
 
 

@@ -179,7 +179,7 @@ def _by_source(turns: Sequence[Turn]) -> Iterable[list[Turn]]:
     for turn in turns:
         if not turn.done:
             landing = turn.landing
-            found.setdefault((landing.servers, landing.path, landing.tls), []).append(turn)
+            found.setdefault((landing.servers, landing.path, landing.access), []).append(turn)
     return found.values()
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorlog.commitlog.damage import Range
+from mirrorlog.commitlog.envelope import is_envelope
 from mirrorlog.commitlog.files import File
 from mirrorlog.commitlog.format import ALIGNMENT, HEADER_SIZE, BatchHeader, check_body, check_stamped
 from mirrorlog.commitlog.log_directory import FILES
@@ -160,17 +161,29 @@ class _Walk:
         while at < until:
             try:
                 header = self._check(at)
+                packed = pack_row(header) + self._rows_inside(header)
             except BadBatch:
                 break
             if header.next_log_offset > until:
                 found.over = True  # begins in what is confirmed and does not end there
                 break
-            rows += pack_row(header)
+            rows += packed
             at = header.next_log_offset
         if at > first:
             seed = self._rules.seed
             found.pieces.append(Piece(self._path, start=self._start, first=first, end=at, seed=seed, rows=bytes(rows)))
         found.end = at
+
+    def _rows_inside(self, envelope: BatchHeader) -> bytes:
+        """Of the batches inside of a transaction; none of any other batch. Raises BadBatch."""
+        rows, at = bytearray(), envelope.log_offset + HEADER_SIZE
+        while is_envelope(envelope) and at < envelope.next_log_offset:
+            left = envelope.next_log_offset - at
+            view = self._view(at - self._start)
+            inner = check_stamped(view, 0, log_offset=at, seed=self._rules.seed, max_batch_bytes=left)
+            rows += pack_row(inner)
+            at = inner.next_log_offset
+        return bytes(rows)
 
     def _pass_bad(self, found: Walked, until: int, *, ends: bool) -> None:
         """No batch stands at `found.end`: go on behind it where that is corruption."""

@@ -1,4 +1,4 @@
-"""The options of the writer. Pure: text in, values out.
+"""The options of the writer. Text in, values out; a login may come from the environment.
 
     servers                  host:port, commas between (also as kafka.bootstrap.servers)
     queue                    the queue to write to, whatever a column `topic` says (also as topic). Without it every row
@@ -8,7 +8,7 @@
     compression              none (default), lz4 or zstd, of each batch
     declare                  true makes a queue that is not there; false (default): it is an error
     delivery_timeout_ms      how long a record may take until it is confirmed, 30000 by default
-    tls_ca, tls_cert, tls_key   as for reading
+    tls_ca, tls_cert, tls_key, user, password   as for reading
 
 As for Kafka's sink the option goes above the column: rows that were read from one queue and are written to another have
 a column `topic`, which names where they came from.
@@ -22,9 +22,9 @@ from typing import Final
 
 from mirrorlog.client.options import check_timeout, parse_compression, parse_durability, parse_level
 from mirrorlog.errors import BadRequest
+from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.errors import BadOption
-from mirrorlog.spark.options import parse_servers
-from mirrorlog.spark.tls import NO_TLS, TlsFiles
+from mirrorlog.spark.options import access_of, parse_servers
 
 _BOOTSTRAP: Final = "kafka.bootstrap.servers"
 _NAMES: Final = (
@@ -40,6 +40,8 @@ _NAMES: Final = (
     "tls_ca",
     "tls_cert",
     "tls_key",
+    "user",
+    "password",
 )
 _KNOWN: Final = frozenset(_NAMES)
 # Spark's own, which it hands on.
@@ -58,7 +60,7 @@ class WriterOptions:
     compression: str = "none"
     declare: bool = False
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
-    tls: TlsFiles = NO_TLS
+    access: Access = NO_ACCESS
 
 
 def parse_writer_options(options: Mapping[str, str]) -> WriterOptions:
@@ -87,7 +89,7 @@ def parse_writer_options(options: Mapping[str, str]) -> WriterOptions:
         compression=compression,
         declare=_declare(given),
         delivery_timeout_ms=int(timeout_ms),
-        tls=_tls(given),
+        access=access_of(given),
     )
 
 
@@ -112,10 +114,3 @@ def _declare(given: Mapping[str, str]) -> bool:
     if text not in ("true", "false"):
         raise BadOption(f"option 'declare' is true or false, not {text!r:.80}")
     return text == "true"
-
-
-def _tls(given: Mapping[str, str]) -> TlsFiles:
-    found = TlsFiles(*(given.get(name) or None for name in ("tls_ca", "tls_cert", "tls_key")))
-    if (found.certificate is None) != (found.key is None):
-        raise BadOption("options 'tls_cert' and 'tls_key' are needed together")
-    return found

@@ -143,7 +143,7 @@ class _Sending:
     def __init__(self, options: WriterOptions, stack: ExitStack) -> None:
         """`stack`: ends the connections."""
         self._options = options
-        self._client = stack.enter_context(Client(*options.servers, tls=options.tls.context()))
+        self._client = stack.enter_context(Client(*options.servers, **options.access.client_options()))
         self._producers: dict[str, Producer] = {}
         self._under_way: deque[tuple[str, BulkDelivery]] = deque()
         self._written = Written()
@@ -194,7 +194,7 @@ def _check(options: WriterOptions, schema: StructType, *, overwrite: bool) -> No
     check_columns(schema, queue=options.queue)
     if options.queue is None:
         return
-    with Client(*options.servers, tls=options.tls.context()) as client:
+    with Client(*options.servers, **options.access.client_options()) as client:
         if options.declare:
             client.admin.declare(options.queue)
         elif client.admin.metadata([options.queue]).missing:

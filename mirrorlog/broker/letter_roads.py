@@ -1,0 +1,148 @@
+"""How records that leave a queue come to others: which queues those are, who masters them, and the way there.
+
+Nodes ask each other over the links that members of a cluster have, which prove by the nodes' own credentials who they
+are. Rejected: the client port, where they would need a user, and a right to write everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import Final, Protocol, TypeVar
+from uuid import UUID
+
+from mirrorlog.broker.hosted import HostedLog
+from mirrorlog.broker.hosted_logs import HostedLogs
+from mirrorlog.broker.publish import not_master
+from mirrorlog.cluster.questions import AnyAnswer, AskQueue, AskTake, Noted, QueueFound, decode_answer, encode
+from mirrorlog.cluster.topology import VirtualHost
+from mirrorlog.commitlog.format import queue_of
+from mirrorlog.config import Member
+from mirrorlog.errors import BadBatch, BatchTooLarge, LogUnavailable, MirrorlogError
+from mirrorlog.wire.frames import PRODUCE, Credit, Durability, Level
+from mirrorlog.wire.names import shown
+from mirrorlog.wire.routing import RoutingTable
+
+_TABLES_MAX: Final = 64
+_CORRELATION: Final = 1
+
+_A = TypeVar("_A", QueueFound, Noted)
+
+
+class Places(Protocol):
+    """What is known of the cluster; see `View`."""
+
+    def placed(self, queue: str) -> UUID | None: ...
+
+    def master(self, log_id: UUID) -> Member | None: ...
+
+    def virtual_host(self, name: str) -> VirtualHost | None: ...
+
+    async def ask(self, node: str, question: bytes) -> bytes: ...
+
+
+class LetterRoads:
+    """Of one node. `batch_bytes_max`: as it takes them; `helper`: where tables of many bindings are made."""
+
+    def __init__(self, own: str, logs: HostedLogs, places: Places, *, batch_bytes_max: int, helper: Executor) -> None:
+        self._own = own
+        self._batch_bytes_max = batch_bytes_max
+        self._logs = logs
+        self._places = places
+        self._helper = helper
+        self._tables: dict[str, tuple[VirtualHost, RoutingTable]] = {}
+
+    async def table(self, virtual_host: str) -> RoutingTable:
+        """As routing is known here now. Raises LogUnavailable when none is."""
+        host = self._places.virtual_host(virtual_host)
+        if host is None:
+            raise LogUnavailable(f"nothing is known here of virtual host {virtual_host[:64]!r}")
+        kept = self._tables.get(virtual_host)
+        if kept is None or kept[0] is not host:
+            made = await asyncio.get_running_loop().run_in_executor(self._helper, _table, host)
+            if len(self._tables) >= _TABLES_MAX:
+                del self._tables[next(iter(self._tables))]
+            kept = self._tables[virtual_host] = host, made
+        return kept[1]
+
+    async def find(self, name: str) -> tuple[str, int] | None:
+        """The log's id and the queue's, of a qualified name; None when there is no such queue. Raises MirrorlogError
+        while nobody can say."""
+        log_id = self._places.placed(name)
+        if log_id is None:
+            return None
+        found = await self._ask(AskQueue(name=name, log_id=str(log_id)), QueueFound)
+        return (str(log_id), found.queue_id) if found.queue_id else None
+
+    async def hand_over(self, log_id: str, batch: bytes) -> None:
+        """Have the batch of a producer appended, by whoever masters the log, and wait until all copies have it. Raises
+        what a publish is refused with, or MirrorlogError when nobody knows."""
+        await self._ask(AskTake(log_id=log_id, batch=batch), Noted)
+
+    async def asked(self, question: AskQueue | AskTake) -> AnyAnswer:
+        """Answer for a log that this node masters. Raises NotMaster, or what it is refused with."""
+        log = self._logs.get(question.log_id)
+        if log is None or not log.knows_confirmed:
+            raise not_master(question.log_id if log is None else log.name, self._places.master(UUID(question.log_id)))
+        if isinstance(question, AskQueue):
+            return _found(log, question.name)
+        if len(question.batch) < PRODUCE.size or queue_of(memoryview(question.batch)) == 0:
+            raise BadBatch("records that leave a queue come in a batch for another one")
+        if len(question.batch) > self._batch_bytes_max:
+            raise BatchTooLarge(f"a batch of {len(question.batch)} bytes is above max_batch_bytes here")
+        await _take(log, question.batch)
+        return Noted()
+
+    async def _ask(self, question: AskQueue | AskTake, kind: type[_A]) -> _A:
+        master = self._places.master(UUID(question.log_id))
+        if master is None:
+            what = f"the log of queue {shown(question.name)!r}" if isinstance(question, AskQueue) else "its log"
+            raise LogUnavailable(f"nobody masters {what} at the moment")
+        if master.id == self._own:
+            answer = await self.asked(question)
+            assert isinstance(answer, kind)
+            return answer
+        return decode_answer(await self._places.ask(master.id, encode(question)), kind)
+
+
+def _table(host: VirtualHost) -> RoutingTable:
+    return RoutingTable(dict(host.exchanges), list(host.all_bindings()), version=host.version)
+
+
+def _found(log: HostedLog, name: str) -> QueueFound:
+    """Raises LogUnavailable for one whose declaration may not stay."""
+    queue = log.replica.queues.get(name)
+    if queue is not None and queue.declared_at >= log.replica.confirmed:
+        raise LogUnavailable("that queue is being declared; ask again")
+    return QueueFound(queue_id=0 if queue is None else queue.queue_id)
+
+
+async def _take(log: HostedLog, batch: bytes) -> None:
+    """As a publish of somebody who asks for all copies."""
+    answer = _Answer()
+    payload = PRODUCE.pack(Level.ALL, int(Durability.MEMORY), 0, 0) + batch
+    try:
+        log.publisher.publish(memoryview(payload), answer, _CORRELATION)
+        await answer.done
+    finally:
+        log.publisher.forget(answer)
+
+
+class _Answer:
+    """Who waits for one batch; see `publish.Reply`."""
+
+    peer = "another queue"
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def answer(self, frame_: bytes) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def refuse(self, error: MirrorlogError, correlation_id: int) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def credited(self, credit: Credit) -> None:
+        """It sends one batch."""

@@ -1,0 +1,50 @@
+"""The clock that a master stamps its batches with, and by which times to live and delays end: µs UTC, and never behind
+the log.
+
+Append times never go back. So where the log is ahead of the node's clock (that was ahead itself for a moment and was
+set right, or the master before had another opinion) its own time goes on from its last append: if it stood until the
+others had reached it, what waits for a second would wait for a day. A clock that was ahead while nothing was appended
+has left no trace. No safety rests on any of this.
+
+Thin: clocks are read here, and nowhere else for a log that this node masters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_LEAP_US = 100_000
+
+
+class LogClock:
+    """`last_append_us`: of the log; `wall_us`: the node's clock, µs UTC; `now`: one that never goes back, s."""
+
+    def __init__(
+        self, last_append_us: Callable[[], int], *, wall_us: Callable[[], int], now: Callable[[], float]
+    ) -> None:
+        self._last_append_us = last_append_us
+        self._wall_us = wall_us
+        self._now = now
+        self._last = last_append_us()
+        self._last_at = self._seen_at = now()
+        self._seen = 0
+        self._ahead: int | None = None
+
+    def __call__(self) -> int:
+        """What time it is."""
+        now, last = self._now(), self._last_append_us()
+        if last != self._last:
+            # What was read for an append is stamped in the same step: the time goes on from that reading.
+            self._last, self._last_at = last, self._seen_at if last == self._seen else now
+        self._seen, self._seen_at = max(self._wall_us(), last + _us(now - self._last_at)), now
+        return self._seen
+
+    def leapt(self) -> bool:
+        """Whether it was set since this was asked last: what was planned by it comes at another time."""
+        ahead = self() - _us(self._seen_at)
+        former, self._ahead = self._ahead, ahead
+        return former is not None and abs(ahead - former) > _LEAP_US
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1_000_000)

@@ -1,0 +1,69 @@
+"""Transactions without `await`: as `mirrorlog.client.transaction`, over the loop of the client's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, Unpack
+
+from mirrorlog.client import transaction as awaited
+from mirrorlog.client.batching import Headers
+from mirrorlog.client.receipts import Receipt
+from mirrorlog.client.sync_subscription import Delivered, DeliveredBatch
+from mirrorlog.commitlog.attributes import Asked
+
+_T = TypeVar("_T")
+
+
+class Caller(Protocol):
+    """The part of the client that is needed."""
+
+    def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
+
+
+class Transaction:
+    """As `mirrorlog.client.Transaction`; use it with `with`. For one thread at a time."""
+
+    def __init__(self, client: Caller, of: awaited.Transaction, *, timeout_s: float) -> None:
+        self._client = client
+        self._awaited = of
+        self._timeout_s = timeout_s
+
+    def send(
+        self,
+        queue: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+        **asked: Unpack[Asked],
+    ) -> int:
+        """A record for `queue`; which of the receipts will be its. Raises BadInput."""
+        return self._awaited.send(queue, value, key=key, headers=headers, timestamp=timestamp, **asked)
+
+    def ack(self, delivery: Delivered | DeliveredBatch) -> None:
+        """Acknowledge what a subscription of this client has given out."""
+        self._awaited.ack(delivery.awaited)
+
+    def commit(self) -> list[Receipt]:
+        """Store all of it; as `mirrorlog.client.Transaction.commit`."""
+        return self._client.call(self._awaited.commit, what="commit", more_s=self._timeout_s)
+
+    def rollback(self) -> None:
+        """Nothing of it counts."""
+        self._client.call(self._awaited.rollback, what="rollback")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._awaited.over:
+            return
+        if error is None:
+            self.commit()
+        else:
+            self.rollback()

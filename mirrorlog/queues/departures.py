@@ -1,0 +1,298 @@
+"""Records that leave a queue for others, exactly once (docs/decisions/0041): what leaves, and under which numbers.
+
+A *departure* is some records of one group that leave for one reason and in one way; they leave in *pieces*, one of a
+queue at a time. Each step stands in the log of the queue before the next one is taken:
+
+    Departing    they leave: the ledger has them leased under the departure's number, so nobody is given them
+    Addressed    a piece of it: which of its records go to which queues, as which sequences of which producer epoch
+    Departed     together with what settles the piece's records: every target has confirmed them
+
+So a master that takes over between two steps knows what the one before may have sent, and sends the same again: the
+target's own check of sequences answers it as the first time.
+
+What a queue's departures are is one value that is never changed, so what a truncation takes back is the value before
+it, and a checkpoint has it whole. It is small: departures that do the same are joined, a piece is bounded, and of the
+targets the oldest are forgotten for a higher producer epoch.
+
+Pure: batches in, state out; deciding gives what is to be logged. Queue offsets; ranges are flat, first, until, ….
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from mirrorlog.commitlog.format import NO_PRODUCER, BatchHeader
+from mirrorlog.queues.changes import (
+    Addressed,
+    Change,
+    Departed,
+    Departing,
+    DepartureRow,
+    DeparturesState,
+    PieceRow,
+    State,
+    Target,
+)
+
+REJECTED: Final = "rejected"
+DELIVERY_LIMIT: Final = "delivery_limit"
+EXPIRED: Final = "expired"
+MAXLEN: Final = "maxlen"
+REDRIVEN: Final = "redriven"
+"""Why records leave: by RabbitMQ's names they died, or somebody sends them back to where they did."""
+
+NUMBERS: Final = 1 << 32
+"""Numbers of departures are below, those of leases are not."""
+DEPARTURES_MAX: Final = 256
+"""Of a queue, before what dies joins a departure of its kind whenever that began."""
+JOINED_US: Final = 1_000_000
+"""What dies within that of the first of a departure joins it."""
+TARGETS_MAX: Final = 1000
+"""Queues whose sequences are remembered, of one that records leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Fields as of `Departing`."""
+
+    number: int
+    group: str
+    reason: str
+    at_us: int
+    exchange: str
+    routing_key: str | None
+
+    def is_like(self, group: str, reason: str, exchange: str, routing_key: str | None) -> bool:
+        return (self.group, self.reason, self.exchange, self.routing_key) == (group, reason, exchange, routing_key)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepartures:
+    """Those of one queue, in their order. `piece`: what leaves now. `sequences`: (producer epoch, next sequence) by the
+    target's queue id, the one used last at the end; of any other queue the epoch is `epoch_floor`."""
+
+    departures: tuple[Departure, ...] = ()
+    piece: Addressed | None = None
+    next_departure: int = 1
+    epoch_floor: int = 0
+    sequences: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def find(self, number: int) -> Departure | None:
+        return next((each for each in self.departures if each.number == number), None)
+
+    def numbering(self, target: int) -> tuple[int, int]:
+        """Producer epoch and sequence of the next record that leaves for the queue `target`."""
+        return self.sequences.get(target, (self.epoch_floor, 0))
+
+    def follow(self, change: Change) -> QueueDepartures:
+        match change:
+            case Departing():
+                return self._departing(change)
+            case Addressed():
+                return replace(self, piece=change)._numbered(change.targets)
+            case Departed():
+                left = tuple(each for each in self.departures if each.number != change.departure or not change.last)
+                piece = None if self.piece is not None and self.piece.departure == change.departure else self.piece
+                return replace(self, departures=left, piece=piece)
+            case _:
+                return self
+
+    def _departing(self, change: Departing) -> QueueDepartures:
+        if self.find(change.departure) is not None:
+            return self
+        made = Departure(
+            change.departure, change.group, change.reason, change.at_us, change.exchange, change.routing_key
+        )
+        following = max(self.next_departure, change.departure + 1)
+        return replace(self, departures=(*self.departures, made), next_departure=following)
+
+    def _numbered(self, targets: Iterable[Target]) -> QueueDepartures:
+        sequences, floor = dict(self.sequences), self.epoch_floor
+        for target in targets:
+            sequences.pop(target.queue_id, None)
+            sequences[target.queue_id] = target.producer_epoch, target.sequence + target.records
+        while len(sequences) > TARGETS_MAX:
+            epoch, _ = sequences.pop(next(iter(sequences)))
+            floor = max(floor, epoch + 1)
+        return replace(self, sequences=sequences, epoch_floor=floor)
+
+    def state(self, queue_id: int) -> DeparturesState:
+        piece = self.piece
+        return DeparturesState(
+            queue_id,
+            self.next_departure,
+            self.epoch_floor,
+            [
+                DepartureRow(each.number, each.group, each.reason, each.at_us, each.exchange, each.routing_key)
+                for each in self.departures
+            ],
+            None if piece is None else PieceRow(piece.departure, piece.ranges, piece.targets, piece.kept),
+            dict(self.sequences),
+        )
+
+
+NONE: Final = QueueDepartures()
+
+
+class _Before(NamedTuple):
+    """What a change that ends at `log_offset` is taken back with."""
+
+    log_offset: int
+    queue_id: int
+    departures: QueueDepartures | None
+
+
+class DepartureTable:
+    """The departures of one log, by queue."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, QueueDepartures] = {}
+        self._undo: deque[_Before] = deque()
+        self._followed_to = 0
+        self._confirmed = 0
+        self.leaving: set[int] = set()
+        """The queues that something leaves, or is to leave."""
+
+    # --- asking ---
+
+    def of(self, queue_id: int) -> QueueDepartures:
+        """A queue's, as appended."""
+        return self._queues.get(queue_id, NONE)
+
+    # --- following the log ---
+
+    def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
+        """A batch of changes of a queue was appended."""
+        if header.next_log_offset <= self._followed_to:
+            return
+        self._followed_to = header.next_log_offset
+        for change in changes:
+            if isinstance(change, Departing | Addressed | Departed):
+                self._put(header, header.queue_id, self.of(header.queue_id).follow(change))
+
+    def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
+        """A batch of a checkpoint was appended: what it says of a queue is all that there is of it."""
+        if header.next_log_offset <= self._followed_to:
+            return
+        self._followed_to = header.next_log_offset
+        for state in states:
+            if isinstance(state, DeparturesState):
+                self._put(header, state.queue_id, _restored(state))
+
+    def confirm(self, log_offset: int) -> None:
+        """Everything below `log_offset` is confirmed. It may be told before the batches themselves are."""
+        self._confirmed = log_offset
+        while self._undo and self._undo[0].log_offset <= log_offset:
+            self._undo.popleft()
+
+    def cut(self, log_offset: int) -> None:
+        """The log now ends at `log_offset`."""
+        self._followed_to = min(self._followed_to, log_offset)
+        while self._undo and self._undo[-1].log_offset > log_offset:
+            before = self._undo.pop()
+            self._set(before.queue_id, before.departures)
+
+    def forget_queue(self, queue_id: int) -> None:
+        """A queue is gone, for good."""
+        self._set(queue_id, None)
+        self._undo = deque(each for each in self._undo if each.queue_id != queue_id)
+
+    # --- checkpoints ---
+
+    def queue_ids(self) -> Iterator[int]:
+        """The queues of which a checkpoint that begins now has something to tell."""
+        return iter(list(self._queues))
+
+    def state(self, queue_id: int) -> DeparturesState | None:
+        """What it tells of one; None when nothing is known of it any more."""
+        there = self._queues.get(queue_id)
+        return None if there is None else there.state(queue_id)
+
+    # --- inside ---
+
+    def _put(self, header: BatchHeader, queue_id: int, departures: QueueDepartures) -> None:
+        if header.next_log_offset > self._confirmed:
+            self._undo.append(_Before(header.next_log_offset, queue_id, self._queues.get(queue_id)))
+        self._set(queue_id, departures)
+
+    def _set(self, queue_id: int, departures: QueueDepartures | None) -> None:
+        if departures is None:
+            self._queues.pop(queue_id, None)
+        else:
+            self._queues[queue_id] = departures
+        (self.leaving.add if departures is not None and departures.departures else self.leaving.discard)(queue_id)
+
+
+class DepartureNumbers:
+    """Numbers departures in one mastership: what dies now joins one that does the same, or begins another one."""
+
+    def __init__(self, table: DepartureTable) -> None:
+        self._table = table
+        self._begun: dict[int, Departure] = {}
+
+    def departing(
+        self,
+        queue_id: int,
+        group: str,
+        ranges: Sequence[int],
+        reason: str,
+        *,
+        at_us: int,
+        exchange: str,
+        routing_key: str | None,
+    ) -> Departing:
+        """The change by which these leave; it may be appended later, or never."""
+        found = self._joined(queue_id, lambda each: each.is_like(group, reason, exchange, routing_key), at_us)
+        if found is None:
+            begun = self._begun.get(queue_id)
+            number = max(self._table.of(queue_id).next_departure, begun.number + 1 if begun is not None else 1)
+            found = Departure(number, group, reason, at_us, exchange, routing_key)
+            self._begun[queue_id] = found
+        return Departing(
+            group=group,
+            departure=found.number,
+            ranges=list(ranges),
+            reason=reason,
+            at_us=found.at_us,
+            exchange=exchange,
+            routing_key=routing_key,
+        )
+
+    def is_full(self, queue_id: int) -> bool:
+        """Whether no more is to leave that nobody has to let go."""
+        return len(self._table.of(queue_id).departures) >= DEPARTURES_MAX
+
+    def _joined(self, queue_id: int, is_like: Callable[[Departure], bool], at_us: int) -> Departure | None:
+        begun = self._begun.get(queue_id)
+        if begun is not None and is_like(begun) and 0 <= at_us - begun.at_us < JOINED_US:
+            return begun
+        if not self.is_full(queue_id):
+            return None
+        return next((each for each in reversed(self._table.of(queue_id).departures) if is_like(each)), None)
+
+
+def producer_of(incarnation: str, log_id: str, queue_id: int) -> int:
+    """The producer id under which records leave a queue: the same whoever sends them."""
+    told = f"departures {incarnation or log_id} {queue_id}".encode()
+    number = int.from_bytes(hashlib.sha256(told).digest()[:8], "little")
+    return number if number != NO_PRODUCER else 1
+
+
+def _restored(state: DeparturesState) -> QueueDepartures:
+    piece = state.piece
+    return QueueDepartures(
+        departures=tuple(
+            Departure(row.departure, row.group, row.reason, row.at_us, row.exchange, row.routing_key)
+            for row in state.departures
+        ),
+        piece=None
+        if piece is None
+        else Addressed(departure=piece.departure, ranges=piece.ranges, targets=piece.targets, kept=piece.kept),
+        next_departure=state.next_departure,
+        epoch_floor=state.epoch_floor,
+        sequences=dict(state.sequences),
+    )

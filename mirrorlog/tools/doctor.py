@@ -1,0 +1,99 @@
+"""`mqtool doctor`: what keeps queues, logs and groups from making progress. Thin: `doctor_findings` decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from mirrorlog.errors import AccessRefused, MirrorlogError, NoSuchQueue, QueueExclusive, RequestTimeout
+from mirrorlog.tools.cluster_status import NODE_SECONDS, gather, key_of, select
+from mirrorlog.tools.doctor_findings import STOPS, Facts, Finding, findings
+from mirrorlog.tools.output import print_json
+from mirrorlog.tools.session import AsJson, OnlyVirtualHost, session_of
+from mirrorlog.wire.messages import GroupsFound
+from mirrorlog.wire.names import shown
+
+if TYPE_CHECKING:
+    from mirrorlog.client import Client
+
+_AT_ONCE: Final = 64
+_NOT_FOR_US: Final = (QueueExclusive, AccessRefused, NoSuchQueue)
+"""A queue is another client's, or not for this user to read, or was deleted since it was listed: nothing is wrong."""
+_STOPPED: Final = 1
+
+
+def doctor(
+    context: typer.Context,
+    queue: Annotated[str | None, typer.Argument(help="Only what concerns this queue.", show_default=False)] = None,
+    vhost: OnlyVirtualHost = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say of each queue, log and group what keeps it from making progress, and what to do about it.
+
+    Asks every node. Exit code 0 when nothing stands still, 1 when something does.
+
+    Example: mqtool doctor
+    """
+
+    key = key_of(vhost, queue)
+
+    async def ask(client: Client) -> list[Finding]:
+        return findings(await facts_of(client, key))
+
+    found = session_of(context).run(ask)
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(text_of(found))
+    if any(each.weight == STOPS for each in found):
+        raise typer.Exit(_STOPPED)
+
+
+async def facts_of(client: Client, queue: str | None = None) -> Facts:
+    """All that the nodes tell, of one queue (its key) or of all. Raises NoSuchQueue, or when no server gives the
+    metadata."""
+    metadata = await client.admin.metadata(None if queue is None else [queue])
+    turns = asyncio.Semaphore(_AT_ONCE)
+    lost = {outage.name for outage in metadata.outages}
+    if missing := [name for name in metadata.missing if name not in lost]:
+        raise NoSuchQueue(f"no queue {', '.join(map(shown, missing))}; `mqtool queues` lists them")
+
+    async def groups(name: str) -> GroupsFound | MirrorlogError:
+        async with turns:
+            try:
+                async with asyncio.timeout(NODE_SECONDS):
+                    return await client.admin.groups(name)
+            except TimeoutError:
+                return RequestTimeout(f"no answer within {NODE_SECONDS:g} s")
+            except MirrorlogError as error:
+                return error
+
+    names = [each.name for each in metadata.queues if each.name not in lost]
+    asked = asyncio.gather(*map(groups, names))
+    status = await gather(client)
+    if queue is not None:
+        with suppress(NoSuchQueue):  # those that know it are down
+            status = select(status, queue=queue)
+    answers = dict(zip(names, await asked, strict=True))
+    return Facts(
+        status=status,
+        queues=metadata.queues,
+        outages=metadata.outages,
+        groups={name: each for name, each in answers.items() if isinstance(each, GroupsFound)},
+        unasked={
+            name: each.message
+            for name, each in answers.items()
+            if isinstance(each, MirrorlogError) and not isinstance(each, _NOT_FOR_US)
+        },
+    )
+
+
+def text_of(found: Sequence[Finding]) -> str:
+    """For people. Pure."""
+    if not found:
+        return "nothing stands still"
+    return "\n".join(f"{each.weight.upper():<6} {each.reason}: {each.text}\n       -> {each.advice}" for each in found)

@@ -1,0 +1,93 @@
+"""Which batches of a transaction landed before: all of them, or none."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from mirrorlog import versions
+from mirrorlog.broker.hosted_logs import HostedLogs
+from mirrorlog.broker.subscription_book import SubscriptionBook
+from mirrorlog.broker.transactions import Connection, Transactions, _batches, _landed
+from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.envelope import Part, seal_envelope
+from mirrorlog.commitlog.format import BatchHeader, read_header
+from mirrorlog.config import LimitSettings
+from mirrorlog.errors import BadBatch, BadRequest, OutOfSequence, StaleProducerEpoch
+from mirrorlog.queues.producers import ProducerTable
+from mirrorlog.wire.frames import transact_payload
+
+
+def batch(queue_id: int, sequence: int = 0, *, epoch: int = 0, producer_id: int = 7) -> bytearray:
+    return encode_batch(
+        [Record(b"v")], queue_id=queue_id, producer_id=producer_id, producer_epoch=epoch, sequence=sequence
+    )
+
+
+def headers(*batches: bytearray) -> list[BatchHeader]:
+    return [read_header(each) for each in batches]
+
+
+def stored(table: ProducerTable, *batches: bytearray, at: int = 0) -> None:
+    """Follow a transaction of these, as a log does."""
+    parts = [Part(each, 0) for each in batches]
+    for header in seal_envelope(parts, log_offset=at, append_time_us=1, epoch=1, seed=0)[1]:
+        table.apply(header)
+
+
+def test_an_older_cluster_stores_no_transaction() -> None:
+    """Goal: no copy gets what its software takes for damage. Commit in a cluster that is not updated yet."""
+    logs, connection = cast(HostedLogs, None), cast(Connection, None)  # neither is asked
+    older = Transactions(logs, SubscriptionBook(), LimitSettings(), lambda: versions.TRANSACTIONS - 1)
+    payload = transact_payload([], [batch(1)], level=255, durability=0, deadline_ms=0)
+    with pytest.raises(BadRequest, match="transactions came with version 4: update all nodes"):
+        older.commit(memoryview(payload), connection, 1)
+
+
+def test_what_is_new_is_new_also_in_a_row() -> None:
+    """Goal: several batches of one queue follow one another in a transaction. Two of one queue, one of another."""
+    table = ProducerTable()
+    assert _landed(headers(batch(1), batch(2), batch(1, 1)), table) == []
+    stored(table, batch(1), batch(2), batch(1, 1))
+    assert _landed(headers(batch(1, 2), batch(2, 1)), table) == []
+
+
+def test_a_whole_transaction_that_landed_is_found() -> None:
+    """Goal: a retry is answered as the first. Ask for it, and again after a later one."""
+    table = ProducerTable()
+    whole = [batch(1), batch(2), batch(1, 1)]
+    stored(table, *whole)
+    stored(table, batch(1, 2), at=4096)
+    found = _landed(headers(*whole), table)
+    assert [each.log_offset for each in found] == [96, 96 + len(whole[0]), 96 + 2 * len(whole[0])]
+
+
+@pytest.mark.parametrize("numbers", [((1, 1), (2, 1)), ((1, 0), (2, 1)), ((1, 0), (1, 1), (2, 0))])
+def test_what_landed_in_part_or_apart_is_refused(numbers: list[tuple[int, int]]) -> None:
+    """Goal: all or nothing. Batches of which some landed, and all of which landed in two transactions."""
+    table = ProducerTable()
+    stored(table, batch(1), batch(1, 1))
+    stored(table, batch(2), at=4096)
+    with pytest.raises(BadBatch, match="in other ones"):
+        _landed(headers(*(batch(*each) for each in numbers)), table)
+
+
+def test_gaps_and_ended_epochs_are_refused() -> None:
+    """Goal: sequences hold inside of a transaction. A gap in it, the same number twice, another epoch, an old one."""
+    table = ProducerTable()
+    for second in (batch(1, 2), batch(1, 0), batch(1, 1, epoch=1)):
+        with pytest.raises(OutOfSequence):
+            _landed(headers(batch(1), second), table)
+    stored(table, batch(1, epoch=3))
+    with pytest.raises(StaleProducerEpoch):
+        _landed(headers(batch(1, epoch=2)), table)
+
+
+def test_batches_are_found_by_their_lengths_and_nothing_else_may_be_there() -> None:
+    """Goal: no byte of a frame is passed over. One less, one more, a length of 0, no header."""
+    one, two = bytes(batch(1)), bytes(batch(2))
+    assert [bytes(each) for each in _batches(memoryview(one + two), 2)] == [one, two]
+    for content, count in ((one + two, 1), (one, 2), (one[:-8], 1), (one[:44] + bytes(52), 1), (b"", 1), (bytes(8), 1)):
+        with pytest.raises(BadBatch):
+            _batches(memoryview(content), count)

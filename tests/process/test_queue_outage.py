@@ -1,0 +1,189 @@
+"""Queues whose only node is down: whoever asks for one is answered at once, and told which node to start."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+
+from mirrorlog.client import Client, Delivered, Subscription
+from mirrorlog.errors import LogUnavailable, MirrorlogError, QueueExists
+from mirrorlog.testing import Cluster, Node
+from mirrorlog.wire.messages import (
+    CommitPosition,
+    DeclareQueue,
+    DeleteQueue,
+    FetchPosition,
+    FindOffset,
+    GetMetadata,
+    Lease,
+    ListGroups,
+    Message,
+    Metadata,
+    Position,
+    PurgeGroup,
+    QueueInfo,
+    ResetGroups,
+    Subscribe,
+)
+from tests.process.clusters import error_of, eventually, fast_cluster
+from tests.process.raw import Raw, batch_of
+
+ONE = {"copies": 1}
+AT_ONCE_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("outage")
+    settings = {"cluster.node_timeout_ms": 600}
+    with fast_cluster(3, min_in_sync=2, data_dir=directory, settings=settings) as cluster:
+        cluster.wait_in_sync()
+        yield cluster
+
+
+@asynccontextmanager
+async def with_its_node_down(cluster: Cluster, queue: str) -> AsyncIterator[tuple[QueueInfo, Node]]:
+    """A queue of one copy with three records; its node comes back at the end."""
+    async with Client(*cluster.servers) as client:
+        info = await client.admin.declare(queue, ONE)
+        async with client.producer(queue) as producer:
+            for number in range(3):
+                await producer.send(b"%d" % number)
+    node = cluster.nodes[info.master]
+    others = [each for each in cluster.nodes.values() if each is not node]
+    node.kill()
+    try:
+        for each in others:
+            eventually(lambda each=each: _outages(each), f"{each.id} knows that {node.id} is down")
+        yield info, node
+    finally:
+        node.start()
+        eventually(lambda: not _outages(others[0]), "it is back")
+
+
+def _outages(node: Node) -> list[str]:
+    with Raw(node.client) as raw:
+        return [outage.name for outage in raw.request(GetMetadata(), Metadata).outages]
+
+
+def _asked(queue: str, info: QueueInfo) -> list[Message]:
+    position = Position(log_id=info.log_id, epoch=1, queue_offset=1)
+    return [
+        DeclareQueue(name=queue, arguments=ONE),
+        DeclareQueue(name=queue, arguments={"copies": 2}),
+        Subscribe(queue=queue),
+        Lease(queue=queue, records_max=1, lease_ms=1_000),
+        PurgeGroup(queue=queue),
+        DeleteQueue(name=queue),
+        FindOffset(queue=queue, append_time_us=0),
+        FetchPosition(queue=queue, group="g"),
+        CommitPosition(queue=queue, group="g", position=position),
+        ListGroups(queue=queue),
+        ResetGroups(queue=queue, to="earliest"),
+    ]
+
+
+def _check(error: MirrorlogError, info: QueueInfo, began: float) -> None:
+    assert isinstance(error, LogUnavailable), error
+    assert error.details["node"] == info.master
+    assert abs(error.details["since"] / 1e6 - time.time()) < 60
+    assert info.master in str(error)
+    assert time.monotonic() - began < AT_ONCE_S
+
+
+async def test_a_durable_queue_whose_only_node_is_down_answers_at_once_and_names_it(three: Cluster) -> None:
+    """Goal: nobody waits for a node that somebody has to start. Method: every request, a batch and a fetch, sent to
+    both other nodes: LOG_UNAVAILABLE with node and time, and the queue is listed with them; with the node back all is
+    there."""
+    async with with_its_node_down(three, "alone") as (info, node):
+        for other in (each for each in three.nodes.values() if each is not node):
+            with Raw(other.client) as raw:
+                for message in _asked("alone", info):
+                    began = time.monotonic()
+                    _check(error_of(partial(raw.request, message, Message)), info, began)
+                listed = raw.request(GetMetadata(), Metadata).outages
+                assert [(each.name, each.node, each.log_id) for each in listed] == [("alone", node.id, info.log_id)]
+                assert node.id in listed[0].reason
+                named = raw.request(GetMetadata(queues=["alone", "never"]), Metadata)
+                assert (named.missing, [each.name for each in named.outages]) == (["alone", "never"], ["alone"])
+                for act in (partial(raw.produce, batch_of([b"x"], info)), partial(raw.fetch, info.queue_id, 0)):
+                    _check(error_of(act), info, time.monotonic())
+    async with Client(*three.servers) as client:
+        async with client.consumer("alone", start="earliest", until="confirmed") as consumer:
+            assert [record.value async for record in consumer] == [b"0", b"1", b"2"]
+        with pytest.raises(QueueExists, match="copies=1"):
+            await client.admin.declare("alone", {"copies": 2})
+
+
+async def test_a_client_is_told_at_once_whatever_it_begins(three: Cluster) -> None:
+    """Goal: the client does not wait out its timeouts for what a node has told it. Method: each thing that it can begin
+    with such a queue, with a fresh client that is given all nodes, the dead one first."""
+
+    async def produce(client: Client) -> object:
+        async with client.producer("lonely") as producer:
+            return await producer.send(b"x")
+
+    async def publish(client: Client) -> object:
+        async with client.publisher("") as publisher:
+            return await publisher.publish("lonely", b"x")
+
+    async def subscribe(client: Client) -> object:
+        async with client.subscribe("lonely") as subscription:
+            return await anext(subscription)
+
+    async def consume(client: Client) -> object:
+        async with client.consumer("lonely", start="earliest") as consumer:
+            return await anext(aiter(consumer))
+
+    begun: list[Callable[[Client], Awaitable[object]]] = [
+        produce,
+        publish,
+        subscribe,
+        consume,
+        lambda client: client.lease("lonely"),
+        lambda client: client.admin.declare("lonely", ONE),
+        lambda client: client.admin.declare("lonely"),
+        lambda client: client.admin.delete_queue("lonely"),
+        lambda client: client.admin.purge("lonely"),
+        lambda client: client.admin.groups("lonely"),
+        lambda client: client.admin.position("lonely", "g"),
+        lambda client: client.admin.find_offset("lonely", 0),
+    ]
+    async with with_its_node_down(three, "lonely") as (info, node):
+        servers = sorted(three.servers, key=lambda server: server != node.client)
+        for begin in begun:
+            async with Client(*servers) as client:
+                began = time.monotonic()
+                with pytest.raises(MirrorlogError) as raised:
+                    async with asyncio.timeout(5):
+                        await begin(client)
+                _check(raised.value, info, began)
+
+
+async def test_who_was_at_work_with_it_goes_on_when_its_node_is_back(three: Cluster) -> None:
+    """Goal: a restart of the only node costs nobody his producer or subscription. Method: both stand while the node
+    is killed and started; what is sent meanwhile lands, and comes."""
+    async with Client(*three.servers, request_timeout_ms=20_000) as client:
+        info = await client.admin.declare("steady", ONE)
+        async with client.producer("steady") as producer, client.subscribe("steady") as subscription:
+            await producer.send(b"before")
+            assert (await anext(subscription)).value == b"before"
+            node = three.nodes[info.master]
+            node.kill()
+            sending = asyncio.ensure_future(producer.send(b"meanwhile"))
+            await asyncio.to_thread(node.start)
+            await sending
+            found = [delivered.value async for delivered in _until(subscription, b"meanwhile")]
+            assert found[-1] == b"meanwhile"
+
+
+async def _until(subscription: Subscription, last: bytes) -> AsyncIterator[Delivered]:
+    async for delivered in subscription:
+        yield delivered
+        if delivered.value == last:
+            return
