@@ -80,9 +80,12 @@ def times(replica: Replica) -> _Times:
     found: _Times = {}
     for queue_id, group, ledger in list(replica.groups):
         runs = replica.runs.of(queue_id)
-        each = [*runs.from_on(ledger.floor)] if runs is not None else []
+        # A group that is made behind what all others had settled has these records plain, which a copy that has not
+        # heard of the confirm does not know yet.
+        floor = max([ledger.floor, *(each.floor for each in replica.runs._settled if each.queue_id == queue_id)])
+        each = [*runs.from_on(floor)] if runs is not None else []
         found[queue_id, group] = [
-            (offset, *run[2:]) for run in each for offset in range(max(run.first, ledger.floor), run.until)
+            (offset, *run[2:]) for run in each for offset in range(max(run.first, floor), run.until)
         ]
     return found
 

@@ -140,3 +140,10 @@ def test_a_transaction_does_not_count_beside_another_one_that_settled_its_record
     for seed in (1, 3):
         found = attempt(draw(seed, kind="transactions: falling masters"), within_s=WITHIN_S)
         assert not isinstance(found, Failure), found.reason
+
+
+def test_a_group_that_is_made_behind_what_all_had_settled_takes_these_records_for_plain_ones() -> None:
+    """All machines lose power between the end of a record in the only group and its confirm. A group that is made then
+    has the record plain on every copy, on one that started again as soon as it hears of the confirm. By the plan that
+    showed it."""
+    assert not reason_of("made_behind_what_all_had_settled")
