@@ -244,7 +244,8 @@ async def test_publishers_go_on_while_the_queue_is_deleted_and_declared(tmp_path
         found = await values(client, "q")
         assert len(found) == len(set(found))
         mine = {value for its, value in confirmed if its == generation}
-        former = {value for its, value in confirmed if its != generation}
+        # A bind counts before its answer is here: what was published in between may be in the last queue already.
+        former = {value for its, value in confirmed if its < generation - 1}
         assert mine <= set(found)
         assert former.isdisjoint(found)
 
