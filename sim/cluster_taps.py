@@ -14,8 +14,13 @@ from math import inf
 from typing import Any
 from unittest.mock import patch
 
+from mirrorlog.broker.deliver_frames import DeliverFrames
 from mirrorlog.broker.deliverer import Deliverer
 from mirrorlog.broker.host import now_us
+from mirrorlog.broker.leasing import Leasing
+from mirrorlog.broker.replica import Replica
+from mirrorlog.broker.subscribing import Subscribing
+from mirrorlog.broker.works import Work, WorkTable
 from mirrorlog.wire.frames import Grant, How
 from sim.processes import current_process
 
@@ -50,7 +55,7 @@ _Hand = tuple[int, float]
 class Tap:
     """`granted`: everything, in order; `twice`: what was given while somebody else had it; `beside`: what was given
     while somebody else had anything of a queue in `alone` (log and queue id), of which one at a time has records;
-    `dropped`: what went because its queue was too long, while somebody had it."""
+    `dropped`: what went because its queue was too long, while somebody had it. A mastership is known by its works."""
 
     now: Callable[[], float]
     granted: list[Granted] = field(default_factory=list)
@@ -58,12 +63,13 @@ class Tap:
     beside: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     alone: set[tuple[str, int]] = field(default_factory=set)
-    _hands: dict[Deliverer, dict[tuple[int, str], dict[int, _Hand]]] = field(default_factory=dict)
+    _hands: dict[WorkTable, dict[tuple[int, str], dict[int, _Hand]]] = field(default_factory=dict)
 
     def give(
         self,
-        deliverer: Deliverer,
-        key: tuple[int, str],
+        works: WorkTable,
+        replica: Replica,
+        work: Work,
         grants: Sequence[Grant],
         *,
         way: str,
@@ -71,11 +77,11 @@ class Tap:
         until: float,
     ) -> None:
         """`until`: when its hand lets go by itself; it has nothing in it with `auto`."""
-        process, replica = current_process(), deliverer._replica
+        process, key = current_process(), work.key
         node = process.machine if process is not None else ""
-        hands = self._of(deliverer, key)
+        hands = self._of(works, key)
         clock_us = max(now_us(), replica.log.last_append_time_us)
-        below = min(deliverer._works[key].delivery._covered, replica.index.next_confirmed(key[0]))
+        below = min(work.delivery._covered, replica.index.next_confirmed(key[0]))
         if (str(replica.log_id), key[0]) in self.alone and (others := {each[0] for each in hands.values()} - {number}):
             self.beside.append(
                 f"{self.now():.3f} {node}, epoch {replica.epochs.current}, gives {grants[0]} of queue {key[0]} to "
@@ -98,35 +104,35 @@ class Tap:
                 if way != "auto":
                     hands[offset] = number, until
 
-    def let_go(self, deliverer: Deliverer, key: tuple[int, str], number: int, ranges: Sequence[int] | None) -> None:
+    def let_go(self, works: WorkTable, key: tuple[int, str], number: int, ranges: Sequence[int] | None) -> None:
         """`ranges`: flat; None for everything."""
-        hands = self._of(deliverer, key)
+        hands = self._of(works, key)
         offsets = list(hands) if ranges is None else _offsets(ranges)
         for offset in offsets:
             if hands.get(offset, (None,))[0] == number:
                 del hands[offset]
 
-    def drop(self, deliverer: Deliverer, key: tuple[int, str], ranges: Sequence[tuple[int, int]]) -> None:
+    def drop(self, works: WorkTable, key: tuple[int, str], ranges: Sequence[tuple[int, int]]) -> None:
         """They go: nobody is to have them."""
-        hands = self._of(deliverer, key)
+        hands = self._of(works, key)
         for first, until in ranges:
             for offset in range(first, until):
                 number, let_go_at = hands.get(offset, (0, -inf))
                 if let_go_at > self.now():
                     self.dropped.append(f"{self.now():.3f}: {offset} of {key} is dropped, and {number} has it")
 
-    def forget(self, deliverer: Deliverer, queue_id: int, group: str) -> None:
+    def forget(self, works: WorkTable, queue_id: int, group: str) -> None:
         """The group is made anew, or is no more: what anybody has of it is nobody's."""
-        self._of(deliverer, (queue_id, group)).clear()
+        self._of(works, (queue_id, group)).clear()
 
-    def extend(self, deliverer: Deliverer, key: tuple[int, str], lease: int, until: float) -> None:
-        hands = self._of(deliverer, key)
+    def extend(self, works: WorkTable, key: tuple[int, str], lease: int, until: float) -> None:
+        hands = self._of(works, key)
         for offset, (number, _) in list(hands.items()):
             if number == lease:
                 hands[offset] = lease, until
 
-    def _of(self, deliverer: Deliverer, key: tuple[int, str]) -> dict[int, _Hand]:
-        return self._hands.setdefault(deliverer, {}).setdefault(key, {})
+    def _of(self, works: WorkTable, key: tuple[int, str]) -> dict[int, _Hand]:
+        return self._hands.setdefault(works, {}).setdefault(key, {})
 
 
 def _offsets(ranges: Sequence[int]) -> Iterator[int]:
@@ -138,9 +144,9 @@ def _offsets(ranges: Sequence[int]) -> Iterator[int]:
 def tapped(tap: Tap) -> Iterator[None]:
     """Every node's deliveries are noted meanwhile."""
     with (
-        patch.object(Deliverer, "_send", _send(tap, Deliverer._send)),
-        patch.object(Deliverer, "_lend", _lend(tap, Deliverer._lend)),
-        patch.object(Deliverer, "_end", _end(tap, Deliverer._end)),
+        patch.object(DeliverFrames, "send", _send(tap, DeliverFrames.send)),
+        patch.object(Leasing, "lend", _lend(tap, Leasing.lend)),
+        patch.object(Subscribing, "end", _end(tap, Subscribing.end)),
         patch.object(Deliverer, "settle", _settle(tap, Deliverer.settle)),
         patch.object(Deliverer, "settle_lease", _settle_lease(tap, Deliverer.settle_lease)),
         patch.object(Deliverer, "extend_lease", _extend_lease(tap, Deliverer.extend_lease)),
@@ -155,26 +161,30 @@ _Any = Callable[..., Any]
 
 
 def _send(tap: Tap, original: _Any) -> _Any:
-    def send(self: Deliverer, number: int, pushed: Any, grants: Sequence[Grant]) -> None:
-        auto = number in pushed.work.delivery._auto_ack
-        tap.give(self, pushed.work.key, grants, way="auto" if auto else "push", number=number, until=inf)
+    def send(self: DeliverFrames, number: int, pushed: Any, grants: Sequence[Grant]) -> None:
+        work, deliverer = pushed.work, self._book.serving(number)
+        assert deliverer is not None
+        auto = number in work.delivery._auto_ack
+        tap.give(
+            deliverer._works, self._replica, work, grants, way="auto" if auto else "push", number=number, until=inf
+        )
         original(self, number, pushed, grants)
 
     return send
 
 
 def _lend(tap: Tap, original: _Any) -> _Any:
-    def lend(self: Deliverer, work: Any, given: Any, end: int) -> None:
+    def lend(self: Leasing, work: Any, given: Any, end: int) -> None:
         until = tap.now() + given.change.lease_ms / 1000
-        tap.give(self, work.key, given.grants, way="lease", number=given.change.lease, until=until)
+        tap.give(self._works, self._replica, work, given.grants, way="lease", number=given.change.lease, until=until)
         original(self, work, given, end)
 
     return lend
 
 
 def _end(tap: Tap, original: _Any) -> _Any:
-    def end(self: Deliverer, number: int, pushed: Any, error: Any) -> None:
-        tap.let_go(self, pushed.work.key, number, None)
+    def end(self: Subscribing, number: int, pushed: Any, error: Any) -> None:
+        tap.let_go(self._works, pushed.work.key, number, None)
         original(self, number, pushed, error)
 
     return end
@@ -185,7 +195,7 @@ def _settle(tap: Tap, original: _Any) -> _Any:
         key = self._pushed[settle.subscription].work.key
         original(self, settle, ranges, receiver, correlation_id)
         if settle.how != How.EXTEND:
-            tap.let_go(self, key, settle.subscription, ranges)
+            tap.let_go(self._works, key, settle.subscription, ranges)
 
     return settle
 
@@ -194,7 +204,7 @@ def _settle_lease(tap: Tap, original: _Any) -> _Any:
     def settle_lease(self: Deliverer, message: Any, queue_id: int, respond: Any) -> None:
         original(self, message, queue_id, respond)
         for each in message.receipts:
-            tap.let_go(self, (queue_id, message.group), each.lease, [each.first, each.next])
+            tap.let_go(self._works, (queue_id, message.group), each.lease, [each.first, each.next])
 
     return settle_lease
 
@@ -203,7 +213,7 @@ def _extend_lease(tap: Tap, original: _Any) -> _Any:
     def extend_lease(self: Deliverer, message: Any, queue_id: int, respond: Any) -> None:
         original(self, message, queue_id, respond)
         for each in message.receipts:
-            tap.extend(self, (queue_id, message.group), each.lease, tap.now() + message.lease_ms / 1000)
+            tap.extend(self._works, (queue_id, message.group), each.lease, tap.now() + message.lease_ms / 1000)
 
     return extend_lease
 
@@ -212,14 +222,14 @@ def _replace(tap: Tap, original: _Any) -> _Any:
     def replace(self: Deliverer, queue_id: int, changes: Sequence[Any], what: str, done: _Any) -> None:
         original(self, queue_id, changes, what, done)
         for change in changes:
-            tap.forget(self, queue_id, change.group)
+            tap.forget(self._works, queue_id, change.group)
 
     return replace
 
 
 def _dropped(tap: Tap, original: _Any) -> _Any:
     def dropped(self: Deliverer, queue_id: int, group: str, ranges: Sequence[Any]) -> None:
-        tap.drop(self, (queue_id, group), ranges)
+        tap.drop(self._works, (queue_id, group), ranges)
         original(self, queue_id, group, ranges)
 
     return dropped
@@ -229,6 +239,6 @@ def _logged_within(tap: Tap, original: _Any) -> _Any:
     def logged_within(self: Deliverer, within: Any) -> None:
         original(self, within)
         ranges = [border for each in within.settlement.ranges for border in each]
-        tap.let_go(self, within.work.key, within.settlement.number, ranges)
+        tap.let_go(self._works, within.work.key, within.settlement.number, ranges)
 
     return logged_within

@@ -8,8 +8,10 @@ take it from each other).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
+from mirrorlog.wire.frames import Grant
 from mirrorlog.wire.messages import QueueCounts
 
 WINDOW_S: Final = 5.0
@@ -67,6 +69,14 @@ class QueueCounters:
         self.delivered.add(records, now)
         if redelivered:
             self.redelivered.add(redelivered, now)
+
+    def granted(self, grants: Iterable[Grant], now: float) -> None:
+        """These were given."""
+        records = again = 0
+        for each in grants:
+            records += each.next - each.first
+            again += each.next - each.first if each.redelivered else 0
+        self.given(records, again, now)
 
     def told(self, now: float) -> QueueCounts:
         return QueueCounts(

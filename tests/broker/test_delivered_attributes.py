@@ -228,7 +228,7 @@ def test_after_a_declared_loss_everything_that_is_left_may_have_been_given_out(t
             await until(lambda: not it.deliverer()._works)
             for leapt, found in ((False, 1), (True, 5)):
                 it.deliverer().begin(leapt=leapt)
-                assert it.deliverer()._found[queue_id(it), ""] == found
+                assert it.deliverer()._deliveries._found[queue_id(it), ""] == found
             await (again := await it.taker()).has(5)
             assert all(grant.redelivered for grant in again.grants)
 
@@ -348,7 +348,7 @@ def test_a_group_that_a_drop_has_made_expires_too(tmp_path: Path) -> None:
         async with group(tmp_path, x_max_length=3) as it:
             await it.publish(0, 1)
             await publish(it, [b"short"], ttl_ms=200)
-            expiries = it.deliverer()._expiries
+            expiries = it.deliverer()._expiries._expiries
             await until(lambda: not expiries.unlooked and expiries.next_us == math.inf)
             await it.publish(2, 3)
             await it.publish(3, 4)
@@ -372,22 +372,22 @@ def test_groups_that_nobody_takes_from_cost_no_confirm_before_something_expires(
             deliverer = it.deliverer()
             await until(lambda: not deliverer._works)
             pumped: list[str] = []
-            pump = deliverer._pump
+            pump = deliverer._pump.pump
 
             def counted(work: Any) -> None:
                 pumped.append(work.key[1])
                 pump(work)
 
-            deliverer._pump = counted  # type: ignore[method-assign]
+            deliverer._pump.pump = counted  # type: ignore[method-assign]
             for at in range(5):
                 await it.publish(at, at + 1)
             await until(lambda: not deliverer._expiries.unlooked)
-            assert (pumped, deliverer._works) == ([], {})
+            assert (pumped, len(deliverer._works)) == ([], 0)
             await publish(it, [b"short"], ttl_ms=200)
             await until(lambda: all(expired(it, name, 5) for name in names))
             assert set(pumped) == set(names)
             assert not expired(it, "", 0)
-            await until(lambda: not deliverer._awake)
+            await until(lambda: not deliverer._works.awake)
             pumped.clear()
             for at in range(5):
                 await it.publish(at, at + 1)

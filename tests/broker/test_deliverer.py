@@ -661,7 +661,7 @@ def test_a_lease_is_given_extended_and_settled_by_its_receipts(tmp_path: Path) -
         async with group(tmp_path) as it:
             assert await it.lease(5) == []
             waiting = asyncio.ensure_future(it.lease(3, wait_ms=10_000, holder="me"))
-            await until(lambda: it.deliverer()._waiters != {})
+            await until(lambda: it.deliverer()._leasing.waiting > 0)
             await it.publish(0, 5)
             (first,) = await waiting
             assert (first.first, first.next, first.redelivered) == (0, 3, False)
@@ -794,7 +794,7 @@ def test_a_group_that_nobody_takes_from_costs_the_master_nothing(tmp_path: Path)
             taker.connection.close()
             await until(lambda: not it.deliverer()._works)
             deliverer = it.deliverer()
-            assert [*deliverer._of_queue, *deliverer._pushed, *deliverer._awake] == []
+            assert [*deliverer._works._of_queue, *deliverer._pushed.items(), *deliverer._works._awake] == []
             assert (await it.info()).watermark == 3
 
     run(test)

@@ -205,7 +205,7 @@ def test_who_waits_for_a_lease_is_told_of_a_forced_reset(tmp_path: Path) -> None
     async def test() -> None:
         async with group(tmp_path) as it:
             waiting = asyncio.ensure_future(it.lease(1, wait_ms=10_000))
-            await until(lambda: it.deliverer()._waiters != {})
+            await until(lambda: it.deliverer()._leasing.waiting > 0)
             with pytest.raises(InUse, match="1 waiting for leases"):
                 await reset(it, "", to="latest")
             await reset(it, "", to="latest", force=True)
@@ -372,7 +372,7 @@ def test_a_subscriber_whose_records_are_gone_goes_on_behind_them(tmp_path: Path,
             replica = replica_of(it.nodes[0])
             replica.read = _without(replica.read)  # type: ignore[method-assign]
             async with it.client.subscribe("q", prefetch=5) as subscription:
-                await until(lambda: it.deliverer()._pushed != {} and replica.groups.find(1, "").out == 5)
+                await until(lambda: len(it.deliverer()._pushed) > 0 and replica.groups.find(1, "").out == 5)
                 if lost:
                     fetcher = hosted_by(it.nodes[0]).fetcher
                     fetcher.fetch = _losing(fetcher.fetch, up_to=10)  # type: ignore[method-assign]

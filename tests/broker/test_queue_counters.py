@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mirrorlog.broker.queue_counters import WINDOW_S, Meter, QueueCounters
+from mirrorlog.wire.frames import GRANT_REDELIVERED, Grant
 
 
 def flow(meter: Meter, begin: float, end: float, step: float = 0.1, count: int = 10) -> None:
@@ -54,3 +55,10 @@ def test_what_is_given_out_again_is_counted_twice() -> None:
     counters.given(2, 2, 1.0)
     told = counters.told(1.0)
     assert (told.delivered, told.redelivered, told.acked) == (5, 2, 0)
+
+
+def test_grants_count_by_their_records() -> None:
+    counters = QueueCounters()
+    counters.granted([Grant(0, 3, 0, 0), Grant(5, 7, GRANT_REDELIVERED, 1)], 1.0)
+    told = counters.told(1.0)
+    assert (told.delivered, told.redelivered) == (5, 2)

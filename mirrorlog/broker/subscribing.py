@@ -1,0 +1,192 @@
+"""What subscribers do: they come and go, take more or no more, and say what is to become of what they have. Thin:
+`queues.delivery` decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mirrorlog.broker.deliveries import Deliveries
+from mirrorlog.broker.gathered import Asked
+from mirrorlog.broker.group_log import GroupLog
+from mirrorlog.broker.publish import Publisher
+from mirrorlog.broker.pushed import Pushed, PushedTable
+from mirrorlog.broker.settling import Settling, check_settle
+from mirrorlog.broker.subscription_book import Receiver, SubscriptionBook
+from mirrorlog.broker.unread import Unread
+from mirrorlog.broker.works import Work, WorkTable
+from mirrorlog.config import LimitSettings
+from mirrorlog.errors import BadRequest, MirrorlogError, NotGranted
+from mirrorlog.queues.changes import Change
+from mirrorlog.queues.delivery import Settlement
+from mirrorlog.queues.subscriber import Subscription
+from mirrorlog.wire.frames import SETTLE_AGAIN, Settle, settled_frame
+from mirrorlog.wire.messages import Subscribe
+
+
+class Subscribing:
+    """`enter`: has the book know that this log serves a subscription, and may raise Overloaded; `now`: the loop's clock
+    in s."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        works: WorkTable,
+        log: GroupLog,
+        *,
+        book: SubscriptionBook,
+        enter: Callable[[int, Receiver], None],
+        deliveries: Deliveries,
+        pushed: PushedTable,
+        settling: Settling,
+        limits: LimitSettings,
+        now: Callable[[], float],
+    ) -> None:
+        self._publisher = publisher
+        self._works = works
+        self._log = log
+        self._book = book
+        self._enter = enter
+        self._deliveries = deliveries
+        self._pushed = pushed
+        self._settling = settling
+        self._limits = limits
+        self._now = now
+
+    # --- coming and going ---
+
+    def begin(self, message: Subscribe, queue_id: int, receiver: Receiver) -> Subscription:
+        """See `Deliverer.subscribe`."""
+        facts = self._facts(message)
+        work = self._deliveries.of((queue_id, message.group), make=message.create)
+        try:
+            self._enter(facts.number, receiver)
+            work.delivery.subscribe(facts)
+        except MirrorlogError:
+            self._book.remove(facts.number)
+            self._deliveries.drop_if_idle(work)
+            raise
+        # What is settled as it is sent is in nobody's hands.
+        unread = Unread(facts.prefetch_records, facts.prefetch_bytes) if facts.auto_ack else None
+        pushed = Pushed(work, receiver, unread=unread)
+        self._pushed.add(facts.number, pushed)
+        work.delivery.hold(facts.number, pushed.held)
+        self._works.wake(work)
+        return facts
+
+    def close(self, number: int) -> None:
+        """It is given nothing more; what it has it may settle. Raises NoSuchSubscription."""
+        work = self._pushed[number].work
+        work.delivery.unsubscribe(number)
+        self._pushed.forget_if_done(number, work)
+
+    def end(self, number: int, pushed: Pushed, error: MirrorlogError | None) -> None:
+        """A subscription ends, by `error` or because its connection is gone; what it had is given to others."""
+        work = pushed.work
+        self._settling.flush(work)
+        self.left(work, work.delivery.gone(number))
+        self._pushed.end(number, pushed.receiver, error)
+        self._works.wake(work)
+        self._deliveries.drop_if_idle(work)
+
+    def left(self, work: Work, changes: list[Change]) -> None:
+        """A part of what somebody had who is gone."""
+        if changes and (self._log.stopped or self._log.append_if_possible(work, changes) is None):
+            work.delivery.not_counted(changes)
+
+    def writable(self, number: int) -> None:
+        """Its connection takes more."""
+        pushed = self._pushed.get(number)
+        if pushed is not None:
+            pushed.work.delivery.hold(number, pushed.held)
+            self._works.wake(pushed.work)
+
+    def held(self, number: int) -> None:
+        """Its connection takes no more; `writable` follows."""
+        pushed = self._pushed.get(number)
+        if pushed is not None:
+            pushed.work.delivery.hold(number, True)
+
+    # --- settling ---
+
+    def settle(self, settle: Settle, ranges: Sequence[int], receiver: Receiver, correlation_id: int) -> None:
+        """See `Deliverer.settle`."""
+        copies = self._publisher.copies_for(settle.level)
+        self._check(settle)
+        pushed = self._pushed[settle.subscription]
+        if pushed.unread is not None:
+            pushed.unread.taken(sum(ranges[1::2]) - sum(ranges[::2]))
+            self.writable(settle.subscription)
+            receiver.answer(settled_frame(0, correlation_id))
+            return
+        work = pushed.work
+        if work.gathered.asked:
+            self._flush_if_met(work, ranges)
+        again = bool(settle.flags & SETTLE_AGAIN)
+        settlement = work.delivery.settle(
+            settle.subscription, settle.epoch, settle.how, ranges, settle.delay_ms, again=again
+        )
+
+        def done(error: MirrorlogError | None) -> None:
+            if error is not None:
+                receiver.refuse(error, correlation_id)
+            else:
+                receiver.answer(settled_frame(settlement.records, correlation_id, settlement.passed_over))
+
+        self._settling.gather(work, Asked(settlement, copies, done))
+
+    def settle_within(self, settle: Settle, ranges: Sequence[int], *, whole: bool) -> tuple[Work, Settlement]:
+        """See `Deliverer.settle_within`."""
+        work = self._pushed[settle.subscription].work
+        self._flush_if_met(work, ranges)
+        again = bool(settle.flags & SETTLE_AGAIN)
+        settlement = work.delivery.settle(settle.subscription, settle.epoch, settle.how, ranges, again=again)
+        if settlement.passed_over:
+            raise NotGranted(f"{settlement.passed_over} of the records are in somebody else's hands by now")
+        missed = sum(ranges[1::2]) - sum(ranges[::2]) - settlement.records
+        if whole and missed:
+            raise NotGranted(f"{missed} of the records are settled already, and not by this transaction")
+        return work, settlement
+
+    def logged_within(self, work: Work, settlement: Settlement) -> None:
+        """See `Deliverer.logged_within`."""
+        self._settling.settled(work, settlement, self._now())
+        self._pushed.forget_if_done(settlement.number, work)
+        self._works.plan(work)
+        self._works.wake(work)
+
+    # --- inside ---
+
+    def _facts(self, message: Subscribe) -> Subscription:
+        """What is asked for, with a number, and the prefetch as it holds. Raises BadRequest."""
+        records = _within(message.prefetch_records, self._limits.max_unsettled_records, "prefetch_records")
+        size = _within(message.prefetch_bytes, self._limits.max_unsettled_bytes, "prefetch_bytes")
+        return Subscription(
+            number=self._book.next_number(),
+            prefetch_records=records,
+            prefetch_bytes=size,
+            auto_ack=message.auto_ack,
+            exclusive=message.exclusive,
+            priority=message.priority,
+        )
+
+    def _check(self, settle: Settle) -> None:
+        """Raises BadRequest."""
+        check_settle(settle.how, settle.delay_ms)
+        if settle.range_count > self._limits.max_ranges_per_settle:
+            raise BadRequest(
+                f"{settle.range_count} ranges in one settlement are above the limit of "
+                f"{self._limits.max_ranges_per_settle} (limits.max_ranges_per_settle); send several"
+            )
+
+    def _flush_if_met(self, work: Work, ranges: Sequence[int]) -> None:
+        """What is being settled already is settled first. Raises BadRequest or NotGranted."""
+        work.delivery.given(ranges)
+        if work.gathered.meets(ranges):
+            self._settling.flush(work)
+
+
+def _within(asked: int, limit: int, what: str) -> int:
+    """A prefetch as it holds. Raises BadRequest."""
+    if asked < 0:
+        raise BadRequest(f"{what} {asked} is below 0; 0 stands for the node's limit, {limit}")
+    return min(asked or limit, limit)
