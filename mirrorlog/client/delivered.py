@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from mirrorlog.client.attributed import Attributed
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord, Views
+from mirrorlog.client.given_record import GivenRecord
 from mirrorlog.client.in_hand import Granted
 from mirrorlog.wire.frames import How
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mirrorlog.commitlog.attributes import Attributes
-    from mirrorlog.commitlog.body import Header
 
 
 class Settler(Protocol):
@@ -42,13 +41,12 @@ class Settleable:
     became of it.
     """
 
-    __slots__ = ("_following", "_granted", "_settler", "offset")
+    __slots__ = ()  # their places are those of whoever inherits: a record has others than a batch
 
-    def __init__(self, settler: Settler, granted: Granted, first: int, following: int) -> None:
-        self._settler = settler
-        self._granted = granted
-        self.offset = first
-        self._following = following
+    offset: int
+    _following: int
+    _granted: Granted
+    _settler: Settler
 
     @property
     def redelivered(self) -> bool:
@@ -109,39 +107,16 @@ class Settleable:
         )
 
 
-class Delivered(Attributed, Settleable):
-    """A record that was given out. `offset`: its queue offset; `timestamp`: event time, µs UTC, None when the producer
-    gave none; `append_time_us` and `attributes`: of its batch, µs UTC."""
+class Delivered(GivenRecord, Settleable):
+    """A record that was given out."""
 
-    __slots__ = ("append_time_us", "attributes", "headers", "key", "queue", "timestamp", "value")
+    __slots__ = ("_following", "_granted", "_settler")
 
     def __init__(self, settler: Settler, granted: Granted, record: ConsumedRecord) -> None:
         self._settler = settler
         self._granted = granted
-        self.queue: str
-        self.offset: int
-        self.value: bytes | None
-        self.key: bytes | None
-        self.headers: list[Header]
-        self.timestamp: int | None
-        self.append_time_us: int
-        self.attributes: Attributes
-        (
-            self.queue,
-            self.offset,
-            self.value,
-            self.key,
-            self.headers,
-            self.timestamp,
-            self.append_time_us,
-            self.attributes,
-        ) = record
+        super().__init__(record)
         self._following = self.offset + 1
-
-    @property
-    def queue_offset(self) -> int:
-        """`offset`, by the name that consumed records have for it."""
-        return self.offset
 
     def __repr__(self) -> str:
         again = f", redelivered, attempts={self.attempts}" if self.redelivered else ""
@@ -151,10 +126,13 @@ class Delivered(Attributed, Settleable):
 class DeliveredBatch(Settleable):
     """Records of one batch that were given out together: those of `batch`, which is cut to them."""
 
-    __slots__ = ("batch",)
+    __slots__ = ("_following", "_granted", "_settler", "batch", "offset")
 
     def __init__(self, settler: Settler, granted: Granted, batch: ConsumedBatch) -> None:
-        super().__init__(settler, granted, batch.first, batch.next)
+        self._settler = settler
+        self._granted = granted
+        self.offset = batch.first
+        self._following = batch.next
         self.batch = batch
 
     def __len__(self) -> int:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from mirrorlog.client.attributed import Attributed
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
+from mirrorlog.client.given_record import GivenRecord
 from mirrorlog.client.granted_bytes import GrantedBytes
 from mirrorlog.client.lease_receipts import LeaseReceipt
 from mirrorlog.client.masters import ask_master
@@ -29,51 +29,23 @@ from mirrorlog.wire.messages import ExtendLease, Lease, LeasedRange, Leases, Lea
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
-    from mirrorlog.commitlog.attributes import Attributes
-    from mirrorlog.commitlog.body import Header
 
 _FETCH_BYTES: Final = 1024 * 1024
 # Queues whose reader is kept for the next lease.
 _READERS_MAX: Final = 64
 
 
-class Leased(Attributed):
+class Leased(GivenRecord):
     """A record under a lease. `receipt`: names it in `Client.settle_receipt`; the rest as of `Delivered`."""
 
-    __slots__ = (
-        "_leasing", "_receipt",
-        "append_time_us", "attempts", "attributes", "headers", "key", "offset", "queue", "redelivered", "timestamp",
-        "value",
-    )  # fmt: skip
+    __slots__ = ("_leasing", "_receipt", "attempts", "redelivered")
 
     def __init__(self, leasing: Leasing, receipt: LeaseReceipt, record: ConsumedRecord, of: LeasedRange) -> None:
         self._leasing = leasing
         self._receipt = receipt
-        self.queue: str
-        self.offset: int
-        self.value: bytes | None
-        self.key: bytes | None
-        self.headers: list[Header]
-        self.timestamp: int | None
-        self.append_time_us: int
-        self.attributes: Attributes
-        (
-            self.queue,
-            self.offset,
-            self.value,
-            self.key,
-            self.headers,
-            self.timestamp,
-            self.append_time_us,
-            self.attributes,
-        ) = record
+        super().__init__(record)
         self.redelivered = of.redelivered
         self.attempts = of.attempts
-
-    @property
-    def queue_offset(self) -> int:
-        """`offset`, by the name that consumed records have for it."""
-        return self.offset
 
     @property
     def receipt(self) -> str:

@@ -15,10 +15,8 @@ import random
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from mirrorlog.client.batching import (
@@ -39,6 +37,7 @@ from mirrorlog.client.pipeline import Pipeline, ProducerStats
 from mirrorlog.client.receipts import Receipt, Receipts
 from mirrorlog.client.sender import Sender
 from mirrorlog.client.window import Window
+from mirrorlog.client.with_block import WithBlock
 from mirrorlog.commitlog.attributes import Asked, Attributes, asked_attributes
 from mirrorlog.commitlog.body import Header, Record, draft_record
 from mirrorlog.commitlog.format import NO_PRODUCER, Codec
@@ -64,7 +63,7 @@ _UNHEARD_MAX: Final = 1000
 _BULK_BURST: Final = 4
 
 
-class Producer:
+class Producer(WithBlock):
     """Sends records to one queue. Made by `Client.producer`; use it with `async with`."""
 
     def __init__(
@@ -146,20 +145,6 @@ class Producer:
         self._closed = True
         last = self._collector.take()
         self._sender.abandon(Refused("the producer was closed before this was sent; nothing was stored"), last)
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            await self.close()
-        elif isinstance(error, Exception):
-            with suppress(MirrorlogError):  # what the block ended with is the one to tell
-                await self.close()
-        else:
-            self.abandon()  # cancelled or interrupted: whoever did that is not to wait for confirms
 
     # --- one record ---
 

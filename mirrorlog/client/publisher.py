@@ -32,7 +32,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from mirrorlog.client.batching import Headers, as_headers
@@ -40,6 +39,7 @@ from mirrorlog.client.deliveries import Delivery
 from mirrorlog.client.producer import Producer
 from mirrorlog.client.queue_producers import QueueProducers
 from mirrorlog.client.receipts import Receipt
+from mirrorlog.client.with_block import WithBlock
 from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Asked, Attributes, asked_attributes
 from mirrorlog.commitlog.body import Header
 from mirrorlog.errors import (
@@ -167,7 +167,7 @@ class Publication:
                 waiter.set_result(None)
 
 
-class Publisher:
+class Publisher(WithBlock):
     """Publishes to one exchange. Made by `Client.publisher`; use it with `async with`."""
 
     def __init__(
@@ -230,20 +230,6 @@ class Publisher:
         for producer in self._producers:
             with suppress(MirrorlogError):  # told already, of its publication
                 await producer.close()
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            await self.close()
-        elif isinstance(error, Exception):
-            with suppress(MirrorlogError):  # what the block ended with is the one to tell
-                await self.close()
-        else:
-            self.abandon()
 
     # --- messages ---
 

@@ -6,9 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from mirrorlog.client import leases as awaited
-from mirrorlog.client.attributed import Attributed
-from mirrorlog.commitlog.attributes import Attributes
-from mirrorlog.commitlog.body import Header
+from mirrorlog.client.sync_given_record import SyncGivenRecord
 
 _T = TypeVar("_T")
 
@@ -19,53 +17,19 @@ class Caller(Protocol):
     def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
 
 
-class Leased(Attributed):
+class Leased(SyncGivenRecord):
     """A record under a lease; as `mirrorlog.client.Leased`."""
 
     __slots__ = ("_awaited", "_client")
+    _awaited: awaited.Leased
 
     def __init__(self, client: Caller, of: awaited.Leased) -> None:
         self._client = client
         self._awaited = of
 
     @property
-    def queue(self) -> str:
-        return self._awaited.queue
-
-    @property
     def offset(self) -> int:
         return self._awaited.offset
-
-    @property
-    def queue_offset(self) -> int:
-        return self._awaited.offset
-
-    @property
-    def value(self) -> bytes | None:
-        return self._awaited.value
-
-    @property
-    def key(self) -> bytes | None:
-        return self._awaited.key
-
-    @property
-    def headers(self) -> list[Header]:
-        return self._awaited.headers
-
-    @property
-    def timestamp(self) -> int | None:
-        """Event time, µs UTC."""
-        return self._awaited.timestamp
-
-    @property
-    def append_time_us(self) -> int:  # type: ignore[override]  # only read
-        """Of its batch, µs UTC."""
-        return self._awaited.append_time_us
-
-    @property
-    def attributes(self) -> Attributes:  # type: ignore[override]  # only read
-        """Of its batch: what its producer asked for."""
-        return self._awaited.attributes
 
     @property
     def redelivered(self) -> bool:

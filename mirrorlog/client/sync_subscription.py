@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from mirrorlog.client import delivered as awaited
 from mirrorlog.client import subscription as awaited_subscription
-from mirrorlog.client.attributed import Attributed
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord, Views
 from mirrorlog.client.loop_thread import LoopThread
-from mirrorlog.commitlog.attributes import Attributes
-from mirrorlog.commitlog.body import Header
+from mirrorlog.client.sync_given_record import SyncGivenRecord
 from mirrorlog.errors import MirrorlogError
 
 if TYPE_CHECKING:
@@ -107,46 +105,11 @@ class Settleable:
         return repr(self._awaited)
 
 
-class Delivered(Attributed, Settleable):
+class Delivered(SyncGivenRecord, Settleable):
     """A record that was given out; as `mirrorlog.client.Delivered`."""
 
     __slots__ = ()
     _awaited: awaited.Delivered
-
-    @property
-    def queue(self) -> str:
-        return self._awaited.queue
-
-    @property
-    def queue_offset(self) -> int:
-        return self._awaited.offset
-
-    @property
-    def value(self) -> bytes | None:
-        return self._awaited.value
-
-    @property
-    def key(self) -> bytes | None:
-        return self._awaited.key
-
-    @property
-    def headers(self) -> list[Header]:
-        return self._awaited.headers
-
-    @property
-    def timestamp(self) -> int | None:
-        """Event time, µs UTC."""
-        return self._awaited.timestamp
-
-    @property
-    def append_time_us(self) -> int:  # type: ignore[override]  # only read
-        """Of its batch, µs UTC."""
-        return self._awaited.append_time_us
-
-    @property
-    def attributes(self) -> Attributes:  # type: ignore[override]  # only read
-        """Of its batch: what its producer asked for."""
-        return self._awaited.attributes
 
 
 class DeliveredBatch(Settleable):

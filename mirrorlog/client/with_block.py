@@ -1,0 +1,37 @@
+"""How what publishes ends with its `async with` block: closed, and what failed told, or given up at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from mirrorlog.errors import MirrorlogError
+
+
+class WithBlock(ABC):
+    """Started by entering the block, closed by leaving it."""
+
+    @abstractmethod
+    async def start(self) -> Self: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @abstractmethod
+    def abandon(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+        elif isinstance(error, Exception):
+            with suppress(MirrorlogError):  # what the block ended with is the one to tell
+                await self.close()
+        else:
+            self.abandon()  # cancelled or interrupted: whoever did that is not to wait for confirms
