@@ -40,7 +40,7 @@ from mirrorlog.broker.replica import Replica
 from mirrorlog.broker.settling import Respond, Settling
 from mirrorlog.broker.subscribing import Subscribing
 from mirrorlog.broker.subscription_book import Receiver, SubscriptionBook
-from mirrorlog.broker.taking import Taking, taking_of
+from mirrorlog.broker.taking import Taking, leases_of, taking_of
 from mirrorlog.broker.watermarks import Watermarks
 from mirrorlog.broker.works import Work, WorkTable
 from mirrorlog.config import LimitSettings
@@ -50,7 +50,7 @@ from mirrorlog.queues.delivery import Settlement
 from mirrorlog.queues.groups import OWN_GROUP
 from mirrorlog.queues.subscriber import Range
 from mirrorlog.wire.frames import Settle
-from mirrorlog.wire.messages import ExtendLease, Lease, Redrive, SettleLease, Subscribe, Subscribed
+from mirrorlog.wire.messages import ExtendLease, Lease, LeaseInfo, Redrive, SettleLease, Subscribe, Subscribed
 
 __all__ = ["Deliverer", "Respond", "Within"]
 
@@ -102,11 +102,11 @@ class Deliverer:
         self._subscribing = subscribing = Subscribing(
             publisher, works, log,
             book=book, enter=lambda number, receiver: book.add(number, receiver, self),
-            deliveries=deliveries, pushed=pushed, settling=settling, limits=limits, now=now,
+            deliveries=deliveries, pushed=pushed, settling=settling, limits=limits, clock=clock, now=now,
         )  # fmt: skip
         self._leasing = leasing = Leasing(
             replica, publisher, works, log,
-            book=book, numbers=numbers, deliveries=deliveries, settling=settling, limits=limits, now=now,
+            book=book, numbers=numbers, deliveries=deliveries, settling=settling, limits=limits, clock=clock, now=now,
         )  # fmt: skip
         self._ready = ReadyRecords(
             replica, publisher, log, deliveries=deliveries, settling=settling, departures=departures
@@ -318,6 +318,13 @@ class Deliverer:
             peer=self._pushed.peer,
         )
 
+    def leases(self, queue_id: int, group: str) -> tuple[LeaseInfo, ...]:
+        """Those of a group that run, some of them."""
+        ledger, work = self._replica.groups.get(queue_id, group), self._works.get((queue_id, group))
+        if ledger is None:
+            return ()
+        return leases_of(ledger, ends_at=work.delivery.lease_ends_at if work else lambda lease: None, now=self._now())
+
     # --- queues ---
 
     def takers(self, queue_id: int) -> int:
@@ -335,6 +342,11 @@ class Deliverer:
         self._expiries.forget(queue_id)
 
     # --- the life of the mastership ---
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first batch is confirmed."""
+        return self._begun()
 
     def begin(self, *, leapt: bool = False) -> None:
         """What the master before left waiting waits on: delays and leases begin anew. When the epoch's first batch is

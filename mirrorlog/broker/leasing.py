@@ -10,6 +10,7 @@ from mirrorlog.broker.deliveries import Deliveries
 from mirrorlog.broker.gathered import Asked
 from mirrorlog.broker.group_log import GroupLog
 from mirrorlog.broker.lease_numbers import LeaseNumbers
+from mirrorlog.broker.log_clock import LogClock
 from mirrorlog.broker.publish import Publisher
 from mirrorlog.broker.replica import Replica
 from mirrorlog.broker.settling import Respond, Settling, check_settle
@@ -38,7 +39,7 @@ class Waiter(NamedTuple):
 
 
 class Leasing:
-    """Of the groups of one log. `now`: the loop's clock in s."""
+    """Of the groups of one log. `clock`: by which times to live end; `now`: the loop's clock in s."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Leasing:
         deliveries: Deliveries,
         settling: Settling,
         limits: LimitSettings,
+        clock: LogClock,
         now: Callable[[], float],
     ) -> None:
         self._replica = replica
@@ -63,6 +65,7 @@ class Leasing:
         self._deliveries = deliveries
         self._settling = settling
         self._limits = limits
+        self._clock = clock
         self._now = now
         self._waiters: dict[int, Waiter] = {}
         self._waits: list[tuple[float, int]] = []
@@ -86,6 +89,7 @@ class Leasing:
         work = self._deliveries.of((queue_id, message.group), make=True)
         number = self._book.next_wait()
         try:
+            work.delivery.clock(self._now(), self._clock())
             work.delivery.lease(LeaseWish(number, message.holder, message.records_max, message.lease_ms))
         except MirrorlogError:
             self._deliveries.drop_if_idle(work)

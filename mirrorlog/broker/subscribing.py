@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from mirrorlog.broker.deliveries import Deliveries
 from mirrorlog.broker.gathered import Asked
 from mirrorlog.broker.group_log import GroupLog
+from mirrorlog.broker.log_clock import LogClock
 from mirrorlog.broker.publish import Publisher
 from mirrorlog.broker.pushed import Pushed, PushedTable
 from mirrorlog.broker.settling import Settling, check_settle
@@ -19,13 +21,15 @@ from mirrorlog.errors import BadRequest, MirrorlogError, NotGranted
 from mirrorlog.queues.changes import Change
 from mirrorlog.queues.delivery import Settlement
 from mirrorlog.queues.subscriber import Subscription
-from mirrorlog.wire.frames import SETTLE_AGAIN, Settle, settled_frame
+from mirrorlog.wire.frames import SETTLE_AGAIN, How, Settle, settled_frame
 from mirrorlog.wire.messages import Subscribe
+
+NAME_CHARS_MAX: Final = 255
 
 
 class Subscribing:
-    """`enter`: has the book know that this log serves a subscription, and may raise Overloaded; `now`: the loop's clock
-    in s."""
+    """`enter`: has the book know that this log serves a subscription, and may raise Overloaded; `clock`: by which times
+    to live end; `now`: the loop's clock in s."""
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class Subscribing:
         pushed: PushedTable,
         settling: Settling,
         limits: LimitSettings,
+        clock: LogClock,
         now: Callable[[], float],
     ) -> None:
         self._publisher = publisher
@@ -50,6 +55,7 @@ class Subscribing:
         self._pushed = pushed
         self._settling = settling
         self._limits = limits
+        self._clock = clock
         self._now = now
 
     # --- coming and going ---
@@ -60,6 +66,7 @@ class Subscribing:
         work = self._deliveries.of((queue_id, message.group), make=message.create)
         try:
             self._enter(facts.number, receiver)
+            work.delivery.clock(self._now(), self._clock())
             work.delivery.subscribe(facts)
         except MirrorlogError:
             self._book.remove(facts.number)
@@ -139,10 +146,14 @@ class Subscribing:
         work = self._pushed[settle.subscription].work
         self._flush_if_met(work, ranges)
         again = bool(settle.flags & SETTLE_AGAIN)
-        settlement = work.delivery.settle(settle.subscription, settle.epoch, settle.how, ranges, again=again)
-        if settlement.passed_over:
-            raise NotGranted(f"{settlement.passed_over} of the records are in somebody else's hands by now")
-        missed = sum(ranges[1::2]) - sum(ranges[::2]) - settlement.records
+        number, epoch = settle.subscription, settle.epoch
+        settlement = judged = work.delivery.settle(number, epoch, settle.how, ranges, settle.delay_ms, again=again)
+        if settle.how == How.RETURN and not settlement.ranges:
+            # They went back with a former session. That is as asked, if they could still be settled from there.
+            judged = work.delivery.settle(number, epoch, How.ACK, ranges, again=again)
+        if judged.passed_over:
+            raise NotGranted(f"{judged.passed_over} of the records are in somebody else's hands by now")
+        missed = sum(ranges[1::2]) - sum(ranges[::2]) - judged.records
         if whole and missed:
             raise NotGranted(f"{missed} of the records are settled already, and not by this transaction")
         return work, settlement
@@ -167,6 +178,7 @@ class Subscribing:
             auto_ack=message.auto_ack,
             exclusive=message.exclusive,
             priority=message.priority,
+            name=_name(message.name),
         )
 
     def _check(self, settle: Settle) -> None:
@@ -183,6 +195,13 @@ class Subscribing:
         work.delivery.given(ranges)
         if work.gathered.meets(ranges):
             self._settling.flush(work)
+
+
+def _name(name: str) -> str:
+    """As it holds. Raises BadRequest."""
+    if len(name) > NAME_CHARS_MAX:
+        raise BadRequest(f"a subscription's name has at most {NAME_CHARS_MAX} characters, and not {len(name)}")
+    return name
 
 
 def _within(asked: int, limit: int, what: str) -> int:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from typing import Final
 
+from mirrorlog.queues.departures import NUMBERS
+from mirrorlog.queues.ledger import Ledger
 from mirrorlog.queues.subscriber import Subscriber
+from mirrorlog.wire.messages import ConsumerInfo, LeaseInfo
 
 NAMED_MAX: Final = 20
 """So many are named; the counts are of all."""
@@ -23,6 +28,7 @@ class Taking:
     not_reading: tuple[str, ...] = ()
     alone: str = ""
     due_ms: int = -1
+    consumers: tuple[ConsumerInfo, ...] = ()
 
 
 def taking_of(
@@ -50,4 +56,28 @@ def taking_of(
         not_reading=tuple(name(each) for each in able if each.held)[:NAMED_MAX],
         alone=next((name(each) for each in there if each.facts.number == alone), ""),
         due_ms=-1 if due_at == math.inf else max(0, int((due_at - now) * 1000)),
+        consumers=tuple(
+            ConsumerInfo(
+                peer=peer(each.facts.number),
+                name=each.facts.name,
+                priority=each.facts.priority,
+                in_hand=len(each.hand),
+                alone=each.facts.number == alone,
+            )
+            for each in there[:NAMED_MAX]
+        ),
+    )
+
+
+def leases_of(ledger: Ledger, *, ends_at: Callable[[int], float | None], now: float) -> tuple[LeaseInfo, ...]:
+    """Some that run. Of other numbers are departures: nobody holds these. `ends_at`: when a lease ends, s."""
+
+    def ends_in_ms(lease: int) -> int:
+        at = ends_at(lease)
+        return -1 if at is None else max(0, int((at - now) * 1000))
+
+    some = islice((each for each in ledger.leases.items() if each[0] >= NUMBERS), NAMED_MAX)
+    return tuple(
+        LeaseInfo(lease=lease, holder=row.holder, records=ledger.lease_records(lease), ends_in_ms=ends_in_ms(lease))
+        for lease, row in sorted(some, key=itemgetter(0))
     )

@@ -17,6 +17,7 @@ from math import inf
 from typing import Final
 
 from mirrorlog.broker.gathered import Gathered
+from mirrorlog.commitlog.gaps import NO_GAPS, Gaps
 from mirrorlog.queues.delivery import Delivery
 
 _SPARE: Final = 64
@@ -27,13 +28,15 @@ Key = tuple[int, str]
 
 @dataclass(slots=True)
 class Work:
-    """A group that somebody takes from. `planned`: when it is looked at next. `refused`: a change of it was."""
+    """A group that somebody takes from. `planned`: when it is looked at next. `refused`: a change of it was. `gaps`:
+    those of its queue that are settled in it."""
 
     key: Key
     delivery: Delivery
     gathered: Gathered = field(default_factory=Gathered)
     planned: float = inf
     refused: bool = False
+    gaps: Gaps = NO_GAPS
 
 
 class WorkTable:

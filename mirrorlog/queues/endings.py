@@ -77,6 +77,10 @@ class Endings:
             return -math.inf
         return self._moments[0].at if self._moments else math.inf
 
+    def ends_at(self, lease: int) -> float | None:
+        """When a lease ends, s; None of one that is not read yet."""
+        return self._leases.get(lease)
+
     def park(self, ranges: Iterable[Range], delay_ms: int, now: float) -> None:
         """They wait from now on."""
         step = math.ceil((now + delay_ms / 1000) / PARK_S)

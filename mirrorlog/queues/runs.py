@@ -310,6 +310,10 @@ class RunTable:
         self._confirmed = 0
         # Between a checkpoint's beginning and its end a copy that began with it does not know all groups.
         self._groups_doubtful = False
+        self._checkpoint_at: int | None = None
+        # From this log offset on all groups are known: the log was followed from its first byte, or through a whole
+        # checkpoint. None before that.
+        self._complete_from: int | None = None
         self.total = 0
         """How many runs there are."""
 
@@ -378,7 +382,9 @@ class RunTable:
             self._change(queue_id, lambda runs: runs.add(row))
 
     def follow(self, header: BatchHeader) -> None:
-        """A batch with changes of a queue's groups was appended."""
+        """A batch with changes was appended, of a queue's groups or of the log."""
+        if header.log_offset == 0:
+            self._complete_from = 0
         if header.queue_id in self._queues and not self._groups_doubtful:
             self._note_settled(header.next_log_offset, [header.queue_id])
 
@@ -388,11 +394,9 @@ class RunTable:
             if isinstance(state, RunState) and state.runs:
                 self._put(state.queue_id, _rows_of(state))
             elif isinstance(state, CheckpointBegan):
-                self._groups_doubtful = True
-                self._settled.clear()
+                self._begin_checkpoint(header.log_offset)
             elif isinstance(state, CheckpointEnded):
-                self._groups_doubtful = False
-                self._note_settled(header.next_log_offset, list(self._queues))
+                self._end_checkpoint(header.next_log_offset, state.began_at)
 
     def begin_moved(self, begins: Mapping[int, int]) -> None:
         """Queues begin at these queue offsets, by queue id; that is confirmed."""
@@ -416,6 +420,8 @@ class RunTable:
         """The log now ends at `log_offset`; `next_appended` says where a queue goes on now, by its id."""
         while self._settled and self._settled[-1].log_offset > log_offset:
             self._settled.pop()
+        if self._complete_from is not None and self._complete_from > log_offset:
+            self._complete_from = None
         for queue_id in list(self._queues):
             until = next_appended(queue_id)
             if self._queues[queue_id].end > until:
@@ -438,6 +444,20 @@ class RunTable:
         return RunState(walk.queue_id, [number for row in rows for number in _numbers(row)]) if rows else None
 
     # --- inside ---
+
+    def _begin_checkpoint(self, log_offset: int) -> None:
+        self._groups_doubtful, self._checkpoint_at = True, log_offset
+        if self._complete_from is None:
+            # What was noted is the floor of some groups: another one, that this checkpoint tells of, may need what it
+            # tells of runs. Who knows all groups keeps his notes: others may have heard of the confirm already.
+            self._settled.clear()
+
+    def _end_checkpoint(self, log_offset: int, began_at: int) -> None:
+        """`log_offset`: where it ends."""
+        self._groups_doubtful = False
+        if self._complete_from is None and began_at == self._checkpoint_at:
+            self._complete_from = log_offset
+        self._note_settled(log_offset, list(self._queues))
 
     def _note_settled(self, log_offset: int, queue_ids: Collection[int]) -> None:
         """By the changes below `log_offset` nothing is unsettled below the floors of these queues' groups."""

@@ -24,7 +24,7 @@ Range = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """What somebody subscribes with. `prefetch_records`, `prefetch_bytes`: in hand at most, above 0; a single record
-    may be larger."""
+    may be larger. `name`: for people."""
 
     number: int
     prefetch_records: int
@@ -32,6 +32,7 @@ class Subscription:
     auto_ack: bool = False
     exclusive: bool = False
     priority: int = 0
+    name: str = ""
 
 
 @dataclass(slots=True)

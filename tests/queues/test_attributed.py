@@ -9,8 +9,9 @@ from mirrorlog.commitlog.attributes import Attributes
 from mirrorlog.queues import attributed, levels
 from mirrorlog.queues.attributed import Attributed
 from mirrorlog.queues.changes import Change, Settled
-from mirrorlog.queues.delivery import Delivery, Receipt, Rules
+from mirrorlog.queues.delivery import Receipt, Rules
 from mirrorlog.queues.ledger import Ledger
+from mirrorlog.queues.outcomes import Outcomes
 from mirrorlog.queues.runs import QueueRuns, Row
 from mirrorlog.wire.frames import How
 from tests.queues.delivered import Stage, records
@@ -185,6 +186,38 @@ def test_no_time_to_live_is_one_chance() -> None:
     assert it.ledger.floor == 2
 
 
+@pytest.mark.parametrize("leased", [False, True])
+def test_who_comes_later_is_not_given_what_had_no_time_to_live(leased: bool) -> None:
+    """Goal: a record of no time to live that comes to nobody is given to nobody, be he the first who takes from the
+    group, nor to who comes when all others are gone; what comes behind him is his."""
+    it = Stage()
+    for number in (1, 2):
+        it.publish(1, ttl_ms=0)
+        it.publish(1)
+        it.now += 1
+        it.clock()
+        if leased:
+            it.lease(number, 9, 60_000)
+        else:
+            it.subscribe(number)
+        it.pump()
+        it.confirm()
+        it.pump()
+        assert records(it.given, number) == [it.end - 1]
+        it.tick(0)
+        assert it.expired[-1][:2] == (it.end - 2, it.end - 1)
+        if leased:
+            it.lease(number, 9, 60_000)
+        it.publish(1, ttl_ms=0)
+        it.pump()
+        it.confirm()
+        it.pump()
+        assert records(it.given, number)[-1] == it.end - 1
+        if not leased:
+            it.settle(number, *(it.end - 2, it.end))
+        it.gone(number)
+
+
 def test_an_expiry_that_the_log_refuses_is_told_again_and_given_to_nobody_meanwhile() -> None:
     """It takes nothing, then it does."""
     it = stage()
@@ -204,13 +237,13 @@ def test_every_death_goes_by_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rejected, come back too often (by a nack, a connection, a lease), too old: whoever wants to send such records
     elsewhere has one place to begin with; an ack, a purge and what is gone do not come by."""
     died: list[tuple[str, list[tuple[int, int]]]] = []
-    die = Delivery._die
+    die = Outcomes.die
 
-    def noted(self: Delivery, ranges: list[tuple[int, int]], why: str) -> list[Change]:
+    def noted(self: Outcomes, ranges: list[tuple[int, int]], why: str) -> list[Change]:
         died.extend((why, [*ranges]) for _ in ranges[:1])
         return die(self, ranges, why)
 
-    monkeypatch.setattr(Delivery, "_die", noted)
+    monkeypatch.setattr(Outcomes, "die", noted)
     it = stage(delivery_limit=0)
     it.publish(7, ttl_ms=100_000)
     it.lease(9, 1, 1000)
@@ -268,6 +301,62 @@ def test_a_priority_behind_a_long_queue_is_covered_and_given_next() -> None:
     it.settle(1, 0, 10)
     it.confirm()
     assert records(it.pump()) == [1_000_000, *range(10, 19)]
+
+
+def test_nothing_lower_is_given_while_the_watermark_does_not_cover_a_higher_one() -> None:
+    """Goal: who has room for one record gets the highest, though it lies beyond what the watermark covers and lower
+    ones do not; that the log refuses the watermark for a while changes nothing of that."""
+    it = Stage(Rules(priority_max=9))
+    it.publish(4)
+    it.subscribe(1, 1)
+    it.pump()
+    it.confirm()
+    it.pump()
+    it.publish(1, priority=3)
+    it.publish(2, priority=9)
+    it.refuses = True
+    it.gone(1)
+    it.subscribe(2, 1)
+    assert it.pump() == [], "the watermark covers record 0, which is free"
+    assert not it.delivery.served(it.delivery.watermark)
+    it.refuses = False
+    for expected in (5, 6, 4, 0, 1):
+        given = it.pump()
+        it.confirm()
+        assert records([*given, *it.pump()]) == [expected]
+        it.settle(2, expected, expected + 1)
+
+
+def test_of_a_high_run_what_is_covered_is_given() -> None:
+    """The watermark ends within it: the rest comes with the next one, and before what is lower."""
+    it = Stage(Rules(priority_max=9))
+    it.publish(1, priority=1)
+    it.publish(6, priority=5)
+    it.subscribe(1, 4)
+    it.pump()
+    it.confirm()
+    assert records(it.pump()) == [1, 2, 3]
+    it.confirm()
+    assert records(it.pump()) == [4]
+
+
+def test_what_waits_for_the_watermark_keeps_its_one_chance() -> None:
+    """An urgent record of no time to live far behind a long queue, when nothing else is on its way to be covered."""
+    it = Stage(Rules(priority_max=9))
+    it.publish(1000)
+    it.subscribe(1, 2)
+    it.pump()
+    it.confirm()
+    it.pump()
+    it.settle(1, 0, 1)
+    it.confirm()
+    it.tick(1)
+    it.publish(1, ttl_ms=0, priority=9)
+    assert it.turn() is None, "as a look may be that another one's watermark came before"
+    it.tick(0)
+    it.pump()
+    it.confirm()
+    assert records(it.pump()) == [1000]
 
 
 def test_a_level_keeps_nothing_of_what_was_settled_in_any_order() -> None:

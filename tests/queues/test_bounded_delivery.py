@@ -58,7 +58,7 @@ def test_a_large_record_goes_beside_others_in_hand() -> None:
             end += 1
         return Reach(at, end, sum(sizes[at:end]))
 
-    it.delivery._reach = reach
+    it.delivery._giving._reach = reach
     it.move_watermark()
     it.confirm()
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_whole_batches_count_in_a_turn() -> None:
     it = started(40)
     it.pump()
     it.settle(1, *[border for each in range(0, 40, 5) for border in (each, each + 1)], how=How.RELEASE)
-    it.delivery._reach = lambda at, until, _: Reach(at, until, 10, 50)
+    it.delivery._giving._reach = lambda at, until, _: Reach(at, until, 10, 50)
     before = len(it.given)
     it.turn(bytes_max=200)
     assert records(it.given[before:]) == [0, 5, 10, 15]
@@ -80,7 +80,7 @@ def test_whole_batches_count_in_a_turn() -> None:
 def test_a_turn_gives_so_many_grants_at_most() -> None:
     """Attempts alternate, in one batch: what is granted is taken, and the rest comes in the next turns."""
     it = started(4000)
-    it.delivery._reach = lambda at, until, _: Reach(at, until, until - at)
+    it.delivery._giving._reach = lambda at, until, _: Reach(at, until, until - at)
     it.pump()
     it.settle(1, *every_second(4000), how=How.RETURN)
     it.settle(1, *[each + 1 for each in every_second(4000)], how=How.RELEASE)
@@ -88,7 +88,7 @@ def test_a_turn_gives_so_many_grants_at_most() -> None:
     while (given := it.turn()) is not None:
         assert len(given.grants) <= GRANTS_MAX
     assert records(it.given[before:]) == list(range(4000))
-    assert it.delivery._subscribers[1].hand_bytes <= 4000
+    assert it.delivery._takers.find(1).hand_bytes <= 4000
 
 
 def test_a_hand_of_scattered_records_is_let_go_in_parts() -> None:
@@ -197,10 +197,10 @@ def test_what_dies_of_what_is_returned_is_forgotten() -> None:
     it.pump()
     it.confirm()
     it.pump()
-    assert len(it.delivery._uncounted) == 4
+    assert len(it.delivery._front._uncounted) == 4
     it.settle(2, 0, 4, how=How.RETURN, delay_ms=1000)
     assert it.ledger.floor == 2
-    assert list(it.delivery._uncounted) == [(2, 4)]
+    assert list(it.delivery._front._uncounted) == [(2, 4)]
     assert [each.runs() for each in it.delivery._endings._parked.values()] == [[(2, 4)]]
 
 

@@ -622,9 +622,9 @@ class DeliveryMachine(RuleBasedStateMachine):
     def in_hands(self) -> set[int]:
         return set().union(*self.model.hands.values()) if self.model.hands else set()
 
-    def first_of(self, free: list[int], covered: int) -> int:
-        """Which one is next: of what is covered, the first of the highest priority."""
-        return min((each for each in free if each < covered), key=lambda each: (-self.model.priority(each), each))
+    def first_of(self, free: list[int]) -> int:
+        """Which one is next: the first of the highest priority. While it is not covered nobody is given another one."""
+        return min(free, key=lambda each: (-self.model.priority(each), each))
 
     def subscribers(self) -> list[int]:
         return sorted(self.model.hands)
@@ -713,14 +713,13 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.stage.confirm()
         for _ in range(40):
             free = self.free()
-            covered = min(self.stage.end, self.stage.delivery._covered)
+            covered = min(self.stage.end, self.stage.delivery.covered)
             given = self.stage.turn()
             if given is None:
-                self.nobody_could_take([each for each in free if each < covered])
+                self.nobody_could_take(free if free and self.first_of(free) < covered else [])
                 return
             assert given.grants
-            lent = given.number not in self.model.hands
-            assert given.grants[0].first == self.first_of(free, self.stage.end if lent else covered), "not in order"
+            assert given.grants[0].first == self.first_of(free), "not in order"
             for grant in given.grants:
                 self.check_grant(given.number, grant, set(free), covered)
             if given.number in self.model.hands:
@@ -761,7 +760,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             )
         ]
         if self.stage.rules.single_active:
-            with_room = [each for each in with_room if each == self.stage.delivery._active]
+            with_room = [each for each in with_room if each == self.stage.delivery._takers._active]
         assert not with_room, f"{with_room} could take {free}"
 
     @precondition(lambda self: any(self.model.hands.values()))

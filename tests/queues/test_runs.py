@@ -536,3 +536,73 @@ def test_a_copy_forgets_nothing_for_a_group_that_it_knows_before_the_others() ->
     copy = Derived()
     copy.follow_all(walk.log.since(began_at), confirmed=walk.log.end)
     assert of(copy.runs, queue_id) == [Run(0, 1, 5, None, None), Run(1, 2, 6, None, None)]
+
+
+@pytest.mark.parametrize("starts_with_log", [True, False], ids=["from the log's first byte", "from a checkpoint"])
+def test_a_copy_that_hears_of_a_confirm_behind_a_checkpoint_forgets_what_the_others_have(starts_with_log: bool) -> None:
+    """All groups have settled a record, and the master knows that to be confirmed when it writes a checkpoint; a group
+    is made in front of that record while it is written. A copy that knows all groups, and hears of the confirm behind
+    all this, has that record plain too."""
+    master = Walk(0)
+    queue_id = queue_of(master)
+    master.append(data_of(queue_id, Attributes(5)))
+    master.append(encode_change(master.live.groups.reset(queue_id, "", 0), queue_id=queue_id))
+    began_at = 0 if starts_with_log else master.log.end
+    if not starts_with_log:
+        append_checkpoint(master)
+    copy, heard_to = Derived(), master.log.end
+    copy.follow_all(master.log.since(began_at), confirmed=heard_to)
+    assert of(copy.runs, queue_id) == [Run(0, 1, 5, None, None)]
+    master.append(encode_change(Settled(group="", ranges=[0, 1]), queue_id=queue_id))
+    master.live.confirm(master.log.end)
+    append_checkpoint(master, encode_change(master.live.groups.reset(queue_id, "late", 0), queue_id=queue_id))
+    assert of(master.live.runs, queue_id) == []
+    for header, stored in master.log.since(heard_to):
+        copy.follow(header, stored)
+    copy.confirm(master.log.end)
+    assert of(copy.runs, queue_id) == []
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["as it comes", "cut and fetched again"])
+def test_a_copy_that_began_late_takes_no_floor_for_that_of_all_groups(is_cut: bool) -> None:
+    """A copy begins behind the making of a group that needs a record, and hears how the queue's own one is made behind
+    it: of all groups that it knows none needs that record. A checkpoint tells of the other one and of the record; then
+    all of it is confirmed. So it is, too, when that copy, which knows all groups by then, has to give up what it was
+    sent and is sent it again."""
+    master = Walk(0)
+    queue_id = queue_of(master)
+    master.append(encode_change(master.live.groups.reset(queue_id, "early", 0), queue_id=queue_id))
+    began_at = master.log.end
+    master.append(data_of(queue_id, Attributes(5)))
+    cut_at = master.log.end
+    master.append(encode_change(master.live.groups.reset(queue_id, "", 1), queue_id=queue_id))
+    append_checkpoint(master)
+    copy = Derived()
+    for header, stored in master.log.since(began_at):
+        copy.follow(header, stored)
+    if is_cut:
+        for derived in (copy.registry, copy.holds, copy.groups, copy.tracker):
+            derived.cut(cut_at)
+        copy.runs.cut(cut_at, copy.next_queue_offset)
+        for header, stored in master.log.since(cut_at):
+            copy.follow(header, stored)
+    copy.confirm(master.log.end)
+    assert of(copy.runs, queue_id) == of(master.live.runs, queue_id) == [Run(0, 1, 5, None, None)]
+
+
+def queue_of(walk: Walk) -> int:
+    """A queue that is declared now; its id."""
+    batch = walk.live.registry.declare("q", {})
+    assert batch is not None
+    walk.append(batch)
+    return walk.live.registry.find("q").queue_id
+
+
+def append_checkpoint(walk: Walk, *meanwhile: bytearray) -> None:
+    """`meanwhile`: what comes behind its first batch."""
+    writer = walk.live.writer(queues_per_batch=1, producers_per_batch=1)
+    left = list(meanwhile)
+    while (written := writer.next_batch(walk.log.end)) is not None:
+        walk.append(written)
+        while left:
+            walk.append(left.pop(0))

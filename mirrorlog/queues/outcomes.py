@@ -1,0 +1,92 @@
+"""The changes by which records of one acking group are settled, come back, end or are leased. Nothing is done by them
+before they are appended. Pure. Ranges are [first, until), queue offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mirrorlog.queues.changes import Change, Leased, Returned, Settled
+from mirrorlog.queues.deaths import DEAD, LIMIT, Deaths
+from mirrorlog.queues.ledger import Ledger
+from mirrorlog.queues.rules import Rules
+from mirrorlog.queues.stretches import flat, joined
+from mirrorlog.queues.subscriber import Range
+from mirrorlog.wire.frames import How
+
+ACKED: Final = "acked"
+PURGED: Final = "purged"
+"""Why records are settled: see `Settled`."""
+SETTLING: Final = frozenset({int(How.ACK), int(How.DEAD)})
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What is to be done with `ranges`; `records`: how many of them it changes. `number`: whose hand they leave, 0 for
+    nobody's."""
+
+    number: int
+    how: int
+    ranges: tuple[Range, ...]
+    changes: tuple[Change, ...]
+    records: int
+    delay_ms: int = 0
+    passed_over: int = 0
+
+
+class Outcomes:
+    """Of one group. `die`: how records end."""
+
+    def __init__(self, group: str, ledger: Ledger, rules: Rules, die: Deaths) -> None:
+        self._group = group
+        self._ledger = ledger
+        self._rules = rules
+        self._deaths = die
+
+    def settlement(self, number: int, how: int, ranges: Iterable[Range], delay_ms: int) -> Settlement:
+        """`how`: see `How`."""
+        ranges = tuple(joined(ranges))
+        changes: list[Change] = []
+        if ranges and how == How.RETURN:
+            changes = self.come_back(ranges, delay_ms)
+        elif ranges and how in SETTLING:
+            changes = self.die(ranges, DEAD) if how == How.DEAD else [self.settle(ranges, ACKED)]
+        elif ranges and how == How.RELEASE and delay_ms:
+            changes = [self.again(ranges, delay_ms, counted=False)]
+        records = sum(self._ledger.unsettled(first, until) for first, until in ranges)
+        return Settlement(number, how, ranges, tuple(changes), records, delay_ms)
+
+    def come_back(self, ranges: Iterable[Range], delay_ms: int) -> list[Change]:
+        """The changes that count a return of each; of those that came back too often, that end them."""
+        again, dead = self._sort_out(ranges)
+        changes = self.die(dead, LIMIT)
+        return [*changes, self.again(again, delay_ms, counted=True)] if again else changes
+
+    def die(self, ranges: Sequence[Range], why: str) -> list[Change]:
+        """The changes by which records end that nobody has acknowledged. All of them come by here."""
+        return list(self._deaths(self._group, list(joined(ranges)), why))
+
+    def settle(self, ranges: Iterable[Range], why: str) -> Settled:
+        return Settled(group=self._group, ranges=flat(ranges), why=why)
+
+    def again(self, ranges: Iterable[Range], delay_ms: int, *, counted: bool) -> Returned:
+        return Returned(group=self._group, ranges=flat(ranges), delay_ms=delay_ms, counted=counted)
+
+    def lease(self, lease: int, holder: str, ranges: Iterable[Range], lease_ms: int) -> Leased:
+        return Leased(group=self._group, lease=lease, holder=holder, ranges=flat(ranges), lease_ms=lease_ms)
+
+    def _sort_out(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+        """Those that may be given out again, and those that came back too often."""
+        limit = self._rules.delivery_limit
+        if limit is None:
+            return list(ranges), []
+        again: list[Range] = []
+        dead: list[Range] = []
+        for first, until in ranges:
+            at = first
+            while at < until:
+                attempts, end = self._ledger.attempts(at, until)
+                (dead if attempts >= limit else again).append((at, end))
+                at = end
+        return list(joined(again)), list(joined(dead))
