@@ -317,17 +317,19 @@ class Replica:
             stamped = self.log.append_copied(batch)
         return self._followed(stamped, batch)
 
-    def append_transaction(self, batches: Sequence[memoryview], now_us: int) -> list[BatchHeader]:
-        """Master: append checked batches, of one or more queues, as one; their headers as stamped. As `append`."""
+    def append_transaction(self, batches: Sequence[memoryview], now_us: int, *, flags: int = 0) -> list[BatchHeader]:
+        """Master: append checked batches, of one or more queues, as one; their headers as stamped. `flags`: of those
+        with records. As `append`."""
         bases: dict[int, int] = {}
         parts: list[Part] = []
         for batch in batches:
             header = read_header(batch)
-            base = 0
+            base = part_flags = 0
             if header.kind in _NUMBERED:
+                part_flags = flags
                 base = bases.get(header.queue_id, self.index.next_appended(header.queue_id))
                 bases[header.queue_id] = base + header.record_count
-            parts.append(Part(batch, base))
+            parts.append(Part(batch, base, part_flags))
         with self._disk_watched:
             stamped, envelope = self.log.append_transaction(parts, append_time_us=now_us)
         self._stored(partial(self._follow_run, stamped, memoryview(envelope)))
@@ -736,6 +738,7 @@ class Replica:
             self.begins.apply(header, batch)
             changes = decode_changes(batch)
             self.producers.follow(changes)
+            self.runs.follow(header)
             self._apply_leaps(header, changes)
 
     def _apply_leaps(self, header: BatchHeader, changes: Iterable[Change]) -> None:
@@ -745,6 +748,7 @@ class Replica:
                 # checkpoint that declares them behind the leap.
                 queue_ids = {*self.queues.queue_ids(), *self.index.queue_ids()}
                 self.index.leap(header.log_offset, queue_ids, change.go_on_at)
+                self.departures.leap(header)
 
     def _apply_checkpoint(self, header: BatchHeader, batch: memoryview) -> None:
         states = decode_checkpoint(batch)
@@ -761,7 +765,7 @@ class Replica:
             if isinstance(state, QueueState) and state.next_queue_offset > self.index.next_appended(state.queue_id):
                 self.index.set_next(state.queue_id, state.next_queue_offset)
             elif isinstance(state, GapsState):
-                for queue_id, gap in state.gaps.items():
+                for queue_id, gap in state.each():
                     self.index.set_gap(queue_id, gap)
 
     def _confirm_derived(self, log_offset: int) -> Set[int]:

@@ -9,8 +9,8 @@ Copied batches (flag `COPIED`) carry old queue offsets, so the order of a queue 
 log; where two batches hold the same records, the later one counts. They take their place when they are confirmed. A
 queue with copied batches begins where the log says (`set_begin`), not where its first batch stands.
 
-After a loss the queue offsets leap (`leap`): the gap between is known as lost, `gap_end` says where to go on, and no
-answer runs over it. A leap counts from its confirm, in its place among the records.
+After a loss the queue offsets leap (`leap`): the gap between is known as lost (`gaps`), `gap_end` says where to go on,
+and no answer runs over it. A leap counts from its confirm, in its place among the records.
 
 A copy that began at a decided begin and has not come to that decision yet may hold records behind others that are still
 to come as copies. While it is `partial`, a queue begins at its last leap: nothing is passed over in silence.
@@ -32,7 +32,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader
-from mirrorlog.commitlog.queue_order import NO_GAP, QueueOrder
+from mirrorlog.commitlog.gaps import NO_GAP, NO_GAPS, Gap, Gaps, gap_at, with_gap
+from mirrorlog.commitlog.queue_order import QueueOrder
 from mirrorlog.commitlog.rows import COPIED, ENVELOPE, INDEXED_MAX, INNER, PACKED_ROW, ROW, ROW_BYTES
 from mirrorlog.errors import LogCorrupt, OffsetOutOfRange
 
@@ -204,7 +205,7 @@ class QueueIndex:
                         self._leapt(queue, base)
                     queue.next_confirmed = base + records
                 else:
-                    queue.insert(base, number)
+                    queue.insert(base, number, records)
                 gained.add(queue_id)
             number += 1
         self._visible = number
@@ -237,7 +238,7 @@ class QueueIndex:
         former = self._queues.get(queue_id)
         queue = self._queues[queue_id] = QueueOrder(self._floor)
         if former is not None:
-            queue.logged_begin, queue.gap = former.logged_begin, former.gap
+            queue.logged_begin, queue.gaps = former.logged_begin, former.gaps
         queue.begin = begin
         queue.hot_begin = queue.next_confirmed = queue.next_appended = next_offset
 
@@ -262,18 +263,17 @@ class QueueIndex:
         if queue is not None:
             queue.leap = max(queue.leap, queue_offset)
 
-    def set_gap(self, queue_id: int, gap: tuple[int, int]) -> None:
-        """A checkpoint says which queue offsets of the queue, [first, next), were given up after its last loss."""
+    def set_gap(self, queue_id: int, gap: Gap) -> None:
+        """A checkpoint says that these queue offsets of the queue were given up after a loss."""
         queue = self._order(queue_id)
         first, following = gap
         # Leaps that are still to be confirmed here say so themselves, in their place: what is before them they join.
         for leap in self._leaps:
             if first <= leap.stood.get(queue_id, -1) < following:
                 following = leap.stood[queue_id]
-        known_first, known_end = queue.gap
-        # One that ends where the known one does may begin earlier: of that, only the last leap was followed here.
-        if first < following and (following > known_end or (following == known_end and first < known_first)):
-            queue.gap = first, following
+        if first < following:
+            # It may begin before the one that is known here: of that, only the last leap was followed.
+            queue.gaps = with_gap(queue.gaps, (first, following))
             self._gapped.add(queue_id)
 
     def forget_queues(self, queue_ids: Iterable[int]) -> None:
@@ -405,27 +405,34 @@ class QueueIndex:
         return max((queue.next_appended for queue in self._queues.values()), default=0)
 
     def gap_end(self, queue_id: int, queue_offset: int) -> int | None:
-        """Where to go on when that queue offset is in the newest gap that a loss left in the queue; None when not."""
+        """Where to go on when that queue offset is in a gap that a loss left in the queue; None when it is in none that
+        is known."""
         queue = self._queues.get(queue_id)
-        return queue.gap[1] if queue is not None and queue.gap[0] <= queue_offset < queue.gap[1] else None
+        gap = gap_at(queue.gaps, queue_offset) if queue is not None and queue.gaps else None
+        return gap[1] if gap is not None else None
 
-    def gap(self, queue_id: int) -> tuple[int, int]:
-        """The newest confirmed gap of a queue, queue offsets [first, next); an empty one when it has none."""
+    def gap(self, queue_id: int) -> Gap:
+        """The newest confirmed gap of a queue; an empty one when it has none."""
+        gaps = self.gaps_of(queue_id)
+        return gaps[-1] if gaps else NO_GAP
+
+    def gaps_of(self, queue_id: int) -> Gaps:
+        """The confirmed gaps of a queue that are known."""
         queue = self._queues.get(queue_id)
-        return queue.gap if queue is not None else NO_GAP
+        return queue.gaps if queue is not None else NO_GAPS
 
-    def gaps(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """(queue id, its newest gap) of the queues that have one now; each gap, queue offsets [first, next), is as
-        appended when it is asked for."""
+    def gaps(self) -> Iterator[tuple[int, Gaps]]:
+        """(queue id, its gaps) of the queues that have some now, as appended when they are asked for; without those
+        that the queue's begin has passed, but for the newest."""
         for queue_id in self._gapped.union(*(leap.stood for leap in self._leaps)):
             if (queue := self._queues.get(queue_id)) is None:
                 continue  # it was deleted meanwhile
-            gap = queue.gap
+            gaps, begin = queue.gaps, 0 if self.partial else self._begin_of(queue)
             for leap in self._leaps:
                 if (stood := leap.stood.get(queue_id)) is not None:
-                    gap = _joined(gap, (stood, leap.go_on_at))
-            if gap != NO_GAP:  # its leap may have been cut meanwhile
-                yield queue_id, gap
+                    gaps = with_gap(gaps, (stood, leap.go_on_at))
+            if gaps:  # its leap may have been cut meanwhile
+                yield queue_id, (*(each for each in gaps[:-1] if each[1] >= begin), gaps[-1])
 
     def find(self, queue_id: int, queue_offset: int) -> Run:
         """The visible batch that holds a queue offset; within a leap, the first one after it.
@@ -493,8 +500,8 @@ class QueueIndex:
 
     def _begin_of(self, queue: QueueOrder) -> int:
         begin = queue.begin if queue.logged_begin < 0 else min(queue.logged_begin, queue.next_confirmed)
-        if queue.gap[0] <= begin < queue.gap[1]:
-            begin = queue.gap[1]  # it has nothing from before the leap
+        if queue.gaps and (gap := gap_at(queue.gaps, begin)) is not None:
+            begin = gap[1]  # it has nothing from before the leap
         return max(begin, queue.leap) if self.partial else begin
 
     def _order(self, queue_id: int) -> QueueOrder:
@@ -511,7 +518,7 @@ class QueueIndex:
             if queue.next_confirmed < leap.go_on_at:
                 if queue.begin >= queue.next_confirmed:
                     queue.begin = leap.go_on_at  # it is empty
-                queue.gap = _joined(queue.gap, (queue.next_confirmed, leap.go_on_at))
+                queue.gaps = with_gap(queue.gaps, (queue.next_confirmed, leap.go_on_at))
                 self._leapt(queue, leap.go_on_at)
                 queue.next_confirmed = leap.go_on_at
                 gained.add(queue_id)
@@ -628,11 +635,6 @@ class QueueIndex:
         first = marks.log_offsets[mark]
         end = marks.log_offsets[mark + 1] if known else self._end
         return records * min(log_offset - first, end - first) // (end - first) if end > first else 0
-
-
-def _joined(former: tuple[int, int], gap: tuple[int, int]) -> tuple[int, int]:
-    """Two leaps with no record between them are one gap."""
-    return (former[0], gap[1]) if former != NO_GAP and former[1] == gap[0] else gap
 
 
 def _goes_back(header: BatchHeader, expected: int) -> LogCorrupt:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from typing import Final
 
 import numpy as np
 
-NO_GAP: Final = (0, 0)
+from mirrorlog.commitlog.gaps import NO_GAPS, Gaps, without
 
 
 class QueueOrder:
@@ -16,14 +15,14 @@ class QueueOrder:
     `next_confirmed` are pending.
 
     `begin`: first queue offset that the log has. `logged_begin`: the same as the log itself says it, -1 while it does
-    not. `leap`: where the queue offsets went on above the expected one, the last time. `gap`: the newest stretch of
-    them, [first, next), that was given up after a loss; empty without one. `hot_begin`: from here on all of it is in
+    not. `leap`: where the queue offsets went on above the expected one, the last time. `gaps`: those that losses left,
+    as far as they are confirmed and known. `hot_begin`: from here on all of it is in
     memory; below are at most some copied batches. `floor`: rows below it were forgotten when this queue was
     last looked at. `mixed`: the row numbers do not rise with the queue offsets.
     """
 
     __slots__ = (
-        "bases", "begin", "floor", "gap", "hot_begin", "leap", "logged_begin", "mixed", "next_appended",
+        "bases", "begin", "floor", "gaps", "hot_begin", "leap", "logged_begin", "mixed", "next_appended",
         "next_confirmed", "numbers",
     )  # fmt: skip
 
@@ -33,7 +32,7 @@ class QueueOrder:
         self.begin = 0
         self.logged_begin = -1
         self.leap = 0
-        self.gap = NO_GAP
+        self.gaps: Gaps = NO_GAPS
         self.hot_begin = 0
         self.next_confirmed = 0
         self.next_appended = 0
@@ -49,9 +48,12 @@ class QueueOrder:
         """The first confirmed queue offset from the batch at `index` on; the next one when there is none."""
         return min(self.bases[index], self.next_confirmed) if index < len(self.bases) else self.next_confirmed
 
-    def insert(self, base: int, number: int) -> None:
-        """A copied batch, somewhere below the last one; it takes the place of one that holds the same records."""
+    def insert(self, base: int, number: int, records: int) -> None:
+        """A copied batch, somewhere below the last one; it takes the place of one that holds the same records. A copy
+        that began late may have followed a leap before it heard of these: they are not lost."""
         self.mixed = True
+        if self.gaps:
+            self.gaps = without(self.gaps, base, base + records)
         index = bisect_left(self.bases, base)
         if index < len(self.bases) and self.bases[index] == base:
             self.numbers[index] = number

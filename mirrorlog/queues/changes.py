@@ -164,7 +164,9 @@ class Departing(_Change, frozen=True):
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
     """A queue that records leave for, and under which numbers: `ranges` are those of the queue that they leave, and
-    `sequence` counts them there. `name`: qualified."""
+    `sequence` counts them there. `name`: qualified. `numbered`: for how many records the numbers were given, when some
+    were freed since; 0: for as many as there are. `tables`: how many of `x-death` a letter has at most, the newest
+    ones; -1: all."""
 
     name: str
     log_id: str
@@ -172,20 +174,30 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
     producer_epoch: int
     sequence: int
     ranges: list[int]
+    numbered: int = 0
+    tables: int = -1
 
     @property
     def records(self) -> int:
         return sum(self.ranges[1::2]) - sum(self.ranges[::2])
 
+    @property
+    def following(self) -> int:
+        """The sequence of what is sent behind them."""
+        return self.sequence + (self.numbered or self.records)
+
 
 class Addressed(_Change, frozen=True):
     """Where some records of a departure go, `ranges`: the piece of it that leaves now, one of a queue at a time. The
-    same piece again: under other numbers. What no target has is dropped, but for what is `kept`: it is free again."""
+    same piece again: where it goes from now on, under other numbers perhaps; a target that is not named any more has
+    what it was to get. What no target has is dropped, but for what is `kept`: it is free again. `more`: a qualified
+    name; the queues behind it by name are addressed when these targets have it. Empty: these are all."""
 
     departure: int
     ranges: list[int]
     targets: list[Target]
     kept: list[int] = []
+    more: str = ""
 
 
 class Departed(_Change, frozen=True):
@@ -254,9 +266,20 @@ class BeginsState(_State, frozen=True, tag="L"):
 
 class GapsState(_State, frozen=True, tag="G"):
     """Which queue offsets of some queues, [first, next), `OffsetsLeapt` gave up the last time; two leaps with no record
-    between them are one. Several of them may come, behind the states of these queues."""
+    between them are one. Several of them may come, behind the states of these queues.
+
+    `former`: those of the losses before that matter still, the oldest first. Software of before neither writes nor
+    reads it, and what it tells is right as far as it goes: whoever knows of more gaps keeps them.
+    """
 
     gaps: dict[int, tuple[int, int]]
+    former: dict[int, list[tuple[int, int]]] = {}
+
+    def each(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """(queue id, gap) of all of them."""
+        for queue_id, former in self.former.items():
+            yield from ((queue_id, gap) for gap in former)
+        yield from self.gaps.items()
 
 
 class HoldRow(_State, frozen=True):
@@ -348,6 +371,7 @@ class PieceRow(_State, frozen=True):
     ranges: list[int]
     targets: list[Target]
     kept: list[int]
+    more: str = ""
 
 
 class DeparturesState(_State, frozen=True, tag="D"):
@@ -367,7 +391,7 @@ class ProducerState(_State, frozen=True, tag="P"):
     """A producer in a queue as of this place in the log.
 
     `last_append_time_us`: of its last batch. `landed`: its newest batches by sequence, oldest first: CRC, record
-    count, log offset, base queue offset, next log offset, epoch.
+    count, log offset, base queue offset, next log offset, epoch, which is 2^32 higher of a batch that was refused.
     """
 
     producer_id: int

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Buffer, Kind
+from mirrorlog.commitlog.gaps import GAPS_MAX, Gap, Gaps
 from mirrorlog.queues.changes import (
     BeginsState,
     CheckpointBegan,
@@ -58,7 +58,7 @@ BEGINS_PER_STATE: Final = 1000
 """Of 14 bytes each, at most."""
 
 GAPS_PER_STATE: Final = 1000
-"""Of 24 bytes each, at most."""
+"""Of 24 bytes each, at most; more than a queue has."""
 
 HOLDS_PER_BATCH: Final = 250
 
@@ -72,6 +72,8 @@ RUN_STATES_PER_BATCH: Final = 250
 RUNS_BYTES_MAX: Final = 32 * 1024
 """About 1 ms of the loop: some 1,000 runs."""
 
+assert GAPS_PER_STATE >= GAPS_MAX
+
 CARRIED_BATCHES: Final = 100_000
 """Landed batches of all producers in a checkpoint, about 4 MB; when they are spent the others come in brief."""
 
@@ -83,7 +85,7 @@ QueuePart = tuple[int, Sequence[str]]
 class CheckpointWriter:
     """Writes one checkpoint, batch by batch. `next_queue_offset` gives a queue id's next one to be appended,
     `log_begin` where the log begins by the newest decision that it holds, 0 without one, `gaps`, by
-    queue id, which queue offsets of queues were given up after a loss, the last time; `holds`, `groups`, `runs`,
+    queue id, which queue offsets of queues were given up after losses; `holds`, `groups`, `runs`,
     `departures`: None without any."""
 
     def __init__(
@@ -93,7 +95,7 @@ class CheckpointWriter:
         next_queue_offset: Callable[[int], int],
         *,
         log_begin: Callable[[], int] = lambda: 0,
-        gaps: Callable[[], Iterable[tuple[int, tuple[int, int]]]] = tuple,
+        gaps: Callable[[], Iterable[tuple[int, Gaps]]] = tuple,
         holds: HoldTable | None = None,
         groups: GroupTable | None = None,
         runs: RunTable | None = None,
@@ -216,9 +218,19 @@ class CheckpointWriter:
         return BeginsState(log_begin=self._log_begin(), begins={each: begins[each] for each in there})
 
     def _gap_states(self) -> Iterator[GapsState]:
-        gaps = (each for each in self._gaps() if not self._is_deleted(each[0]))
-        while some := dict(islice(gaps, GAPS_PER_STATE)):
-            yield GapsState(gaps=some)
+        newest, former, left = dict[int, Gap](), dict[int, list[Gap]](), GAPS_PER_STATE
+        for queue_id, gaps in self._gaps():
+            if self._is_deleted(queue_id):
+                continue
+            if len(gaps) > left:
+                yield GapsState(gaps=newest, former=former)
+                newest, former, left = {}, {}, GAPS_PER_STATE
+            newest[queue_id] = gaps[-1]
+            if len(gaps) > 1:
+                former[queue_id] = list(gaps[:-1])
+            left -= len(gaps)
+        if newest:
+            yield GapsState(gaps=newest, former=former)
 
     def _is_deleted(self, queue_id: int) -> bool:
         return self._registry.is_leaving(queue_id) or self._registry.is_gone(queue_id)

@@ -206,6 +206,13 @@ class Ledger:
         for number, (records, first) in sorted(self._lease_chunks.get(lease, {}).items()):
             yield from self._chunks[number].leased(lease, records, first)
 
+    def lease_within(self, lease: int, first: int, until: int) -> Iterator[tuple[int, int]]:
+        """What a lease has of [first, until), by queue offset, however much it has elsewhere."""
+        for at, end, chunk, _ in self._parts(first, until) if lease in self._lease_chunks else ():
+            for row in chunk.rows_in(at, end) if chunk is not None else ():
+                if row.number == lease and row.logged_at == NOT_PARKED:
+                    yield row.first, row.until
+
     def lease_records(self, lease: int) -> int:
         """How many records a lease has still."""
         return sum(records for records, _ in self._lease_chunks.get(lease, {}).values())

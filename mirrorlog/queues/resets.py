@@ -1,7 +1,7 @@
 """Where groups stand after a reset, and whether it may be made. Pure.
 
 A target is always a place where a record is or comes next: not below the queue's begin, not beyond what is confirmed,
-not in the gap that a loss has left. A queue offset that a person took from somewhere is refused when it is no such
+not in a gap that a loss has left. A queue offset that a person took from somewhere is refused when it is no such
 place, for he is wrong about something; everything relative is brought to the nearest place.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
+from mirrorlog.commitlog.gaps import Gaps, gap_at
 from mirrorlog.errors import BadRequest, InUse, OffsetOutOfRange
 from mirrorlog.queues.groups import NAME_CHARS_MAX
-from mirrorlog.queues.subscriber import Range
 from mirrorlog.wire.messages import ResetGroups
 
 ACKING: Final = "acking"
@@ -49,16 +49,17 @@ class PastTimes(Protocol):
 
 
 class Place(NamedTuple):
-    """Of a queue: where it begins, where the next confirmed record will stand, and its newest gap."""
+    """Of a queue: where it begins, where the next confirmed record will stand, and its gaps."""
 
     begin: int
     next: int
-    gap: Range
+    gaps: Gaps
 
     def nearest(self, queue_offset: int) -> int:
         """Where a group can stand that is closest to there, behind a gap rather than before it."""
         place = min(max(queue_offset, self.begin), self.next)
-        return self.gap[1] if self.gap[0] <= place < self.gap[1] else place
+        gap = gap_at(self.gaps, place)
+        return gap[1] if gap is not None else place
 
 
 class Standing(NamedTuple):
@@ -121,7 +122,7 @@ class Wish:
             case ResetTo.LATEST:
                 wanted = place.next
             case ResetTo.SHIFT:
-                wanted = _shifted(standing.queue_offset, self.value, place.gap)
+                wanted = _shifted(standing.queue_offset, self.value, place.gaps)
             case ResetTo.EACH:
                 wanted = self.offsets[standing.group]
             case _:
@@ -150,13 +151,15 @@ def check_idle(standings: list[Standing]) -> None:
         )
 
 
-def _shifted(queue_offset: int, records: int, gap: Range) -> int:
-    """So many records on, or back: a gap is not counted among them."""
-    first, following = gap
-    at = following if first <= queue_offset < following else queue_offset
+def _shifted(queue_offset: int, records: int, gaps: Gaps) -> int:
+    """So many records on, or back: gaps are not counted among them."""
+    within = gap_at(gaps, queue_offset)
+    at = within[1] if within is not None else queue_offset
     wanted = at + records
-    if at < first <= wanted:
-        return wanted + following - first
-    if wanted < following <= at:
-        return wanted - following + first
+    for first, following in gaps:
+        if at < first <= wanted:
+            wanted += following - first
+    for first, following in reversed(gaps):
+        if wanted < following <= at:
+            wanted -= following - first
     return wanted

@@ -38,12 +38,12 @@ _STATES: Final = {
         *("producer_id", "queue_id", "producer_epoch", "next_sequence", "last_append_time_us", "landed"),
     ),
     "L": ("QueueBegins", "log_begin", "begins"),
-    "G": ("QueueGaps", "gaps"),
+    "G": ("QueueGaps", "gaps", "former"),
     "E": ("CheckpointEnded", "began_at", "producer_epoch_floor"),
 }
 """By letter: the name, then those of the items behind the letter."""
 
-_ADDED: Final = {"QueueState": 1}
+_ADDED: Final = {"QueueState": 1, "QueueGaps": 1}
 """How many of the last items software of before did not write."""
 
 _COUNTED: Final = {"QueueState": "queues", "ProducerState": "producers"}

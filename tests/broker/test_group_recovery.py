@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.broker.replica import Replica
+from mirrorlog.commitlog.attributes import Attributes
+from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.format import read_header
 from mirrorlog.queues.changes import Change, GroupReset, Settled, encode_change
+from mirrorlog.queues.checkpoint import CheckpointWriter
 from mirrorlog.queues.groups import GroupTable
 from tests.ha.replicas import flush, open_master, open_replica, settings_of
 
@@ -49,3 +53,26 @@ def test_a_start_keeps_nothing_to_take_back_what_was_confirmed(tmp_path: Path, m
     again.aligned()
     assert ledger.unsettled_total(2010) == 1010
     again.close()
+
+
+def test_a_copy_from_the_logs_first_byte_on_forgets_attributes_at_a_late_confirm(tmp_path: Path) -> None:
+    """Goal: a group that is made late gets the same from whoever becomes master. A record of some priority is settled;
+    behind that come a checkpoint and, while it is written, a group in front of it; the confirm is heard last."""
+    replica = open_master(tmp_path / "n0", settings_of("n0", ["n0"]))
+    replica.append_change(replica.queues.declare("q", {}) or bytearray(), 1)
+    queue_id = replica.queues.find("q").queue_id
+    urgent = memoryview(encode_batch([Record(b"v")], queue_id=queue_id, attributes=Attributes(5)))
+    replica.append(urgent, read_header(urgent), 1)
+    change(replica, GroupReset(group="", queue_offset=0))
+    change(replica, Settled(group="", ranges=[0, 1]))
+    writer = CheckpointWriter(
+        replica.queues, replica.producers, replica.index.next_appended, groups=replica.groups, runs=replica.runs
+    )
+    replica.append_change(writer.next_batch(replica.end) or bytearray(), 1)
+    change(replica, GroupReset(group="late", queue_offset=0))
+    while (batch := writer.next_batch(replica.end)) is not None:
+        replica.append_change(batch, 1)
+    assert replica.runs.of(queue_id) is not None
+    replica.set_confirmed(replica.end)
+    assert replica.runs.of(queue_id) is None
+    replica.close()

@@ -442,6 +442,50 @@ def test_a_gap_that_a_loss_left_is_never_given_out_and_not_counted(tmp_path: Pat
     run(test)
 
 
+def test_gaps_of_two_losses_are_neither_given_out_nor_counted(tmp_path: Path) -> None:
+    """Goal: the first of two losses is known as well as the second. Method: a queue leaps twice, with records before,
+    between and behind, and groups with a subscriber and with nobody; of a third one a reset to the begin has undone
+    what it had settled. Then another master, at whose begin the groups with nobody are told of both gaps."""
+
+    async def test() -> None:
+        async with group(tmp_path, copies=2) as it:
+            await it.publish(0, 10)
+            await acked(it, "nobody", 4)
+            await acked(it, "anew", 4)
+            taker = await it.taker(prefetch_records=5)
+            await taker.has(5)
+            replica = replica_of(it.nodes[0])
+            gaps = list[tuple[int, int]]()
+            for _ in range(2):
+                stood = replica.index.next_confirmed(1)
+                gaps.append((stood, stood + 2**32))
+                change(it, OffsetsLeapt(epoch=replica.epochs.current, lost_from=0, go_on_at=stood + 2**32))
+                await until(lambda: replica.index.next_confirmed(1) == gaps[-1][1])
+                await it.publish(0, 5)
+            assert replica.index.gaps_of(1) == tuple(gaps)
+            there = [*range(10), *range(gaps[0][1], gaps[1][0]), *range(gaps[1][1], gaps[1][1] + 5)]
+            assert (await it.info("nobody")).unsettled == (await it.info("nobody")).ready == 16
+            await reset(it, "anew", to="earliest")
+            assert (await it.info("anew")).unsettled == (await it.info("anew")).ready == 20
+            shifted = moves(await reset(it, "nobody", to="shift", value=12, dry_run=True))["nobody"]
+            assert shifted == ("acking", 4, gaps[1][1] + 1)
+            for number in range(0, len(there), 5):
+                assert await taker.has(number + 5) == there[: number + 5]
+                await taker.settle(there[number], there[number] + 5)
+            assert (await it.info()).floor == there[-1] + 1
+            assert replica.counters.queue(1).expired == 0, "numbers that never were a record"
+            old, new = (hosted_by(each) for each in it.nodes)
+            await old.come_to_end(5.0)
+            await hand_over(old, new)
+            groups = replica_of(it.nodes[1]).groups
+            for name, left in (("nobody", 16), ("anew", 20)):
+                await until(lambda name=name: not any(groups.find(1, name).unsettled(*gap) for gap in gaps))
+                info = await it.info(name, 1)
+                assert (info.unsettled, info.ready, info.gone) == (left, left, 0)
+
+    run(test)
+
+
 def test_a_purge_of_scattered_records_is_logged_in_batches_that_fit(tmp_path: Path) -> None:
     """Every second of 10,000 records is settled; the rest are purged, and nothing is left."""
 

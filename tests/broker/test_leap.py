@@ -241,12 +241,45 @@ def test_a_checkpoint_carries_the_leap_on(tmp_path: Path) -> None:
     top = FAR + 3
     for copy in (mirror, master):
         assert [copy.index.next_appended(each) for each in queues] == [top, top, top + 1]
-        assert dict(copy.index.gaps()) == {queues[0]: (3, top), queues[1]: (0, top), queues[2]: (2, top)}
+        assert dict(copy.index.gaps()) == {queues[0]: ((3, top),), queues[1]: ((0, top),), queues[2]: ((2, top),)}
     assert [offsets(mirror, each)[0] for each in queues] == [top, top, top + 1]
     mirror.close()
     again = open_replica(tmp_path / "n2", config)
     assert dict(again.index.gaps()) == dict(mirror.index.gaps())
     master.close()
+    again.close()
+
+
+def test_checkpoints_carry_all_losses_on(tmp_path: Path) -> None:
+    """Goal: two losses with records between them, and none of their batches is read any more: a copy that begins with
+    the second checkpoint knows both gaps, by the word of the first one and of what was followed since; after a start,
+    too, and where retention has gone over the first one it is no longer said."""
+    config = settings_of("n2", NODES)
+    master = open_master(tmp_path / "n1", SETTINGS)
+    queue_id = declare(master, "q")
+    expected = list[tuple[int, int]]()
+    for _ in range(2):
+        publish(master, queue_id, 3)
+        first = master.index.next_appended(queue_id)
+        leap(master)
+        expected.append((first, master.index.next_appended(queue_id)))
+        publish(master, queue_id, 3)
+        confirm(master)
+        begin = checkpoint(master)
+        confirm(master)
+    mirror = Replica(config.cluster.logs[0], log_id_of(config), config)
+    mirror.open(tmp_path / "n2", begin=begin, epochs=master.epochs.entries)
+    feed(mirror, master)
+    assert master.index.gaps_of(queue_id) == mirror.index.gaps_of(queue_id) == tuple(expected)
+    mirror.close()
+    master.close()
+    again = open_replica(tmp_path / "n1", SETTINGS)
+    assert again.index.gaps_of(queue_id) == tuple(expected)
+    again.close()
+    again = open_replica(tmp_path / "n2", config)
+    assert again.index.gaps_of(queue_id) == tuple(expected)
+    again.index.partial = False
+    assert dict(again.index.gaps()) == {queue_id: tuple(expected[1:])}, "what is left begins behind both"
     again.close()
 
 
@@ -319,7 +352,7 @@ def forget_below(replica: Replica, begin: int) -> None:
 
 
 def told(replica: Replica) -> dict[str, Any]:
-    """Of each queue by name: its offsets, its newest gap, and its records and gaps as a reader meets them."""
+    """Of each queue by name: its offsets, its gaps, and its records and gaps as a reader meets them."""
     gaps = dict(replica.index.gaps())
     return {
         queue.name: (offsets(replica, queue.queue_id), gaps.get(queue.queue_id), walk(replica, queue.queue_id))
@@ -376,8 +409,8 @@ def test_a_gap_is_whole_where_only_its_last_leap_is_read(tmp_path: Path, late: b
     checkpoint(master)
     confirm(master)
     expected = dict(master.index.gaps())
-    assert expected[short][0] == 3
-    assert expected[empty][0] == 0
+    assert [first for first, _ in expected[short]] == [3]
+    assert [first for first, _ in expected[empty]] == [0]
     if late:
         feed(mirror, master)
         assert {each: dict(mirror.index.gaps())[each] for each in (short, empty)} == {
@@ -484,8 +517,8 @@ def _check(replica: Replica, entries: Sequence[tuple[int, int, int, int]], decla
         for first, end in gaps:
             assert first - 1 in records
             assert end in records or end == following
-        if gaps and gaps[-1][1] == following:
-            assert replica.index.gap_end(queue_id, gaps[-1][0]) == following
+        known = replica.index.gaps_of(queue_id)
+        assert [each for each in known if each[1] > offsets(replica, queue_id)[0]] == gaps
 
 
 @pytest.mark.parametrize("epoch", [1, 7])
@@ -555,9 +588,10 @@ def test_a_mirror_that_begins_late_tells_what_its_master_tells(tmp_path: Path, s
                 mirror.set_confirmed(mirror.end)
         confirm(mirror)
         for _ in range(2):
-            assert goes_on(mirror) == goes_on(master), f"from {begin}"
+            begins = begins_in(mirror)
+            assert goes_on(mirror, begins) == goes_on(master, begins), f"from {begin}"
             mirror.index.partial = False
-            assert {queue.name: mirror.index.begin(queue.queue_id) for queue in mirror.queues} == begins_in(mirror)
+            assert {queue.name: mirror.index.begin(queue.queue_id) for queue in mirror.queues} == begins
             mirror.close()
             mirror = open_replica(tmp_path / f"n2-{turn}", config)
         mirror.close()
@@ -581,7 +615,11 @@ def begins_in(replica: Replica) -> dict[str, int]:
     }
 
 
-def goes_on(replica: Replica) -> dict[str, Any]:
-    """Of each queue by name: where it goes on, and its newest gap."""
-    gaps = dict(replica.index.gaps())
-    return {queue.name: (offsets(replica, queue.queue_id)[1:], gaps.get(queue.queue_id)) for queue in replica.queues}
+def goes_on(replica: Replica, begins: dict[str, int]) -> dict[str, Any]:
+    """Of each queue by name: where it goes on, its newest gap, and those before that are not below its begin."""
+    found: dict[str, Any] = {}
+    for queue in replica.queues:
+        gaps = replica.index.gaps_of(queue.queue_id)
+        there = [gap for gap in gaps if gap[1] > begins[queue.name]]
+        found[queue.name] = (offsets(replica, queue.queue_id)[1:], gaps[-1:], there)
+    return found

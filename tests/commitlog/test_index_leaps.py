@@ -90,7 +90,7 @@ def test_leap_and_records_confirmed_in_one_step_leave_the_same_gap() -> None:
         log.leap(confirm=confirm)
         log.data(confirm=confirm)
     fast.index.confirm(fast.end)
-    assert dict(fast.index.gaps()) == dict(slow.index.gaps()) == {1: (10, FAR)}
+    assert dict(fast.index.gaps()) == dict(slow.index.gaps()) == {1: ((10, FAR),)}
     assert offsets(fast.index) == offsets(slow.index) == (0, FAR + 10, FAR + 10)
 
 
@@ -126,22 +126,25 @@ def test_applying_a_leap_twice_is_applying_it_once() -> None:
     log.data()
     log.leap()
     assert offsets(log.index) == (0, FAR + 10, FAR + 10)
-    assert dict(log.index.gaps()) == {1: (10, FAR)}
+    assert dict(log.index.gaps()) == {1: ((10, FAR),)}
 
 
 def test_two_leaps_with_nothing_between_are_one_gap() -> None:
     """Goal: a second master leaps again. Whoever stood before the first is sent behind the second; with a record in
-    between the newest gap is the one that is known."""
+    between they are two, and both are known."""
     log = Log()
     log.data()
     log.leap(go_on_at=FAR)
     log.leap(go_on_at=2 * FAR, confirm=False)
-    assert dict(log.index.gaps()) == {1: (10, 2 * FAR)}
+    assert dict(log.index.gaps()) == {1: ((10, 2 * FAR),)}
     log.index.confirm(log.end)
     assert log.index.gap_end(1, 10) == 2 * FAR
     log.data()
     log.leap(go_on_at=3 * FAR)
-    assert dict(log.index.gaps()) == {1: (2 * FAR + 10, 3 * FAR)}
+    assert dict(log.index.gaps()) == {1: ((10, 2 * FAR), (2 * FAR + 10, 3 * FAR))}
+    assert log.index.gap(1) == (2 * FAR + 10, 3 * FAR)
+    ends = [log.index.gap_end(1, at) for at in (9, 10, 2 * FAR, 2 * FAR + 9, 2 * FAR + 10, 3 * FAR)]
+    assert ends == [None, 2 * FAR, None, None, 3 * FAR, None]
     assert bases(log.index, 10) == [2 * FAR]
 
 
@@ -182,17 +185,74 @@ def test_a_checkpoint_s_gap_counts_unless_a_newer_one_is_known() -> None:
 @pytest.mark.parametrize("confirm", [False, True])
 def test_a_checkpoint_s_gap_begins_where_leaps_did_that_were_not_followed(confirm: bool) -> None:
     """Goal: all of a gap is known, also where a copy followed only the last of the leaps that made it, confirmed or
-    not, one or two of them. What ends before is not taken, nor what would be shorter."""
+    not, one or two of them. What would be shorter changes nothing."""
     log = Log()
     log.index.set_next(1, FAR)
     log.leap(go_on_at=2 * FAR, confirm=confirm)
     log.leap(go_on_at=3 * FAR, confirm=False)
-    for gap in ((10, 3 * FAR), (5, FAR // 2), (2 * FAR, 3 * FAR)):
+    for gap in ((10, 3 * FAR), (12, FAR // 2), (2 * FAR, 3 * FAR)):
         log.index.set_gap(1, gap)
-    assert dict(log.index.gaps()) == {1: (10, 3 * FAR)}
+    assert dict(log.index.gaps()) == {1: ((10, 3 * FAR),)}
     log.index.confirm(log.end)
-    assert dict(log.index.gaps()) == {1: (10, 3 * FAR)}
+    assert dict(log.index.gaps()) == {1: ((10, 3 * FAR),)}
     assert log.index.gap_end(1, 10) == 3 * FAR
+
+
+def test_a_checkpoint_s_gaps_are_put_together_with_those_that_are_known() -> None:
+    """Goal: whoever followed one loss and hears of the others in a checkpoint knows all, in any order, again, and of a
+    checkpoint that software of before wrote, with the newest alone."""
+    gaps = ((10, FAR), (FAR + 10, 2 * FAR), (2 * FAR + 10, 3 * FAR))
+    for said in (gaps, gaps[::-1], gaps[:1], gaps[:2] * 2):
+        log = Log()
+        log.index.set_next(1, 2 * FAR + 10)
+        log.leap(go_on_at=3 * FAR)
+        for gap in said:
+            log.index.set_gap(1, gap)
+        assert set(log.index.gaps_of(1)) == {*said, gaps[2]}
+        assert [log.index.gap_end(1, first) for first, _ in said] == [until for _, until in said]
+
+
+def test_a_checkpoint_leaves_out_gaps_that_the_begin_has_passed() -> None:
+    """Goal: what retention has gone over is of no use to anybody, but for the newest: whoever stood there was told of a
+    loss, and is still. Two gaps between records, then the begin moves up to behind the first, and behind all."""
+    log = Log()
+    for go_on_at in (FAR, 2 * FAR):
+        log.data()
+        log.leap(go_on_at=go_on_at)
+    log.data()
+    both = ((10, FAR), (FAR + 10, 2 * FAR))
+    for begin, expected in ((9, both), (FAR, both), (FAR + 1, both[1:]), (2 * FAR + 5, both[1:])):
+        log.index.set_begin(1, begin)
+        assert dict(log.index.gaps()) == {1: expected}
+    assert log.index.gaps_of(1) == both
+
+
+def test_a_leap_that_is_cut_takes_its_gap_alone() -> None:
+    """Goal: what was confirmed of earlier losses stays."""
+    log = Log()
+    log.data()
+    log.leap()
+    log.data()
+    place = log.end
+    log.leap(go_on_at=2 * FAR, confirm=False)
+    assert dict(log.index.gaps()) == {1: ((10, FAR), (FAR + 10, 2 * FAR))}
+    assert log.index.gaps_of(1) == ((10, FAR),)
+    log.cut(place)
+    assert dict(log.index.gaps()) == {1: ((10, FAR),)}
+
+
+def test_a_record_that_comes_as_a_copy_is_in_no_gap() -> None:
+    """Goal: what is there is not lost. A copy that began late followed a leap when it had heard of half of what stood
+    before; the other half comes behind it."""
+    log = Log()
+    log.data(records=5)
+    log.leap()
+    assert log.index.gaps_of(1) == ((5, FAR),)
+    log.index.add(header(log.end, queue_id=1, base=5, records=5, copied=True))
+    log.index.confirm(log.end + LENGTH)
+    assert log.index.gaps_of(1) == ((10, FAR),)
+    assert [log.index.gap_end(1, at) for at in (5, 9, 10)] == [None, None, FAR]
+    assert bases(log.index, 0) == [0, 5]
 
 
 def test_where_memory_begins_a_queue_has_its_first_record() -> None:
@@ -282,7 +342,10 @@ def _check(index: QueueIndex, model: Model, queue_id: int) -> None:
         runs = index.entries(queue_id, at, 1 << 40) if at >= index.begin(queue_id) else []
         go_on_at = runs[0].base_queue_offset if runs else following
         if (end := index.gap_end(queue_id, at)) is not None:
+            assert at not in records
             assert end == min([each for each in records if each >= at], default=following)
+        elif at < following and index.begin(queue_id) <= at:
+            assert at in records, "every gap is known"
         found += [run.base_queue_offset for run in runs]
         at = runs[-1].next_queue_offset if runs else max(go_on_at, at + 1) if at >= index.begin(queue_id) else at + 1
     assert found == records

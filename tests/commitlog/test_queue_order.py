@@ -26,7 +26,7 @@ class Queue:
         self._add(base)
 
     def copy(self, base: int) -> None:
-        self.order.insert(base, self.count)
+        self.order.insert(base, self.count, 10)
         self._add(base)
 
     def _add(self, base: int) -> None:

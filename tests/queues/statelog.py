@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header, stamp
-from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, decode_changes, encode_change
+from mirrorlog.queues.changes import OffsetsLeapt, PositionCommitted, QueueDeclared, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, apply_checkpoint
 from mirrorlog.queues.departures import DepartureTable
 from mirrorlog.queues.groups import GroupTable
@@ -65,6 +65,8 @@ class Derived:
             self.runs.follow(header)
             if header.kind == Kind.CONTROL:
                 self.producers.follow(decode_changes(batch))
+                if any(isinstance(change, OffsetsLeapt) for change in decode_changes(batch)):
+                    self.departures.leap(header)
         self.producers.apply(header)
 
     def follow_all(self, batches: Iterable[Stored], *, confirmed: int) -> None:

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mirrorlog.commitlog.gaps import NO_GAPS, with_gap
 from mirrorlog.errors import BadRequest, InUse, OffsetOutOfRange
 from mirrorlog.queues.resets import ACKING, Place, Standing, Wish, check_idle
 from mirrorlog.wire.messages import ResetGroups
 
-PLACE = Place(100, 200, (0, 0))
-GAPPED = Place(100, 1_000_200, (150, 1_000_150))
+PLACE = Place(100, 200, ())
+GAPPED = Place(100, 1_000_200, ((150, 1_000_150),))
 """50 records, a gap of a million, 50 records."""
 
 
@@ -72,9 +73,35 @@ def test_a_shift_counts_records_and_no_gap(at: int, shift: int, expected: int) -
     assert target(at, GAPPED, to="shift", value=shift) == expected
 
 
+@pytest.mark.parametrize(
+    ("at", "shift", "expected"),
+    [
+        (100, 49, 149),
+        (100, 50, 1_000),
+        (100, 59, 1_009),
+        (100, 60, 5_000),
+        (500, 10, 5_000),
+        (1_005, -6, 149),
+        (1_005, 5, 5_000),
+        (5_020, -20, 5_000),
+        (5_020, -21, 1_009),
+        (5_020, -31, 149),
+        (3_000, -10, 1_000),
+        (5_020, -90, 100),
+    ],
+)
+def test_a_shift_counts_records_and_none_of_several_gaps(at: int, shift: int, expected: int) -> None:
+    """50 records, a gap, 10 records, a gap, 20 records: over one of them, over both, and from a position within."""
+    place = Place(100, 5_020, ((150, 1_000), (1_010, 5_000)))
+    assert target(at, place, to="shift", value=shift) == expected
+
+
 def test_nobody_is_sent_into_a_gap() -> None:
     """An offset within one is the one behind it."""
     assert target(100, GAPPED, to="offset", value=500) == 1_000_150
+    two = Place(100, 5_020, ((150, 1_000), (1_010, 5_000)))
+    for asked, there in ((150, 1_000), (999, 1_000), (1_009, 1_009), (1_010, 5_000)):
+        assert target(100, two, to="offset", value=asked) == there
 
 
 @given(st.tuples(*[st.integers(0, 300)] * 4), st.integers(0, 900), st.integers(-900, 900))
@@ -82,7 +109,7 @@ def test_every_target_is_a_place(widths: tuple[int, int, int, int], at: int, num
     """Any queue, any standing, any wish: never below the begin, beyond the end, or in the gap."""
     begin, before, width, behind = widths
     gap = (begin + before, begin + before + width)
-    place = Place(begin, gap[1] + behind, gap)
+    place = Place(begin, gap[1] + behind, with_gap(NO_GAPS, gap))
     asks: list[dict[str, Any]] = [
         {"to": "shift", "value": number},
         {"to": "each", "offsets": {"g": abs(number)}},

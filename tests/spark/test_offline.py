@@ -17,10 +17,12 @@ import pytest
 from mirrorlog.commitlog.body import Record
 from mirrorlog.commitlog.checkpoint import CheckpointFile
 from mirrorlog.commitlog.files import OS_FILES
+from mirrorlog.commitlog.format import read_header
 from mirrorlog.errors import BadInput, ForeignDirectory, LogCorrupt, NoSuchLog, NoSuchQueue, PositionLost
-from mirrorlog.queues.changes import QueueDeclared, encode_change
+from mirrorlog.queues.changes import GapsState, QueueDeclared, encode_change, encode_checkpoint, encode_state
 from mirrorlog.spark.errors import BadOption, RecordsMissing
 from mirrorlog.spark.offline import BadStretch, LogDirectories
+from mirrorlog.spark.offline.known import KnownQueues
 from tests.commitlog.logs import CLUSTER_ID, LOG_ID, append, open_log
 from tests.spark.offline_logs import Row, StoryLog, random_log, range_of, read_all, rows_of
 from tests.tools.logs import contents, overwrite, segment_starts
@@ -266,6 +268,18 @@ def test_a_range_that_ends_in_a_gap_ends_with_it(tmp_path: Path) -> None:
     with pytest.raises(PositionLost) as lost:
         rows_of(logs.batches(range_of(facts, 5, 10)))
     assert lost.value.details["go_on_at"] == go_on_at
+
+
+@pytest.mark.parametrize(("former", "ends"), [({}, {90}), ({1: [(3, 20), (25, 40)]}, {20, 40, 90})])
+def test_a_checkpoint_says_where_queues_went_on_after_each_loss(
+    former: dict[int, list[tuple[int, int]]], ends: set[int]
+) -> None:
+    """Goal: a hole that a loss of before left is none of bad bytes, where its leap was freed; by checkpoints that say
+    the newest alone, too."""
+    batch = bytes(encode_checkpoint([encode_state(GapsState(gaps={1: (45, 90), 2: (0, 90)}, former=former))]))
+    known = KnownQueues()
+    known.apply(read_header(batch), batch)
+    assert known.gap_ends == ends
 
 
 # --- What is damaged ------------------------------------------------------------------------------------------------

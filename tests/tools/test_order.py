@@ -111,6 +111,8 @@ def test_what_a_node_writes_is_no_fault(batches: tuple[tuple[BatchHeader, memory
         ((_placed(0, bytearray(make_batch(b"\xc1", kind=Kind.QUEUE_STATE)), 1),), "cannot be read"),
         ((_placed(0, bytearray(make_batch(b"\x92\xa1B\xc0", kind=Kind.CHECKPOINT)), 1),), None),
         ((_placed(0, bytearray(make_batch(b"\x91\xa1Q", kind=Kind.CHECKPOINT)), 1),), "a QueueState of 0 items"),
+        ((_placed(0, bytearray(make_batch(b"\x92\xa1G\x80", kind=Kind.CHECKPOINT)), 1),), None),
+        ((_placed(0, bytearray(make_batch(b"\x91\xa1G", kind=Kind.CHECKPOINT)), 1),), "a QueueGaps of 0 items"),
         ((_placed(0, bytearray(make_batch(b"\x81\xa4type\xaaBeginMoved", kind=Kind.CONTROL)), 1),), "does not fit"),
     ],
 )

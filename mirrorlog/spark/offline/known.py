@@ -103,4 +103,4 @@ class KnownQueues:
             self.nexts[queue_id] = max(following, change.go_on_at)
 
     def _gaps_said(self, state: GapsState) -> None:
-        self.gap_ends.update(following for _, following in state.gaps.values())
+        self.gap_ends.update(following for _, (_, following) in state.each())
