@@ -11,7 +11,7 @@ from mirrorlog.errors import Overloaded
 from mirrorlog.queues.arguments import dead_letters_of
 from mirrorlog.queues.changes import Change
 from mirrorlog.queues.deaths import REASONS, deaths
-from mirrorlog.queues.departures import REDRIVEN, DepartureNumbers
+from mirrorlog.queues.departures import REDRIVEN, Departure, DepartureNumbers
 from mirrorlog.queues.groups import OWN_GROUP
 from mirrorlog.queues.subscriber import Range
 
@@ -21,7 +21,7 @@ class GroupDepartures:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._numbers = DepartureNumbers(replica.departures)
+        self._numbers = DepartureNumbers(replica.departures, self._is_open)
 
     def die(self, queue_id: int, group: str, ranges: Sequence[Range], why: str) -> list[Change]:
         """The changes by which records of a group end that nobody has acknowledged: they are settled, or leave."""
@@ -57,6 +57,10 @@ class GroupDepartures:
         ledger = self._replica.groups.get(queue_id, group)
         there = {each.number for each in self._replica.departures.of(queue_id).departures if each.group == group}
         return sum(map(ledger.lease_records, there)) if ledger is not None else 0
+
+    def _is_open(self, queue_id: int, departure: Departure) -> bool:
+        ledger = self._replica.groups.get(queue_id, departure.group)
+        return ledger is not None and ledger.lease_records(departure.number) > 0
 
 
 def _flat(ranges: Sequence[Range]) -> list[int]:

@@ -1,6 +1,7 @@
 """Queues of a log that this node masters which may be so long and no longer. Thin: `queues.lengths` decides.
 
-A publish to a queue that rejects is refused before it is stored. The others are looked at when more of them is
+A publish to a queue that rejects is refused before it is stored; where what is refused goes to dead letters it is
+stored as what leaves, and its producer is told when that is confirmed. The others are looked at when more of them is
 confirmed, and whoever had room for it has been given it: the deliverer says when that is, however many turns of the
 loop it takes. Rejected: to wait for so many turns (three hundred subscribers with room for one record each take more).
 What goes is a change in the log, which nobody waits for; one that is refused is tried again with the next tick. There
@@ -23,9 +24,11 @@ from mirrorlog.broker.publish import Publisher
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.format import BatchHeader, Column
 from mirrorlog.commitlog.index import Run
-from mirrorlog.errors import MirrorlogError, QueueFull
+from mirrorlog.errors import MirrorlogError, Overloaded, QueueFull
+from mirrorlog.queues.arguments import REJECT_PUBLISH_DLX, dead_letters_of
 from mirrorlog.queues.changes import Change, encode_changes
 from mirrorlog.queues.deaths import DROPPED
+from mirrorlog.queues.departures import DEPARTURES_MAX
 from mirrorlog.queues.groups import OWN_GROUP
 from mirrorlog.queues.lengths import QueueLength, View
 
@@ -52,7 +55,10 @@ class QueueLengths:
         self._reading: dict[int, asyncio.Task[None]] = {}
         # Queues of whose records some may be given to who has room, and the watermark that it takes, as far as known.
         self._unserved: dict[int, int | None] = {}
-        self._begun = False
+        self._asked = False
+        # Where the queues end that the master before has left: that this is confirmed now is no reason for a look.
+        ends = replica.index.next_appended
+        self._left = {queue_id: ends(queue_id) for queue_id in replica.queues.lengths}
         self._due = False
         self._stopped = False
         replica.on_confirmed.append(self._confirmed)
@@ -71,13 +77,35 @@ class QueueLengths:
             if limits is not None and limits.rejects:
                 self._admit(header, following)
 
+    def leaving(self, header: BatchHeader) -> bytearray | None:
+        """The change by which the records of a batch that was not admitted leave for dead letters, to be appended with
+        it, behind it; None when the queue refuses it and no more: also when as much waits to leave as may, or a queue
+        would grow without a limit while nobody takes its dead letters."""
+        queue_id = header.queue_id
+        limits = self._replica.queues.lengths.get(queue_id)
+        if limits is None or limits.overflow != REJECT_PUBLISH_DLX:
+            return None
+        if dead_letters_of(self._replica.queues.find_id(queue_id).arguments) is None:
+            return None
+        if len(self._replica.departures.of(queue_id).departures) >= DEPARTURES_MAX:
+            return None
+        first = self._replica.index.next_appended(queue_id)
+        until = first + header.record_count
+        changes = [*self._made(queue_id), *self._deliverer.die(queue_id, OWN_GROUP, [(first, until)], DROPPED)]
+        self._length(queue_id).arrived(first, until, 0)  # nothing of it will be ready
+        return encode_changes(changes, queue_id=queue_id)
+
     def _admit(self, header: BatchHeader, following: dict[int, int]) -> None:
         """`following`: where the queues go on behind the batches before this one."""
         queue_id = header.queue_id
         length = self._length(queue_id)
-        if length.limits.size is not None:
-            self._read_sizes(queue_id, length)
         first = following.get(queue_id, self._replica.index.next_appended(queue_id))
+        if length.limits.size is not None and not self._counts(queue_id, length, first):
+            raise Overloaded(
+                "how many bytes the queue has is read at the moment, right behind a failover or a start; nothing was "
+                "stored, send it again",
+                limit="x-max-length-bytes",
+            )
         try:
             length.check(self._view(queue_id, first), header.record_count, header.length)
         except QueueFull:
@@ -90,8 +118,8 @@ class QueueLengths:
     def tick(self) -> None:
         """Time passes, and the mastership has begun: sizes are asked for before anybody needs them, and those whose
         change was refused are looked at again."""
-        if not self._begun:
-            self._begun = True
+        if not self._asked:
+            self._asked = True
             limited = self._replica.queues.lengths
             self._awake.update(each for each in limited if limited[each].rejects)
         self._awake |= self._failed | self._unserved.keys()
@@ -112,14 +140,16 @@ class QueueLengths:
 
     def _confirmed(self, gained: Set[int]) -> None:
         """Only noted: this may come in the middle of an append of this log."""
-        limited = self._replica.queues.lengths
+        limited, confirmed = self._replica.queues.lengths, self._replica.index.next_confirmed
         if limited:
-            self._awake.update(gained & limited.keys())
+            there = gained & limited.keys()
+            self._awake.update(each for each in there if confirmed(each) > self._left.get(each, 0))
             self._look_soon()
 
     def _deleted(self, queue_ids: Set[int]) -> None:
         for queue_id in queue_ids:
             self._known.pop(queue_id, None)
+            self._left.pop(queue_id, None)
             self._unserved.pop(queue_id, None)
 
     def _look_soon(self) -> None:
@@ -130,7 +160,7 @@ class QueueLengths:
     @property
     def _idle(self) -> bool:
         """Whether nothing may be decided at the moment."""
-        return self._stopped or not self._begun or self._publisher.cut_off
+        return self._stopped or not self._deliverer.begun or self._publisher.cut_off
 
     def _look(self) -> None:
         self._due = False
@@ -200,9 +230,17 @@ class QueueLengths:
     def _view(self, queue_id: int, until: int) -> View:
         index = self._replica.index
         ledger = self._replica.groups.get(queue_id, OWN_GROUP)
-        return View(ledger, index.begin(queue_id), until, index.gap(queue_id))
+        return View(ledger, index.begin(queue_id), until, index.gaps_of(queue_id))
 
     # --- sizes ---
+
+    def _counts(self, queue_id: int, length: QueueLength, first: int) -> bool:
+        """Whether the bytes of all that stands below `first` count: what this mastership took does at once, what was
+        there before when it is confirmed and was read."""
+        before = length.arriving_from(first)
+        if self._read_sizes(queue_id, length):
+            return self._replica.index.next_confirmed(queue_id) >= before
+        return length.sizes.end >= before
 
     def _read_sizes(self, queue_id: int, length: QueueLength) -> bool:
         """Tell it of what is confirmed. Whether all of it is known; the queue is looked at again when more is: what is

@@ -1,13 +1,15 @@
 """Reads the records of a queue that leave it, wherever they stand: in memory, in a segment, in the past. Thin.
 
-What takes a step per record is done on a helper thread, a batch at a time. What retention has freed, or a loss has
-taken, is told as gone.
+A batch is read and opened once for all that is asked of it, however scattered that is: records with keys in turn go to
+queues in turn, and each of these asks for every second one. What takes a step per record is done on a helper thread, a
+batch at a time. What retention has freed, or a loss has taken, is told as gone; nothing else is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,17 +21,21 @@ from mirrorlog.commitlog.body import Record
 from mirrorlog.commitlog.codec import open_body
 from mirrorlog.commitlog.format import read_header
 from mirrorlog.commitlog.index import Run
-from mirrorlog.errors import BadBatch, OffsetOutOfRange
+from mirrorlog.errors import BadBatch, LogUnavailable, OffsetOutOfRange
 from mirrorlog.queues.letter_body import size_of
 from mirrorlog.queues.subscriber import Range
 
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of batches that are read for one piece: scattered records may each stand in another."""
+"""Of batches that are read for one new piece: scattered records may each stand in another."""
+_ALL: Final = 1 << 62
+_GONE_AT_ONCE: Final = 256
+"""Ranges, before others get their turn of the loop."""
 
 
 @dataclass(slots=True)
 class Leaving:
-    """What was read: by queue offset, all of one priority; `gone`: ranges that are not there any more."""
+    """What was read: by queue offset, all of one priority; `gone`: ranges that are not there any more. `read`: bytes of
+    the batches that they stand in."""
 
     records: list[tuple[int, Record]] = field(default_factory=list)
     gone: list[Range] = field(default_factory=list)
@@ -38,14 +44,15 @@ class Leaving:
     read: int = 0
 
     def has_room(self, room: Room) -> bool:
-        return len(self.records) < room.records and self.size < room.size and self.read < READ_BYTES_MAX
+        return len(self.records) < room.records and self.size < room.size and self.read < room.read
 
 
 class Room(NamedTuple):
-    """What one read may have."""
+    """What one read may have: records, their bytes, and those of their batches."""
 
     records: int
-    size: int
+    size: int = _ALL
+    read: int = _ALL
 
 
 class LetterReader:
@@ -58,48 +65,63 @@ class LetterReader:
         self._body_bytes_max = body_bytes_max
 
     async def read(self, queue_id: int, ranges: Iterable[Range], room: Room) -> Leaving:
-        """The first of these, ascending: as many as are of one priority and within the limits, one at least. Raises
+        """The first of these, ascending: as many as are of one priority and have room, one at least. Raises
         MirrorlogError."""
-        found = Leaving()
-        for first, until in ranges:
-            at = first
-            while at < until:
-                if not found.has_room(room):
-                    return found
-                reached = await self._read_at(queue_id, (at, until), found, room)
-                if reached is None:
-                    return found
-                at = reached
+        found, left = Leaving(), deque(ranges)
+        while left and found.has_room(room):
+            there = await self._batch_at(queue_id, left[0][0])
+            if there is None:
+                self._pass_gone(queue_id, left, found)
+                if len(found.gone) % _GONE_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            elif not await self._take(there, left, found, room):
+                break
         return found
 
-    async def _read_at(self, queue_id: int, run_: Range, found: Leaving, room: Room) -> int | None:
-        """Where to go on; None when what comes is of another priority, or too large beside the others."""
-        at, until = run_
-        there = await self._batch_at(queue_id, at)
-        if there is None:
-            end = self._gone_until(queue_id, at, until)
-            found.gone.append((at, end))
-            return end
+    async def read_again(self, queue_id: int, ranges: Sequence[Range]) -> Leaving:
+        """All of these, which were of one priority and had room when they were addressed. Raises MirrorlogError."""
+        count = sum(until - first for first, until in ranges)
+        found = await self.read(queue_id, ranges, Room(count))
+        gone = sum(until - first for first, until in found.gone)
+        if len(found.records) + gone != count:
+            raise LogUnavailable(
+                f"{len(found.records)} of {count - gone} records that are addressed could be read; none is sent"
+            )
+        return found
+
+    # --- inside ---
+
+    def _pass_gone(self, queue_id: int, left: deque[Range], found: Leaving) -> None:
+        """Raises LogUnavailable for what may be there, and cannot be read yet."""
+        (first, until), index = left[0], self._replica.index
+        if first >= index.next_confirmed(queue_id) and index.gap_end(queue_id, first) is None:
+            raise LogUnavailable(f"the record at queue offset {first} is not known to be confirmed yet")
+        end = self._gone_until(queue_id, first, until)
+        found.gone.append((first, end))
+        _advance(left, end)
+
+    async def _take(self, there: tuple[Run, bytes], left: deque[Range], found: Leaving, room: Room) -> bool:
+        """What is asked of one batch; whether to go on: what comes may be of another priority, or too large beside the
+        others."""
         run, batch = there
         found.read += run.length
-        end = min(until, run.next_queue_offset, at + room.records - len(found.records))
-        offsets = range(at - run.base_queue_offset, end - run.base_queue_offset)
-        loop = asyncio.get_running_loop()
+        wanted = _wanted(left, run, room.records - len(found.records))
         work = partial(
             _records,
             batch,
-            offsets,
+            [at - run.base_queue_offset for at in wanted],
             body_bytes_max=self._body_bytes_max,
             bytes_max=room.size - found.size,
             one=not found.records,
         )
-        priority, records, size = await loop.run_in_executor(self._helper, work)
+        priority, records, size = await asyncio.get_running_loop().run_in_executor(self._helper, work)
         if found.records and (priority != found.priority or not records):
-            return None
+            return False
         found.priority = priority
-        found.records += zip(range(at, at + len(records)), records, strict=True)
+        found.records += zip(wanted, records, strict=False)  # those that had room
         found.size += size
-        return at + len(records)
+        _advance(left, wanted[len(records) - 1] + 1)
+        return len(records) == len(wanted)
 
     async def _batch_at(self, queue_id: int, at: int) -> tuple[Run, bytes] | None:
         run = await self._run_at(queue_id, at)
@@ -135,8 +157,27 @@ class LetterReader:
         return min(until, behind)
 
 
+def _wanted(left: Iterable[Range], run: Run, records_max: int) -> list[int]:
+    """What is asked of a batch: so many queue offsets at most."""
+    wanted = list[int]()
+    for first, until in left:
+        end = min(until, run.next_queue_offset, first + records_max - len(wanted))
+        if end <= first:
+            break
+        wanted += range(first, end)
+    return wanted
+
+
+def _advance(left: deque[Range], at: int) -> None:
+    """What is below `at` is done."""
+    while left and left[0][1] <= at:
+        left.popleft()
+    if left and left[0][0] < at:
+        left[0] = at, left[0][1]
+
+
 def _records(
-    batch: bytes, which: range, *, body_bytes_max: int, bytes_max: int, one: bool
+    batch: bytes, which: Sequence[int], *, body_bytes_max: int, bytes_max: int, one: bool
 ) -> tuple[int, list[Record], int]:
     """Priority, records and their bytes: those that fit; `one`: one at least. Raises BadBatch."""
     header = read_header(batch)

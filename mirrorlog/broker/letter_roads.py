@@ -1,30 +1,61 @@
 """How records that leave a queue come to others: which queues those are, who masters them, and the way there.
 
 Nodes ask each other over the links that members of a cluster have, which prove by the nodes' own credentials who they
-are. Rejected: the client port, where they would need a user, and a right to write everywhere.
+are. Rejected: the client port, where they would need a user, and a right to write everywhere. Those links have the
+heartbeats and Raft in them, so no more than a part of what they take is ever on its way.
+
+What leads nowhere is gone for good, so it is routed by all that was decided before: a binding or a queue that somebody
+was told to be there is. That asks the cluster's leader once for a piece. Rejected: to ask only when something would be
+dropped; a record that leads to one queue would not come to the other one that was bound a moment ago.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.publish import not_master
+from mirrorlog.cluster.peers import FRAME_BYTES_MAX
 from mirrorlog.cluster.questions import AnyAnswer, AskQueue, AskTake, Noted, QueueFound, decode_answer, encode
 from mirrorlog.cluster.topology import VirtualHost
 from mirrorlog.commitlog.format import queue_of
 from mirrorlog.config import Member
-from mirrorlog.errors import BadBatch, BatchTooLarge, LogUnavailable, MirrorlogError
+from mirrorlog.errors import (
+    BadBatch,
+    BatchTooLarge,
+    ConnectionLost,
+    LogUnavailable,
+    MirrorlogError,
+    NoSuchQueue,
+    NotMaster,
+    Overloaded,
+    RequestTimeout,
+    SentToDeadLetters,
+)
 from mirrorlog.wire.frames import PRODUCE, Credit, Durability, Level
 from mirrorlog.wire.names import shown
 from mirrorlog.wire.routing import RoutingTable
 
 _TABLES_MAX: Final = 64
 _CORRELATION: Final = 1
+_BATCH_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024
+"""Beside it in the frame: the log's id, and names of fields. A larger frame would end the link that it comes by."""
+ON_THE_WAY_MAX: Final = 16
+"""Batches that may be on their way to one node."""
+ON_THE_WAY_BYTES: Final = 8 * 1024 * 1024
+"""Of them; a larger one goes alone."""
+TAKEN_MAX: Final = 256
+"""Batches from others that are taken here at once: who gave up waiting for one may have sent the next."""
+
+_NOBODY: Final = (ConnectionLost, LogUnavailable, NotMaster, RequestTimeout)
+"""What is said where a log has no master, or one that is away."""
 
 _A = TypeVar("_A", QueueFound, Noted)
 
@@ -40,6 +71,9 @@ class Places(Protocol):
 
     async def ask(self, node: str, question: bytes) -> bytes: ...
 
+    async def up_to_date(self) -> None:
+        """Until all is known here that was decided before this was asked. Raises MirrorlogError."""
+
 
 class LetterRoads:
     """Of one node. `batch_bytes_max`: as it takes them; `helper`: where tables of many bindings are made."""
@@ -51,9 +85,13 @@ class LetterRoads:
         self._places = places
         self._helper = helper
         self._tables: dict[str, tuple[VirtualHost, RoutingTable]] = {}
+        self._ways: dict[str, _Way] = {}
+        self._taken = 0
 
     async def table(self, virtual_host: str) -> RoutingTable:
-        """As routing is known here now. Raises LogUnavailable when none is."""
+        """With all that was decided before this was asked; `find` knows it then, too. Raises LogUnavailable for a
+        virtual host that is not known, MirrorlogError while nobody can say what is decided."""
+        await self._places.up_to_date()
         host = self._places.virtual_host(virtual_host)
         if host is None:
             raise LogUnavailable(f"nothing is known here of virtual host {virtual_host[:64]!r}")
@@ -74,10 +112,16 @@ class LetterRoads:
         found = await self._ask(AskQueue(name=name, log_id=str(log_id)), QueueFound)
         return (str(log_id), found.queue_id) if found.queue_id else None
 
-    async def hand_over(self, log_id: str, batch: bytes) -> None:
-        """Have the batch of a producer appended, by whoever masters the log, and wait until all copies have it. Raises
-        what a publish is refused with, or MirrorlogError when nobody knows."""
-        await self._ask(AskTake(log_id=log_id, batch=batch), Noted)
+    async def hand_over(self, log_id: str, batch: bytes, *, name: str = "") -> None:
+        """Have the batch of a producer appended, by whoever masters the log, and wait until all copies have it. `name`:
+        of the queue, qualified. Raises what a publish is refused with, NoSuchQueue when it is for a queue that has left
+        the log, or MirrorlogError when nobody knows."""
+        try:
+            await self._ask(AskTake(log_id=log_id, batch=batch), Noted)
+        except _NOBODY as error:
+            if name and await self._is_gone(log_id, name):
+                raise NoSuchQueue(f"queue {shown(name)!r} is gone") from error
+            raise
 
     async def asked(self, question: AskQueue | AskTake) -> AnyAnswer:
         """Answer for a log that this node masters. Raises NotMaster, or what it is refused with."""
@@ -90,8 +134,24 @@ class LetterRoads:
             raise BadBatch("records that leave a queue come in a batch for another one")
         if len(question.batch) > self._batch_bytes_max:
             raise BatchTooLarge(f"a batch of {len(question.batch)} bytes is above max_batch_bytes here")
-        await _take(log, question.batch)
+        if self._taken >= TAKEN_MAX:
+            raise Overloaded(f"{TAKEN_MAX} batches of other queues are being taken; ask again", limit="batches at once")
+        self._taken += 1
+        try:
+            with suppress(SentToDeadLetters):  # full, and it sends on what it refuses: that is where they come to
+                await _take(log, question.batch)
+        finally:
+            self._taken -= 1
         return Noted()
+
+    async def _is_gone(self, log_id: str, name: str) -> bool:
+        """A log that nobody masters may never have a master again: then the cluster has taken the queue's place away,
+        and nobody else would ever say that it is gone."""
+        try:
+            await self._places.up_to_date()
+        except MirrorlogError:
+            return False  # a place that is not known here yet is none that was taken away
+        return self._places.placed(name) != UUID(log_id)
 
     async def _ask(self, question: AskQueue | AskTake, kind: type[_A]) -> _A:
         master = self._places.master(UUID(question.log_id))
@@ -102,7 +162,66 @@ class LetterRoads:
             answer = await self.asked(question)
             assert isinstance(answer, kind)
             return answer
-        return decode_answer(await self._places.ask(master.id, encode(question)), kind)
+        if isinstance(question, AskQueue):
+            return decode_answer(await self._places.ask(master.id, encode(question)), kind)
+        if len(question.batch) > _BATCH_BYTES_MAX:
+            raise BatchTooLarge(f"a batch of {len(question.batch)} bytes is above what nodes send each other at once")
+        async with self._way(master.id, len(question.batch)):
+            return decode_answer(await self._places.ask(master.id, encode(question)), kind)
+
+    @asynccontextmanager
+    async def _way(self, node: str, size: int) -> AsyncIterator[None]:
+        """While a batch of so many bytes is on its way to a node."""
+        way = self._ways.setdefault(node, _Way())
+        await way.enter(size)
+        try:
+            yield
+        finally:
+            way.leave(size)
+            if way.unused:
+                self._ways.pop(node, None)
+
+
+class _Way:
+    """To one node: what is on it, and who waits for room, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._size = 0
+        self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def unused(self) -> bool:
+        return not self._count and not self._line
+
+    async def enter(self, size: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append((size, turn))
+        self._go_on()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._go_on()
+            else:
+                self.leave(size)
+            raise
+
+    def leave(self, size: int) -> None:
+        self._count -= 1
+        self._size -= size
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._line and (self._line[0][1].cancelled() or self._has_room(self._line[0][0])):
+            size, turn = self._line.popleft()
+            if not turn.cancelled():
+                self._count += 1
+                self._size += size
+                turn.set_result(None)
+
+    def _has_room(self, size: int) -> bool:
+        return not self._count or (self._count < ON_THE_WAY_MAX and self._size + size <= ON_THE_WAY_BYTES)
 
 
 def _table(host: VirtualHost) -> RoutingTable:
@@ -122,7 +241,7 @@ async def _take(log: HostedLog, batch: bytes) -> None:
     answer = _Answer()
     payload = PRODUCE.pack(Level.ALL, int(Durability.MEMORY), 0, 0) + batch
     try:
-        log.publisher.publish(memoryview(payload), answer, _CORRELATION)
+        log.publisher.publish(memoryview(payload), answer, _CORRELATION, own=True)
         await answer.done
     finally:
         log.publisher.forget(answer)

@@ -40,10 +40,13 @@ class LogClock:
         return self._seen
 
     def leapt(self) -> bool:
-        """Whether it was set since this was asked last: what was planned by it comes at another time."""
+        """Whether it was set, at once or little by little, since this was said last: what was planned by it comes at
+        another time."""
         ahead = self() - _us(self._seen_at)
-        former, self._ahead = self._ahead, ahead
-        return former is not None and abs(ahead - former) > _LEAP_US
+        if self._ahead is not None and abs(ahead - self._ahead) <= _LEAP_US:
+            return False
+        first, self._ahead = self._ahead is None, ahead
+        return not first
 
 
 def _us(seconds: float) -> int:

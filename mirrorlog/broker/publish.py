@@ -16,7 +16,7 @@ from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.attributes import attributes_of
 from mirrorlog.commitlog.body import check_uncompressed
 from mirrorlog.commitlog.envelope import envelope_bytes
-from mirrorlog.commitlog.format import BatchHeader, Column, Kind, check_producer_part, queue_of
+from mirrorlog.commitlog.format import OWN_PRODUCERS, BatchHeader, Column, Flag, Kind, check_producer_part, queue_of
 from mirrorlog.config import HaSettings, LimitSettings, Member
 from mirrorlog.errors import (
     BadBatch,
@@ -33,6 +33,8 @@ from mirrorlog.errors import (
     NoSuchQueue,
     NotMaster,
     OutcomeUnknown,
+    QueueFull,
+    SentToDeadLetters,
     SlaveNotAvailable,
     StaleRouting,
 )
@@ -41,7 +43,7 @@ from mirrorlog.ha.group_transfer import Answer, PutStatus
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.queues.credit import Account, Credits, Key, Told
-from mirrorlog.queues.producers import Landed
+from mirrorlog.queues.producers import Landed, landed_of
 from mirrorlog.wire.frames import (
     CONFIRM_DUPLICATE,
     PRODUCE,
@@ -91,6 +93,7 @@ class Waiting(NamedTuple):
 
     `since`: when it came, if it counts among the confirms whose time is told (s, the clock of `now`). Not at level
     none, which waits for nothing, and not when it was sent again: nobody knows here how long its producer has waited.
+    `refused`: what it is answered with is that it leaves for dead letters.
     """
 
     reply: Reply
@@ -101,6 +104,7 @@ class Waiting(NamedTuple):
     durability: int
     flags: int
     since: float | None
+    refused: bool = False
 
 
 class ChangeWaiting(NamedTuple):
@@ -128,6 +132,11 @@ def _own() -> int:
 
 def _admit_all(headers: Sequence[BatchHeader]) -> None:
     """No queue has a limit."""
+
+
+def _nothing_leaves(header: BatchHeader) -> bytearray | None:
+    """No queue sends on what it refuses."""
+    return None
 
 
 class Publisher:
@@ -165,6 +174,9 @@ class Publisher:
         self.log: MasteredLog | None = None
         self.admit: Callable[[Sequence[BatchHeader]], None] = _admit_all
         """Asked of batches that are about to be appended, when nothing else stands against them: see `QueueLengths`."""
+        self.leaving: Callable[[BatchHeader], bytearray | None] = _nothing_leaves
+        """Asked of a batch that a full queue refuses: the change by which its records leave as they come, if they do;
+        see `QueueLengths`."""
         self.stopping = False
         self._why: Callable[[], MirrorlogError] = _node_stopping
         self.data_refused = ""
@@ -174,13 +186,14 @@ class Publisher:
         self.cut_off = False
         """Out of touch with a majority of the cluster: another node may master the log by now."""
 
-    def publish(self, payload: memoryview, reply: Reply, correlation_id: int) -> None:
-        """One PRODUCE payload: append its batch and wait for its level. Raises MirrorlogError: nothing was stored."""
+    def publish(self, payload: memoryview, reply: Reply, correlation_id: int, *, own: bool = False) -> None:
+        """One PRODUCE payload: append its batch and wait for its level. `own`: it is the nodes' own. Raises
+        MirrorlogError: nothing was stored."""
         now = self._now()
         request = read_produce(payload)
         batch = payload[PRODUCE.size :]
         header = check_producer_part(batch, max_batch_bytes=self._limits.max_batch_bytes)
-        self._check(header, batch)
+        self._check(header, batch, own=own)
         if request.durability not in _DURABILITIES:
             raise BadRequest(f"durability {request.durability} is none of 0 (memory) and 1 (disk)")
         copies = self._mastership.progress.copies_for(request.level)
@@ -195,10 +208,7 @@ class Publisher:
                 raise DiskFull(self.data_refused)
             account = Key(reply, header.producer_id, header.queue_id)
             self._credits.check(account, distance=self._distance, now=now)
-            self.admit((header,))
-            if durability > self._mastership.durability:
-                self._mastership.want_flush(self._replica.end + len(batch))  # told with the batch itself
-            landed = _landed(self._replica.append(batch, header, self._now_us()))
+            landed = self._append(batch, header, durability)
             self._credits.appended(
                 account,
                 end=landed.next_log_offset,
@@ -207,8 +217,9 @@ class Publisher:
                 distance=self._distance,
                 now=now,
             )
-            self._counters.published(header.record_count, len(batch))
-            self._counters.queue(header.queue_id).published.add(header.record_count, now)
+            if not landed.refused:
+                self._counters.published(header.record_count, len(batch))
+                self._counters.queue(header.queue_id).published.add(header.record_count, now)
         else:
             # Stored already: whatever has happened since, it is wrong to say that nothing was.
             flags = CONFIRM_DUPLICATE
@@ -216,9 +227,33 @@ class Publisher:
                 self._mastership.check_room()
         since = now if copies != Level.NONE and not flags else None
         token = Waiting(
-            reply, correlation_id, landed.log_offset, landed.base_queue_offset, landed.epoch, durability, flags, since
-        )
+            reply, correlation_id, landed.log_offset, landed.base_queue_offset, landed.epoch, durability, flags, since,
+            landed.refused,
+        )  # fmt: skip
         self._wait(token, landed.next_log_offset, copies, durability, now=now, deadline_ms=request.deadline_ms)
+
+    def _append(self, batch: memoryview, header: BatchHeader, durability: int) -> Landed:
+        """Append it; what a full queue refuses and sends on, in one with what says so. Raises MirrorlogError: nothing
+        was stored."""
+        change = self._admitted(batch, header)
+        if durability > self._mastership.durability:
+            size = len(batch) if change is None else envelope_bytes([batch, change])
+            self._mastership.want_flush(self._replica.end + size)  # told with the batch itself
+        if change is None:
+            return landed_of(self._replica.append(batch, header, self._now_us()))
+        both = self._replica.append_transaction([batch, memoryview(change)], self._now_us(), flags=Flag.REFUSED)
+        return landed_of(both[0])
+
+    def _admitted(self, batch: memoryview, header: BatchHeader) -> bytearray | None:
+        """None: it is appended as it is. The change, if its records leave at once. Raises QueueFull, Overloaded."""
+        try:
+            self.admit((header,))
+        except QueueFull:
+            change = self.leaving(header)
+            if change is None or envelope_bytes([batch, change]) > self._limits.max_batch_bytes:
+                raise
+            return change
+        return None
 
     # --- transactions ---
 
@@ -429,6 +464,9 @@ class Publisher:
         if isinstance(token, TogetherWaiting):
             token.done(None, answer.copies)
             return
+        if token.refused:
+            token.reply.refuse(_sent_on(), token.correlation_id)
+            return
         token.reply.answer(
             confirm_frame(
                 log_offset=token.log_offset,
@@ -452,9 +490,11 @@ class Publisher:
             self._counters.unknown[error.code] += 1
             token.reply.refuse(error, token.correlation_id)
 
-    def _check(self, header: BatchHeader, batch: memoryview) -> None:
+    def _check(self, header: BatchHeader, batch: memoryview, *, own: bool = False) -> None:
         if header.kind != _DATA:
             raise BadBatch(f"a producer sends kind {Kind.DATA}, not {header.kind}")
+        if header.producer_id >= OWN_PRODUCERS and not own:
+            raise BadRequest(f"producer ids from {OWN_PRODUCERS} on are the nodes' own; draw one of 63 bits")
         if not self._replica.queues.has_id(header.queue_id):
             raise NoSuchQueue(f"no queue has the id {header.queue_id}; ask for the queue's metadata again")
         if header.queue_id in self.closed_queues:
@@ -546,7 +586,7 @@ class ElsewhereLog:
         self._name = name
         self._master = master
 
-    def publish(self, payload: memoryview, reply: Reply, correlation_id: int) -> None:
+    def publish(self, payload: memoryview, reply: Reply, correlation_id: int, *, own: bool = False) -> None:
         raise self.refusal()
 
     def forget(self, reply: Reply) -> None:
@@ -588,14 +628,10 @@ def _node_stopping() -> NodeStopping:
     return NodeStopping("this node is stopping; nothing was stored")
 
 
-def _landed(stamped: BatchHeader) -> Landed:
-    return Landed(
-        stamped.crc,
-        stamped.record_count,
-        stamped.log_offset,
-        stamped.base_queue_offset,
-        stamped.next_log_offset,
-        stamped.epoch,
+def _sent_on() -> SentToDeadLetters:
+    return SentToDeadLetters(
+        "the queue was full (x-max-length, x-max-length-bytes): this is not in it, and goes to its dead letter "
+        "exchange; do not send it again"
     )
 
 

@@ -4,12 +4,13 @@ Invariant 9 from the client's side. Batches go out in order, several in flight; 
 until it ends. When one fails in a way that may pass, the later ones in flight will be refused as out of sequence: the
 pipeline waits for all answers and sends again from the first that is not resolved.
 
-A batch ends with a confirm, with an error that trying again cannot mend, or at its deadline: with the last refusal if
-no attempt can have been stored, else as OutcomeUnknown. A refusal speaks for its own attempt only: one before it that
-got no clear answer may have been stored, or may still arrive from a connection that was lost. A sequence that was given
-up leaves a gap that the broker would refuse for ever, so what follows goes on under a new producer epoch, numbered from
-0, once what is in flight under the old one has been answered or has come to its own deadline. A producer that the node
-has forgotten goes on in the same way.
+A batch ends with a confirm, with the word that it went to dead letters, which uses its number up as a confirm does,
+with an error that trying again cannot mend, or at its deadline: with the last refusal if no attempt can have been
+stored, else as OutcomeUnknown. A refusal speaks for its own attempt only: one before it that got no clear answer may
+have been stored, or may still arrive from a connection that was lost. A sequence that was given up leaves a gap that
+the broker would refuse for ever, so what follows goes on under a new producer epoch, numbered from 0, once what is in
+flight under the old one has been answered or has come to its own deadline. A producer that the node has forgotten goes
+on in the same way.
 
 A batch gets its number when it first leaves: those that wait behind an outage may end at their deadlines, one by one,
 without a gap and without a look at the others.
@@ -35,6 +36,7 @@ from mirrorlog.errors import (
     OutOfSequence,
     Refused,
     RequestTimeout,
+    SentToDeadLetters,
     StaleProducerEpoch,
 )
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
@@ -172,17 +174,18 @@ class Pipeline:
             self._stats.duplicates += batch.count
         self._remove(batch)
         batch.resolve(confirm)
+        self._took()
         if self._broken:
             self._settle(now)
-        elif self._last_error is not None:
-            self._backoff.reset()
-            self._last_error = None
 
     def failed(self, batch: PendingBatch, error: MirrorlogError, now: float) -> None:
         """An attempt ended with `error`."""
         if not self._landed(batch):
             return
-        if isinstance(error, Refused) and error.retriable:
+        if isinstance(error, SentToDeadLetters):
+            self._end(batch, error)  # its number was used: what follows goes on
+            self._took()
+        elif isinstance(error, Refused) and error.retriable:
             self._stats.refused_attempts += 1
             self._break(error)
         elif isinstance(error, OutOfSequence) and self._broken:
@@ -280,6 +283,12 @@ class Pipeline:
             self._cursor = self._numbered = len(self._batches)
             for other in others:
                 self._resolve(other, _without_confirm(other, error))
+
+    def _took(self) -> None:
+        """The node took a batch."""
+        if not self._broken and self._last_error is not None:
+            self._backoff.reset()
+            self._last_error = None
 
     def _break(self, error: MirrorlogError) -> None:
         self._broken = True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from typing import Final, Protocol
 
 from mirrorlog.cluster.asking import signed
 from mirrorlog.cluster.commands import AnyCommand, NodeStarted, decode_command, encode_command
 from mirrorlog.cluster.driver import RaftDriver
 from mirrorlog.cluster.peers import Mesh
-from mirrorlog.cluster.questions import Applied, AskApply, decode_answer, encode
+from mirrorlog.cluster.questions import Applied, AskApply, AskIndex, decode_answer, encode
 from mirrorlog.cluster.state import ClusterState, Outcome, check_proposal
 from mirrorlog.errors import ConnectionLost, NotAMember, NotLeader, RequestTimeout
 
@@ -42,6 +43,9 @@ class Decisions:
         self._ground = ground
         self._loop = asyncio.get_running_loop()
         self._readers: list[tuple[int, asyncio.Future[None]]] = []
+        # Who asks this member, the leader, up to where all is decided; by a number, which Raft gives back.
+        self._rounds: dict[Hashable, asyncio.Future[int | None]] = {}
+        self._last_round = 0
 
     async def propose(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
         """Have it decided. Raises RequestTimeout: then it may be decided yet."""
@@ -90,6 +94,47 @@ class Decisions:
             reached: asyncio.Future[None] = self._loop.create_future()
             self._readers.append((index, reached))
             await reached
+
+    async def up_to_date(self) -> None:
+        """Until everything is applied on this node that was decided before this was asked. Raises MirrorlogError while
+        nobody can say."""
+        ground = self._ground
+        try:
+            async with asyncio.timeout(ASK_S):
+                if ground.driver.raft.leader == ground.driver.raft.own:
+                    index = await self.decided_up_to()
+                elif ground.leader:
+                    told = await ground.mesh.ask(ground.leader, encode(AskIndex()), timeout_s=ASK_S)
+                    index = decode_answer(told, Applied).index
+                else:
+                    raise NotLeader("no coordinator is known; a majority of the nodes must reach each other")
+                await self.applied_here(index)
+        except TimeoutError:
+            raise RequestTimeout(f"what is decided is not known here within {ASK_S * 1000:.0f} ms") from None
+
+    async def decided_up_to(self) -> int:
+        """As the leader: the index of the last decision before this was asked. Raises NotLeader when it is none, or no
+        more."""
+        self._last_round += 1
+        number = self._last_round
+        driver, answer = self._ground.driver, self._loop.create_future()
+        driver.raft.read(number)
+        self._rounds[number] = answer
+        driver.wake()
+        try:
+            index = await answer
+        finally:
+            del self._rounds[number]
+        if index is None:
+            raise NotLeader("this node lost its leadership before it knew that it had it; ask again")
+        assert isinstance(index, int)
+        return index
+
+    def round_ended(self, number: Hashable, index: int | None) -> None:
+        """Raft's answer to whoever asked; see `raft.effects.ReadReady`."""
+        answer = self._rounds.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(index)
 
     def tell_readers(self) -> None:
         """More has been applied."""

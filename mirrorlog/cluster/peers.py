@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import msgspec
 
 from mirrorlog.cluster.raft.messages import AnyMessage, Append
-from mirrorlog.errors import ConnectionLost, MirrorlogError, ProtocolError, RequestTimeout
+from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded, ProtocolError, RequestTimeout
 from mirrorlog.wire.credentials import OPEN, Credentials
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame
@@ -42,11 +42,13 @@ RETRY_S: Final = 0.1
 CONNECT_S: Final = 1.0
 """How long a connection and its greeting may take."""
 BEAT_S: Final = 0.1
-FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of one message: a snapshot travels in pieces far below, but for the answer to a node that begins anew."""
+FRAME_BYTES_MAX: Final = 80 * 1024 * 1024
+"""Of one message: a snapshot travels in pieces far below, but for the answer to a node that begins anew. The largest
+record that a node may be configured to take (64 MiB) goes in one, with what a letter adds to it."""
 UNSENT_BYTES_MAX: Final = 96 * 1024 * 1024
 ASKED_MAX: Final = 1000
-"""Questions of one member that are answered at a time."""
+"""Questions of one member that are answered at a time; the others are refused. It goes on talking: who asks too much
+is not dead, and its link has the heartbeats and Raft in it."""
 
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 _encode = msgspec.msgpack.Encoder().encode
@@ -146,10 +148,15 @@ class DialledLink:
             self._endpoint.send([frame(kind, payload)])
 
     async def ask(self, question: bytes, *, timeout_s: float) -> bytes:
-        """The answer. Raises ConnectionLost, RequestTimeout, or the error that the other side answered."""
+        """The answer. Raises ConnectionLost, RequestTimeout, Overloaded, or the error that the other side answered."""
         if not self.up:
             raise ConnectionLost(f"no connection to node {self.node} at {self.address}")
         assert self._endpoint is not None
+        unsent = self._endpoint.unsent_bytes
+        if unsent + len(question) > UNSENT_BYTES_MAX:  # one more would end the connection, with Raft in it
+            raise Overloaded(
+                f"{unsent} bytes have not left for node {self.node}; ask again", limit="bytes on the way to a member"
+            )
         self._last_id += 1
         number = self._last_id
         answer: asyncio.Future[bytes] = self._loop.create_future()
@@ -302,7 +309,12 @@ class AcceptedLink:
 
     def _answer_soon(self, number: int, question: bytes) -> None:
         if len(self._answering) >= ASKED_MAX:
-            raise ProtocolError(f"{ASKED_MAX} questions wait for their answers")
+            refusal = Overloaded(
+                f"{ASKED_MAX} questions of node {self.node} wait for their answers; ask again",
+                limit="questions at once",
+            )
+            self._endpoint.send([error_frame(refusal, number)])
+            return
         task = asyncio.ensure_future(self._answer(number, question))
         self._answering[task] = None
         task.add_done_callback(self._answering.pop)

@@ -103,6 +103,10 @@ class AskApplied(Question, frozen=True):
     index: int
 
 
+class AskIndex(Question, frozen=True):
+    """To the leader: up to which index has everything been decided? Applied, with that."""
+
+
 class AskQueue(Question, frozen=True):
     """To the node that masters a log: which queue of it has this qualified name? Records leave for it."""
 
@@ -136,7 +140,9 @@ class Looking(Answer, frozen=True):
     seeds: tuple[str, ...] = ()
 
 
-AnyQuestion = AskApply | AskFence | AskElection | AskJoin | AskState | AskApplied | AskLooking | AskQueue | AskTake
+AnyQuestion = (
+    AskApply | AskFence | AskElection | AskJoin | AskState | AskApplied | AskIndex | AskLooking | AskQueue | AskTake
+)
 AnyAnswer = Applied | Fenced | Noted | Joined | Looking | QueueFound
 
 encode = msgspec.msgpack.Encoder().encode

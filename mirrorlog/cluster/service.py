@@ -38,11 +38,13 @@ from mirrorlog.cluster.peers import Mesh, Voice
 from mirrorlog.cluster.promotion import Report
 from mirrorlog.cluster.questions import (
     AnyAnswer,
+    AnyQuestion,
     Applied,
     AskApplied,
     AskApply,
     AskElection,
     AskFence,
+    AskIndex,
     AskJoin,
     AskQueue,
     AskState,
@@ -316,6 +318,10 @@ class ClusterService:
         """As `Decisions.decide_once`."""
         return await self.decisions.decide_once(command)
 
+    async def up_to_date(self) -> None:
+        """As `Decisions.up_to_date`."""
+        await self.decisions.up_to_date()
+
     def propose_soon(self, command: AnyCommand) -> None:
         """Have it decided, and do not wait; who needs it looks again later."""
 
@@ -499,25 +505,30 @@ class ClusterService:
             )
 
     async def asked(self, node: str, question: bytes) -> bytes:
-        asked = decode_question(question)
+        return encode(await self._answer(decode_question(question)))
+
+    async def _answer(self, asked: AnyQuestion) -> AnyAnswer:
+        told: AnyAnswer = Noted()
         if isinstance(asked, AskApply):
             outcome = await (self.decisions.ask_leader if asked.pass_on else self.decisions.lead)(asked.command)
             told = Applied(
                 index=outcome.index, refusal=outcome.refusal, code=outcome.code, details=dict(outcome.details)
             )
-            return encode(told)
-        if isinstance(asked, AskFence):
-            return encode(await self._fence_here(asked))
-        if isinstance(asked, AskElection):
-            return encode(self._elect_here(asked))
-        if isinstance(asked, AskState):
-            return encode(await self.told(asked.node, asked.index))
-        if isinstance(asked, AskApplied):
+        elif isinstance(asked, AskFence):
+            told = await self._fence_here(asked)
+        elif isinstance(asked, AskElection):
+            told = self._elect_here(asked)
+        elif isinstance(asked, AskState):
+            told = await self.told(asked.node, asked.index)
+        elif isinstance(asked, AskApplied):
             await self._applied_here(asked.index)
-            return encode(Noted())
-        if isinstance(asked, AskQueue | AskTake) and self.letters is not None:
-            return encode(await self.letters(asked))
-        raise ProtocolError(f"{type(asked).__name__} from a member")
+        elif isinstance(asked, AskIndex):
+            told = Applied(index=await self.decisions.decided_up_to())
+        elif isinstance(asked, AskQueue | AskTake) and self.letters is not None:
+            told = await self.letters(asked)
+        else:
+            raise ProtocolError(f"{type(asked).__name__} from a member")
+        return told
 
     async def _fence_here(self, asked: AskFence) -> Fenced:
         if asked.start_id != self.identity.start_id:
@@ -600,7 +611,7 @@ class ClusterService:
         self.decisions.tell_readers()
 
     def read_ready(self, token: Hashable, index: int | None) -> None:
-        """Nobody reads by index yet: whoever asks gets what is known here."""
+        self.decisions.round_ended(token, index)
 
     # --- the coordinator ---
 

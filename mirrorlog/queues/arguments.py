@@ -58,7 +58,7 @@ DROP_HEAD: Final = "drop-head"
 REJECT_PUBLISH: Final = "reject-publish"
 REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
 """What becomes of a publish to a queue that is full: the oldest records go for it, or it is refused; the last one sends
-it to the queue's dead letters besides."""
+it to the queue's dead letters besides; without an exchange for them it is as the second, as in RabbitMQ."""
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "flush": ("memory", "disk"),
@@ -264,11 +264,6 @@ def _check_dead_lettering(arguments: Mapping[str, Any]) -> None:
             )
     if _DEAD_LETTER_KEY in arguments and _DEAD_LETTER_EXCHANGE not in arguments:
         raise BadRequest(f"argument {_DEAD_LETTER_KEY!r} needs {_DEAD_LETTER_EXCHANGE!r} besides")
-    if arguments.get(_OVERFLOW) == REJECT_PUBLISH_DLX:
-        raise BadRequest(
-            f"{_OVERFLOW}={REJECT_PUBLISH_DLX} cannot be kept: what is refused is stored nowhere, and cannot leave "
-            f"for dead letters; take {REJECT_PUBLISH}, or {DROP_HEAD}"
-        )
 
 
 def _is_plain(value: object, depth: int) -> bool:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from mirrorlog.commitlog.format import NO_PRODUCER, BatchHeader
+from mirrorlog.commitlog.format import OWN_PRODUCERS, BatchHeader
 from mirrorlog.queues.changes import (
     Addressed,
     Change,
@@ -114,11 +114,17 @@ class QueueDepartures:
         sequences, floor = dict(self.sequences), self.epoch_floor
         for target in targets:
             sequences.pop(target.queue_id, None)
-            sequences[target.queue_id] = target.producer_epoch, target.sequence + target.records
+            sequences[target.queue_id] = target.producer_epoch, target.following
         while len(sequences) > TARGETS_MAX:
             epoch, _ = sequences.pop(next(iter(sequences)))
             floor = max(floor, epoch + 1)
         return replace(self, sequences=sequences, epoch_floor=floor)
+
+    def leapt(self) -> QueueDepartures:
+        """Records of the log were lost, and with them numbers under which some were sent: none of those that are known
+        is used again."""
+        floor = max((epoch + 1 for epoch, _ in self.sequences.values()), default=self.epoch_floor)
+        return replace(self, sequences={}, epoch_floor=max(self.epoch_floor, floor))
 
     def state(self, queue_id: int) -> DeparturesState:
         piece = self.piece
@@ -130,7 +136,7 @@ class QueueDepartures:
                 DepartureRow(each.number, each.group, each.reason, each.at_us, each.exchange, each.routing_key)
                 for each in self.departures
             ],
-            None if piece is None else PieceRow(piece.departure, piece.ranges, piece.targets, piece.kept),
+            None if piece is None else PieceRow(piece.departure, piece.ranges, piece.targets, piece.kept, piece.more),
             dict(self.sequences),
         )
 
@@ -173,6 +179,14 @@ class DepartureTable:
         for change in changes:
             if isinstance(change, Departing | Addressed | Departed):
                 self._put(header, header.queue_id, self.of(header.queue_id).follow(change))
+
+    def leap(self, header: BatchHeader) -> None:
+        """A batch was appended that says that what stood in the log is lost; see `OffsetsLeapt`."""
+        if header.next_log_offset <= self._followed_to:
+            return
+        self._followed_to = header.next_log_offset
+        for queue_id, there in list(self._queues.items()):
+            self._put(header, queue_id, there.leapt())
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended: what it says of a queue is all that there is of it."""
@@ -228,10 +242,13 @@ class DepartureTable:
 
 
 class DepartureNumbers:
-    """Numbers departures in one mastership: what dies now joins one that does the same, or begins another one."""
+    """Numbers departures in one mastership: what dies now joins one that does the same, or begins another one.
+    `is_open`: whether one, by queue id and departure, still has records: one that a reset of its group has emptied
+    sends what it has addressed, and who joined it would be taken for that."""
 
-    def __init__(self, table: DepartureTable) -> None:
+    def __init__(self, table: DepartureTable, is_open: Callable[[int, Departure], bool] = lambda *_: True) -> None:
         self._table = table
+        self._is_open = is_open
         self._begun: dict[int, Departure] = {}
 
     def departing(
@@ -267,19 +284,24 @@ class DepartureNumbers:
         return len(self._table.of(queue_id).departures) >= DEPARTURES_MAX
 
     def _joined(self, queue_id: int, is_like: Callable[[Departure], bool], at_us: int) -> Departure | None:
+        there = self._table.of(queue_id)
+
+        def joins(other: Departure) -> bool:
+            is_logged = other.number < there.next_departure
+            return is_like(other) and (not is_logged or self._is_open(queue_id, other))
+
         begun = self._begun.get(queue_id)
-        if begun is not None and is_like(begun) and 0 <= at_us - begun.at_us < JOINED_US:
+        if begun is not None and 0 <= at_us - begun.at_us < JOINED_US and joins(begun):
             return begun
         if not self.is_full(queue_id):
             return None
-        return next((each for each in reversed(self._table.of(queue_id).departures) if is_like(each)), None)
+        return next((each for each in reversed(there.departures) if joins(each)), None)
 
 
 def producer_of(incarnation: str, log_id: str, queue_id: int) -> int:
-    """The producer id under which records leave a queue: the same whoever sends them."""
+    """The producer id under which records leave a queue: the same whoever sends them, and none of a client's."""
     told = f"departures {incarnation or log_id} {queue_id}".encode()
-    number = int.from_bytes(hashlib.sha256(told).digest()[:8], "little")
-    return number if number != NO_PRODUCER else 1
+    return int.from_bytes(hashlib.sha256(told).digest()[:8], "little") | OWN_PRODUCERS
 
 
 def _restored(state: DeparturesState) -> QueueDepartures:
@@ -291,7 +313,9 @@ def _restored(state: DeparturesState) -> QueueDepartures:
         ),
         piece=None
         if piece is None
-        else Addressed(departure=piece.departure, ranges=piece.ranges, targets=piece.targets, kept=piece.kept),
+        else Addressed(
+            departure=piece.departure, ranges=piece.ranges, targets=piece.targets, kept=piece.kept, more=piece.more
+        ),
         next_departure=state.next_departure,
         epoch_floor=state.epoch_floor,
         sequences=dict(state.sequences),

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
+from mirrorlog.commitlog.gaps import NO_GAPS, Gaps
 from mirrorlog.errors import QueueFull
 from mirrorlog.queues.arguments import LengthLimits
 from mirrorlog.queues.ledger import Ledger
@@ -98,12 +99,12 @@ class Sizes:
 
 class View(NamedTuple):
     """A queue as it is looked at: the ledger of its own group, None while there is no such group; where it begins, up
-    to where it is looked at, and what a loss has left a gap of."""
+    to where it is looked at, and what losses have left gaps of."""
 
     ledger: Ledger | None
     begin: int
     until: int
-    gap: Range = (0, 0)
+    gaps: Gaps = NO_GAPS
 
     @property
     def low(self) -> int:
@@ -112,28 +113,29 @@ class View(NamedTuple):
 
     def records(self) -> int:
         """How many are ready."""
-        lost = max(self.low, self.gap[0]), min(self.until, self.gap[1])
+        lost = [(max(self.low, first), min(self.until, until)) for first, until in self.gaps]
         if self.ledger is None:
-            return max(0, self.until - self.begin - max(0, lost[1] - lost[0]))
+            return max(0, self.until - self.begin - sum(until - first for first, until in lost if first < until))
         ready = self.ledger.ready(self.until) + self.ledger.parked
-        for first, until in ((self.ledger.floor, self.begin), lost):
+        for first, until in ((self.ledger.floor, self.begin), *lost):
             if first < until:
                 ready -= self.ledger.unsettled(first, until)
         return max(0, ready)
 
     def ranges(self) -> Iterator[Range]:
         """What is ready, the oldest first."""
-        for first, until in self._without_gap():
+        for first, until in self._without_gaps():
             if self.ledger is None:
                 yield first, until
             else:
                 yield from self.ledger.idle_runs(first, until)
 
-    def _without_gap(self) -> Iterator[Range]:
-        first, until = self.gap
-        for low, high in ((self.low, min(first, self.until)), (max(until, self.low), self.until)):
-            if low < high:
-                yield low, high
+    def _without_gaps(self) -> Iterator[Range]:
+        at = self.low
+        for first, until in (*self.gaps, (self.until, self.until)):
+            if at < min(first, self.until):
+                yield at, min(first, self.until)
+            at = max(at, until)
 
 
 class QueueLength:
@@ -157,6 +159,10 @@ class QueueLength:
             self._arriving_size -= self._arriving.pop()[2]
         self._arriving.append((first, until, size))
         self._arriving_size += size
+
+    def arriving_from(self, following: int) -> int:
+        """Where the first batch stands that counts though it may not be confirmed; `following` without any."""
+        return self._arriving[0][0] if self._arriving else following
 
     def confirmed(self, first: int, until: int, size: int) -> None:
         """The next batch that is confirmed, from the index."""

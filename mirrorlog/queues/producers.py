@@ -46,11 +46,14 @@ ProducerKey = tuple[int, int]
 # Plain numbers: an operation with a member of an enum takes a microsecond.
 _NUMBERED: Final = frozenset({int(Kind.DATA), int(Kind.TRANSACTION)})
 _COPIED: Final = int(Flag.COPIED)
+_FLAG_REFUSED: Final = int(Flag.REFUSED)
+_REFUSED: Final = 1 << 32
+"""Above every epoch."""
 _NEVER_US: Final = 2**63
 
 
 class Landed(NamedTuple):
-    """Where a batch went: enough to answer its retry."""
+    """Where a batch went: enough to answer its retry. `epoch`: plus 2^32 of one that was refused, see `refused`."""
 
     crc: int
     record_count: int
@@ -58,6 +61,23 @@ class Landed(NamedTuple):
     base_queue_offset: int
     next_log_offset: int
     epoch: int
+
+    @property
+    def refused(self) -> bool:
+        """Whether the queue was full, and its records left as they came: its producer was told so."""
+        return self.epoch >= _REFUSED
+
+
+def landed_of(header: BatchHeader) -> Landed:
+    """Of a batch as stamped."""
+    return Landed(
+        header.crc,
+        header.record_count,
+        header.log_offset,
+        header.base_queue_offset,
+        header.next_log_offset,
+        header.epoch + _REFUSED if header.flags & _FLAG_REFUSED else header.epoch,
+    )
 
 
 class _Sequence:
@@ -101,7 +121,8 @@ class ProducerTable:
         """None: append it. Landed: it is here already.
 
         Raises StaleProducerEpoch (`details["producer_epoch"]`: epochs up to it have ended), OutOfSequence
-        (`details["last"]`: last sequence held, -1 for none) or BadBatch.
+        (`details["last"]`: last sequence held, -1 for none) or BadBatch (with `details["producer_epoch"]`: the numbers
+        are another batch's, which was sent under that epoch).
         """
         if header.producer_id == NO_PRODUCER:
             return None
@@ -204,14 +225,7 @@ class ProducerTable:
         held.last_append_time_us = header.append_time_us
         held.next_sequence = header.next_sequence
         landed = held.landed
-        landed[header.sequence] = Landed(
-            header.crc,
-            header.record_count,
-            header.log_offset,
-            header.base_queue_offset,
-            header.next_log_offset,
-            header.epoch,
-        )
+        landed[header.sequence] = landed_of(header)
         if len(landed) > REMEMBERED_BATCHES:
             del landed[next(iter(landed))]
 
@@ -278,5 +292,8 @@ def _out_of_sequence(header: BatchHeader, expected: int) -> OutOfSequence:
 
 def _same(header: BatchHeader, landed: Landed) -> Landed:
     if (header.crc, header.record_count) != (landed.crc, landed.record_count):
-        raise BadBatch(f"sequence {header.sequence} was used for another batch; a retry sends the identical bytes")
+        raise BadBatch(
+            f"sequence {header.sequence} was used for another batch; a retry sends the identical bytes",
+            producer_epoch=header.producer_epoch,
+        )
     return landed

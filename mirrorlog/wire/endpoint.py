@@ -89,6 +89,11 @@ class Endpoint(asyncio.BufferedProtocol):
         return self._transport is not None and not self._ended and not self._transport.is_closing()
 
     @property
+    def unsent_bytes(self) -> int:
+        """What was given to `send` and has not left; 0 when it is not open."""
+        return self._transport.get_write_buffer_size() if self.open and self._transport is not None else 0
+
+    @property
     def certificate(self) -> Mapping[str, Any] | None:
         """Of the other side, as `ssl` gives it; None without TLS."""
         return None if self._transport is None else self._transport.get_extra_info("peercert")

@@ -78,3 +78,14 @@ def test_it_says_once_that_it_was_set() -> None:
         it.ahead = ahead
         said.append(it.clock.leapt())
     assert said == [False, False, True, False, True, False]
+
+
+def test_a_clock_that_is_set_little_by_little_is_said_to_be_set_too() -> None:
+    """A second is slewed by 5 ms with each look: said whenever a tenth of a second has come together."""
+    it = Clocks()
+    said = 0
+    for _ in range(201):
+        said += it.clock.leapt()
+        it.now += 0.1
+        it.ahead += 5_000
+    assert said == 9  # each time it was more than a tenth: at 105 ms, 210 ms, and so on

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mirrorlog.client.batching import PendingBatch
 from mirrorlog.client.pipeline import Pipeline, ProducerStats
 from mirrorlog.commitlog.body import parse_batch_body
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.commitlog.format import Flag, read_header
 from mirrorlog.errors import (
     BadBatch,
     ConnectionLost,
@@ -28,6 +28,7 @@ from mirrorlog.errors import (
     OutcomeUnknown,
     OutOfSequence,
     Refused,
+    SentToDeadLetters,
     StaleProducerEpoch,
 )
 from mirrorlog.queues.producers import ProducerTable
@@ -61,18 +62,22 @@ class ModelNode:
     def __init__(self) -> None:
         self.table = ProducerTable(producers_max=1)
         self.records: list[int] = []
+        self.letters: list[int] = []
 
-    def publish(self, batch: bytes) -> tuple[int, bool]:
-        """The base queue offset, and whether it was there already. Raises as the node does."""
+    def publish(self, batch: bytes, *, full: bool) -> Confirm | SentToDeadLetters:
+        """What it is answered with once it is confirmed. `full`: it goes to dead letters. Raises as the node does."""
         header = read_header(batch)
-        landed = self.table.check(header)
-        if landed is not None:
-            return landed.base_queue_offset, True
-        base = len(self.records)
-        stamped = header._replace(base_queue_offset=base, log_offset=100 * base, epoch=1)
-        self.table.apply(stamped)
-        self.records += [int(record.value or b"") for record in parse_batch_body(batch).records()]
-        return base, False
+        landed, duplicate = self.table.check(header), True
+        if landed is None:
+            duplicate, place = False, self.letters if full else self.records
+            base, flags = len(place), Flag.REFUSED if full else Flag.NONE
+            self.table.apply(header._replace(base_queue_offset=base, log_offset=100 * base, epoch=1, flags=int(flags)))
+            place += [int(record.value or b"") for record in parse_batch_body(batch).records()]
+            landed = self.table.check(header)
+            assert landed is not None
+        if landed.refused:
+            return SentToDeadLetters("full")
+        return confirm_of(landed.base_queue_offset, duplicate=duplicate)
 
     def forget(self) -> None:
         """Another producer takes the only place in the table."""
@@ -85,7 +90,7 @@ class Link:
 
     def __init__(self) -> None:
         self.sent: deque[tuple[PendingBatch, bytes]] = deque()
-        self.waiting: deque[tuple[PendingBatch, int, bool]] = deque()
+        self.waiting: deque[tuple[PendingBatch, Confirm | SentToDeadLetters]] = deque()
         self.answers: deque[tuple[PendingBatch, Confirm | MirrorlogError]] = deque()
 
 
@@ -154,33 +159,33 @@ class PipelineMachine(RuleBasedStateMachine):
         self.take(late[which % len(late)], None)
 
     @precondition(lambda self: self.link.sent)
-    @rule()
-    def node_takes(self) -> None:
-        self.take(self.link, None)
+    @rule(full=st.booleans())
+    def node_takes(self, full: bool) -> None:
+        """`full`: unless it has it, it goes to the queue's dead letters."""
+        self.take(self.link, None, full=full)
 
     @precondition(lambda self: self.link.sent)
     @rule(refusal=st.sampled_from([*REFUSALS, BadBatch, NoSuchQueue]))
     def node_refuses(self, refusal: type[MirrorlogError]) -> None:
         self.take(self.link, refusal("nothing was stored"))
 
-    def take(self, link: Link, refusal: MirrorlogError | None) -> None:
+    def take(self, link: Link, refusal: MirrorlogError | None, *, full: bool = False) -> None:
         batch, data = link.sent.popleft()
         if refusal is not None:
             link.answers.append((batch, refusal))
             return
         try:
-            base, duplicate = self.node.publish(data)
+            answer = self.node.publish(data, full=full)
         except MirrorlogError as error:
             link.answers.append((batch, error))
         else:
-            link.waiting.append((batch, base, duplicate))
+            link.waiting.append((batch, answer))
 
     @precondition(lambda self: self.link.waiting)
     @rule(timed_out=st.booleans())
     def node_answers(self, timed_out: bool) -> None:
-        batch, base, duplicate = self.link.waiting.popleft()
-        answer = FlushSlaveTimeout("too late") if timed_out else confirm_of(base, duplicate=duplicate)
-        self.link.answers.append((batch, answer))
+        batch, answer = self.link.waiting.popleft()
+        self.link.answers.append((batch, FlushSlaveTimeout("too late") if timed_out else answer))
 
     @precondition(lambda self: len(self.node.table))
     @rule()
@@ -199,14 +204,18 @@ class PipelineMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_lands_twice_and_the_order_is_kept(self) -> None:
         assert self.node.records == sorted(set(self.node.records))
+        assert self.node.letters == sorted(set(self.node.letters))
+        assert set(self.node.letters).isdisjoint(self.node.records)
 
     @invariant()
     def what_ended_well_or_as_refused_is_so(self) -> None:
-        stored = set(self.node.records)
+        stored = {*self.node.records, *self.node.letters}
         for batch, numbers in self.batches:
             if isinstance(batch.outcome, Confirm):
                 base = batch.outcome.base_queue_offset
                 assert self.node.records[base : base + len(numbers)] == numbers
+            elif isinstance(batch.outcome, SentToDeadLetters):
+                assert set(self.node.letters).issuperset(numbers)
             elif batch.outcome is not None and not isinstance(batch.outcome, OutcomeUnknown):
                 assert stored.isdisjoint(numbers), f"{type(batch.outcome).__name__} says that nothing was stored"
 
@@ -214,7 +223,7 @@ class PipelineMachine(RuleBasedStateMachine):
         """A well behaved node from here on: every batch ends, and late bytes change nothing that was said."""
         for _ in range(200):
             while self.link.sent:
-                self.node_takes()
+                self.node_takes(full=False)
             while self.link.waiting:
                 self.node_answers(timed_out=False)
             while self.link.answers:
@@ -288,6 +297,30 @@ def test_a_retry_sends_the_identical_bytes() -> None:
     pipeline.failed(batch, FlushSlaveTimeout("late"), 1.0)
     assert take_all(pipeline, 5.0) == [(0, 0)]
     assert bytes(batch.encoded(QUEUE_ID, PRODUCER_ID)) == before
+
+
+def test_what_went_to_dead_letters_has_used_its_number_and_nothing_waits_for_it() -> None:
+    """The batches behind it go on under the same producer epoch, and its own attempt is not made again."""
+    pipeline = pipeline_of(max_in_flight=2)
+    first, second, third = batch_of(0, 1), batch_of(2), batch_of(3)
+    assert send_all(pipeline, first, second, third) == [(0, 0), (0, 2)]
+    pipeline.failed(first, SentToDeadLetters("full"), 0.1)
+    assert isinstance(first.outcome, SentToDeadLetters)
+    assert take_all(pipeline, 0.1) == [(0, 3)]
+    pipeline.confirmed(second, confirm_of(0), 0.2)
+    pipeline.failed(third, SentToDeadLetters("full"), 0.2)
+    assert pipeline.empty
+
+
+def test_a_retry_that_is_told_of_dead_letters_ends_the_retrying() -> None:
+    pipeline = pipeline_of()
+    first, second = batch_of(0), batch_of(1)
+    send_all(pipeline, first)
+    pipeline.failed(first, ConnectionLost("cut"), 0.1)
+    assert take_all(pipeline, 5.0) == [(0, 0)]
+    pipeline.failed(first, SentToDeadLetters("full"), 5.0)
+    assert pipeline.last_error is None
+    assert send_all(pipeline, second, now=5.0) == [(0, 1)]
 
 
 def test_followers_of_a_refused_batch_wait_and_go_again_in_order() -> None:

@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from mirrorlog.broker import departures
+from mirrorlog.broker import departure_addressing
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.letter_roads import LetterRoads
 from mirrorlog.broker.roles import MasterRole
 from mirrorlog.client import Client
 from mirrorlog.commitlog.format import read_header
-from mirrorlog.errors import MirrorlogError, NoSuchQueue
+from mirrorlog.errors import BatchTooLarge, MirrorlogError, NoSuchQueue
 from sim import nodes
 from sim.world import World
 from tests.cluster.test_group_stories import AGAIN_S, SEEDS, Group, handing_over, tell
@@ -212,12 +212,17 @@ def test_a_handover_in_the_middle_costs_nothing() -> None:
 def test_letters_that_are_too_large_for_one_batch_go_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a target that takes smaller batches than the queue's master gets all of them all the same. Method: nodes
     that take 64 KiB, and pieces of as much, which their headers make larger; every batch that is sent is counted."""
-    monkeypatch.setattr(departures, "_PIECE_PART", 1)
+    monkeypatch.setattr(departure_addressing, "PIECE_PART", 1)
     sent: list[bytes] = []
+    refused: list[bytes] = []
     hand_over = LetterRoads.hand_over
 
-    async def noted(self: LetterRoads, log_id: str, batch: bytes) -> None:
-        await hand_over(self, log_id, batch)
+    async def noted(self: LetterRoads, log_id: str, batch: bytes, **more: Any) -> None:
+        try:
+            await hand_over(self, log_id, batch, **more)
+        except BatchTooLarge:
+            refused.append(batch)
+            raise
         sent.append(batch)
 
     monkeypatch.setattr(LetterRoads, "hand_over", noted)
@@ -233,6 +238,7 @@ def test_letters_that_are_too_large_for_one_batch_go_in_several(monkeypatch: pyt
 
     alone(story, "large")
     sizes = [read_header(batch).record_count for batch in sent]
+    assert refused, "no piece was too large: this has shown nothing"
     assert sum(sizes) == 150
 
 

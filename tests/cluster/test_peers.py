@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from mirrorlog.cluster import peers
 from mirrorlog.cluster.peers import MemberEvents, Mesh, Voice
 from mirrorlog.cluster.raft.messages import AnyMessage, Append, Entry, EntryKind, TakeOver
-from mirrorlog.errors import BadRequest, ConnectionLost, RequestTimeout
+from mirrorlog.errors import BadRequest, ConnectionLost, Overloaded, RequestTimeout
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.messages import Hello, Limits, Welcome
 from tests.cluster.ports import WAIT_S, Port, until
@@ -191,6 +192,39 @@ def test_a_question_that_is_not_answered_in_time_ends() -> None:
                 await a.mesh.ask("b", b"later", timeout_s=0.01)
             b.events.let_go.set()
             assert await a.mesh.ask("b", b"what", timeout_s=WAIT_S) == b"a asked what"
+
+    asyncio.run(run())
+
+
+def test_who_asks_too_much_is_refused_and_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link has heartbeats and Raft in it; by more questions than are answered at a time."""
+
+    async def run() -> None:
+        monkeypatch.setattr(peers, "ASKED_MAX", 3)
+        async with two() as (a, b):
+            waiting = [asyncio.ensure_future(a.mesh.ask("b", b"later", timeout_s=WAIT_S)) for _ in range(3)]
+            await asyncio.sleep(0)  # they are sent before the one that is too much
+            with pytest.raises(Overloaded, match="3 questions of node a wait"):
+                await a.mesh.ask("b", b"what", timeout_s=WAIT_S)
+            assert a.mesh.reached() == {"b"}
+            b.events.let_go.set()
+            assert await asyncio.gather(*waiting) == [b"a asked later"] * 3
+            assert await a.mesh.ask("b", b"what", timeout_s=WAIT_S) == b"a asked what"
+            assert a.mesh.opened == 1
+
+    asyncio.run(run())
+
+
+def test_a_question_that_would_end_the_connection_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So much has not left that one more is too much: who asks is told, and everything else goes on."""
+
+    async def run() -> None:
+        monkeypatch.setattr(peers, "UNSENT_BYTES_MAX", 1000)
+        async with two() as (a, _):
+            with pytest.raises(Overloaded, match="have not left for node b"):
+                await a.mesh.ask("b", bytes(1001), timeout_s=WAIT_S)
+            assert await a.mesh.ask("b", b"what", timeout_s=WAIT_S) == b"a asked what"
+            assert a.mesh.opened == 1
 
     asyncio.run(run())
 

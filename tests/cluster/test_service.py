@@ -11,6 +11,7 @@ import pytest
 from mirrorlog.cluster.commands import NodeDraining, StartKind
 from mirrorlog.cluster.liveness import Life
 from mirrorlog.cluster.raft.messages import AnyMessage, Vote
+from mirrorlog.errors import NotLeader, RequestTimeout
 from tests.cluster.members import ServiceNode, founded, settled
 from tests.cluster.ports import WAIT_S, until
 
@@ -194,5 +195,37 @@ def test_a_whole_cluster_that_stops_goes_on_where_it_was(tmp_path: Path) -> None
                     for log_id, log in node.state.logs.items()
                 )
             )
+
+    asyncio.run(run())
+
+
+def test_a_node_comes_to_know_what_was_decided_before_it_asked(tmp_path: Path) -> None:
+    """Each of them, the coordinator too, right after another one was told that a change is decided; a hundred times."""
+
+    async def run() -> None:
+        async with founded(tmp_path, "a", "b", "c") as nodes:
+            for turn in range(100):
+                told, asks = nodes[turn % 3].service, nodes[(turn // 3 + turn + 1) % 3].service
+                assert told is not None
+                assert asks is not None
+                outcome = await told.propose(NodeDraining(node="a", draining=turn % 2 == 0), timeout_s=WAIT_S)
+                await asks.up_to_date()
+                assert asks.driver.machine.index >= outcome.index
+
+    asyncio.run(run())
+
+
+def test_a_node_that_is_cut_off_never_says_that_it_knows_all_that_is_decided(tmp_path: Path) -> None:
+    """The coordinator, which has not found out yet: another one may decide by now."""
+
+    async def run() -> None:
+        async with founded(tmp_path, "a", "b", "c") as nodes:
+            coordinator = next(node for node in nodes if node.service and node.name == node.service.leader)
+            others = [node for node in nodes if node is not coordinator]
+            for node in others:
+                await node.die()
+            assert coordinator.service is not None
+            with pytest.raises((NotLeader, RequestTimeout)):
+                await coordinator.service.up_to_date()
 
     asyncio.run(run())

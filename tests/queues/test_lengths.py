@@ -104,12 +104,26 @@ def test_what_a_loss_left_a_gap_of_and_what_is_below_the_begin_does_not_count() 
     group."""
     gap = (10, 10 + 2**33)
     for ledger in (None, Ledger()):
-        view = View(ledger, 5, 2**33 + 20, gap)
+        view = View(ledger, 5, 2**33 + 20, (gap,))
         assert view.records() == 15
         assert list(view.ranges()) == [(5, 10), (2**33 + 10, 2**33 + 20)]
     ledger = Ledger()
     ledger.settle(0, 7)
     assert View(ledger, 5, 20).records() == 13
+
+
+def test_what_several_losses_left_gaps_of_does_not_count() -> None:
+    """Records before, between and behind two gaps; with and without a group, with one that has settled some, and where
+    it is looked at up to within a gap."""
+    gaps = ((10, 10 + 2**33), (20 + 2**33, 2**34))
+    ledger = Ledger()
+    ledger.settle(0, 2)
+    for each, first in ((None, 0), (Ledger(), 0), (ledger, 2)):
+        view = View(each, 0, 2**34 + 5, gaps)
+        assert view.records() == 25 - first
+        assert list(view.ranges()) == [(first, 10), gaps[0][1:] + gaps[1][:1], (2**34, 2**34 + 5)]
+        assert View(each, 0, 15, gaps).records() == 10 - first
+        assert list(View(each, 0, 15, gaps).ranges()) == [(first, 10)]
 
 
 # --- refusing ---

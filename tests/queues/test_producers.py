@@ -19,6 +19,7 @@ from mirrorlog.queues.producers import (
     REMEMBERED_BATCHES,
     Landed,
     ProducerTable,
+    landed_of,
 )
 
 PRODUCER = 7
@@ -87,6 +88,20 @@ def test_a_retry_gets_the_place_of_the_first_copy() -> None:
     assert table.check(make_header(0, count=3)) == expected
     assert table.check(make_header(0, count=3)) == expected
     append(table, make_header(6))
+
+
+def test_what_was_refused_is_known_as_refused_also_behind_a_checkpoint() -> None:
+    """A full queue has sent the second one on: a retry is told so, by a table that was rebuilt from its states too."""
+    table = ProducerTable()
+    first = append(table, make_header(0))
+    second = append(table, make_header(1, flags=Flag.REFUSED)._replace(epoch=2**32 - 1))
+    anew = ProducerTable()
+    states = [state for key in table.known() if (state := table.state(key, brief=False)) is not None]
+    anew.restore(make_header(0, queue_id=9), states)
+    for each in (table, anew):
+        landed = [each.check(make_header(0)), each.check(make_header(1))]
+        assert [place.refused for place in landed if place is not None] == [False, True]
+    assert [landed_of(each).refused for each in (first, second)] == [False, True]
 
 
 def test_another_batch_under_a_used_sequence_is_refused() -> None:
