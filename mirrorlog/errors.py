@@ -99,6 +99,19 @@ class NodeStopping(Refused):
     code = "NODE_STOPPING"
 
 
+# --- The batch was stored, and is not in the queue. ----------------------------------------------------------------
+
+
+class SentToDeadLetters(MirrorlogError):
+    """The queue has as many records, or bytes, as it may, and `x-overflow = reject-publish-dlx`: these are not in it.
+    They leave for its dead letter exchange, once; sent again they would come there once more. Final, and said again to
+    whoever sends the identical batch again under its numbers."""
+
+    code = "SENT_TO_DEAD_LETTERS"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    exit_code = 3
+
+
 # --- The batch may have been stored. ------------------------------------------------------------------------------
 
 

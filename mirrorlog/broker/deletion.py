@@ -36,6 +36,7 @@ from mirrorlog import versions
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.publish import Publisher, not_master
 from mirrorlog.errors import InUse, LogUnavailable, MirrorlogError, NoSuchQueue, UnsupportedVersion
+from mirrorlog.queues.departures import NUMBERS
 from mirrorlog.queues.groups import OWN_GROUP
 from mirrorlog.queues.registry import Queue, no_such_queue
 from mirrorlog.wire.messages import Deleted, DeleteQueue, Message
@@ -209,11 +210,13 @@ class Deletions:
         return sum(records)
 
     def _append_deletion(self, log: HostedLog, queue: Queue, done: _Done) -> None:
-        deliverer = log.deliverer
-        assert deliverer is not None
+        """Raises NotMaster: while its bindings were taken away another one may have become that."""
+        publisher, deliverer = self._publisher(log), log.deliverer
+        if deliverer is None:
+            raise not_master(log.name, self._cluster.master(log.log_id))
         batch = log.replica.queues.delete(queue.queue_id)
         deliverer.flush_queue(queue.queue_id)
-        self._publisher(log).append_change(batch, done)
+        publisher.append_change(batch, done)
         gone = NoSuchQueue(f"queue {queue.name!r} was deleted", queue=queue.name)
         deliverer.end_queue(queue.queue_id, gone)
         self.on_deleted(queue)
@@ -266,7 +269,7 @@ def check_conditions(log: HostedLog, queue: Queue, message: DeleteQueue) -> None
             landing=held[0],
         )
     if message.if_unused and (users := _users_of(log, queue_id)):
-        raise InUse(f"queue {name!r} is used: {users} subscribers or readers are waiting for records", users=users)
+        raise InUse(f"queue {name!r} is used: {users} subscribers, readers that wait, or leases", users=users)
     if message.if_empty and (records := _needed(log, queue)):
         raise InUse(f"queue {name!r} is not empty: {records} records are not settled", records=records)
 
@@ -304,12 +307,15 @@ def _needed(log: HostedLog, queue: Queue) -> int:
 def _records(log: HostedLog, queue_id: int) -> int:
     index = log.replica.index
     begin, following = index.begin(queue_id), index.next_appended(queue_id)
-    first, until = index.gap(queue_id)
-    lost = until - first if begin <= first < until <= following else 0
-    return max(0, following - begin - lost)
+    lost = (min(until, following) - max(first, begin) for first, until in index.gaps_of(queue_id))
+    return max(0, following - begin - sum(each for each in lost if each > 0))
 
 
 def _users_of(log: HostedLog, queue_id: int) -> int:
+    """Who takes from a queue, or has something of it for a time: its holder may yet settle that. Leases below 2^32 are
+    records that leave for other queues: those are nobody's."""
     deliverer = log.deliverer
     taking = deliverer.takers(queue_id) if deliverer is not None else 0
-    return taking + log.fetcher.waiting(queue_id)
+    ledgers = log.replica.groups.groups(queue_id).values()
+    leases = sum(1 for ledger in ledgers for lease in ledger.leases if lease >= NUMBERS)
+    return taking + leases + log.fetcher.waiting(queue_id)

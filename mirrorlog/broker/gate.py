@@ -289,7 +289,14 @@ class Gate:
             # Where they go is in records' headers, which anybody may have written.
             raise AccessRefused(f"a redrive to wherever records died needs the tag {ADMINISTRATOR}; name the queue")
         if not wanted and not has_tag(user, (ADMINISTRATOR,)):
-            raise AccessRefused(f"{type(message).__name__} needs the tag {ADMINISTRATOR}, which {self.user!r} has not")
+            raise self._lacks_tag(message)
+
+    def _lacks_tag(self, message: Message) -> AccessRefused:
+        what = type(message).__name__
+        if isinstance(message, _FOR_LOOKERS):
+            enough = ", ".join(sorted(LOOKERS))
+            return AccessRefused(f"{what} needs one of the tags {enough}; {self.user!r} has none of them")
+        return AccessRefused(f"{what} needs the tag {ADMINISTRATOR}, which {self.user!r} has not")
 
     def _known(self) -> User:
         user = self._own()

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -23,11 +23,11 @@ from mirrorlog.broker.publish import not_master
 from mirrorlog.broker.requests import ClusterView, Requests
 from mirrorlog.broker.stream_readers import StreamReaders
 from mirrorlog.broker.subscription_book import Receiver, SubscriptionBook
+from mirrorlog.commitlog.gaps import Gaps
 from mirrorlog.errors import BadRequest, ProtocolError, UnsupportedVersion
 from mirrorlog.queues.groups import OWN_GROUP
 from mirrorlog.queues.registry import Queue, no_such_queue
 from mirrorlog.queues.resets import ACKING, STREAM, Wish
-from mirrorlog.queues.subscriber import Range
 from mirrorlog.wire.frames import Frame, read_settle
 from mirrorlog.wire.messages import (
     REDRIVE_MAX,
@@ -39,6 +39,7 @@ from mirrorlog.wire.messages import (
     GroupInfo,
     GroupsFound,
     Lease,
+    LeaseInfo,
     ListGroups,
     Message,
     PurgeGroup,
@@ -52,6 +53,10 @@ from mirrorlog.wire.names import check_name, qualified, split
 
 _OfQueue = Subscribe | Lease | SettleLease | ExtendLease | PurgeGroup | DeleteGroup | ListGroups | ResetGroups | Redrive
 _Act = Callable[[Deliverer, Queue], None]
+_T = TypeVar("_T")
+
+NAMED_IN_ANSWER_MAX: Final = 1_000
+"""Of each sort: 255 characters each are 1 MB at most."""
 
 
 class GroupRequests:
@@ -83,8 +88,6 @@ class GroupRequests:
             self._at_once(message, respond, lambda log, queue: self._subscribe(message, log, queue, receiver, respond))
         elif isinstance(message, Lease):
             self._at_once(message, respond, lambda log, queue: log.lease(message, queue.queue_id, receiver, respond))
-        elif isinstance(message, SettleLease):
-            self._at_once(message, respond, lambda log, queue: log.settle_lease(message, queue.queue_id, respond))
         else:
             self._handle_known(message, respond)
 
@@ -126,7 +129,10 @@ class GroupRequests:
 
     def _handle_known(self, message: Message, respond: Respond) -> None:
         """What is answered from all that was ever confirmed, or changes it at once."""
-        if isinstance(message, ExtendLease):
+        if isinstance(message, SettleLease):
+            # A receipt may name no more than was confirmed: it is that of a lease which a master before has answered.
+            self._once_known(message, respond, lambda log, queue: log.settle_lease(message, queue.queue_id, respond))
+        elif isinstance(message, ExtendLease):
             self._once_known(message, respond, lambda log, queue: log.extend_lease(message, queue.queue_id, respond))
         elif isinstance(message, PurgeGroup):
             self._once_known(message, respond, lambda log, queue: log.purge(queue.queue_id, message.group, respond))
@@ -177,12 +183,14 @@ class GroupRequests:
         self._once_known(message, respond, act)
 
     def _at_once(self, message: _OfQueue, respond: Respond, act: _Act) -> None:
-        """Act on the log's master: what is given, and settled, waits there by itself. Raises NotMaster."""
+        """Act on the log's master: what is given to subscribers waits there by itself. Raises NotMaster: before the
+        cluster's version is asked for, since who has not heard the cluster yet knows that of its founding."""
+        log, queue = self._requests.find(message.queue)
+        deliverer = self._deliverer(log)
         if (older := self._older()) is not None:
             respond(older)  # not raised: the connection is sound
             return
-        log, queue = self._requests.find(message.queue)
-        act(self._deliverer(log), queue)
+        act(deliverer, queue)
 
     def _once_known(self, message: _OfQueue, respond: Respond, act: _Act) -> None:
         """Act on the log's master, once it knows what its predecessor confirmed. Raises NotMaster."""
@@ -206,24 +214,26 @@ class GroupRequests:
 def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:
     index = log.replica.index
     following = index.next_confirmed(queue.queue_id)
-    begin, gap = index.begin(queue.queue_id), index.gap(queue.queue_id)
+    begin, gaps = index.begin(queue.queue_id), index.gaps_of(queue.queue_id)
     groups = log.replica.groups.groups(queue.queue_id)
+    named = _Named(deliverer, queue)
     acking = [
         GroupInfo(
             group=group,
             kind=ACKING,
             floor=max(ledger.floor, begin),
             watermark=ledger.watermark,
-            ready=_there(ledger.ready, begin, gap, following),
-            unsettled=_there(ledger.unsettled_total, begin, gap, following),
+            ready=_there(ledger.ready, begin, gaps, following),
+            unsettled=_there(ledger.unsettled_total, begin, gaps, following),
             out=ledger.out - (held := deliverer.held_back(queue.queue_id, group)),
             leased=ledger.leased - (departing := deliverer.departing(queue.queue_id, group)),
             departing=departing,
             departing_waits=log.departure_waits(queue.queue_id) if departing else "",
             parked=ledger.parked + held,
             subscribers=deliverer.subscribers(queue.queue_id, group),
-            gone=_gone(ledger.unsettled_total, begin, gap),
-            **_taking(deliverer, queue, group),
+            gone=_gone(ledger.unsettled_total, begin, gaps),
+            leases=named.leases(group),
+            **named.taking(group),
         )
         for group, ledger in sorted(groups.items())
     ]
@@ -235,18 +245,43 @@ def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:
     return GroupsFound(queue=queue.name, next=following, groups=[*acking, *streams])
 
 
-def _taking(deliverer: Deliverer, queue: Queue, group: str) -> dict[str, Any]:
-    fields = asdict(deliverer.taking(queue.queue_id, group))
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+class _Named:
+    """Who takes from the groups of a queue: so many in one answer that a frame holds it, however many groups there
+    are."""
+
+    def __init__(self, deliverer: Deliverer, queue: Queue) -> None:
+        self._deliverer = deliverer
+        self._queue_id = queue.queue_id
+        self._left = dict[str, int]()
+
+    def taking(self, group: str) -> dict[str, Any]:
+        """The fields of GroupInfo that `Taking` has."""
+        found = self._deliverer.taking(self._queue_id, group)
+        facts = {each.name: getattr(found, each.name) for each in fields(found)}
+        return {name: self._some(name, each) if isinstance(each, tuple) else each for name, each in facts.items()}
+
+    def leases(self, group: str) -> list[LeaseInfo]:
+        return self._some("leases", self._deliverer.leases(self._queue_id, group))
+
+    def _some(self, what: str, found: Sequence[_T]) -> list[_T]:
+        left = self._left.get(what, NAMED_IN_ANSWER_MAX)
+        some = list(found[:left])
+        self._left[what] = left - len(some)
+        return some
 
 
-def _gone(below: Callable[[int], int], begin: int, gap: Range) -> int:
+def _gone(below: Callable[[int], int], begin: int, gaps: Gaps) -> int:
     """How many of those that `below` counts retention has freed: they stand below `begin`, and in no gap."""
-    return below(begin) - (below(min(gap[1], begin)) - below(min(gap[0], begin)))
+    return below(begin) - _within(below, gaps, 0, begin)
 
 
-def _there(below: Callable[[int], int], begin: int, gap: Range, following: int) -> int:
+def _there(below: Callable[[int], int], begin: int, gaps: Gaps, following: int) -> int:
     """How many of those that `below` counts stand from `begin` on, and in no gap: of what is gone the ledger of a group
     that nobody takes from is not told."""
-    lost = below(max(begin, min(gap[1], following))) - below(max(begin, min(gap[0], following)))
-    return below(following) - below(begin) - lost
+    return below(following) - below(begin) - _within(below, gaps, begin, following)
+
+
+def _within(below: Callable[[int], int], gaps: Gaps, low: int, high: int) -> int:
+    """How many of those that `below` counts stand in gaps, and within [low, high)."""
+    parts = ((max(first, low), min(until, high)) for first, until in gaps)
+    return sum(below(until) - below(first) for first, until in parts if first < until)

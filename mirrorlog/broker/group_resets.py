@@ -76,7 +76,7 @@ class GroupResets:
         following = index.next_confirmed(queue_id)
         # Where it is decided to begin, too: it is freed from there on in a moment.
         begin = max(index.begin(queue_id), min(self._replica.queues.begins.get(queue_id, 0), following))
-        return Place(begin, following, index.gap(queue_id))
+        return Place(begin, following, index.gaps_of(queue_id))
 
     def _move(self, standing: Standing, target: int) -> GroupMove:
         position = None if standing.kind == ACKING else self._queue.newest[standing.group]

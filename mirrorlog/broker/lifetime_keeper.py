@@ -92,9 +92,13 @@ class LifetimeKeeper:
                 self.used(log, queue)
 
     def used(self, log: HostedLog, queue: Queue) -> None:
-        """A queue of a log that this node masters was declared again, subscribed to, or asked for a lease."""
-        if queue.queue_id not in log.replica.queues.lifetimes:
+        """A queue was declared again, subscribed to, or asked for a lease. Raises NotMaster at a mirror of one whose
+        uses have to be seen: to answer there that it is there would be to let it go all the same."""
+        lifetime = log.replica.queues.lifetimes.get(queue.queue_id)
+        if lifetime is None:
             return
+        if not log.masters and lifetime.expires_ms is not None:
+            raise not_master(log.name, self._cluster.master(log.log_id))
         self._lifetimes(log).used(queue.queue_id, _now())
         self._note_used(log, queue)
 

@@ -114,6 +114,9 @@ class ClusterView(Protocol):
     async def ask(self, node: str, question: bytes) -> bytes:
         """See `letter_roads.Places`."""
 
+    async def up_to_date(self) -> None:
+        """See `letter_roads.Places`."""
+
     def users(self) -> Mapping[str, User]:
         """By name, with their permissions; another object after each change of them. Before the cluster was heard:
         those that the disk holds."""
@@ -289,7 +292,7 @@ class Requests:
             missing = [name for name, place in places.items() if place is None]
         if self._logs.refused and (missing or not self._logs):
             raise self._unavailable()
-        outages = self._view.outages(None if message.queues is None else missing)
+        outages = self._view.outages(message.queues)
         return replace(self._as_metadata(found, missing), outages=outages)
 
     def _declare(self, message: DeclareQueue, respond: Respond) -> Message | None:
@@ -433,6 +436,10 @@ class Requests:
             )
         if not 0 <= position.queue_offset <= following:
             raise BadRequest(f"position {position.queue_offset} is not within 0 and {following}, the records there are")
+        # The first epoch is low enough: who goes on at another record still has the epoch of the last one he read.
+        current = log.replica.epochs.current
+        if not 1 <= position.epoch <= current and log.deliverer is not None:
+            raise BadRequest(f"epoch {position.epoch} of a position is not within 1 and {current}, the log's")
         change = PositionCommitted(
             group=message.group,
             log_id=position.log_id,
@@ -678,7 +685,8 @@ class Requests:
             current=log.knows_confirmed,
             tiers=_tiers(log, queue),
             gaps=_gaps(log, queue),
-            attributes=self._view.cluster_version() >= versions.ATTRIBUTES,
+            # Who has not heard the cluster knows the version of its founding; the master refuses what is too new.
+            attributes=not self._view.has_heard() or self._view.cluster_version() >= versions.ATTRIBUTES,
         )
 
     def _as_metadata(self, queues: list[QueueInfo], missing: list[str]) -> Metadata:
@@ -745,6 +753,5 @@ def _tiers(log: HostedLog, queue: Queue) -> list[TierInfo]:
 
 def _gaps(log: HostedLog, queue: Queue) -> list[tuple[int, int]]:
     index, queue_id = log.replica.index, queue.queue_id
-    first, following = index.gap(queue_id)
-    there = index.begin(queue_id) <= first < following <= index.next_confirmed(queue_id)
-    return [(first, following)] if there else []
+    begin, confirmed = index.begin(queue_id), index.next_confirmed(queue_id)
+    return [gap for gap in index.gaps_of(queue_id) if begin <= gap[0] and gap[1] <= confirmed]

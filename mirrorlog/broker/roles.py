@@ -165,6 +165,7 @@ class MasterRole:
         )
         self.lengths = QueueLengths(replica, self.publisher, self.deliverer, past_helper=host.helpers.index)
         self.publisher.admit = self.lengths.admit
+        self.publisher.leaving = self.lengths.leaving
         self.departures = DepartureKeeper(replica, self.publisher, self.deliverer, host)
         self._reads: list[asyncio.Task[None]] = []
         self._leapt_at: int | None = None

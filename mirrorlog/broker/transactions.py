@@ -4,7 +4,8 @@ who may is the gate's to say, what may be stored the publisher's, what may be se
 Everything is checked before anything is stored, so a refusal means that nothing was. One append follows, in the same
 step of the loop. What was sent before is known by the sequences of its batches, which land together or not at all, and
 is answered as the first time, whatever it settled: that is in the same envelope. One that settles and publishes nothing
-may be sent again too, since settling twice is settling once.
+may be sent again too, since settling twice is settling once; returning twice is not, and clients do not say it twice on
+one session.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mirrorlog.broker.gathered import in_batches, merged
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.publish import ElsewhereLog, Publisher, Reply
+from mirrorlog.broker.settling import check_settle
 from mirrorlog.broker.subscription_book import Receiver, SubscriptionBook
 from mirrorlog.commitlog.envelope import envelope_bytes
 from mirrorlog.commitlog.format import NO_PRODUCER, BatchHeader, batch_length, queue_of
@@ -53,6 +55,7 @@ from mirrorlog.wire.frames import (
 from mirrorlog.wire.names import shown
 
 _WHAT: Final = "transactions"
+_HOWS: Final = frozenset({How.ACK, How.RETURN, How.DEAD})
 
 
 class Connection(Reply, Receiver, Protocol):
@@ -103,12 +106,13 @@ class Transactions:
     def commit(self, payload: memoryview, connection: Connection, correlation_id: int) -> None:
         """A TRANSACT frame; answered by TRANSACTED, now or later. Raises MirrorlogError: nothing was stored."""
         asked = self._read(payload)
-        if (older := versions.too_old(self._cluster_version(), versions.TRANSACTIONS, _WHAT)) is not None:
-            raise BadRequest(older.message, **older.details)  # the connection stays
         queue_ids = [queue_of(batch) for batch in asked.batches]
         for queue_id in queue_ids:
             connection.gate.check_publish(queue_id)
         log, publisher = self._log_of(queue_ids or self._taken_from(asked, connection))
+        # Of the master alone: who has not heard the cluster yet knows the version of its founding.
+        if (older := versions.too_old(self._cluster_version(), versions.TRANSACTIONS, _WHAT)) is not None:
+            raise BadRequest(older.message, **older.details)  # the connection stays
         came_at = publisher.clock()
         headers = [publisher.checked(batch) for batch in asked.batches]
         publisher.check_level(asked.request)
@@ -212,14 +216,17 @@ class Transactions:
         within: list[Within] = []
         seen: dict[int, RangeSet] = {}
         for settle, ranges in settlements:
-            if settle.how != How.ACK:
-                raise BadRequest(f"a transaction acknowledges records; how {settle.how} is not part of one")
+            if settle.how not in _HOWS:
+                raise BadRequest(
+                    f"a transaction acknowledges, returns or rejects records; how {settle.how} is not part of one"
+                )
+            check_settle(settle.how, settle.delay_ms)
             deliverer = self._book.deliverer(settle.subscription, connection)
             each = deliverer.settle_within(settle, ranges, whole=whole)
             before = seen.setdefault(id(each.work), RangeSet())
             for first, until in each.settlement.ranges:
                 if before.meets(first, until):
-                    raise NotGranted(f"records {first} to {until} are acknowledged twice in one transaction")
+                    raise NotGranted(f"records {first} to {until} are settled twice in one transaction")
                 before.add(first, until)
             within.append(each)
         return within

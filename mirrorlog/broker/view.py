@@ -26,7 +26,7 @@ from mirrorlog.cluster.commands import (
 )
 from mirrorlog.cluster.founding import member_of
 from mirrorlog.cluster.liveness import Change, Life
-from mirrorlog.cluster.outages import nodes_out
+from mirrorlog.cluster.outages import nodes_needed, nodes_out
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state import (
     QUEUE_IDS_GRANTED,
@@ -127,6 +127,10 @@ class View:
         """As `ClusterService.ask`."""
         return await self._cluster_service().ask(node, question)
 
+    async def up_to_date(self) -> None:
+        """As `Decisions.up_to_date`."""
+        await self._cluster_service().up_to_date()
+
     def users(self) -> Mapping[str, User]:
         """Another object after each change of them. Until it is known what of it is decided: all that the disk holds,
         for the snapshot alone may be of a time without users."""
@@ -167,9 +171,13 @@ class View:
         return None
 
     def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
-        """Those of these queues, or of all there are, that nobody can answer for now, by name."""
+        """Those of these queues, or of all there are, that nobody can answer for now, by name; of these also the ones
+        that have a copy here, and that nobody can master."""
         state = self._known
-        out = {UUID(log_id) for log_id in state.logs if self.outage(UUID(log_id))} if state is not None else ()
+        out = {UUID(log_id) for log_id in state.logs if self.outage(UUID(log_id))} if state is not None else set[UUID]()
+        if state is not None and queues is not None:
+            logs = {log_id for name in queues if (log_id := self.placed(name)) is not None}
+            out |= {log_id for log_id in logs if self._waits_for_nodes(log_id, "") is not None}
         if state is None or not out:
             return []
         names = state.queues if queues is None else queues
@@ -177,16 +185,35 @@ class View:
 
     def _queue_outage(self, name: str, log_id: UUID | None) -> QueueOutage:
         assert log_id is not None
-        error = self.outage(log_id, name)
+        error = self.outage(log_id, name) or self._waits_for_nodes(log_id, name)
         assert error is not None
         node, since = error.details["node"], error.details["since"]
         return QueueOutage(name=name, log_id=str(log_id), node=node, since_us=since, reason=str(error))
+
+    def _waits_for_nodes(self, log_id: UUID, queue: str) -> LogUnavailable | None:
+        """Why nobody can master a log now, though a copy of it is up; None while somebody may."""
+        state = self._known
+        facts = state.logs.get(str(log_id)) if state is not None else None
+        if state is None or facts is None or self.service is None or self.is_transient(log_id):
+            return None
+        nodes = nodes_needed(facts, state, self.service.life)
+        if not nodes or self.service.identity.node not in facts.replicas:
+            return None  # said with the copy, which may be read
+        since = self._down_since_us.get(nodes[0], 0)
+        which = f"node {nodes[0]}, which" if len(nodes) == 1 else f"one of nodes {', '.join(nodes)}, which"
+        return LogUnavailable(
+            f"queue {shown(queue)!r} has no master and waits for {which} alone had everything, and went down"
+            f"{_since(since)}; start {nodes[0]}; if it is lost for good: mqtool promote, which says what is lost",
+            node=nodes[0],
+            since=since,
+            queue=queue,
+        )
 
     def _outage(self, log: LogFacts, nodes: tuple[str, ...], queue: str, *, grouped: bool) -> LogUnavailable:
         """`grouped`: there are log groups in this log, and who names one again comes back to it."""
         what = f"queue {shown(queue)!r}" if queue else f"log {log.name}"
         since = self._down_since_us.get(nodes[0], 0)
-        when = f" since {datetime.fromtimestamp(since // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}" if since else ""
+        when = _since(since)
         if len(nodes) == 1:
             where, advice = f"on node {nodes[0]} alone, which is down{when}", f"start {nodes[0]}"
         else:
@@ -357,6 +384,11 @@ def _node_status(node: str, facts: NodeFacts, service: ClusterService) -> NodeSt
         votes=facts.member not in service.driver.raft.members.learners,
         software_version=version_of(facts.start_id) if facts.start_id else 0,
     )
+
+
+def _since(time_us: int) -> str:
+    """For people; empty when it is not known."""
+    return f" since {datetime.fromtimestamp(time_us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}" if time_us else ""
 
 
 def _placed(log_id: str, log: LogFacts, waits_for: Iterable[str]) -> PlacedLog:

@@ -12,6 +12,7 @@ from mirrorlog.client.publisher import Publication, Published, Publisher
 from mirrorlog.client.receipts import Receipt, ReceiptRange, Receipts
 from mirrorlog.client.subscription import Subscription
 from mirrorlog.client.transaction import Transaction
+from mirrorlog.client.transaction_records import Routed
 
 __all__ = [
     "BulkDelivery",
@@ -31,6 +32,7 @@ __all__ = [
     "Receipt",
     "ReceiptRange",
     "Receipts",
+    "Routed",
     "Subscription",
     "Transaction",
 ]

@@ -38,7 +38,8 @@ from mirrorlog.client.publisher import Publisher
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.subscription import Subscription
 from mirrorlog.client.tier import TierOptions
-from mirrorlog.client.transaction import Transaction, Transactor
+from mirrorlog.client.transaction import Transaction
+from mirrorlog.client.transactor import Transactor
 from mirrorlog.config import CLIENT_PORT
 from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NotMaster
 from mirrorlog.wire.frames import How
@@ -321,6 +322,7 @@ class Client:
         exclusive: bool = False,
         priority: int = 0,
         name: str | None = None,
+        create: bool = True,
         cancel_on_failover: bool = False,
         read_from: str = "master",
         confirm: str | int = "all",
@@ -333,6 +335,7 @@ class Client:
         limit. `auto_ack`: settled as it is sent: what is on its way when something dies is lost. There the prefetch
         (256 KiB) is what is sent and not read here yet; at times it is up to twice as much, or one batch. `exclusive`:
         nobody else may subscribe to the group meanwhile. `priority`: higher ones are served first. `name`: for people.
+        `create`: make a group that is not there; else that is NoSuchGroup. The queue's own is made always.
 
         `cancel_on_failover`: reading raises SubscriptionCancelled when the queue has another master, or the same one in
         a later epoch; by default the subscription goes on there, as both do after a connection that was lost.
@@ -351,6 +354,7 @@ class Client:
             exclusive=exclusive,
             priority=priority,
             name=name or "",
+            create=create,
         )
         subscription = Subscription(
             self,
@@ -502,8 +506,10 @@ class Client:
         return await self.reach_master(found), found
 
     async def reach_master(self, found: Sighting) -> Connection:
-        """The connection to the master of a queue that was found. Raises ConnectionLost, or NotMaster while there is
-        none."""
+        """The connection to the master of a queue that was found. Raises ConnectionLost, NotMaster while there is none,
+        or LogUnavailable when there will be none before somebody starts a node."""
+        if found.outage is not None:
+            raise type(found.outage)(found.outage.message, **found.outage.details)
         if not found.address:
             raise NotMaster(
                 f"queue {found.queue!r} has no master at the moment, says {found.told_by}; one is promoted if enough "

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
 from mirrorlog.client.asking import HEAD_START_S, Ask, Heard, ask_nodes
 from mirrorlog.client.outage import outage_of
+from mirrorlog.client.same_queue import ended_with_its_node
 from mirrorlog.client.sightings import Sighting, newest, settled, sightings_of
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
 from mirrorlog.wire.messages import Metadata
@@ -74,9 +76,11 @@ class Finder:
         if found is None:
             if (outage := outage_of(queue, heard.answers)) is not None:
                 raise outage
+            self._check_ended(queue, heard.answers)
             raise NoSuchQueue(f"no queue {queue!r}; make it with: mqtool declare {queue}", queue=queue)
         self._seen[queue] = found
-        return found
+        said = [answer for answer in heard.answers if answer.node_id == found.told_by]
+        return replace(found, outage=outage_of(queue, said))
 
     async def newer(self, than: Sighting) -> Sighting | None:
         """The queue's new master, if a node knows of one that was named after `than`. Raises nothing of the nodes'."""
@@ -101,9 +105,16 @@ class Finder:
 
     # --- inside ---
 
+    def _check_ended(self, queue: str, answers: list[Metadata]) -> None:
+        """Raises NoSuchQueue, for good, when it was seen once and has gone with its node."""
+        seen = self._seen.get(queue)
+        knows_most = max(answers, key=lambda answer: answer.version)
+        if seen is not None and ended_with_its_node(seen.info, seen.version, knows_most):
+            raise NoSuchQueue(f"queue {queue!r} was not durable, and has gone with its node", queue=queue, ended=True)
+
     async def _first_named(self, queue: str) -> Heard[Metadata]:
         def patience_s(answers: list[Metadata]) -> float:
-            if settled(sightings_of(queue, answers), None):
+            if settled(sightings_of(queue, answers), None) and outage_of(queue, answers) is None:
                 return 0.0
             heard_of = sightings_of(queue, answers) or outage_of(queue, answers)
             return _UNSETTLED_S if heard_of else _UNKNOWN_S

@@ -14,10 +14,6 @@ The question is for the version alone, and one for all messages that wait for it
 is bound and cannot be found is not passed over: its node may be down. It is looked for until the message's deadline;
 then that is said, naming it.
 
-What a batch says of its version are 16 bits, which come round. So a version is used for ten seconds only, until a node
-has vouched for it anew: within these, and the time that a batch may be under way, no cluster makes half as many
-changes.
-
 Rejected: exchanges on the node, which would have to look into every record; one batch for several queues, which would
 tie their order and their sequences together; to call unroutable what a word of the last second says so of: who is told
 so, binds, and publishes again within that second was told so again.
@@ -27,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -36,17 +32,17 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from mirrorlog.client.batching import Headers, as_headers
 from mirrorlog.client.deliveries import Delivery
+from mirrorlog.client.outage import is_outage
 from mirrorlog.client.producer import Producer
 from mirrorlog.client.queue_producers import QueueProducers
 from mirrorlog.client.receipts import Receipt
+from mirrorlog.client.routes import ASK_MS, Routes
 from mirrorlog.client.with_block import WithBlock
 from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Asked, Attributes, asked_attributes
 from mirrorlog.commitlog.body import Header
 from mirrorlog.errors import (
-    AccessRefused,
     BadRequest,
     ConnectionLost,
-    LoginFailed,
     LogUnavailable,
     MirrorlogError,
     NoSuchQueue,
@@ -54,24 +50,18 @@ from mirrorlog.errors import (
     NotCurrent,
     OutcomeUnknown,
     Overloaded,
-    ProtocolError,
     RequestTimeout,
+    SentToDeadLetters,
     StaleRouting,
     Unroutable,
 )
 from mirrorlog.wire.messages import GetMetadata, GetRouting, Metadata, Routing
 from mirrorlog.wire.names import check_routing_key, qualified
-from mirrorlog.wire.routing import VERSION_FIRST, RoutingTable, no_such_exchange, stamp
+from mirrorlog.wire.routing import VERSION_FIRST
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
 
-FRESH_S: Final = 10.0
-"""How old a node's word may be when anything is routed by it."""
-_ASK_MS: Final = 2_000
-_REFRESH_S: Final = 10.0
-"""How long nodes may take to tell the routing that one of them knows already."""
-_RETRY_S: Final = 0.02
 _LOOK_AGAIN_S: Final = 0.2
 """Between two looks for a queue that is bound, or placed, and that no node has."""
 _STARTS_AT_ONCE: Final = 64
@@ -129,6 +119,11 @@ class Publication:
     _outcome: Published | MirrorlogError | None = None
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
     _heard: bool = False
+
+    @property
+    def _nothing_left(self) -> bool:
+        """Whether no queue was asked to store it, as far as that is known."""
+        return not (self._deliveries or self._receipts)
 
     def done(self) -> bool:
         return self._outcome is not None
@@ -190,9 +185,7 @@ class Publisher(WithBlock):
         self._delivery_s = delivery_timeout_ms / 1000
         self._make_producer = make_producer
         self._producers: QueueProducers[Producer] = QueueProducers()
-        self._table = RoutingTable({}, [])
-        self._stamp = 0
-        self._vouched_at = 0.0
+        self._routes = Routes(client, virtual_host, closed=self._nobody_asks, only_version=not exchange)
         self._loop = asyncio.get_running_loop()
         self._order = asyncio.Lock()
         self._outstanding: deque[Publication] = deque()
@@ -209,6 +202,9 @@ class Publisher(WithBlock):
         await self._refresh(VERSION_FIRST)
         self._check_exchange()
         return self
+
+    def _nobody_asks(self) -> bool:
+        return self._closed or self._client.closed
 
     async def close(self) -> None:
         """Flush, then close the producers. Raises as `flush`. Idempotent."""
@@ -322,6 +318,8 @@ class Publisher(WithBlock):
             if queue not in publication._receipts and queue not in publication._failures
         ]
         await self._start_missing(queues, publication)
+        if publication._nothing_left and any(map(is_outage, publication._failures.values())):
+            return  # one of its queues waits for somebody to start a node: nothing of it is stored anywhere
         for queue in queues:
             if queue in publication._stale or queue in publication._failures:
                 continue
@@ -338,8 +336,6 @@ class Publisher(WithBlock):
     async def _start_missing(self, queues: list[str], publication: Publication) -> None:
         """Some at a time: the first message of a wide fanout waits for the slowest node, and not for each in turn."""
         missing = [queue for queue in queues if self._producers.get(queue) is None]
-        if len(missing) < 2:
-            return
         turns = asyncio.Semaphore(_STARTS_AT_ONCE)
 
         async def start(queue: str) -> None:
@@ -355,34 +351,29 @@ class Publisher(WithBlock):
 
     async def _renew_if_old(self, publication: Publication) -> None:
         """Before it is routed. What was routed by an older version, and was refused, goes first."""
-        if self.exchange and self._loop.time() - self._vouched_at > FRESH_S:
-            await self._renew(self._table.version, give_up_at=publication._give_up_at)
+        if self.exchange and self._routes.is_old:
+            await self._renew(self._routes.table.version, give_up_at=publication._give_up_at)
 
     async def _renew(self, at_least: int, *, give_up_at: float) -> None:
         """Raises as `_refresh`, NoSuchExchange, AccessRefused."""
-        before = self._table.version
+        before = self._routes.table.version
         await self._refresh(at_least, give_up_at=give_up_at)
         self._check_exchange()
-        if self._table.version != before:
+        if self._routes.table.version != before:
             await self._resend()
 
     def _find(self, message: _Message) -> tuple[str, ...]:
         if not self.exchange:
             return (message.routing_key,) if message.routing_key else ()
-        if self.exchange not in self._table.exchanges:
+        if self.exchange not in self._routes.table.exchanges:
             return ()  # gone since the start; before that is said, the routing is fetched
         headers = dict(message.headers) if message.headers else {}
-        return self._table.route(self.exchange, message.routing_key, headers)
+        return self._routes.table.route(self.exchange, message.routing_key, headers)
 
     def _check_exchange(self) -> None:
         """Raises NoSuchExchange, AccessRefused."""
-        if not self.exchange:
-            return
-        exchange = self._table.exchanges.get(self.exchange)
-        if exchange is None:
-            raise no_such_exchange(self.exchange)
-        if exchange.internal:
-            raise AccessRefused(f"exchange {self.exchange!r} is internal: only other exchanges give it messages")
+        if self.exchange:
+            self._routes.check(self.exchange)
 
     async def _producer(self, queue: str, publication: Publication) -> Producer | None:
         """Of a queue, started; None when nothing leads there. Raises StaleRouting when that may have changed; why it
@@ -403,10 +394,10 @@ class Publisher(WithBlock):
             except LogUnavailable:  # the cluster says which node is down
                 made.abandon()
                 # Who names the queue is told at once. Behind a binding others may have the message already: it waits.
-                if not self.exchange or self._is_over(publication):
+                if not self.exchange or publication._nothing_left or self._is_over(publication):
                     raise
                 await asyncio.sleep(_LOOK_AGAIN_S)
-        producer.routed_by(self._stamp)
+        producer.routed_by(self._routes.stamp)
         return producer
 
     def _is_over(self, publication: Publication) -> bool:
@@ -418,14 +409,14 @@ class Publisher(WithBlock):
         along; else the cluster says so. Raises StaleRouting when the binding is perhaps not there any more."""
         if self.exchange:
             version = await self._version()
-            if version > self._table.version:
+            if version > self._routes.table.version:
                 raise StaleRouting(f"bindings have changed since this was routed to {queue!r}", version=version)
             return True
         key = qualified(self.virtual_host, queue)
         for address in self._client.addresses():
             with suppress(ConnectionLost, RequestTimeout):
                 connection = await self._client.reach(address)
-                told = await connection.request(GetMetadata(queues=[key]), Metadata, timeout_ms=_ASK_MS)
+                told = await connection.request(GetMetadata(queues=[key]), Metadata, timeout_ms=ASK_MS)
                 if key in told.placed or not told.missing:
                     return True
         return False
@@ -436,8 +427,8 @@ class Publisher(WithBlock):
             with suppress(ConnectionLost, RequestTimeout, NotCurrent, NoSuchVirtualHost):
                 connection = await self._client.reach(address)
                 asked = GetRouting(virtual_host=self.virtual_host, to_publish=True, only_version=True)
-                return (await connection.request(asked, Routing, timeout_ms=_ASK_MS)).version
-        return self._table.version
+                return (await connection.request(asked, Routing, timeout_ms=ASK_MS)).version
+        return self._routes.table.version
 
     async def _deliver(self, producer: Producer, message: _Message) -> Delivery:
         while True:
@@ -498,7 +489,7 @@ class Publisher(WithBlock):
         elif isinstance(outcome, NoSuchQueue):
             # It was deleted, and its bindings with it; it may have been declared anew, with another id.
             self._producers.drop(queue)
-            publication._stale[queue] = StaleRouting(outcome.message, version=self._table.version)
+            publication._stale[queue] = StaleRouting(outcome.message, version=self._routes.table.version)
         else:
             publication._failures[queue] = outcome
 
@@ -509,17 +500,21 @@ class Publisher(WithBlock):
 
     def _is_doubtful(self, publication: Publication) -> bool:
         """Whether it leads nowhere by a word that is older than it."""
-        return bool(self.exchange) and self._vouched_at < publication._handed_over_at and publication._leads_nowhere()
+        return (
+            bool(self.exchange)
+            and self._routes.vouched_at < publication._handed_over_at
+            and publication._leads_nowhere()
+        )
 
     async def _look_again(self, publication: Publication) -> None:
         """Ask a node whether that is so. Its answer is one for all that lead nowhere by now, and so is that there is
         none: these are told why."""
-        version, give_up_at = self._table.version, publication._give_up_at
+        version, give_up_at = self._routes.table.version, publication._give_up_at
         try:
-            newest = await self._ask_any(self._hear_version, version, give_up_at=give_up_at)
+            newest = await self._routes.newest(give_up_at=give_up_at)
             if newest > version:
                 async with self._order:
-                    await self._renew(max(newest, self._table.version), give_up_at=give_up_at)
+                    await self._renew(max(newest, self._routes.table.version), give_up_at=give_up_at)
             self._check_exchange()
         except MirrorlogError as error:
             for each in self._outstanding:
@@ -551,7 +546,7 @@ class Publisher(WithBlock):
         newest = max(_version_of(error) for each in stale for error in each._stale.values())
         try:
             until = max(publication._give_up_at for publication in stale)
-            await self._refresh(max(newest, self._table.version), give_up_at=until)
+            await self._refresh(max(newest, self._routes.table.version), give_up_at=until)
             self._check_exchange()
         except MirrorlogError as error:
             for publication in stale:
@@ -608,71 +603,7 @@ class Publisher(WithBlock):
         """Have the routing at that version or a later one, from a node that has it. Raises NoSuchVirtualHost,
         AccessRefused, or why no node that answers has it."""
         self.stats.refreshed += 1
-        await self._ask_any(self._learn, at_least, give_up_at=give_up_at)
-
-    async def _ask_any(
-        self, ask: Callable[[str, int], Awaitable[int | None]], at_least: int, *, give_up_at: float = inf
-    ) -> int:
-        """The version of a node that has that one or a later one. Raises as `_refresh`."""
-        give_up_at = min(give_up_at, self._loop.time() + _REFRESH_S)
-        while True:
-            failures: list[MirrorlogError] = []
-            for address in self._client.addresses():
-                try:
-                    if (version := await ask(address, at_least)) is not None:
-                        return version
-                except LoginFailed:
-                    raise
-                except (ConnectionLost, RequestTimeout, NotCurrent, NoSuchVirtualHost, ProtocolError) as error:
-                    failures.append(error)  # one of older software does not know the question; others may
-            told = [error for error in failures if not isinstance(error, ConnectionLost)]
-            if told and all(isinstance(error, NoSuchVirtualHost | ProtocolError) for error in told):
-                raise told[0]
-            if self._closed or self._client.closed or self._loop.time() >= give_up_at:
-                raise failures[-1] if failures else self._not_known(at_least)
-            await asyncio.sleep(_RETRY_S)
-
-    def _not_known(self, version: int) -> RequestTimeout:
-        host = self.virtual_host
-        return RequestTimeout(f"no node that answers knows the routing of virtual host {host} at version {version}")
-
-    async def _hear_version(self, address: str, at_least: int) -> int | None:
-        """What that node knows, if that is enough; if nothing has changed it vouches for what is known here. Raises as
-        `_learn`."""
-        asked_at = self._loop.time()
-        connection = await self._client.reach(address)
-        asked = GetRouting(virtual_host=self.virtual_host, to_publish=True, only_version=True)
-        version = (await connection.request(asked, Routing, timeout_ms=_ASK_MS)).version
-        if version == self._table.version:
-            self._vouched_at = max(self._vouched_at, asked_at)
-        return version if version >= at_least else None
-
-    async def _learn(self, address: str, at_least: int) -> int | None:
-        """Have the routing that this node knows, if that is enough; its version. Raises what it answers,
-        ConnectionLost, RequestTimeout."""
-        asked_at = self._loop.time()
-        connection = await self._client.reach(address)
-        table = self._table
-        asked = GetRouting(
-            virtual_host=self.virtual_host, version=table.version, to_publish=True, only_version=not self.exchange
-        )
-        answer = await connection.request(asked, Routing, timeout_ms=_ASK_MS)
-        if answer.version < at_least:
-            return None
-        if answer.changed:
-            if answer.since and answer.since == table.version:
-                table.change(
-                    answer.version,
-                    exchanges=answer.exchanges,
-                    deleted=answer.deleted,
-                    bindings=answer.bindings,
-                    unbound=answer.unbound,
-                )
-            else:
-                self._table = RoutingTable(answer.exchanges, answer.bindings, version=answer.version)
-            self._stamp = stamp(answer.version)
-        self._vouched_at = asked_at
-        return answer.version
+        await self._routes.refresh(at_least, give_up_at=give_up_at)
 
 
 def _version_of(error: StaleRouting) -> int:
@@ -680,12 +611,19 @@ def _version_of(error: StaleRouting) -> int:
     return version if isinstance(version, int) else 0
 
 
+def _doubt(error: MirrorlogError) -> int:
+    """Which of several a message ends with: the least first."""
+    if isinstance(error, OutcomeUnknown):
+        return 0
+    return 2 if isinstance(error, SentToDeadLetters) else 1
+
+
 def _whole(receipts: Mapping[str, Receipt], failures: Mapping[str, MirrorlogError]) -> MirrorlogError:
     """What a message ends with that some queue did not confirm: what may be stored somewhere is not refused."""
-    by_unknown = sorted(failures.items(), key=lambda item: not isinstance(item[1], OutcomeUnknown))
-    queue, error = by_unknown[0]
+    queue, error = min(failures.items(), key=lambda item: _doubt(item[1]))
     details = {**error.details, "queue": queue, "confirmed": list(receipts)}
-    if receipts and not isinstance(error, OutcomeUnknown):
-        there = ", ".join(receipts)
-        return OutcomeUnknown(f"stored in {there}, and not in queue {queue!r}: {error.message}", **details)
+    sent_on = [f"the dead letters of {each}" for each in failures if isinstance(failures[each], SentToDeadLetters)]
+    there = [*receipts, *sent_on]
+    if there and not isinstance(error, OutcomeUnknown | SentToDeadLetters):
+        return OutcomeUnknown(f"stored in {', '.join(there)}, and not in queue {queue!r}: {error.message}", **details)
     return type(error)(f"queue {queue!r}: {error.message}", **details)

@@ -12,10 +12,14 @@ there was one. A door's link to its node, which its users never see, may break a
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from mirrorlog.client.outage import is_outage
 from mirrorlog.client.same_queue import is_another
 from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, NotMaster, SubscriptionCancelled
+
+_LASTING: Final = ("max_groups_per_queue",)
+"""Limits of what is stored: waiting takes nothing away from it."""
 
 
 class State(Enum):
@@ -112,7 +116,7 @@ class Resumption:
     def _passing(self, error: MirrorlogError, now: float) -> bool:
         """Whether another attempt may end otherwise. What held a moment ago (the queue was there, its right was this
         subscription's) may only not be known yet where it is asked now."""
-        if is_outage(error) and not self._was_subscribed:
+        if (is_outage(error) or error.details.get("limit") in _LASTING) and not self._was_subscribed:
             return False
         if error.retriable:
             return True

@@ -1,4 +1,4 @@
-"""Whether a queue that is found by its name is the one that was found before. Pure.
+"""Whether a queue that is found by its name is the one that was found before, and is there still. Pure.
 
 A queue that was deleted, or lost, may have been declared anew under its name. It has another id, and its offsets begin
 again: who reads on where he stood would pass over records, and who settles would settle others than he has. Its
@@ -9,7 +9,7 @@ given out may give an id again.
 from __future__ import annotations
 
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages import Metadata, QueueInfo
 
 
 def check_same(queue: str, known: QueueInfo | None, found: QueueInfo) -> None:
@@ -25,6 +25,15 @@ def check_same(queue: str, known: QueueInfo | None, found: QueueInfo) -> None:
         )
 
 
+def ended_with_its_node(known: QueueInfo, version: int, answer: Metadata) -> bool:
+    """Whether a queue that a node described at a `version` of the cluster is no more, by the `answer` of one that knows
+    as much: it has no place. So it is of those that go with a node or a connection only. Another one's place may be
+    unknown to a node that its log has not reached: it is waited for."""
+    passing = known.arguments.get("exclusive") is True or known.arguments.get("durable") is False
+    told = version and answer.version >= version
+    return bool(passing and told) and known.name in answer.missing and known.name not in answer.placed
+
+
 def is_another(error: MirrorlogError) -> bool:
-    """Whether this says so: asking again cannot change it."""
-    return isinstance(error, NoSuchQueue) and bool(error.details.get("declared_anew"))
+    """Whether this says that it is another one, or is no more: asking again cannot change it."""
+    return isinstance(error, NoSuchQueue) and bool(error.details.get("declared_anew") or error.details.get("ended"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mirrorlog.errors import LogUnavailable
 from mirrorlog.wire.messages import Metadata, QueueInfo
 
 
@@ -18,13 +19,14 @@ from mirrorlog.wire.messages import Metadata, QueueInfo
 class Sighting:
     """A queue as one node, `told_by`, described it at a `version` of the cluster.
 
-    `address`: where its master is reached; empty while that node names none.
+    `address`: where its master is reached; empty while that node names none. `outage`: why there will be none.
     """
 
     info: QueueInfo
     version: int
     told_by: str
     address: str
+    outage: LogUnavailable | None = None
 
     @property
     def queue(self) -> str:

@@ -109,8 +109,8 @@ class Subscription:
     # --- life ---
 
     async def start(self) -> Self:
-        """Find the queue's master and subscribe there. Raises NoSuchQueue, BadRequest, ExclusiveTaken, ConnectionLost
-        or NotMaster when there is none within `request_timeout_ms`."""
+        """Find the queue's master and subscribe there. Raises NoSuchQueue, NoSuchGroup, BadRequest, ExclusiveTaken,
+        ConnectionLost or NotMaster when there is none within `request_timeout_ms`."""
         if self._resumption is not None:
             raise BadRequest("a subscription is started once; make another one")
         loop = asyncio.get_running_loop()
@@ -421,9 +421,8 @@ class Subscription:
         former = self._former
         if former is None:
             return self._message
-        return msgspec.structs.replace(
-            self._message, create=not self._was_granted, replaces=former.number, secret=former.secret
-        )
+        create = self._message.create and not self._was_granted
+        return msgspec.structs.replace(self._message, create=create, replaces=former.number, secret=former.secret)
 
     async def _hold(self, session: Session, found: Sighting) -> None:
         """Until it is over. A node that is silent may have been replaced, and say nothing of it."""

@@ -11,7 +11,9 @@ from mirrorlog.client import transaction as awaited
 from mirrorlog.client.batching import Headers
 from mirrorlog.client.receipts import Receipt
 from mirrorlog.client.sync_subscription import Delivered, DeliveredBatch
+from mirrorlog.client.transaction_records import Routed
 from mirrorlog.commitlog.attributes import Asked
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 
 _T = TypeVar("_T")
 
@@ -46,6 +48,36 @@ class Transaction:
     def ack(self, delivery: Delivered | DeliveredBatch) -> None:
         """Acknowledge what a subscription of this client has given out."""
         self._awaited.ack(delivery.awaited)
+
+    def publish(
+        self,
+        exchange: str,
+        routing_key: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+        mandatory: bool = False,
+        virtual_host: str = DEFAULT_VIRTUAL_HOST,
+        **asked: Unpack[Asked],
+    ) -> Routed:
+        """A message to an exchange; as `mirrorlog.client.Transaction.publish`."""
+        return self._awaited.publish(
+            exchange,
+            routing_key,
+            value,
+            key=key,
+            headers=headers,
+            timestamp=timestamp,
+            mandatory=mandatory,
+            virtual_host=virtual_host,
+            **asked,
+        )
+
+    def nack(self, delivery: Delivered | DeliveredBatch, requeue: bool = True, *, delay_ms: int = 0) -> None:
+        """It comes again, or is dead; as `mirrorlog.client.Transaction.nack`."""
+        self._awaited.nack(delivery.awaited, requeue, delay_ms=delay_ms)
 
     def commit(self) -> list[Receipt]:
         """Store all of it; as `mirrorlog.client.Transaction.commit`."""

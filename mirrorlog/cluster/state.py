@@ -44,6 +44,7 @@ from mirrorlog.cluster.commands import (
     StartKind,
     TransientLogMade,
     VersionRaised,
+    VirtualHostRemoved,
 )
 from mirrorlog.cluster.topology import Topology
 from mirrorlog.config import LOG_NUMBER_MAX
@@ -55,7 +56,9 @@ LOSSES_KEPT: Final = 1000
 EPOCH_MAX: Final = 2**32 - 1
 """What a batch's header can say."""
 LOG_GROUPS_MAX: Final = 10_000
-"""All that there ever were: a group is kept when its queues are gone."""
+LOG_GROUPS_PER_HOST: Final = 2_000
+"""Of one virtual host, all that there ever were: a group is kept when its queues are gone, and goes with its virtual
+host."""
 EPOCHS_RAISED: Final = 1_000_000
 """By a recovery of the cluster: more than a majority that is lost can have given out unseen."""
 
@@ -485,10 +488,23 @@ def _placed_in_group(state: ClusterState, command: QueuesPlaced) -> ClusterState
             f"log group {shown(group)} is in log {log.name}, which has flush = {log.flush!r} and copies = "
             f"{log.copies}, and the queue asks for others: leave these away, or take another x-log-group"
         )
-    if group not in state.log_groups and len(state.log_groups) >= LOG_GROUPS_MAX:
-        raise _Refused(f"this cluster has {LOG_GROUPS_MAX} log groups (x-log-group), and can have no more")
+    if group not in state.log_groups:
+        _check_room_for_group(state, split(group)[0])
     state = replace(state, log_groups={**state.log_groups, group: log_id})
     return _with_queues(state, command.names, log_id)
+
+
+def _check_room_for_group(state: ClusterState, virtual_host: str) -> None:
+    whose, limit, advice = "this cluster", LOG_GROUPS_MAX, "or remove a virtual host that nobody needs: its groups go"
+    if len(state.log_groups) < LOG_GROUPS_MAX:
+        if sum(split(group)[0] == virtual_host for group in state.log_groups) < LOG_GROUPS_PER_HOST:
+            return
+        whose, limit = f"virtual host {virtual_host}", LOG_GROUPS_PER_HOST
+        advice = "or declare the queue in another virtual host"
+    raise _Refused(
+        f"{whose} has {limit} log groups (x-log-group), and can have no more: leave x-log-group away, take one that is "
+        f"there, {advice}"
+    )
 
 
 def _queues_unbound(state: ClusterState, index: int, command: QueuesUnbound) -> ClusterState:
@@ -764,7 +780,13 @@ def _up_to(loss: Loss, end: int) -> Loss:
 
 def _with_topology(state: ClusterState, index: int, command: AnyCommand) -> ClusterState:
     changed = topology.changed(state.routing, command, state.queues.keys())
-    return state if changed == state.routing else replace(state, topology=changed)
+    if changed == state.routing:
+        return state
+    state = replace(state, topology=changed)
+    if not isinstance(command, VirtualHostRemoved):
+        return state
+    kept = {group: log_id for group, log_id in state.log_groups.items() if split(group)[0] != command.name}
+    return replace(state, log_groups=kept)  # it has no queues any more
 
 
 # --- What rules need ------------------------------------------------------------------------------------------------

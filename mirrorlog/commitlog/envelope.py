@@ -47,10 +47,12 @@ _KINDS: Final = frozenset({int(Kind.DATA), int(Kind.QUEUE_STATE)})
 
 
 class Part(NamedTuple):
-    """A whole batch, as checked (`check_producer_part`), and the queue offset of its first record; 0 of a change."""
+    """A whole batch, as checked (`check_producer_part`), and the queue offset of its first record; 0 of a change.
+    `flags`: besides `INNER`."""
 
     batch: memoryview | bytearray
     base_queue_offset: int
+    flags: int = 0
 
 
 def envelope_bytes(parts: Sequence[memoryview | bytearray]) -> int:
@@ -75,7 +77,7 @@ def seal_envelope(
                 base_queue_offset=part.base_queue_offset,
                 append_time_us=append_time_us,
                 epoch=epoch,
-                flags=_INNER,
+                flags=_INNER | part.flags,
                 seed=seed,
             )
             headers.append(read_header(inner))

@@ -6,7 +6,8 @@
         16     8  append_time_us      broker    µs UTC, never goes back within a log
         24     4  epoch               broker    mastership under which it was appended
         28     4  flags               broker    bit 0: copied (re-appended or moved, keeps its queue offsets);
-                                                bit 1: inner (stands inside of a transaction's envelope)
+                                                bit 1: inner (stands inside of a transaction's envelope);
+                                                bit 2: refused (the queue was full; its records leave as they come)
         32     4  header_crc          broker    CRC-32C of all 96 bytes with this field as 0, seeded with the log id
         36     4  crc                 producer  CRC-32C of bytes 40 to the end of the batch, unseeded
         40     4  magic               producer  b"MLB1"
@@ -56,6 +57,8 @@ MAGIC: Final = int.from_bytes(b"MLB1", "little")
 VERSION: Final = 1
 NO_TIMESTAMP: Final = -(2**63)
 NO_PRODUCER: Final = 0
+OWN_PRODUCERS: Final = 1 << 63
+"""Producer ids from there on are the nodes' own: no client's batch has one."""
 CONTROL_QUEUE_ID: Final = 0
 
 _HEADER = struct.Struct("<QQqIII IIIIIBBBBHHQIIQq")
@@ -121,6 +124,7 @@ class Flag(IntFlag):
     NONE = 0
     COPIED = 1
     INNER = 2
+    REFUSED = 4
 
 
 class BatchHeader(NamedTuple):

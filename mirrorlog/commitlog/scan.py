@@ -74,6 +74,14 @@ class BlockReader:
         self._held = self._file.pread(self._buffer[: max(0, wanted)], at)
 
 
+class Checked(NamedTuple):
+    """A whole batch, as long as its reader's view is valid, and the headers of what is inside of a transaction."""
+
+    header: BatchHeader
+    batch: memoryview
+    inside: list[BatchHeader]
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What makes bytes a batch of this log: its seed and its epochs. No size limit but the file's: a setting that
@@ -82,7 +90,7 @@ class Rules:
     seed: int
     epochs: EpochList
 
-    def check(self, reader: BlockReader, start: int, at: int) -> tuple[BatchHeader, memoryview]:
+    def check(self, reader: BlockReader, start: int, at: int) -> Checked:
         """The whole batch at `at` of the file whose first byte is log offset `start`. Raises BadBatch."""
         place = start + at
         left = reader.size - at
@@ -93,9 +101,8 @@ class Rules:
         check_body(batch, 0, header)
         if is_inner(header):
             raise BadBatch("the transaction that this batch belongs to is not whole")
-        if is_envelope(header):
-            open_envelope(batch, header, seed=self.seed)
-        return header, batch
+        inside = open_envelope(batch, header, seed=self.seed) if is_envelope(header) else []
+        return Checked(header, batch, inside)
 
 
 class Stop(NamedTuple):
@@ -112,13 +119,12 @@ def walk(reader: BlockReader, *, start: int, at: int, until: int, rules: Rules, 
     """
     while at < until:
         try:
-            header, batch = rules.check(reader, start, at)
+            header, batch, inside = rules.check(reader, start, at)
         except BadBatch as error:
             return Stop(at, error.message)
         on_batch(header, batch)
-        if is_envelope(header):
-            for inner in open_envelope(batch, header, seed=rules.seed):
-                on_batch(inner, inner_bytes(batch, header, inner))
+        for inner in inside:
+            on_batch(inner, inner_bytes(batch, header, inner))
         at += header.length
     return Stop(at, "")
 
@@ -165,7 +171,7 @@ def find_batch(reader: BlockReader, *, start: int, at: int, rules: Rules) -> Bat
     for place, block in reader.blocks(at):
         for candidate in _candidates(place, bytes(block), at):
             try:
-                return rules.check(reader, start, candidate)[0]
+                return rules.check(reader, start, candidate).header
             except BadBatch:
                 continue
     return None
@@ -190,7 +196,7 @@ def find_starts(reader: BlockReader, rules: Rules, *, lowest: int) -> list[int]:
             if candidate < end or start < lowest:
                 continue
             with suppress(BadBatch):
-                header = rules.check(reader, start, candidate)[0]
+                header = rules.check(reader, start, candidate).header
                 found[start] += header.length
                 end = candidate + header.length
     return sorted(found, key=lambda start: (-found[start], -start))[:_STARTS_MAX]

@@ -296,7 +296,7 @@ class GroupTable:
 
 def no_such_group(group: str) -> NoSuchGroup:
     what = f"no group {group!r} acknowledges" if group else "nobody has ever subscribed to"
-    return NoSuchGroup(f"{what} this queue; the first subscription, or a reset, makes it", group=group)
+    return NoSuchGroup(f"{what} this queue; the first subscription or lease makes it", group=group)
 
 
 def _follow(ledger: Ledger, change: _OnLedger | LedgerChunk | LeasesState, logged_at: int) -> None:

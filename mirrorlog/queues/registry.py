@@ -511,5 +511,9 @@ def _refuse_difference(queue: Queue, arguments: Mapping[str, Any]) -> None:
         there, asked = declared.get(key), wanted.get(key)
         if there != asked:
             raise QueueExists(
-                f"queue {queue.name!r} exists with {key}={there!r}, asked for {key}={asked!r}", queue=queue.name
+                f"queue {queue.name!r} exists {_with(key, there)}, asked for {_with(key, asked)}", queue=queue.name
             )
+
+
+def _with(key: str, value: Any) -> str:
+    return f"without {key}" if value is None else f"with {key}={value!r}"

@@ -455,8 +455,8 @@ GRANT_REDELIVERED: Final = 1
 SETTLE_AGAIN: Final = 1
 """The connection on which this was sent first is lost, and perhaps its answer."""
 CONFIRM_DUPLICATE: Final = 1
-TRANSACT_PARTS_MAX: Final = 1024
-"""Batches, and settlements, of one transaction."""
+TRANSACT_PARTS_MAX: Final = 256
+"""Batches, and settlements, of one transaction: a frame is one step of the node's loop, and each costs it 60 µs."""
 TRANSFER_FLUSH: Final = 1
 """A confirm waits for the mirror's disk: flush what you hold now and ack it."""
 
@@ -558,10 +558,12 @@ def settle_frame(
     return frame(FrameType.SETTLE, facts + _numbers(len(ranges)).pack(*ranges), correlation_id)
 
 
-def settle_part(ranges: Sequence[int], *, subscription: int, epoch: int, how: int, again: bool) -> bytes:
+def settle_part(
+    ranges: Sequence[int], *, subscription: int, epoch: int, how: int, again: bool, delay_ms: int = 0
+) -> bytes:
     """A settlement as a TRANSACT frame has it. `ranges`: as of `settle_frame`."""
     flags = SETTLE_AGAIN if again else 0
-    facts = SETTLE.pack(subscription, epoch, how, Level.ALL, flags, 0, len(ranges) // 2, 0)
+    facts = SETTLE.pack(subscription, epoch, how, Level.ALL, flags, delay_ms, len(ranges) // 2, 0)
     return facts + _numbers(len(ranges)).pack(*ranges)
 
 

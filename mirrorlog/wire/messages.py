@@ -172,7 +172,8 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     begins there, as the queue's master knows it. `current`: whether this node masters the queue and its epoch has
     begun; else there may be confirmed records behind `next` (nodes before version 4 say True of mirrors, too). `tiers`:
     where records below `begin` may be; `gaps`: queue offsets [first, next) within `begin` and `next` that were given up
-    after a loss, the newest of them. `attributes`: whether its batches may have some (decision 0036).
+    after losses, ascending (before version 4 the newest of them alone). `attributes`: whether its batches may have some
+    (decision 0036).
     """
 
     name: str
@@ -451,6 +452,27 @@ class ListGroups(Message, frozen=True):
     queue: str
 
 
+class LeaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A lease that runs. `lease`: its number, which its receipts name, too. `records`: how many it has still.
+    `ends_in_ms`: unless it is extended, -1: not known yet."""
+
+    lease: int
+    records: int
+    holder: str = ""
+    ends_in_ms: int = -1
+
+
+class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who is subscribed to a group. `name`: as it gave it; `peer`: its connection's address. `in_hand`: records.
+    `alone`: it has the group for itself, because it is exclusive, or the single one that is active."""
+
+    peer: str
+    name: str = ""
+    priority: int = 0
+    in_hand: int = 0
+    alone: bool = False
+
+
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`kind`: stream (`floor` is its position) or acking. Records below `floor` are settled, below `watermark` may have
     been given out. `ready`: may be given out now; `unsettled`: all confirmed ones that are not settled, of which `out`
@@ -461,6 +483,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nothing; 20 of each at most, as `peer (records in hand)`. `due_ms`: until a delay, a lease or a consumer's time ends
     next, -1: none. `gone`: not settled, and freed by the queue's retention all the same.
     `departing_waits`: why none of the `departing` arrives at the moment, if that is so.
+    `leases`, `consumers`: 20 of each at most, and 1,000 of each in one answer.
     """
 
     group: str
@@ -482,6 +505,8 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gone: int = 0
     departing: int = 0
     departing_waits: str = ""
+    leases: list[LeaseInfo] = []
+    consumers: list[ConsumerInfo] = []
 
 
 class GroupsFound(Message, frozen=True):
@@ -536,7 +561,8 @@ class GroupsReset(Message, frozen=True):
 class Metadata(Message, frozen=True):
     """`version`: of the newest decision of the cluster that this node knows: of several answers the highest is true.
     `placed`: of those that are missing here, the ones that are in a log of the cluster all the same. `outages`: of
-    these, or of all there are when all were asked for, the ones that nobody can answer for now."""
+    all there are, the ones that nobody can answer for now; when some were asked for, of these, also those with a
+    copy here that nobody can master."""
 
     cluster_id: str
     cluster_name: str

@@ -16,10 +16,10 @@ from mirrorlog.commitlog.attributes import Attributes, attributes_of
 from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
 from mirrorlog.commitlog.codec import compress_draft
 from mirrorlog.commitlog.format import Codec
-from mirrorlog.errors import BadBatch, BadRequest, MirrorlogError
-from mirrorlog.wire.frames import Confirm, Level
+from mirrorlog.errors import BadBatch, BadRequest, MirrorlogError, NotMaster
+from mirrorlog.wire.frames import Confirm, Level, transact_payload
 from tests.broker.hosting import KIB, in_sync, running_all, settings_for
-from tests.ha.nodes import hosted_by, replica_of
+from tests.ha.nodes import hosted_by, replica_of, until
 
 ASKED = Attributes(7, 60_000, 1_500)
 
@@ -93,6 +93,39 @@ def test_what_is_not_known_of_attributes_is_refused_and_nothing_is_stored(tmp_pa
                 assert isinstance(refused, kind), refused
             assert replica_of(nodes[0]).end == end
             assert isinstance(await publish(connection, batch_of(ASKED, queue_id=found.queue_id)), Confirm)
+
+    run(test)
+
+
+def test_who_has_not_heard_its_cluster_says_nothing_of_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: no client gives up because a node that was just started knows the version of its cluster's founding only.
+    Method: metadata from such a node, and a transaction sent to it when it is no master; the master refuses it."""
+    monkeypatch.setattr("tests.ha.nodes.Assigned.cluster_version", lambda self: versions.ATTRIBUTES - 1)
+    heard = [True]
+    monkeypatch.setattr("tests.ha.nodes.Assigned.has_heard", lambda self: heard[0])
+    settings = settings_for(tmp_path, 2)
+
+    async def test() -> None:
+        async with running_all(settings) as nodes, Client(settings[0].client_bind) as client:
+            await client.admin.declare("q")
+            assert not (await client.queue_info("q")).attributes
+            heard[0] = False
+            found = await client.queue_info("q")
+            assert found.attributes
+            await until(lambda: replica_of(nodes[1]).queues.get("q") is not None)
+            mirror = await client.connection_to(settings[1].client_bind)
+            payload = transact_payload(
+                [], [batch_of(None, queue_id=found.queue_id)], level=255, durability=0, deadline_ms=1_000
+            )
+            with pytest.raises(NotMaster):
+                await mirror.transact(payload, timeout_ms=5_000)
+            end = replica_of(nodes[0]).end
+            master = await client.connection_to(settings[0].client_bind)
+            with pytest.raises(BadRequest, match="transactions came with version 4: update all nodes"):
+                await master.transact(payload, timeout_ms=5_000)
+            assert replica_of(nodes[0]).end == end
 
     run(test)
 

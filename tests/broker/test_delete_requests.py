@@ -50,6 +50,6 @@ def test_the_index_forgets_a_queue_and_keeps_the_others() -> None:
     assert index.queue_ids() == [3]
     assert (index.begin(1), index.next_confirmed(1), index.next_appended(1)) == (0, 0, 0)
     index.confirm(20_000)
-    assert dict(index.gaps()) == {3: (1, 50)}
+    assert dict(index.gaps()) == {3: ((1, 50),)}
     index.forget_queues({3, 4})
     assert list(index.gaps()) == []

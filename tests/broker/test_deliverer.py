@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import uvloop
 
 from mirrorlog import versions
-from mirrorlog.broker import gathered
+from mirrorlog.broker import gathered, group_requests
 from mirrorlog.broker.deliverer import Deliverer
+from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.client import Client
 from mirrorlog.client.connection import Connection
 from mirrorlog.commitlog.body import parse_batch_body
@@ -331,7 +333,7 @@ def test_a_slow_reader_is_given_what_its_connection_takes(tmp_path: Path) -> Non
             async with it.client.producer("q") as producer:
                 await producer.send_many([bytes(16 * 1024)] * 1280)
             pushed = it.deliverer()._pushed
-            assert all(each.work.delivery._subscribers[number].held for number, each in pushed.items())
+            assert all(each.work.delivery._takers.find(number).held for number, each in pushed.items())
             endpoint._transport.resume_reading()
             assert await taker.has(1280) == list(range(1280))
             assert await other.has(1280) == list(range(1280))
@@ -631,7 +633,8 @@ def test_a_node_has_so_many_subscriptions_at_most(tmp_path: Path) -> None:
 
 
 def test_a_mirror_sends_on_and_an_older_cluster_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Subscribe, lease and purge at a mirror; then as if the cluster ran at the version before."""
+    """Subscribe, lease and purge at a mirror; then as if the cluster ran at the version before: only its master says
+    so."""
 
     async def test() -> None:
         async with group(tmp_path, copies=2) as it:
@@ -647,6 +650,8 @@ def test_a_mirror_sends_on_and_an_older_cluster_refuses(tmp_path: Path, monkeypa
             monkeypatch.setattr(versions, "GROUPS", versions.OWN + 1)
             with pytest.raises(UnsupportedVersion):
                 await it.taker()
+            with pytest.raises(NotMaster):  # who has not heard its cluster yet may know of an older version only
+                await it.taker(1)
 
     run(test)
 
@@ -678,6 +683,31 @@ def test_a_lease_is_given_extended_and_settled_by_its_receipts(tmp_path: Path) -
             await it.ask(SettleLease(queue="q", receipts=[rest], how=How.RELEASE), LeasesSettled)
             (again,) = await it.lease(5)
             assert (again.first, again.next, again.attempts) == (3, 5, 0)
+
+    run(test)
+
+
+def test_a_receipt_waits_until_a_new_master_knows_what_was_leased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master whose epoch has just begun, and which was killed before, takes for confirmed what its disk says: who
+    settles then what he leased behind that is answered when the epoch's first batch is confirmed."""
+    waiting: list[Callable[[MirrorlogError | None], None]] = []
+
+    async def test() -> None:
+        async with group(tmp_path) as it:
+            await it.publish(0, 3)
+            (leased,) = await it.lease(3)
+            hosted = hosted_by(it.nodes[0])
+            monkeypatch.setattr(HostedLog, "knows_confirmed", False)
+            monkeypatch.setattr(type(hosted.publisher), "when_confirmed", lambda _, done: waiting.append(done))
+            monkeypatch.setattr(type(hosted.replica.index), "next_confirmed", lambda _, queue_id: 0)
+            asked = asyncio.ensure_future(it.ask(SettleLease(queue="q", receipts=[leased], how=How.ACK), LeasesSettled))
+            await until(lambda: bool(waiting) or asked.done())
+            assert not asked.done(), asked.result()
+            monkeypatch.undo()
+            waiting.pop()(None)
+            assert (await asked).records == 3
 
     run(test)
 
@@ -850,6 +880,79 @@ def test_what_was_not_confirmed_when_a_master_was_replaced_comes_again(tmp_path:
             again = await Taker(await it.connect(1)).subscribe()
             assert await again.has(14) == [*range(3), *range(9, 20)]
             assert all(grant.redelivered for grant in again.grants)
+
+    run(test)
+
+
+def test_who_takes_and_who_has_leases_is_told(tmp_path: Path) -> None:
+    """Goal: the sentence that a lease's holder survives a failover, and that a subscription's name is for people.
+    Method: two leases, one of them extended, and two subscribers; then another master: the leases are the same, their
+    times begin anew; who subscribes there is told of."""
+
+    async def test() -> None:
+        async with group(tmp_path, copies=2) as it:
+            await it.publish(0, 5)
+            (first,) = await it.lease(2, holder="worker-7", lease_ms=500_000)
+            (second,) = await it.lease(1, holder="worker-8")
+            await it.ask(ExtendLease(queue="q", receipts=[first], lease_ms=400_000), LeasesSettled)
+            await (await it.taker(name="billing", priority=3)).has(2)
+            await it.taker(name="spare", priority=1)
+            info = await it.info()
+            assert [(each.name, each.priority, each.in_hand, each.alone) for each in info.consumers] == [
+                ("billing", 3, 2, False),
+                ("spare", 1, 0, False),
+            ]
+            assert all(each.peer for each in info.consumers)
+            held = [(first.lease, "worker-7", 2, 400_000), (second.lease, "worker-8", 1, 600_000)]
+            check_leases(info, held)
+            await take_over(*map(hosted_by, it.nodes))
+            await until_known(it, 1)
+            info = await it.info(node=1)
+            assert info.consumers == []
+            check_leases(info, held)
+            await it.taker(1, name="alone", exclusive=True, prefetch_records=1)
+            assert [(each.name, each.alone) for each in (await it.info(node=1)).consumers] == [("alone", True)]
+            await it.ask(SettleLease(queue="q", receipts=[second], how=How.ACK), LeasesSettled, 1)
+            check_leases(await it.info(node=1), held[:1])
+
+    run(test)
+
+
+def check_leases(info: GroupInfo, held: list[tuple[int, str, int, int]]) -> None:
+    """`held`: lease, holder, records, and how long it is in ms; it began within the last minute."""
+    assert [(each.lease, each.holder, each.records) for each in info.leases] == [each[:3] for each in held]
+    for each, (_, _, _, lease_ms) in zip(info.leases, held, strict=True):
+        assert lease_ms - 60_000 < each.ends_in_ms <= lease_ms
+
+
+async def until_known(it: Group, node: int) -> None:
+    """Until the node's mastership has begun."""
+    await until(lambda: hosted_by(it.nodes[node]).knows_confirmed)
+
+
+def test_who_is_named_is_bounded(tmp_path: Path) -> None:
+    """Goal: an answer that a frame holds. Method: 25 subscribers and leases of one group and 20 of each are named; a
+    name that is too long is refused."""
+
+    async def test() -> None:
+        async with group(tmp_path) as it:
+            await it.publish(0, 30)
+            for number in range(25):
+                assert await it.lease(1, holder=f"h{number}")
+            connection = await it.connect()
+            takers = [await Taker(connection).subscribe(name=f"n{number}", prefetch_records=1) for number in range(25)]
+            info = await it.info()
+            assert (info.subscribers, info.leased) == (len(takers), 25)
+            assert [each.name for each in info.consumers] == [f"n{number}" for number in range(20)]
+            assert [each.holder for each in info.leases] == [f"h{number}" for number in range(20)]
+            with pytest.raises(BadRequest, match="255 characters"):
+                await it.taker(name="x" * 256)
+            with mock.patch.object(group_requests, "NAMED_IN_ANSWER_MAX", 21):
+                await it.taker(group="z", name="last")
+                (last,) = (await it.info("z")).consumers
+                assert last.name == "last"
+                await it.taker(group="z", name="beyond")
+                assert [each.name for each in (await it.info("z")).consumers] == ["last"]
 
     run(test)
 

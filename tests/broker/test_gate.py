@@ -181,8 +181,9 @@ def test_a_password_of_megabytes_is_compared_with_nothing(monkeypatch: pytest.Mo
 
 
 def test_tags_decide_what_is_no_matter_of_permissions() -> None:
-    node = Node(ann=ANN, looker=User("hash", ("monitoring",)), plain=User("hash"))
-    for name, looks, drains in (("ann", True, True), ("looker", True, False), ("plain", False, False)):
+    lookers = {tag: User("hash", (tag,)) for tag in ("monitoring", "management", "policymaker")}
+    node = Node(ann=ANN, plain=User("hash"), **lookers)
+    for name, looks, drains in (("ann", True, True), ("plain", False, False), *((tag, True, False) for tag in lookers)):
         made = gate_of(node, name)
         made.check(GetMetadata())
         for message, may in ((GetStatus(), looks), (DrainNode(), drains)):

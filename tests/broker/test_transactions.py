@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 
-from mirrorlog import versions
-from mirrorlog.broker.hosted_logs import HostedLogs
-from mirrorlog.broker.subscription_book import SubscriptionBook
-from mirrorlog.broker.transactions import Connection, Transactions, _batches, _landed
+from mirrorlog.broker.transactions import _batches, _landed
 from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.envelope import Part, seal_envelope
 from mirrorlog.commitlog.format import BatchHeader, read_header
-from mirrorlog.config import LimitSettings
-from mirrorlog.errors import BadBatch, BadRequest, OutOfSequence, StaleProducerEpoch
+from mirrorlog.errors import BadBatch, OutOfSequence, StaleProducerEpoch
 from mirrorlog.queues.producers import ProducerTable
-from mirrorlog.wire.frames import transact_payload
 
 
 def batch(queue_id: int, sequence: int = 0, *, epoch: int = 0, producer_id: int = 7) -> bytearray:
@@ -34,15 +27,6 @@ def stored(table: ProducerTable, *batches: bytearray, at: int = 0) -> None:
     parts = [Part(each, 0) for each in batches]
     for header in seal_envelope(parts, log_offset=at, append_time_us=1, epoch=1, seed=0)[1]:
         table.apply(header)
-
-
-def test_an_older_cluster_stores_no_transaction() -> None:
-    """Goal: no copy gets what its software takes for damage. Commit in a cluster that is not updated yet."""
-    logs, connection = cast(HostedLogs, None), cast(Connection, None)  # neither is asked
-    older = Transactions(logs, SubscriptionBook(), LimitSettings(), lambda: versions.TRANSACTIONS - 1)
-    payload = transact_payload([], [batch(1)], level=255, durability=0, deadline_ms=0)
-    with pytest.raises(BadRequest, match="transactions came with version 4: update all nodes"):
-        older.commit(memoryview(payload), connection, 1)
 
 
 def test_what_is_new_is_new_also_in_a_row() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
+from mirrorlog.client import Client
+from mirrorlog.client.finder import Finder
 from mirrorlog.client.outage import is_outage, outage_of
 from mirrorlog.client.resumption import Resumption
 from mirrorlog.errors import LogUnavailable
-from mirrorlog.wire.messages import Metadata, QueueOutage
+from mirrorlog.wire.messages import Metadata, NodeInfo, QueueInfo, QueueOutage
 
 DOWN = LogUnavailable("queue 'q' is on node n2 alone, which is down; start n2", node="n2", since=5, queue="q")
 
@@ -38,3 +43,40 @@ def test_a_subscription_that_begins_ends_by_it_and_one_that_was_there_goes_on() 
     was_there.refused(DOWN, 2.0)
     assert not was_there.over
     assert was_there.trouble(6.5) is DOWN
+
+
+class Nodes:
+    """Each says that n2 masters the queue; those in `saying_down` that it is down, and that the queue waits for it."""
+
+    def __init__(self, *names: str, saying_down: str) -> None:
+        self.names, self.saying_down = names, saying_down
+
+    def addresses(self) -> list[str]:
+        return list(self.names)
+
+    async def ask(self, address: str, queues: list[str] | None) -> Metadata:
+        info = QueueInfo(name="q", queue_id=1, log_id="x", epoch=1, master="n2", mirrors=[], begin=0, next=0)
+        nodes = [NodeInfo(node_id="n2", client="n2:1", replication="")]
+        told = answer(7, *(["q"] if address in self.saying_down else []))
+        return msgspec.structs.replace(told, node_id=address, nodes=nodes, queues=[info])
+
+    def learn(self, answer: Metadata) -> None:
+        """Nothing new."""
+
+
+async def test_who_wants_the_master_is_told_that_there_will_be_none_and_who_reads_a_copy_is_not() -> None:
+    """Goal: nobody waits for a node that somebody has to start, and a copy that is up is read. Method: the only node
+    that is there has a copy that may lack something; it is found, and its master is refused at once."""
+    found = await Finder(Nodes("n1", saying_down="n1")).find("q")
+    assert found.info.master == "n2"
+    with pytest.raises(LogUnavailable, match="start n2") as refused:
+        await Client("n1:1").reach_master(found)
+    assert is_outage(refused.value)
+
+
+async def test_a_node_that_is_cut_off_from_the_master_is_not_believed_while_the_master_answers() -> None:
+    """Goal: whom one node cannot hear may be there all the same. Method: it is asked first, and says that the master is
+    down; the master answers, too."""
+    for names in (("n1", "n2"), ("n2", "n1")):
+        found = await Finder(Nodes(*names, saying_down="n1")).find("q")
+        assert (found.told_by, found.outage) == ("n2", None)

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from mirrorlog.client import Client, queue_producers
-from mirrorlog.client.publisher import FRESH_S, Publisher
+from mirrorlog.client.publisher import Publisher
+from mirrorlog.client.routes import FRESH_S
 from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.errors import (
     AccessRefused,
@@ -198,14 +199,14 @@ async def test_messages_that_lead_nowhere_wait_for_one_question(client: Client, 
     exchange = new_name()
     await client.admin.topology.declare_exchange(exchange, "topic")
     async with client.publisher(exchange) as publisher:
-        asked, hear_version = 0, publisher._hear_version
+        asked, hear_version = 0, publisher._routes.hear_version
 
         async def counted(address: str, at_least: int) -> int | None:
             nonlocal asked
             asked += 1
             return await hear_version(address, at_least)
 
-        publisher._hear_version = counted  # type: ignore[method-assign]
+        publisher._routes.hear_version = counted  # type: ignore[method-assign]
         handed = [await publisher.hand_over("k", b"lost") for _ in range(500)]
         assert [(await each).routed for each in handed] == [False] * 500
         assert asked == 1
@@ -218,19 +219,19 @@ async def test_messages_that_lead_nowhere_end_when_no_node_can_say_so(client: Cl
     exchange = new_name()
     await client.admin.topology.declare_exchange(exchange, "topic")
     publisher = await client.publisher(exchange, delivery_timeout_ms=200).start()
-    hear_version = publisher._hear_version
+    hear_version = publisher._routes.hear_version
 
     async def silent(address: str, at_least: int) -> int | None:
         raise RequestTimeout(f"{address} does not answer")
 
-    publisher._hear_version = silent  # type: ignore[method-assign]
+    publisher._routes.hear_version = silent  # type: ignore[method-assign]
     handed = [await publisher.hand_over("k", b"v", mandatory=bool(number % 2)) for number in range(100)]
     async with asyncio.timeout(10):
         for each in handed:
             with pytest.raises(RequestTimeout, match="does not answer"):
                 await each
     assert publisher.stats.unroutable == 0
-    publisher._hear_version = hear_version  # type: ignore[method-assign]
+    publisher._routes.hear_version = hear_version  # type: ignore[method-assign]
     assert not (await publisher.publish("k", b"v")).routed
     await publisher.close()
 
@@ -248,7 +249,7 @@ async def test_a_publisher_that_was_idle_asks_for_the_version_before_it_sends(
         await publisher.publish("", b"0")
         assert publisher.stats.refreshed == 1
         await other.admin.topology.bind(exchange, second)
-        publisher._vouched_at -= 2 * FRESH_S
+        publisher._routes.vouched_at -= 2 * FRESH_S
         assert set((await publisher.publish("", b"1")).receipts) == {first, second}
         assert (publisher.stats.refreshed, publisher.stats.rerouted) == (2, 0)
 

@@ -13,6 +13,7 @@ from mirrorlog.errors import (
     MirrorlogError,
     NoSuchQueue,
     NotMaster,
+    Overloaded,
     SubscriptionCancelled,
 )
 
@@ -85,7 +86,15 @@ def test_a_master_of_the_past_is_not_believed() -> None:
     assert made.state is State.SEEKING
 
 
-@pytest.mark.parametrize("error", [NoSuchQueue("no queue"), ExclusiveTaken("taken"), BadRequest("no")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoSuchQueue("no queue"),
+        ExclusiveTaken("taken"),
+        BadRequest("no"),
+        Overloaded("groups", limit="max_groups_per_queue"),
+    ],
+)
 def test_a_first_attempt_that_is_refused_ends_it_at_once(error: MirrorlogError) -> None:
     """Goal: a wrong name is told at once. Method: refuse before it was ever subscribed."""
     made = Resumption(now=0.0, patience_s=PATIENCE_S, cancel_on_failover=False)
@@ -103,6 +112,13 @@ def test_what_held_a_moment_ago_is_asked_for_again_for_a_while(error: MirrorlogE
     assert made.state is State.SEEKING
     made.refused(error, 5.0 + PATIENCE_S)
     assert made.error is error
+
+
+def test_a_limit_that_others_make_room_below_is_waited_for() -> None:
+    """Goal: a node that is full for a moment ends nothing. Method: a limit of what runs, at the first attempt."""
+    made = Resumption(now=0.0, patience_s=PATIENCE_S, cancel_on_failover=False)
+    made.refused(Overloaded("subscriptions", limit="max_subscriptions"), 0.1)
+    assert made.state is State.SEEKING
 
 
 def test_an_attempt_that_may_go_better_is_repeated_for_ever() -> None:

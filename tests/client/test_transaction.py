@@ -3,22 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.client.client import Client
+from mirrorlog.client.delivered import Delivered
 from mirrorlog.client.in_hand import Granted, Hand
+from mirrorlog.client.receipts import Receipt
+from mirrorlog.client.routes import FRESH_S
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.subscription import Subscription
-from mirrorlog.client.transaction import Transaction, Transactor, _release, _settle, _Taken
-from mirrorlog.errors import BadRequest, NotGranted
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.client.transaction import Transaction
+from mirrorlog.client.transaction_hand import Taken, release, settle
+from mirrorlog.client.transactor import Transactor
+from mirrorlog.commitlog.format import BatchHeader, read_header
+from mirrorlog.errors import (
+    AccessRefused,
+    BadRequest,
+    ConnectionLost,
+    InSyncReplicasNotEnough,
+    LogUnavailable,
+    MirrorlogError,
+    NoSuchQueue,
+    NotGranted,
+    OutcomeUnknown,
+    OutOfSequence,
+    RequestTimeout,
+    StaleProducerEpoch,
+    StaleRouting,
+)
+from mirrorlog.wire.frames import BatchReceipt, How, Transacted, read_transact
+from mirrorlog.wire.messages import GetRouting, QueueInfo, Routing
+from mirrorlog.wire.routing import Binding, Exchange
 
 
 class Holder:
     """The part of a subscription that a transaction needs."""
+
+    queue: str
+    closed: bool
+    session: Any
+    client: Any
 
     def __init__(self) -> None:
         self.hand = Hand()
@@ -36,9 +67,9 @@ def given(holder: Holder, first: int, following: int) -> Granted:
     return granted
 
 
-def taken(holder: Holder, granted: Granted, *ranges: tuple[int, int]) -> _Taken:
+def taken(holder: Holder, granted: Granted, *ranges: tuple[int, int]) -> Taken:
     parts = [(granted, first, following) for first, following in ranges]
-    return _Taken(cast(Subscription, holder), granted.session, granted.epoch, parts)
+    return Taken(cast(Subscription, holder), granted.session, granted.epoch, parts=parts)
 
 
 def test_what_is_acknowledged_in_a_commit_is_settled_by_nobody_else_meanwhile() -> None:
@@ -46,10 +77,10 @@ def test_what_is_acknowledged_in_a_commit_is_settled_by_nobody_else_meanwhile() 
     holder = Holder()
     granted = given(holder, 0, 4)
     each = taken(holder, granted, (1, 2), (3, 4))
-    _settle([each])
+    settle([each])
     with pytest.raises(NotGranted):
         holder.hand.settle(granted, 1, 2)
-    _release([each], settled=False)
+    release([each], settled=False)
     assert [part for _, part in holder.hand.unsettled()] == [(0, 4)]
     assert holder.woken == 0
 
@@ -60,7 +91,7 @@ def test_one_record_that_is_settled_already_changes_nothing() -> None:
     first, second = given(one, 0, 2), given(two, 5, 7)
     two.hand.settle(second, 5, 6)
     with pytest.raises(NotGranted):
-        _settle([taken(one, first, (0, 1)), taken(two, second, (6, 7), (5, 6))])
+        settle([taken(one, first, (0, 1)), taken(two, second, (6, 7), (5, 6))])
     assert [part for _, part in one.hand.unsettled()] == [(0, 2)]
     assert [part for _, part in two.hand.unsettled()] == [(6, 7)]
 
@@ -70,7 +101,7 @@ def test_the_same_record_twice_is_refused() -> None:
     holder = Holder()
     granted = given(holder, 0, 2)
     with pytest.raises(NotGranted):
-        _settle([taken(holder, granted, (0, 1), (0, 1))])
+        settle([taken(holder, granted, (0, 1), (0, 1))])
     assert [part for _, part in holder.hand.unsettled()] == [(0, 2)]
 
 
@@ -80,12 +111,12 @@ def test_records_that_come_again_meanwhile_are_kept_back(settled: bool) -> None:
     grant the same records anew, end the commit both ways."""
     holder = Holder()
     each = taken(holder, given(holder, 0, 3), (1, 2))
-    _settle([each])
+    settle([each])
     holder.hand.lose()
     holder.hand.grant(Granted(0, 3, session=holder.hand.session, epoch=1))
     waiting = [(granted.given, granted.next) for granted in holder.hand.waiting if granted.given < granted.next]
     assert waiting == [(0, 1), (2, 3)]
-    _release([each], settled=settled)
+    release([each], settled=settled)
     waiting = [(granted.given, granted.next) for granted in holder.hand.waiting if granted.given < granted.next]
     assert waiting == ([(0, 1), (2, 3)] if settled else [(0, 1), (1, 2), (2, 3)])
     assert holder.woken == (not settled)
@@ -100,7 +131,7 @@ def test_what_was_kept_back_for_a_moment_is_given_out_again_at_once() -> None:
     one.hand.grant(Granted(0, 2, session=one.hand.session, epoch=1))
     two.hand.settle(second, 5, 6)
     with pytest.raises(NotGranted):
-        _settle([taken(one, first, (0, 2)), taken(two, second, (5, 6))])
+        settle([taken(one, first, (0, 2)), taken(two, second, (5, 6))])
     assert (one.woken, two.woken) == (1, 0)
 
 
@@ -123,6 +154,359 @@ async def test_a_cluster_that_knows_no_transactions_is_sent_none() -> None:
     with pytest.raises(BadRequest, match="takes no transactions before all its nodes are updated"):
         async with asyncio.timeout(5):
             await transaction.commit()
+
+
+class Node:
+    """A connection to the one master: each answer in turn, an error or None for what a node would say."""
+
+    address = "n1:1"
+
+    def __init__(self, *answers: MirrorlogError | None) -> None:
+        self._answers = list(answers)
+        self.asked: list[list[BatchHeader]] = []
+        self.sent: list[bytes] = []
+        self.welcome = SimpleNamespace(limits=SimpleNamespace(max_batch_bytes=1 << 20))
+        self.arrived = asyncio.Event()
+        self.silent = asyncio.Event()
+
+    async def transact(self, payload: bytes, *, timeout_ms: int) -> tuple[Transacted, list[BatchReceipt]]:
+        _, _, content = read_transact(memoryview(payload))
+        self.sent.append(bytes(content))
+        self.arrived.set()
+        self.asked.append([])
+        while len(content):
+            self.asked[-1].append(header := read_header(content))
+            content = content[header.length :]
+        answer = self._answers.pop(0) if self._answers else None
+        if answer is not None:
+            raise answer
+        if self._answers:  # None, and more behind it: this one says nothing
+            self.silent.set()
+            await asyncio.Event().wait()
+        receipts = [BatchReceipt(96 * at, at) for at in range(len(self.asked[-1]))]
+        return Transacted(0, 1, 1, 0, 0, len(receipts), 0), receipts
+
+    @property
+    def numbers(self) -> list[list[tuple[int, int]]]:
+        """(producer epoch, sequence) of each batch, by attempt."""
+        return [[(each.producer_epoch, each.sequence) for each in attempt] for attempt in self.asked]
+
+
+class OneNode(Asked):
+    """A client whose queues are all in one log of one node, which says that their next producer epoch is 5."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    async def find(self, queue: str) -> Sighting:
+        found = await super().find(queue)
+        number = 1 + sorted({queue, "a", "b"}).index(queue)
+        return dataclasses.replace(found, info=replace(found.info, queue_id=number, attributes=True, producer_epoch=5))
+
+    async def reach_master(self, found: Sighting) -> Node:
+        return self.node
+
+    async def has_moved(self, found: Sighting) -> bool:
+        return False
+
+
+async def committed(transactor: Transactor, *queues: str, timeout_ms: int = 5_000) -> list[Receipt]:
+    transaction = Transaction(transactor, level=255, durability=0, timeout_ms=timeout_ms)
+    for queue in queues:
+        transaction.send(queue, b"v")
+    return await transaction.commit()
+
+
+def transactor_of(node: Node) -> Transactor:
+    return Transactor(cast(Client, OneNode(node)))
+
+
+async def test_commits_are_numbered_one_behind_another() -> None:
+    """Goal: a node knows what it has. Two commits, the second with two records of one queue: each batch follows."""
+    node = Node()
+    transactor = transactor_of(node)
+    assert len(await committed(transactor, "a", "b")) == 2
+    assert len(await committed(transactor, "a", "a", "b")) == 3
+    assert len(await committed(transactor, "a")) == 1
+    assert node.numbers == [[(5, 0), (5, 0)], [(5, 1), (5, 1)], [(5, 3)]]
+    assert len({each.producer_id for attempt in node.asked for each in attempt}) == 1
+
+
+async def test_a_producer_that_the_node_does_not_know_begins_a_new_epoch() -> None:
+    """Goal: a commit is not refused for its numbers. The node has forgotten the producer, then knows a later epoch of
+    it: the same records are sent under the next epoch, from 0, and later commits follow these."""
+    node = Node(None)
+    transactor = transactor_of(node)
+    await committed(transactor, "a")
+    node._answers = [OutOfSequence("unknown"), StaleProducerEpoch("ended", producer_epoch=8)]
+    await committed(transactor, "a", "b")
+    await committed(transactor, "b", "a")
+    assert node.numbers == [
+        [(5, 0)],
+        [(5, 1), (5, 0)],
+        [(6, 0), (6, 0)],
+        [(9, 0), (9, 0)],
+        [(9, 1), (9, 1)],
+    ]
+
+
+async def test_what_is_unknown_is_sent_again_as_it_was_until_that_is_known() -> None:
+    """Goal: no retry lands twice. A lost connection, a master without its copies, and then the answer: three times the
+    same bytes, and the next commit goes on behind them."""
+    node = Node(ConnectionLost("gone"), InSyncReplicasNotEnough("too few"))
+    transactor = transactor_of(node)
+    await committed(transactor, "a", "b")
+    assert len(set(node.sent)) == 1
+    await committed(transactor, "a")
+    assert node.numbers[-1] == [(5, 1)]
+
+
+@pytest.mark.parametrize(
+    "refusal", [OutOfSequence("unknown"), StaleProducerEpoch("ended", producer_epoch=5), AccessRefused("not yours")]
+)
+async def test_a_refusal_behind_an_attempt_that_may_have_landed_is_an_unknown_outcome(refusal: MirrorlogError) -> None:
+    """Goal: nobody is told that nothing counts of what may count. The first attempt gets no answer, the second one a
+    refusal: it is not numbered anew, and the next commit has another producer epoch, so that the first attempt is
+    refused if it is still under way."""
+    node = Node(ConnectionLost("gone"), refusal)
+    transactor = transactor_of(node)
+    with pytest.raises(OutcomeUnknown, match="stored as a whole, or not at all"):
+        await committed(transactor, "a")
+    await committed(transactor, "a", "b")
+    assert node.numbers == [[(5, 0)], [(5, 0)], [(6, 0), (5, 0)]]
+
+
+async def test_a_refusal_of_the_first_attempt_uses_no_numbers() -> None:
+    """Goal: sequences have no gap. Refuse a commit, and commit again."""
+    node = Node(AccessRefused("not yours"))
+    transactor = transactor_of(node)
+    with pytest.raises(AccessRefused):
+        await committed(transactor, "a")
+    await committed(transactor, "a")
+    assert node.numbers == [[(5, 0)], [(5, 0)]]
+
+
+async def test_a_commit_that_is_cancelled_leaves_its_numbers_behind() -> None:
+    """Goal: what is cancelled may land or not, and nothing that follows is taken for it. Cancel a commit that waits for
+    its answer; the next one of these queues has another producer epoch, one of another queue goes on."""
+    node = Node(None, None)
+    transactor = transactor_of(node)
+    task = asyncio.ensure_future(committed(transactor, "a"))
+    await node.silent.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    node._answers = []
+    await committed(transactor, "a", "b")
+    assert node.numbers == [[(5, 0)], [(6, 0), (5, 0)]]
+
+
+async def test_two_commits_at_once_have_a_producer_each() -> None:
+    """Goal: neither waits for the other's numbers. Commit while another one waits; then one has the free one again."""
+    node = Node(None, None)
+    transactor = transactor_of(node)
+    waiting = asyncio.ensure_future(committed(transactor, "a"))
+    await node.silent.wait()
+    node._answers = []
+    await committed(transactor, "a")
+    await committed(transactor, "a")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    ids = [each.producer_id for attempt in node.asked for each in attempt]
+    assert (ids[0] != ids[1], ids[1] == ids[2], node.numbers) == (True, True, [[(5, 0)], [(5, 0)], [(5, 1)]])
+
+
+class RoutingNode(Node):
+    """Which also tells the routing: exchange `e` leads to `bound`, at `version`."""
+
+    def __init__(self, *answers: MirrorlogError | None, bound: Sequence[str] = ()) -> None:
+        super().__init__(*answers)
+        self.bound, self.version, self.questions = list(bound), 1, 0
+
+    async def request(self, asked: GetRouting, expect: type[Routing], *, timeout_ms: int) -> Routing:
+        self.questions += 1
+        if asked.only_version:
+            return Routing(version=self.version)
+        bindings = [Binding("e", queue) for queue in self.bound]
+        return Routing(version=self.version, exchanges={"e": Exchange("fanout")}, bindings=bindings)
+
+    def bind(self, *queues: str) -> None:
+        self.bound, self.version = list(queues), self.version + 1
+
+
+class RoutedNode(OneNode):
+    """A client of such a node, that finds `there`, and has queue `far` in another log."""
+
+    def __init__(self, node: RoutingNode, *, there: Sequence[str] = ("a", "b", "far")) -> None:
+        super().__init__(node)
+        self.there = list(there)
+
+    def addresses(self) -> list[str]:
+        return [self.node.address]
+
+    async def reach(self, address: str) -> Node:
+        return self.node
+
+    async def find(self, queue: str) -> Sighting:
+        if queue not in self.there:
+            raise NoSuchQueue(f"no queue {queue!r}", queue=queue)
+        found = await super().find(queue)
+        log_id = "m" if queue == "far" else "l"
+        return dataclasses.replace(found, info=replace(found.info, log_id=log_id))
+
+
+async def published(transactor: Transactor, *, timeout_ms: int = 5_000) -> list[str]:
+    """Where a message ended up."""
+    transaction = Transaction(transactor, level=255, durability=0, timeout_ms=timeout_ms)
+    message = transaction.publish("e", "k", b"v")
+    await transaction.commit()
+    return sorted(message.result().receipts)
+
+
+async def test_what_a_node_calls_stale_is_routed_anew() -> None:
+    """Goal: no message goes by bindings that are gone. The node's have changed, and it refuses by name; the same
+    numbers are used, for nothing was stored."""
+    node = RoutingNode(bound=["a"])
+    transactor = Transactor(cast(Client, RoutedNode(node)))
+    assert await published(transactor) == ["a"]
+    node.bind("a", "b")
+    node._answers = [StaleRouting("changed", version=2)]
+    assert await published(transactor) == ["a", "b"]
+    assert node.numbers == [[(5, 0)], [(5, 1)], [(5, 1), (5, 0)]]
+
+
+async def test_what_may_be_stored_is_never_routed_anew() -> None:
+    """Goal: no message lands by two states of the bindings. The first attempt gets no answer, bindings change: the same
+    bytes are sent again; called stale then, it is an unknown outcome."""
+    for answer, expected in ((None, ["a"]), (StaleRouting("changed", version=2), None)):
+        node = RoutingNode(ConnectionLost("gone"), answer, bound=["a"])
+        if answer is None:
+            node._answers.pop()
+        transactor = Transactor(cast(Client, RoutedNode(node)))
+        committing = asyncio.ensure_future(published(transactor))
+        await node.arrived.wait()
+        node.bind("b")
+        await transactor.routes("/").refresh(node.version)
+        if expected is None:
+            with pytest.raises(OutcomeUnknown, match="stored as a whole, or not at all; last: changed"):
+                await committing
+        else:
+            assert await committing == expected
+        assert len(set(node.sent)) == 1
+
+
+@pytest.mark.parametrize("before", [["a", "far"], ["far", "a"], []])
+async def test_nothing_is_refused_by_bindings_of_before(before: list[str]) -> None:
+    """Goal: who binds or unbinds, is answered, and commits, is not told what was so before. A commit knows bindings
+    that lead to two logs, or nowhere; by now they lead to one."""
+    node = RoutingNode(bound=["b"])
+    transactor = Transactor(cast(Client, RoutedNode(node)))
+    assert await published(transactor) == ["b"]
+    node.bind(*before)
+    await transactor.routes("/").refresh(node.version)
+    node.bind("a")
+    assert await published(transactor) == ["a"]
+
+
+async def test_bindings_that_are_known_lately_are_not_asked_for_again() -> None:
+    """Goal: a commit costs one round trip. Two in a row; when what is known is too old, the third asks."""
+    node = RoutingNode(bound=["a"])
+    transactor = Transactor(cast(Client, RoutedNode(node)))
+    for _ in range(2):
+        await published(transactor)
+    assert node.questions == 1
+    transactor.routes("/").vouched_at -= 2 * FRESH_S
+    await published(transactor)
+    assert node.questions == 2
+
+
+async def test_a_queue_that_is_bound_and_not_found_is_looked_for_until_it_is() -> None:
+    """Goal: a message passes over no queue whose node is down, and waits for none whose binding is gone. The queue is
+    not found by anybody: the commit ends in time, naming it; or its binding goes meanwhile: it counts."""
+    node = RoutingNode(bound=["a", "b"])
+    client = RoutedNode(node, there=["a"])
+    transactor = Transactor(cast(Client, client))
+    with pytest.raises(LogUnavailable, match=r"queue 'b' \(to which exchange 'e' leads\) is there"):
+        await published(transactor, timeout_ms=100)
+    committing = asyncio.ensure_future(published(transactor))
+    await asyncio.sleep(0)
+    node.bind("a")
+    assert await committing == ["a"]
+    assert node.numbers == [[(5, 0)]]
+
+
+async def test_a_queue_that_is_deleted_under_a_commit_takes_its_binding_along() -> None:
+    """Goal: as a publisher: a deleted queue is no refusal of what its binding led there. The node says that a queue is
+    gone, and the binding is; then one that the transaction itself names is gone, which refuses it."""
+    node = RoutingNode(NoSuchQueue("number 2 is gone"), bound=["a", "b"])
+    client = RoutedNode(node)
+    transactor = Transactor(cast(Client, client))
+    committing = asyncio.ensure_future(published(transactor))
+    await node.arrived.wait()
+    client.there.remove("b")
+    node.bind("a")
+    assert await committing == ["a"]
+    transaction = Transaction(transactor, level=255, durability=0, timeout_ms=5_000)
+    transaction.publish("e", "k", b"v")
+    transaction.send("b", b"v")
+    with pytest.raises(NoSuchQueue, match="no queue 'b'"):
+        await transaction.commit()
+    assert [len(attempt) for attempt in node.asked] == [2, 1]
+
+
+def in_session(holder: Holder, node: Node, queue: str) -> Delivered:
+    """What a subscription gave out that has a session on the node's connection."""
+    given_out = given(holder, 0, 1)
+    holder.queue, holder.closed = queue, False
+    holder.session = SimpleNamespace(connection=node, number=3)
+    return cast(Delivered, SimpleNamespace(taken=(holder, given_out, 0, 1)))
+
+
+@pytest.mark.parametrize(("how", "times"), [("ack", 2), ("reject", 2), ("return", 1), ("return beside a record", 2)])
+async def test_a_return_is_said_once_unless_its_commit_is_numbered(
+    monkeypatch: pytest.MonkeyPatch, how: str, times: int
+) -> None:
+    """Goal: a return counts once. The first attempt gets no answer: what settles for good is said again, and so is what
+    a node knows by its numbers; a return alone is an unknown outcome."""
+    monkeypatch.setattr("mirrorlog.client.transaction.Subscription", Holder)
+    node = Node(RequestTimeout("no answer"))
+    client = OneNode(node)
+    transaction = Transaction(Transactor(cast(Client, client)), level=255, durability=0, timeout_ms=5_000)
+    holder = Holder()
+    holder.client = client
+    delivered = in_session(holder, node, "a")
+    if how == "ack":
+        transaction.ack(delivered)
+    else:
+        transaction.nack(delivered, requeue=how != "reject")
+    if how.endswith("record"):
+        transaction.send("b", b"v")
+    if times == 1:
+        with pytest.raises(OutcomeUnknown, match="not said twice"):
+            await transaction.commit()
+    else:
+        await transaction.commit()
+    assert len(node.asked) == times
+
+
+async def test_what_is_given_back_may_be_given_out_again_at_once() -> None:
+    """Goal: a return keeps nothing back, an end does. The records come again while the commit is under way."""
+    for how, expected in ((How.RETURN, [(0, 3)]), (How.DEAD, [(0, 1), (2, 3)])):
+        holder = Holder()
+        granted = given(holder, 0, 3)
+        each = Taken(cast(Subscription, holder), granted.session, granted.epoch, how, parts=[(granted, 1, 2)])
+        settle([each])
+        holder.hand.grant(Granted(0, 3, session=holder.hand.session, epoch=1))
+        waiting = [(each.given, each.next) for each in holder.hand.waiting if each.given < each.next]
+        assert waiting == expected
+
+
+async def test_a_wrong_delay_is_told_at_once() -> None:
+    """Goal: mistakes are told. Delays that no frame can say."""
+    for delay_ms in (-1, 2**32):
+        with pytest.raises(BadRequest, match="delay_ms"):
+            Client().transaction().nack(cast(Delivered, None), delay_ms=delay_ms)
 
 
 @pytest.mark.parametrize("wrong", [{"confirm": "most"}, {"durability": "tape"}, {"timeout_ms": 0}])

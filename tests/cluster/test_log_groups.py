@@ -12,12 +12,29 @@ from msgspec.structs import replace
 from mirrorlog import versions
 from mirrorlog.broker.placing import place_for
 from mirrorlog.broker.view import View
-from mirrorlog.cluster.commands import Addresses, QueuesPlaced, QueuesRemoved, decode_command, encode_command
+from mirrorlog.cluster.commands import (
+    Addresses,
+    QueuesPlaced,
+    QueuesRemoved,
+    VirtualHostMade,
+    VirtualHostRemoved,
+    decode_command,
+    encode_command,
+)
 from mirrorlog.cluster.liveness import Life
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state import LOG_GROUPS_MAX, ClusterState, LogFacts, NodeFacts, Outcome, applied
+from mirrorlog.cluster.state import (
+    LOG_GROUPS_MAX,
+    LOG_GROUPS_PER_HOST,
+    ClusterState,
+    LogFacts,
+    NodeFacts,
+    Outcome,
+    applied,
+)
 from mirrorlog.errors import BadRequest
 from mirrorlog.queues.arguments import check_names, check_values, log_group_of, version_needed
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified
 
 
 def log(number: int, *, copies: int = 1, flush: str = "memory") -> LogFacts:
@@ -33,6 +50,13 @@ def cluster(**facts: object) -> ClusterState:
 
 def place(state: ClusterState, log_id: str, *names: str, group: str = "g") -> tuple[ClusterState, Outcome]:
     return applied(state, state.version + 1, QueuesPlaced(log_id=log_id, names=names, log_group=group))
+
+
+def with_hosts(state: ClusterState, *names: str) -> ClusterState:
+    for name in names:
+        state, outcome = applied(state, state.version + 1, VirtualHostMade(name=name))
+        assert not outcome.refusal
+    return state
 
 
 def test_queues_of_one_group_are_in_the_log_of_the_first() -> None:
@@ -93,13 +117,45 @@ def test_a_group_is_never_in_a_log_that_goes_with_its_node() -> None:
     assert (outcome.refusal, state.log_groups) == ("", {"g": "two"})
 
 
-def test_there_are_so_many_groups_and_no_more() -> None:
-    """Goal: the state stays small. Ask for one more than the limit."""
-    full = cluster(log_groups={str(number): "one" for number in range(LOG_GROUPS_MAX)})
+def groups_of(*hosts: str) -> dict[str, str]:
+    """As many groups as each of these virtual hosts may have."""
+    return {qualified(host, str(each)): "one" for host in hosts for each in range(LOG_GROUPS_PER_HOST)}
+
+
+def test_a_virtual_host_has_so_many_groups_and_no_more() -> None:
+    """Goal: the state stays small, and one virtual host does not use up what others need. Fill one and ask for one
+    more: refused, saying what to do. A group that is there, and one of another virtual host, are as before."""
+    full = with_hosts(cluster(log_groups=groups_of(DEFAULT_VIRTUAL_HOST)), "v")
     same, outcome = place(full, "one", "q", group="new")
     assert same == full
-    assert str(LOG_GROUPS_MAX) in outcome.refusal
+    assert f"virtual host / has {LOG_GROUPS_PER_HOST} log groups" in outcome.refusal
+    assert "leave x-log-group away, take one that is there" in outcome.refusal
     assert place(full, "two", "q", group="7")[0].queues == {"q": "one"}
+    assert place(full, "two", "v\x1fq", group="v\x1fnew")[0].log_groups["v\x1fnew"] == "two"
+
+
+def test_there_are_so_many_groups_in_all_and_no_more() -> None:
+    """Goal: the same of all virtual hosts together. As many as there may be, and one of a virtual host without any."""
+    hosts = [f"v{number}" for number in range(LOG_GROUPS_MAX // LOG_GROUPS_PER_HOST)]
+    full = with_hosts(cluster(log_groups=groups_of(*hosts)), *hosts)
+    assert len(full.log_groups) == LOG_GROUPS_MAX
+    same, outcome = place(full, "one", "q", group="new")
+    assert same == full
+    assert f"this cluster has {LOG_GROUPS_MAX} log groups" in outcome.refusal
+    assert "remove a virtual host that nobody needs" in outcome.refusal
+
+
+def test_groups_of_a_virtual_host_go_with_it() -> None:
+    """Goal: names are not used up for ever. Remove a virtual host that has a group and no queue any more; its group is
+    gone, that of another, whose name begins alike, is there."""
+    state = with_hosts(cluster(), "v", "v2")
+    for host in ("v", "v2", DEFAULT_VIRTUAL_HOST):
+        state, outcome = place(state, "two", qualified(host, "q"), group=qualified(host, "g"))
+        assert not outcome.refusal
+    gone = QueuesRemoved(names=("v\x1fq",), log_id="two", epoch=state.logs["two"].epoch, removals=0)
+    state, _ = applied(state, state.version + 1, gone)
+    state, outcome = applied(state, state.version + 1, VirtualHostRemoved(name="v"))
+    assert (outcome.refusal, state.log_groups) == ("", {"v2\x1fg": "two", "g": "two"})
 
 
 def test_a_queue_that_does_not_fit_the_log_of_its_group_is_refused_saying_so() -> None:

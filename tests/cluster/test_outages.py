@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+from uuid import UUID
+
+import pytest
 from msgspec.structs import replace
 
-from mirrorlog.cluster.commands import NodeStopped
+from mirrorlog.broker.view import View
+from mirrorlog.cluster.commands import Holder, NodeStopped
 from mirrorlog.cluster.liveness import Life
-from mirrorlog.cluster.outages import nodes_out
+from mirrorlog.cluster.outages import nodes_needed, nodes_out
+from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state import LogFacts
 from tests.cluster.test_coordinator import World
 
@@ -55,3 +62,51 @@ def test_who_was_not_heard_yet_is_waited_for() -> None:
     assert not world.apply(NodeStopped(node="a", start_id=world.state.nodes["a"].start_id))
     assert nodes_out(log_on("a"), world.state, unknown) == ("a",)
     assert out(world, "a") == ()
+
+
+def needed(world: World, log: LogFacts) -> tuple[str, ...]:
+    return nodes_needed(log, world.state, world.life)
+
+
+def test_a_log_waits_for_those_that_have_everything_when_copies_that_are_up_may_lack_something() -> None:
+    """Goal: nobody waits for a promotion that will not come. Method: one copy has left the in-sync set and is up, one
+    that is in it may have lost something and is up, the whole one is the master and down; one after the other is back.
+    A log that never had a master, one whose copies are all down, and one with nothing whole that is down, wait for
+    nobody to be started by this."""
+    world = World()
+    for node in "abc":
+        world.join(node)
+    log = replace(log_on("a", "b", "c"), in_sync={"b": "1", "c": "1"}, marked=frozenset("b"), epoch=3)
+    log = replace(log, master=Holder("c", "1"))
+    assert needed(world, log) == ()
+    world.down = {"c"}
+    assert needed(world, log) == ("c",)
+    assert needed(world, replace(log, master=None)) == ("c",)
+    assert needed(world, replace(log, master=Holder("a", "1"))) == (), "it is mastered"
+    assert needed(world, replace(log, marked=frozenset())) == (), "another one may follow"
+    world.down = {"a", "b", "c"}
+    assert needed(world, log) == ()
+    world.down = {"b", "c"}
+    assert needed(world, replace(log, marked=frozenset("bc"))) == ("b", "c")
+    assert needed(world, log_on("a", "b", "c")) == ()
+
+
+@pytest.mark.parametrize(("down", "asked", "words"), [("b", "a", "start b"), ("ab", "c", "start them")])
+def test_who_names_a_queue_that_waits_for_a_node_is_told_which(down: str, asked: str, words: str) -> None:
+    """Goal: the advice helps, and is given beside the copy that is there to be read. Method: a log of two copies of
+    which one has everything; that one is down, or both; a list of all queues has only what nobody can answer for."""
+    log_id = str(UUID(int=1))
+    world = World()
+    for node in "abc":
+        world.join(node)
+    world.down = set(down)
+    log = replace(log_on("a", "b"), in_sync={"b": "1"}, master=Holder("b", "1"), epoch=2)
+    state = replace(world.state, logs={log_id: log}, queues={"q": log_id})
+    view = View()
+    view.service = cast(
+        ClusterService, SimpleNamespace(state=state, life=world.life, identity=SimpleNamespace(node=asked))
+    )
+    (told,) = view.outages(["q"])
+    assert (told.name, told.node, words in told.reason) == ("q", "b", True)
+    assert ("mqtool promote" in told.reason) == (down == "b")
+    assert len(view.outages(None)) == (down == "ab")

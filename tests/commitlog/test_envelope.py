@@ -8,8 +8,9 @@ from uuid import UUID
 
 import pytest
 
+from mirrorlog.commitlog import scan
 from mirrorlog.commitlog.checksum import crc32c
-from mirrorlog.commitlog.envelope import Part, is_envelope, is_inner
+from mirrorlog.commitlog.envelope import Part, is_envelope, is_inner, open_envelope
 from mirrorlog.commitlog.epochs import Epoch
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Flag, Kind, read_header
@@ -77,6 +78,22 @@ def test_a_walk_meets_the_envelope_and_then_what_is_inside(tmp_path: Path) -> No
     assert seen == expected
     assert log.recovery.clean
     assert log.recovery.batches == 3
+
+
+def test_a_walk_opens_each_envelope_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a log of transactions is verified and recovered with no more passes over its bytes than it needs. Count how
+    often what is inside is checked while a log is walked."""
+    log = open_log(tmp_path, epoch=1)
+    expected = [*walked(log), *transact(log, 3, 4, 5), *transact(log, 3)]
+    opened: list[int] = []
+
+    def counted(envelope: memoryview, header: BatchHeader, *, seed: int) -> list[BatchHeader]:
+        opened.append(header.log_offset)
+        return open_envelope(envelope, header, seed=seed)
+
+    monkeypatch.setattr(scan, "open_envelope", counted)
+    assert walked(log) == expected
+    assert opened == [each.log_offset for each in expected if is_envelope(each)]
 
 
 def test_only_the_envelope_is_a_border_and_what_is_inside_is_read_alone(tmp_path: Path) -> None:
@@ -359,3 +376,12 @@ def test_a_transaction_of_another_log_counts_for_nothing(tmp_path: Path) -> None
     abandon(other)
     patch(segment_files(tmp_path / "other")[0], 0, content)
     assert open_log(tmp_path / "other", log_id=UUID(int=5)).end == 0
+
+
+def test_what_is_said_of_a_batch_stands_in_its_header_beside_that_it_is_inside(tmp_path: Path) -> None:
+    """One that its queue refused, and one of which nothing is said; read again from the disk they are the same."""
+    log = open_log(tmp_path, epoch=7)
+    refused, plain = parts(3, 4)
+    stamped, envelope = log.append_transaction([refused._replace(flags=int(Flag.REFUSED)), plain], append_time_us=1)
+    assert [header.flags for header in stamped] == [0, Flag.INNER | Flag.REFUSED, Flag.INNER]
+    assert open_envelope(memoryview(envelope), stamped[0], seed=log.seed) == stamped[1:]

@@ -51,7 +51,7 @@ STATUSES = {
     ],
     "OUT_OF_RANGE": ["OffsetOutOfRange", "PositionLost"],
     "PERMISSION_DENIED": ["AccessRefused", "NotAMember"],
-    "RESOURCE_EXHAUSTED": ["LimitReached", "QueueFull"],
+    "RESOURCE_EXHAUSTED": ["LimitReached", "QueueFull", "SentToDeadLetters"],
     "UNAUTHENTICATED": ["LoginFailed", "NotProven"],
     "UNAVAILABLE": [
         "ConnectionLost", "DiskFailed", "DiskFull", "InSyncReplicasNotEnough", "IndexDoubtful", "LogRecovering",

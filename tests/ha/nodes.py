@@ -21,7 +21,7 @@ from mirrorlog.broker.roles import MasterRole, MirrorRole
 from mirrorlog.broker.server import Server
 from mirrorlog.cluster.commands import AnyCommand
 from mirrorlog.cluster.state import QUEUE_IDS_GRANTED, Outcome
-from mirrorlog.cluster.topology import User
+from mirrorlog.cluster.topology import User, VirtualHost
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.config import (
     ClusterSettings,
@@ -106,6 +106,12 @@ class Assigned:
 
     def routing_version(self, virtual_host: str) -> int:
         return 0
+
+    def virtual_host(self, name: str) -> VirtualHost | None:
+        return VirtualHost()
+
+    async def up_to_date(self) -> None:
+        """Nothing is decided here."""
 
     def users(self) -> Mapping[str, User]:
         return {}

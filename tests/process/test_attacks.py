@@ -336,13 +336,20 @@ def test_arguments_nested_too_deep(tmp_path: Path) -> None:
 
 def test_positions_at_and_beyond_the_end(cluster: Cluster) -> None:
     """Goal: a position stands among the records or right behind them. Method: commit at the end, beyond it,
-    below 0, in another log, for a queue and for groups that cannot be."""
+    below 0, in another log, in epochs that there never were, for a queue and for groups that cannot be."""
     queue = declare(cluster.servers[0], "positions")
     with Raw(cluster.servers[0]) as raw:
         raw.produce(batch_of([b"0", b"1", b"2"], queue))
 
-        def commit(offset: int, *, group: str = "g", name: str = "positions", log_id: str = queue.log_id) -> Done:
-            position = Position(log_id=log_id, epoch=queue.epoch, queue_offset=offset)
+        def commit(
+            offset: int,
+            *,
+            group: str = "g",
+            name: str = "positions",
+            log_id: str = queue.log_id,
+            epoch: int = queue.epoch,
+        ) -> Done:
+            position = Position(log_id=log_id, epoch=epoch, queue_offset=offset)
             return raw.request(CommitPosition(queue=name, group=group, position=position), Done)
 
         commit(3)
@@ -351,6 +358,12 @@ def test_positions_at_and_beyond_the_end(cluster: Cluster) -> None:
         for group in ("", "x" * 256, "a\nb"):
             assert type(error_of(lambda group=group: commit(1, group=group))) is BadRequest  # type: ignore[misc]
         assert type(error_of(lambda: commit(1, log_id="elsewhere"))) is BadRequest
+        commit(3, epoch=1)
+        commit(3)
+        for epoch in (0, -1, queue.epoch + 1, 2**32 - 1, 2**63):
+            error = error_of(lambda epoch=epoch: commit(1, epoch=epoch))  # type: ignore[misc]
+            assert type(error) is BadRequest
+            assert f"epoch {epoch} of a position is not within 1 and {queue.epoch}" in str(error)
         assert error_of(lambda: commit(1, name="nobody")).code == "NO_SUCH_QUEUE"
         found = raw.request(FetchPosition(queue="positions", group="g"), FoundPosition).position
         assert found is not None

@@ -201,6 +201,80 @@ async def test_whoever_uses_a_deleted_queue_is_told(tmp_path: Path) -> None:
                 await each.close()
 
 
+async def _subscribes(client: Client, queue: str) -> object:
+    return await client.subscribe(queue).start()
+
+
+async def _subscribes_to_another_group(client: Client, queue: str) -> object:
+    return await client.subscribe(queue, "billing").start()
+
+
+async def _has_a_lease(client: Client, queue: str) -> object:
+    return await client.lease(queue, max_records=1, lease_ms=600_000)
+
+
+async def _has_a_lease_of_another_group(client: Client, queue: str) -> object:
+    return await client.lease(queue, max_records=1, lease_ms=600_000, group="billing")
+
+
+async def _waits_for_a_lease(client: Client, queue: str) -> object:
+    async with client.subscribe(queue), client.subscribe(queue, "done"):
+        await client.admin.reset_groups(queue, ["done"], to="latest", force=True)
+    return asyncio.ensure_future(client.lease(queue, group="done", wait_ms=60_000))
+
+
+async def _reads(client: Client, queue: str) -> object:
+    consumer = await client.consumer(queue, start="latest", max_wait_ms=20_000).start()
+    return asyncio.ensure_future(anext(aiter(consumer)))
+
+
+async def test_each_kind_of_use_alone_keeps_a_queue(tmp_path: Path) -> None:
+    """Goal: `if_unused` knows whoever would miss the queue. Method: one queue for each way to use it, with that alone;
+    a held lease counts, as for `x-expires`, also when its holder's connection is gone, and behind a failover; the
+    others are over with their client, and their queues deleted."""
+    uses = (
+        _subscribes, _subscribes_to_another_group, _has_a_lease, _has_a_lease_of_another_group, _waits_for_a_lease,
+        _reads,
+    )  # fmt: skip
+    async with cluster_of(tmp_path) as (cluster, client):
+        async with Client(*cluster.servers, request_timeout_ms=20_000) as user:
+            waiting = []
+            for use in uses:
+                queue = use.__name__
+                await client.admin.declare(queue)
+                await fill(client, queue, 1)
+                waiting.append(await use(user, queue))
+                await asked_until(client, queue, "users")
+            for each in waiting:
+                if isinstance(each, asyncio.Future):
+                    each.cancel()
+        for use in set(uses) - {_has_a_lease, _has_a_lease_of_another_group}:
+            await asked_until(client, use.__name__, "records")
+            assert await client.admin.delete_queue(use.__name__, if_unused=True) == 1
+        cluster.master.kill()
+        start_dead(cluster)
+        for use, group in ((_has_a_lease, ""), (_has_a_lease_of_another_group, "billing")):
+            await asked_until(client, use.__name__, "users")
+            await client.admin.reset_groups(use.__name__, [group], to="earliest", force=True)
+            await asked_until(client, use.__name__, "records")
+
+
+async def asked_until(client: Client, queue: str, why: str) -> None:
+    """Until the queue, which is not empty, is kept for that: users, or records where there are none. Nothing is
+    deleted."""
+    told: list[MirrorlogError] = []
+    try:
+        async with asyncio.timeout(15):
+            while not told or why not in told[-1].details:
+                with pytest.raises((InUse, InSyncReplicasNotEnough, ConnectionLost)) as refused:
+                    await client.admin.delete_queue(queue, if_unused=True, if_empty=True)
+                told.append(refused.value)
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"{queue}: {told[-1:]}") from None
+    assert told[-1].details[why] == 1
+
+
 async def test_publishers_go_on_while_the_queue_is_deleted_and_declared(tmp_path: Path) -> None:
     """Goal: what was confirmed for a queue that is there is in it; nothing of the former one is. Method: messages
     through an exchange and by name all the while, the queue is deleted and declared ten times; when all is over the

@@ -120,31 +120,66 @@ async def test_a_durable_queue_whose_only_node_is_down_answers_at_once_and_names
             await client.admin.declare("alone", {"copies": 2})
 
 
+async def _produce(client: Client) -> object:
+    async with client.producer("lonely") as producer:
+        return await producer.send(b"x")
+
+
+async def _publish(client: Client) -> object:
+    async with client.publisher("") as publisher:
+        return await publisher.publish("lonely", b"x")
+
+
+async def _subscribe(client: Client) -> object:
+    async with client.subscribe("lonely") as subscription:
+        return await anext(subscription)
+
+
+async def _consume(client: Client) -> object:
+    async with client.consumer("lonely", start="earliest") as consumer:
+        return await anext(aiter(consumer))
+
+
+async def _publish_to_an_exchange(client: Client) -> object:
+    async with client.publisher("to-lonely") as publisher:
+        return await publisher.publish("", b"x")
+
+
+async def _commit(client: Client) -> object:
+    async with client.transaction() as transaction:
+        transaction.send("lonely", b"x")
+        return await transaction.commit()
+
+
+async def _commit_to_an_exchange(client: Client) -> object:
+    async with client.transaction() as transaction:
+        transaction.publish("only-lonely", "", b"x")
+        return await transaction.commit()
+
+
+async def _commit_position(client: Client) -> object:
+    info = (await client.admin.metadata(["lonely"])).outages[0]
+    position = Position(log_id=info.log_id, epoch=1, queue_offset=1)
+    return await client.admin.commit_position("lonely", "g", position)
+
+
 async def test_a_client_is_told_at_once_whatever_it_begins(three: Cluster) -> None:
     """Goal: the client does not wait out its timeouts for what a node has told it. Method: each thing that it can begin
     with such a queue, with a fresh client that is given all nodes, the dead one first."""
 
-    async def produce(client: Client) -> object:
-        async with client.producer("lonely") as producer:
-            return await producer.send(b"x")
-
-    async def publish(client: Client) -> object:
-        async with client.publisher("") as publisher:
-            return await publisher.publish("lonely", b"x")
-
-    async def subscribe(client: Client) -> object:
-        async with client.subscribe("lonely") as subscription:
-            return await anext(subscription)
-
-    async def consume(client: Client) -> object:
-        async with client.consumer("lonely", start="earliest") as consumer:
-            return await anext(aiter(consumer))
-
     begun: list[Callable[[Client], Awaitable[object]]] = [
-        produce,
-        publish,
-        subscribe,
-        consume,
+        _publish_to_an_exchange,
+        _commit,
+        _commit_to_an_exchange,
+        _commit_position,
+        lambda client: client.admin.reset_groups("lonely", to="earliest"),
+        lambda client: client.admin.redrive("lonely"),
+        lambda client: client.admin.delete_group("lonely", "g"),
+        lambda client: client.admin.holds("lonely"),
+        _produce,
+        _publish,
+        _subscribe,
+        _consume,
         lambda client: client.lease("lonely"),
         lambda client: client.admin.declare("lonely", ONE),
         lambda client: client.admin.declare("lonely"),
@@ -154,6 +189,14 @@ async def test_a_client_is_told_at_once_whatever_it_begins(three: Cluster) -> No
         lambda client: client.admin.position("lonely", "g"),
         lambda client: client.admin.find_offset("lonely", 0),
     ]
+    async with Client(*three.servers) as client:
+        await client.admin.declare("lonely", ONE)
+        for exchange in ("only-lonely", "to-lonely"):
+            await client.admin.topology.declare_exchange(exchange, "fanout")
+            await client.admin.topology.bind(exchange, "lonely")
+        # Of a message that leads there and elsewhere nothing is stored either.
+        await client.admin.declare("beside", {"copies": 3})
+        await client.admin.topology.bind("to-lonely", "beside")
     async with with_its_node_down(three, "lonely") as (info, node):
         servers = sorted(three.servers, key=lambda server: server != node.client)
         for begin in begun:
@@ -163,6 +206,8 @@ async def test_a_client_is_told_at_once_whatever_it_begins(three: Cluster) -> No
                     async with asyncio.timeout(5):
                         await begin(client)
                 _check(raised.value, info, began)
+    async with Client(*three.servers) as client:
+        assert (await client.admin.declare("beside", {"copies": 3})).next == 0
 
 
 async def test_who_was_at_work_with_it_goes_on_when_its_node_is_back(three: Cluster) -> None:
@@ -187,3 +232,47 @@ async def _until(subscription: Subscription, last: bytes) -> AsyncIterator[Deliv
         yield delivered
         if delivered.value == last:
             return
+
+
+async def test_a_queue_whose_only_whole_copy_is_down_is_read_from_its_other_copy_and_names_the_node() -> None:
+    """Goal: whoever wants a master that cannot be there is told at once which node to start, and a reader of a mirror
+    goes on. Method: three nodes, a log of two copies that needs one; the mirror stops and leaves the set, more is
+    published, the master dies, the mirror is back: it knows the first record. With the master back all is there."""
+    logs = ({"mirrors": ["n2"]},)
+    with fast_cluster(3, min_in_sync=1, logs=logs, settings={"cluster.node_timeout_ms": 600}) as cluster:
+        cluster.wait_in_sync()
+        n1, n2, n3 = (cluster.nodes[name] for name in ("n1", "n2", "n3"))
+
+        def members() -> list[str]:
+            view = n3.status().cluster
+            return next(log.in_sync for log in view.logs if log.name == "main") if view is not None else []
+
+        async with Client(n1.client) as client:
+            await client.admin.declare("q")
+            async with client.producer("q") as producer:
+                await producer.send(b"1")
+                await asyncio.to_thread(cluster.wait_confirmed)
+                await asyncio.to_thread(n2.stop)
+                await asyncio.to_thread(eventually, lambda: members() == ["n1"], "the mirror has left the set")
+                await producer.send(b"2")
+        n1.kill()
+        await asyncio.to_thread(n2.start)
+
+        def named() -> list[str]:
+            with Raw(n2.client) as raw:
+                return [each.node for each in raw.request(GetMetadata(queues=["q"]), Metadata).outages]
+
+        await asyncio.to_thread(eventually, lambda: named() == ["n1"], "the mirror knows that the master is down")
+        async with Client(*cluster.servers) as client:
+            began = time.monotonic()
+            with pytest.raises(LogUnavailable, match="waits for node n1, which alone had everything"):
+                async with client.producer("q"):
+                    pass
+            with pytest.raises(LogUnavailable, match="mqtool promote"):
+                await client.lease("q")
+            assert time.monotonic() - began < 2 * AT_ONCE_S
+            async with client.consumer("q", start="earliest", read_from="n2") as consumer:
+                assert (await consumer.read(1, timeout_ms=10_000))[0].value == b"1"
+            await asyncio.to_thread(n1.start)
+            async with client.consumer("q", start="earliest", until="confirmed") as consumer:
+                assert [record.value async for record in consumer] == [b"1", b"2"]

@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from mirrorlog.client import Client, Subscription
-from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, QueueExclusive, QueueExists
+from mirrorlog.errors import (
+    BadRequest,
+    ConnectionLost,
+    MirrorlogError,
+    NoSuchQueue,
+    OutcomeUnknown,
+    QueueExclusive,
+    QueueExists,
+    Refused,
+)
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.wire.messages import (
     Bind,
@@ -210,7 +219,8 @@ async def test_a_queue_that_is_not_durable_goes_with_its_node_and_consumers_are_
     declared elsewhere, under another id; and no old record comes with the node."""
     async with cluster_of(tmp_path / "nodes") as (cluster, client):
         node: Node = cluster.nodes["n3"]
-        async with Client(node.client, request_timeout_ms=2_000) as owner:
+        servers = [node.client, *(each for each in cluster.servers if each != node.client)]
+        async with Client(*servers, request_timeout_ms=60_000) as owner:
             info = await owner.admin.declare("passing", arguments)
             assert (info.master, info.mirrors) == ("n3", [])
             await client.admin.declare("lasting", {"copies": 3})
@@ -218,12 +228,22 @@ async def test_a_queue_that_is_not_durable_goes_with_its_node_and_consumers_are_
             await owner.admin.topology.bind("e", "passing")
             async with owner.producer("passing") as producer:
                 await producer.send(b"old")
+            producer = await owner.producer("passing", delivery_timeout_ms=3_000).start()
+            consumer = await owner.consumer("passing", start="latest").start()
             async with owner.subscribe("passing") as subscription:
                 assert (await anext(subscription)).value == b"old"
-                reading = asyncio.ensure_future(ended(subscription))
+                waits: list[Awaitable[object]] = [
+                    ended(subscription),
+                    anext(aiter(consumer)),
+                    owner.lease("passing", wait_ms=60_000),
+                ]
+                told = [asyncio.ensure_future(each) for each in waits]
                 await asyncio.to_thread(node.kill if how == "killed" else node.stop)
-                error = await reading
-                assert how == "killed" or isinstance(error, NoSuchQueue), error
+                async with asyncio.timeout(SOON_S):
+                    found = await asyncio.gather(*told, return_exceptions=True)
+                    assert all(isinstance(each, NoSuchQueue) for each in found), found
+                    with pytest.raises((NoSuchQueue, Refused, OutcomeUnknown)):
+                        await producer.send(b"nobody's")
         await gone(client, "passing")
         assert not (await client.admin.topology.routing()).bindings
         async with Client(cluster.nodes["n1"].client) as elsewhere:
@@ -241,6 +261,25 @@ async def test_a_queue_that_is_not_durable_goes_with_its_node_and_consumers_are_
             async with elsewhere.consumer("passing", start="earliest", until="confirmed") as consumer:
                 assert [record.value async for record in consumer] == []
             assert await is_there(client, "lasting")
+
+
+async def test_the_queue_of_an_owner_that_hangs_goes(tmp_path: Path) -> None:
+    """Goal: a client that is there and says nothing holds no queue for ever. Method: one whose connection is open and
+    silent, as of a program that is stopped, and one that says that it lives: `limits.idle_timeout_ms` later the first
+    one's queue is gone, its name is free, and the other one's is there."""
+    settings = {"limits.idle_timeout_ms": 1_500}
+    with fast_cluster(1, min_in_sync=1, data_dir=tmp_path / "nodes", settings=settings) as cluster:
+        cluster.wait_in_sync()
+        async with Client(*cluster.servers) as client:
+            mine = await client.admin.declare("mine", OWN)
+            with Raw(cluster.servers[0]) as silent:
+                hanging = declared(silent, "hanging", **OWN)
+                began = time.monotonic()
+                await gone(client, "hanging")
+                assert time.monotonic() - began < 1.5 + SOON_S / 2
+                assert (await client.admin.declare("hanging", OWN)).queue_id > hanging.queue_id
+                assert isinstance(error_of(lambda: silent.request(GetMetadata(), Metadata)), ConnectionLost)
+            assert (await client.admin.declare("mine", OWN)).queue_id == mine.queue_id
 
 
 async def test_a_queue_that_is_not_durable_survives_connections(tmp_path: Path) -> None:

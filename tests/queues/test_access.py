@@ -9,7 +9,7 @@ import pytest
 
 from mirrorlog.cluster.topology import Permissions, User
 from mirrorlog.errors import AccessRefused, BadRequest
-from mirrorlog.queues.access import Right, allowed, check_allowed, check_expression, has_tag
+from mirrorlog.queues.access import LOOKERS, Right, allowed, check_allowed, check_expression, has_tag
 from mirrorlog.wire.names import qualified
 
 
@@ -50,6 +50,14 @@ def test_a_virtual_host_without_permissions_is_shut() -> None:
     assert not allowed(found, Right.WRITE, qualified("v", "q"))
     with pytest.raises(AccessRefused, match="user 'u' may not read 'q' in virtual host w"):
         check_allowed("u", found, Right.READ, "w", "q")
+
+
+def test_who_looks_has_one_of_four_tags() -> None:
+    """RabbitMQ's tags, all of them; nothing else."""
+    assert {"administrator", "monitoring", "management", "policymaker"} == LOOKERS
+    for tag in ("administrator", "monitoring", "management", "policymaker"):
+        assert has_tag(User(tags=(tag,)), LOOKERS)
+    assert not has_tag(User(tags=("impersonator", "")), LOOKERS)
 
 
 def test_tags() -> None:

@@ -83,9 +83,12 @@ def test_declaring_again_is_nothing_or_names_the_difference() -> None:
     book.declare("q", flush="disk", retention_ms=3)
     assert book.registry.declare("q", {"retention_ms": 3, "flush": "disk"}) is None
     for arguments, difference in (
-        ({"flush": "memory", "retention_ms": 3}, "flush='disk', asked for flush='memory'"),
-        ({"flush": "disk", "retention_ms": 3, "retention_bytes": 1}, "bytes=None, asked for retention_bytes=1"),
-        ({"flush": "disk"}, "retention_ms=3, asked for retention_ms=None"),
+        ({"flush": "memory", "retention_ms": 3}, "with flush='disk', asked for with flush='memory'"),
+        (
+            {"flush": "disk", "retention_ms": 3, "retention_bytes": 1},
+            "without retention_bytes, asked for with retention_bytes=1",
+        ),
+        ({"flush": "disk"}, "with retention_ms=3, asked for without retention_ms"),
     ):
         with pytest.raises(QueueExists, match=difference):
             book.registry.declare("q", arguments)
@@ -325,7 +328,7 @@ def test_a_queue_that_has_unknown_arguments_is_found_with_them() -> None:
     book.declare_as_before("old", color="red")
     assert book.registry.find("old").arguments == {"color": "red"}
     assert book.registry.declare("old", {"color": "red"}) is None
-    with pytest.raises(QueueExists, match="color='red', asked for color='blue'"):
+    with pytest.raises(QueueExists, match="with color='red', asked for with color='blue'"):
         book.registry.declare("old", {"color": "blue"})
 
 

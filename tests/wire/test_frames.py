@@ -225,6 +225,7 @@ def test_a_transaction_that_says_more_than_it_holds_is_refused() -> None:
     for size in range(len(whole)):
         with pytest.raises(ProtocolError):
             read_transact(memoryview(whole)[:size])
+    assert TRANSACT_PARTS_MAX == 256, "one frame is one step of the node's loop: a few milliseconds"
     for counts in ((TRANSACT_PARTS_MAX + 1, 0), (0, TRANSACT_PARTS_MAX + 1), (2**32 - 1, 2**32 - 1)):
         with pytest.raises(BadRequest, match=str(TRANSACT_PARTS_MAX)):
             read_transact(memoryview(TRANSACT.pack(1, 0, 0, 0, *counts)))
