@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from mirrorlog.errors import BadInput, MirrorlogError, NoSuchLog, NoSuchQueue, RequestTimeout
+from mirrorlog.errors import (
+    AccessRefused,
+    BadInput,
+    LoginFailed,
+    LogUnavailable,
+    MirrorlogError,
+    NoSuchLog,
+    NoSuchQueue,
+    RequestTimeout,
+)
 from mirrorlog.wire.messages import ClusterStatus as View
-from mirrorlog.wire.messages import LogStatus, Metadata, NodeInfo, Status
+from mirrorlog.wire.messages import LogStatus, Metadata, NodeInfo, QueueOutage, Status
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
 if TYPE_CHECKING:
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
 
 NODE_SECONDS: Final = 4.0
 """How long one node may take to answer; they are asked side by side."""
+_REFUSALS: Final = (AccessRefused, LoginFailed)
 
 
 class Unreachable(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,13 +49,14 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `nodes`: each answering node's Status as in `mirrorlog.wire.messages`, in the order of the assignment; its logs hold
     `mirrors` only where its role is master. Log offsets are bytes, queue offsets records, -1 is "none yet", times are
-    µs UTC, `lag_seconds` seconds.
+    µs UTC, `lag_seconds` seconds. `outages`: queues all of whose nodes are down, so that no status has them.
     """
 
     cluster_id: str
     cluster_name: str
     nodes: list[Status]
     unreachable: list[Unreachable]
+    outages: list[QueueOutage] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +69,35 @@ class Copy:
 
 
 async def gather(client: Client, metadata: Metadata | None = None) -> ClusterStatus:
-    """Ask every member. Raises only when no server gives the metadata."""
+    """Ask every member. Raises when no server gives the metadata; AccessRefused or LoginFailed when no node tells this
+    user how it is, and one of them for that reason: a node that refuses is not down."""
     metadata = metadata or await client.admin.metadata()
     answers = await asyncio.gather(*(_ask(client, node) for node in metadata.nodes))
+    refused = [answer for answer in answers if isinstance(answer, _REFUSALS)]
+    # One that knows the users of yesterday may refuse whom the others let in: it hides nothing of them.
+    if refused and not any(isinstance(answer, Status) for answer in answers):
+        raise refused[0]
     return ClusterStatus(
         cluster_id=metadata.cluster_id,
         cluster_name=metadata.cluster_name,
         nodes=[answer for answer in answers if isinstance(answer, Status)],
-        unreachable=[answer for answer in answers if isinstance(answer, Unreachable)],
+        unreachable=[
+            Unreachable(node_id=node.node_id, client=node.client, error=answer.code, message=answer.message)
+            for node, answer in zip(metadata.nodes, answers, strict=True)
+            if isinstance(answer, MirrorlogError)
+        ],
+        outages=metadata.outages,
     )
 
 
-async def _ask(client: Client, node: NodeInfo) -> Status | Unreachable:
+async def _ask(client: Client, node: NodeInfo) -> Status | MirrorlogError:
     try:
         async with asyncio.timeout(NODE_SECONDS):
             return await client.admin.status(node.node_id)
     except TimeoutError:
-        error: MirrorlogError = RequestTimeout(f"no answer within {NODE_SECONDS:g} s")
-    except MirrorlogError as answered:
-        error = answered
-    return Unreachable(node_id=node.node_id, client=node.client, error=error.code, message=error.message)
+        return RequestTimeout(f"no answer within {NODE_SECONDS:g} s")
+    except MirrorlogError as error:
+        return error
 
 
 # --- Views ----------------------------------------------------------------------------------------------------------
@@ -120,7 +140,8 @@ def select(
     """Only what concerns that node (as holder or as mirror), that log (name or id), that queue (its key), and queues
     of that virtual host.
 
-    Raises NoSuchLog, NoSuchQueue or BadInput when nothing has that name and every node answered.
+    Raises NoSuchLog, NoSuchQueue or BadInput when nothing has that name on the nodes that answer, LogUnavailable when
+    it is a queue all of whose nodes are down.
     """
     _refuse_unknown(status, node, log, queue)
     nodes = [msgspec.structs.replace(each, logs=_logs(each, node, log, queue)) for each in status.nodes]
@@ -133,7 +154,12 @@ def select(
         status,
         nodes=[each for each in nodes if each.logs or not (node or log or queue)],
         unreachable=[each for each in status.unreachable if node in (None, each.node_id)],
+        outages=[] if log else [each for each in status.outages if _concerns(each, node, queue, vhost)],
     )
+
+
+def _concerns(outage: QueueOutage, node: str | None, queue: str | None, vhost: str | None) -> bool:
+    return node in (None, outage.node) and queue in (None, outage.name) and vhost in (None, split(outage.name)[0])
 
 
 def _view(view: View | None, log_ids: set[str]) -> View | None:
@@ -183,6 +209,9 @@ def _refuse_unknown(status: ClusterStatus, node: str | None, log: str | None, qu
     if log is not None and not any(log in (each.name, each.log_id) for each in logs):
         raise NoSuchLog(f"no log {log!r} on the nodes that answer; they have {_names(each.name for each in logs)}")
     if queue is not None and not any(queue == one.name for each in logs for one in each.queues):
+        for outage in status.outages:
+            if outage.name == queue:
+                raise LogUnavailable(outage.reason, node=outage.node, since=outage.since_us, queue=queue)
         raise NoSuchQueue(f"no queue {shown(queue)!r} on the nodes that answer; `mqtool queues` lists them")
 
 

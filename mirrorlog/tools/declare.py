@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mirrorlog.errors import BadInput
 from mirrorlog.tools.arguments import parse_arguments
 from mirrorlog.tools.output import print_json
 from mirrorlog.tools.session import AsJson, VirtualHost, session_of
@@ -38,11 +39,13 @@ def declare(
 
     Arguments: retention_ms and retention_bytes, how long its records are kept at least and how many bytes of them, -1
     for what the log has; flush, memory or disk: a log with that mode. The others are in docs/queues.md; one that is
-    not known is an error. An exclusive queue would go with this command's connection.
+    not known is an error. An exclusive queue is its user's to declare: it goes with the connection.
 
     Example: mqtool declare flights --arg retention_ms=604800000
     """
     arguments = parse_arguments(arg or [])
+    if arguments.get("exclusive"):
+        raise BadInput("an exclusive queue goes with the connection that declares it, here at once; let its user do so")
     if not durable:
         arguments["durable"] = False
     if auto_delete:

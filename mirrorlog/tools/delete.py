@@ -16,7 +16,9 @@ def delete(
     queue: Annotated[str, typer.Argument(help="The queue's name.")],
     *,
     if_empty: Annotated[bool, typer.Option("--if-empty", help="Only when its groups have settled all.")] = False,
-    if_unused: Annotated[bool, typer.Option("--if-unused", help="Only while nobody takes from it.")] = False,
+    if_unused: Annotated[
+        bool, typer.Option("--if-unused", help="Only while nobody takes from it; readers at mirrors do not count.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Also when a landing holds records of it.")] = False,
     as_json: AsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,

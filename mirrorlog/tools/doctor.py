@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from mirrorlog.errors import AccessRefused, MirrorlogError, NoSuchQueue, QueueExclusive, RequestTimeout
+from mirrorlog.errors import (
+    AccessRefused,
+    LogUnavailable,
+    MirrorlogError,
+    NoSuchQueue,
+    QueueExclusive,
+    RequestTimeout,
+)
 from mirrorlog.tools.cluster_status import NODE_SECONDS, gather, key_of, select
 from mirrorlog.tools.doctor_findings import STOPS, Facts, Finding, findings
 from mirrorlog.tools.output import print_json
@@ -34,7 +41,8 @@ def doctor(
 ) -> None:
     """Say of each queue, log and group what keeps it from making progress, and what to do about it.
 
-    Asks every node. Exit code 0 when nothing stands still, 1 when something does.
+    Asks every node. Exit code 0 when nothing stands still, 1 when something does, 18 for a user who may not see how
+    the nodes are: that needs a tag, see mqtool user-set.
 
     Example: mqtool doctor
     """
@@ -54,8 +62,7 @@ def doctor(
 
 
 async def facts_of(client: Client, queue: str | None = None) -> Facts:
-    """All that the nodes tell, of one queue (its key) or of all. Raises NoSuchQueue, or when no server gives the
-    metadata."""
+    """All that the nodes tell, of one queue (its key) or of all. Raises NoSuchQueue, and as `gather`."""
     metadata = await client.admin.metadata(None if queue is None else [queue])
     turns = asyncio.Semaphore(_AT_ONCE)
     lost = {outage.name for outage in metadata.outages}
@@ -76,7 +83,7 @@ async def facts_of(client: Client, queue: str | None = None) -> Facts:
     asked = asyncio.gather(*map(groups, names))
     status = await gather(client)
     if queue is not None:
-        with suppress(NoSuchQueue):  # those that know it are down
+        with suppress(NoSuchQueue, LogUnavailable):  # those that know it are down
             status = select(status, queue=queue)
     answers = dict(zip(names, await asked, strict=True))
     return Facts(

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from mirrorlog.tools.cluster_status import ClusterStatus, Copy, authorities
+from mirrorlog.tools.records import printable
 from mirrorlog.wire.messages import (
     GroupInfo,
     GroupsFound,
@@ -35,6 +36,7 @@ NOTED: Final = "noted"
 
 _ACKING: Final = "acking"
 _NAMED_MAX: Final = 20
+_HOLDERS_SHOWN: Final = 3
 """So many subscribers that are held up a node names."""
 _LAG_BYTES: Final = 16 * 1024 * 1024
 _LAG_S: Final = 1.0
@@ -358,7 +360,8 @@ def _progress(found: GroupsFound, group: GroupInfo, pace: float) -> Iterator[Fin
     elif group.parked + group.leased >= group.unsettled:
         due = f"; the next one ends in {group.due_ms / 1000:.1f} s" if group.due_ms >= 0 else ""
         yield say(
-            "waiting-for-time", NOTED, f"{group.leased} records are leased and {group.parked} wait for a delay{due}",
+            "waiting-for-time", NOTED,
+            f"{group.leased} records are leased{_holders(group)} and {group.parked} wait for a delay{due}",
             "settle the leases, or wait: they come back by themselves",
         )  # fmt: skip
     if group.alone and group.idle_for_another:
@@ -367,6 +370,13 @@ def _progress(found: GroupsFound, group: GroupInfo, pace: float) -> Iterator[Fin
             f"{group.idle_for_another} subscribers get nothing while {group.alone} has it for itself",
             "this is as asked for (exclusive, or x-single-active-consumer); end that subscriber to pass it on",
         )  # fmt: skip
+
+
+def _holders(group: GroupInfo) -> str:
+    """Of the leases that are named, as far as they have names."""
+    names = list(dict.fromkeys(printable(each.holder) for each in group.leases if each.holder))
+    more = ", …" if len(names) > _HOLDERS_SHOWN else ""
+    return f" (by {', '.join(names[:_HOLDERS_SHOWN])}{more})" if names else ""
 
 
 def _leaving(found: GroupsFound, group: GroupInfo) -> Iterator[Finding]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from mirrorlog.errors import BadInput
+from mirrorlog.errors import BadInput, NoSuchGroup
 from mirrorlog.tools.arguments import parse_time
 from mirrorlog.tools.output import print_json, show, table
 from mirrorlog.tools.session import AsJson, VirtualHost, session_of
 from mirrorlog.wire.messages import GroupMove, GroupsReset
-from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown
+
+if TYPE_CHECKING:
+    from mirrorlog.client import Client
 
 _OWN: Final = "(own)"
+_STREAM: Final = "stream"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHIFT: Final = re.compile(r"[+-][0-9]{1,18}")
 _OFFSET: Final = re.compile(r"[0-9]{1,18}")
@@ -49,17 +53,33 @@ def group_reset(
 
     Example: mqtool group-reset flights billing --to earliest --dry-run
     """
-    if every == bool(groups):
+    if every and groups:
+        raise BadInput("name the groups that are to be reset, or give --all, not both")
+    if not every and not groups:
         raise BadInput("name the groups that are to be reset, or give --all")
     named = None if every else ["" if group == _OWN else group for group in groups or ()]
     target = target_of(to)
-    found = session_of(context).run(
-        lambda client: client.admin.reset_groups(qualified(vhost, queue), named, dry_run=dry_run, force=force, **target)
-    )
+    key = qualified(vhost, queue)
+
+    async def reset(client: Client) -> GroupsReset:
+        try:
+            return await client.admin.reset_groups(key, named, dry_run=dry_run, force=force, **target)
+        except NoSuchGroup:
+            raise await _no_such_group(client, key, named or []) from None
+
+    found = session_of(context).run(reset)
     if as_json:
         print_json(found)
     else:
         show(reset_view(found, forced=force))
+
+
+async def _no_such_group(client: Client, queue: str, named: list[str]) -> NoSuchGroup:
+    """Says which there are."""
+    there = sorted(each.group for each in (await client.admin.groups(queue)).groups)
+    missing = ", ".join(repr(group or _OWN) for group in named if group not in there)
+    have = ", ".join(group or _OWN for group in there) or "none"
+    return NoSuchGroup(f"queue {shown(queue)} has no group {missing}; it has {have}")
 
 
 def target_of(text: str) -> dict[str, Any]:
@@ -95,7 +115,9 @@ def reset_view(found: GroupsReset, *, forced: bool) -> RenderableType:
 def _note(move: GroupMove, found: GroupsReset, forced: bool) -> str:
     who = f": {move.active}" if move.active else ""
     if found.done:
-        return f"reset by force{who}" if who else "reset"
+        # A reader is told of nothing: what it stores next is where it stands.
+        back = "; it stores its old position again: stop it, and reset once more" if move.kind == _STREAM else ""
+        return f"reset by force{who}{back}" if who else "reset"
     if who:
         return f"would be reset by force{who}" if forced else f"would be refused{who}"
     refused = not forced and any(each.active for each in found.groups)

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -26,6 +26,7 @@ from mirrorlog.tools.events import events
 from mirrorlog.tools.exchange_declare import exchange_declare
 from mirrorlog.tools.exchange_delete import exchange_delete
 from mirrorlog.tools.exchanges import exchanges
+from mirrorlog.tools.extend import extend
 from mirrorlog.tools.find_offset import find_offset
 from mirrorlog.tools.forget_node import forget_node
 from mirrorlog.tools.group_delete import group_delete
@@ -33,6 +34,7 @@ from mirrorlog.tools.group_reset import group_reset
 from mirrorlog.tools.groups import groups
 from mirrorlog.tools.landing_end import landing_end
 from mirrorlog.tools.landings import landings
+from mirrorlog.tools.lease import lease
 from mirrorlog.tools.nodes import nodes
 from mirrorlog.tools.offsets import offsets
 from mirrorlog.tools.producers import producers
@@ -59,6 +61,7 @@ from mirrorlog.tools.session import (
     session_of,
     tls_of,
 )
+from mirrorlog.tools.settle import settle
 from mirrorlog.tools.spark_job import add_job
 from mirrorlog.tools.tail import tail
 from mirrorlog.tools.unbind import unbind
@@ -70,6 +73,9 @@ from mirrorlog.tools.verify import verify
 from mirrorlog.tools.vhost_add import vhost_add
 from mirrorlog.tools.vhost_delete import vhost_delete
 from mirrorlog.tools.vhosts import vhosts
+
+_INTERRUPTED: Final = 130
+"""As a shell has it for what Ctrl-C ended: 128 and the number of the signal."""
 
 app = typer.Typer(
     name="mqtool",
@@ -129,7 +135,7 @@ def options(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
 
 for command in (
     *(offsets, nodes, events, queues, groups, landings, declare, publish, consume, tail, dump, verify, recover),
-    *(receive, purge, redrive, drain, rebalance, promote),
+    *(receive, lease, settle, extend, purge, redrive, drain, rebalance, promote),
     *(doctor, producers, rates),
     *(exchanges, bind, unbind, bindings, vhosts, users),
 ):
@@ -159,7 +165,8 @@ add_job(app, upkeep.upkeep, upkeep.JOB)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0, or the exit code of the error, whose message is one line on stderr.
 
-    1 when stdout does not take what is written: without a word when nobody reads it any more.
+    130 when it was interrupted; 1 when stdout does not take what is written: without a word when nobody reads it any
+    more.
     """
     session = Session()
     try:
@@ -172,6 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message = error.format_message() if isinstance(error, typer.TyperException) else error.message
         sys.stderr.write(f"mqtool: {' '.join(message.split())}\n")
         sys.exit(error.exit_code)
+    except typer.Abort:
+        # Ctrl-C, or the end of what is typed where something was asked for.
+        if session.debug:
+            traceback.print_exc()
+        sys.stderr.write("mqtool: interrupted\n")
+        sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         # `mqtool … | head`: the reader has what it wanted.
         _leave_stdout()

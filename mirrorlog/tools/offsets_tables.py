@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mirrorlog.errors import AccessRefused, LoginFailed
 from mirrorlog.tools.cluster_status import ClusterStatus, Copy, Unreachable, authorities, copies
 from mirrorlog.tools.cluster_view import log_warnings, newest_view
 from mirrorlog.tools.groups import groups_view
@@ -30,7 +31,8 @@ def offsets_view(status: ClusterStatus) -> RenderableType:
 
 
 def unreachable_text(node: Unreachable) -> str:
-    return f"{node.node_id} does not answer: {node.message}"
+    refuses = node.error in {AccessRefused.code, LoginFailed.code}
+    return f"{node.node_id} {'refuses' if refuses else 'does not answer'}: {node.message}"
 
 
 def _spaced(parts: list[RenderableType]) -> Iterator[RenderableType]:
@@ -64,6 +66,8 @@ def _notes(status: ClusterStatus, best: list[Copy]) -> Iterator[Text]:
     """What a reader of the table must know."""
     for node in status.unreachable:
         yield Text(unreachable_text(node), style="red")
+    for outage in status.outages:
+        yield Text(outage.reason, style="red")
     for copy in copies(status):
         if copy.log.reason:
             yield Text(f"{copy.log.name} on {copy.node_id} is {copy.log.state}: {copy.log.reason}", style="yellow")

@@ -266,7 +266,8 @@ def _print(published: Published | PublishedTo, as_json: bool) -> None:
             f"copies {each.copies}"
         )
     if isinstance(published, PublishedTo) and published.unroutable:
-        typer.echo(f"{_counted(published.unroutable)} led to no queue and went")
+        dropped = "was dropped" if published.unroutable == 1 else "were dropped"
+        typer.echo(f"{_counted(published.unroutable)} led to no queue and {dropped}")
     elif not queues:
         typer.echo("no records were given")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -25,7 +25,8 @@ def queues(
 ) -> None:
     """List the queues: their nodes, their confirmed records, their arguments.
 
-    As the connected node knows them; `next` is the queue offset after the last confirmed record.
+    As the connected node knows them; `next` is the queue offset after the last confirmed record. Behind them those that
+    nobody can answer for, all of whose nodes are down; in JSON these have `outage` in place of what a node would tell.
 
     Example: mqtool queues flights
     """
@@ -35,15 +36,16 @@ def queues(
     if vhost is not None:
         metadata = within(metadata, vhost)
     if as_json:
-        print_json(metadata.queues)
+        print_json([*metadata.queues, *map(outage_fields, metadata.outages)])
     else:
         show(Group(queues_view(metadata.queues, metadata.node_id), *outages_view(metadata.outages)))
 
 
 def within(metadata: Metadata, vhost: str) -> Metadata:
-    """Queues of that virtual host alone. Pure."""
+    """Queues of that virtual host alone, those that cannot be asked for too. Pure."""
     queues = [queue for queue in metadata.queues if split(queue.name)[0] == vhost]
-    return msgspec.structs.replace(metadata, queues=queues)
+    outages = [outage for outage in metadata.outages if split(outage.name)[0] == vhost]
+    return msgspec.structs.replace(metadata, queues=queues, outages=outages)
 
 
 def queues_view(found: Sequence[QueueInfo], node_id: str) -> RenderableType:
@@ -71,6 +73,12 @@ def queues_view(found: Sequence[QueueInfo], node_id: str) -> RenderableType:
 def outages_view(outages: Sequence[QueueOutage]) -> list[RenderableType]:
     """Why queues cannot be asked for now, a line each; nothing when there are none. Pure."""
     return [Text(f"\n{outages[0].reason}"), *(Text(outage.reason) for outage in outages[1:])] if outages else []
+
+
+def outage_fields(outage: QueueOutage) -> dict[str, Any]:
+    """The same for programs. Pure."""
+    told = {"node": outage.node, "since_us": outage.since_us, "reason": outage.reason}
+    return {"name": outage.name, "log_id": outage.log_id, "outage": told}
 
 
 def _refuse_missing(metadata: Metadata) -> None:

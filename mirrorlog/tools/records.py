@@ -108,7 +108,11 @@ def record_fields(record: ShownRecord) -> dict[str, Any]:
 def _cell(content: bytes | memoryview | None) -> str:
     if content is None:
         return NOTHING
-    text = bytes(content).decode("utf-8", errors="backslashreplace")
+    return printable(bytes(content).decode("utf-8", errors="backslashreplace"))
+
+
+def printable(text: str) -> str:
+    """What would break a line, or move a terminal's cursor, is escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

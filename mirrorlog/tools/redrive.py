@@ -25,7 +25,7 @@ def redrive(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
     """Send records that wait in a queue back to where they died, without the headers that tell of it.
 
     What somebody has in hand stays his. They arrive a moment later, each once; one that never died, or whose queue is
-    gone, stays. Asked again, it sends those that have come since.
+    gone, stays: so fewer may leave than are looked at. Asked again, it sends those that have come since.
 
     Example: mqtool redrive flights.dead --max 100
     """
@@ -34,5 +34,12 @@ def redrive(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
     if as_json:
         print_json({"queue": queue, "to": to, "records": records})
     else:
-        where = f"queue {to}" if to else "where they died"
-        typer.echo(f"{records} record{'' if records == 1 else 's'} on the way to {where}")
+        typer.echo(_told(records, f"queue {to}" if to else "where it died"))
+
+
+def _told(records: int, where: str) -> str:
+    """What the node answers is how many wait; which of them may go it sees when it has read them."""
+    if not records:
+        return "no record waits"
+    looked_at = "1 record is" if records == 1 else f"up to {records} records are"
+    return f"{looked_at} looked at; each that may go leaves for {where}"

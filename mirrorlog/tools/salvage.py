@@ -4,6 +4,8 @@ The new directory is a log directory of the same log: its identity, epochs and c
 stretch of batches without a gap, named by its first log offset. So the bytes are the same at the same log offsets, and
 `mqtool dump` and `verify` read it as they read any other. `salvage.json` says what is there and what is not.
 
+A transaction is saved whole or not at all: one bad byte in it costs all of its batches, and the range says so.
+
 Rejected: the records as lines (ten times as large, and their producers' fields and places would be gone; `dump
 --records` makes them of this), putting the batches into a log that could be started (offsets would be given out again).
 """

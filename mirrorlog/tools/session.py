@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import typer
 
 from mirrorlog.config import CLIENT_PORT, split_address
 from mirrorlog.errors import BadInput, ConfigError
+from mirrorlog.tools.passwords import password_from
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -62,7 +62,7 @@ class Session:
     @asynccontextmanager
     async def client(self, *, allow_stale_reads: bool = False) -> AsyncIterator[Client]:
         """A connected client, closed at the end; `allow_stale_reads` as there. Raises ConnectionLost when no server
-        answers."""
+        answers, BadInput when nobody can give the user's password."""
         # Late: commands that read files alone, and --help, need no client.
         from mirrorlog.client import Client
 
@@ -73,7 +73,7 @@ class Session:
             allow_stale_reads=allow_stale_reads,
             tls=self.tls,
             user=self.user,
-            password=_password_of(self.user) if self.user is not None else "",
+            password=password_from(PASSWORD_VARIABLE, self.user) if self.user is not None else "",
         ) as client:
             yield client
 
@@ -103,12 +103,6 @@ def parse_servers(text: str) -> tuple[str, ...]:
         except ConfigError as error:
             raise BadInput(f"--servers: {error}") from None
     return servers
-
-
-def _password_of(user: str) -> str:
-    """From the environment; else the terminal is asked."""
-    given = os.environ.get(PASSWORD_VARIABLE)
-    return given if given is not None else str(typer.prompt(f"Password of {user}", hide_input=True, err=True))
 
 
 def tls_of(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

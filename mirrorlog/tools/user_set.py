@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Final
 
 import typer
 
+from mirrorlog.tools.passwords import password_from
 from mirrorlog.tools.session import session_of
 from mirrorlog.wire.passwords import check_hash, hashed
 
@@ -21,7 +21,7 @@ def user_set(
         list[str] | None,
         typer.Option(
             "--tag",
-            help="administrator, monitoring, management or your own. Repeatable; others go. Without: no change.",
+            help="administrator, monitoring, management, policymaker, or your own. Repeatable; others go.",
         ),
     ] = None,
     no_tags: Annotated[bool, typer.Option("--no-tags", help="Take all tags away.")] = False,
@@ -37,7 +37,7 @@ def user_set(
 
     Example: mqtool user-set alice --tag administrator
     """
-    stored = None if keep_password else password_hash or _asked_for(name)
+    stored = None if keep_password else password_hash or hashed(password_from(NEW_PASSWORD_VARIABLE, name, twice=True))
     if password_hash:
         check_hash(password_hash)
     if no_tags and tag:
@@ -45,10 +45,3 @@ def user_set(
     tags = [] if no_tags else tag or None
     session_of(context).run(lambda client: client.admin.topology.set_user(name, password_hash=stored, tags=tags))
     typer.echo(f"user {name} is set")
-
-
-def _asked_for(name: str) -> str:
-    given = os.environ.get(NEW_PASSWORD_VARIABLE)
-    if given is None:
-        given = typer.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=True, err=True)
-    return hashed(str(given))

@@ -1,9 +1,24 @@
 """Who speaks for a log, what the filters leave, and what a node does that does not answer."""
 
+from typing import cast
+
+import msgspec
 import pytest
 
-from mirrorlog.errors import BadInput, NoSuchLog, NoSuchQueue
-from mirrorlog.tools.cluster_status import ClusterStatus, authorities, select
+from mirrorlog.client import Client
+from mirrorlog.errors import (
+    AccessRefused,
+    BadInput,
+    ConnectionLost,
+    LoginFailed,
+    LogUnavailable,
+    MirrorlogError,
+    NoSuchLog,
+    NoSuchQueue,
+)
+from mirrorlog.tools.cluster_status import ClusterStatus, authorities, gather, select
+from mirrorlog.wire.messages import Metadata, NodeInfo, QueueOutage, Status
+from mirrorlog.wire.names import qualified
 from tests.tools.statuses import LOG_ID, MASTER_DOWN, N3_DOWN, OUTAGE, PLACED, cluster_status, log_status, node_status
 
 OTHER = log_status(log_id="other", name="second", role="master", mirrors=[], queues=[], groups=[])
@@ -79,3 +94,69 @@ def test_a_filter_holds_for_what_the_cluster_has_decided_too() -> None:
     assert filtered is not None
     assert [log.name for log in filtered.logs] == ["main"]
     assert select(PLACED) == PLACED
+
+
+DOWN = [
+    QueueOutage(name=name, log_id="x", node="n3", since_us=7, reason=f"{name} is on n3")
+    for name in ("a", qualified("shop", "b"))
+]
+
+
+def test_a_queue_whose_nodes_are_all_down_is_no_unknown_one() -> None:
+    """Goal: the node to start is named. Method: ask for a queue that no status has and an outage names."""
+    with pytest.raises(LogUnavailable, match="a is on n3") as raised:
+        select(msgspec.structs.replace(OUTAGE, outages=DOWN), queue="a")
+    assert (raised.value.details["node"], raised.value.details["since"]) == ("n3", 7)
+
+
+@pytest.mark.parametrize(
+    ("filters", "left"),
+    [
+        ({}, 2),
+        ({"node": "n3"}, 2),
+        ({"node": "n1"}, 0),
+        ({"log": "main"}, 0),
+        ({"queue": "flights"}, 0),
+        ({"vhost": "/"}, 1),
+    ],
+)
+def test_filters_hold_for_queues_whose_nodes_are_down(filters: dict[str, str], left: int) -> None:
+    """Goal: nothing of others is shown. Method: each filter."""
+    assert len(select(msgspec.structs.replace(OUTAGE, outages=DOWN), **filters).outages) == left
+
+
+class _Nodes:
+    """A client whose nodes answer as told."""
+
+    def __init__(self, *answers: Status | MirrorlogError) -> None:
+        nodes = [
+            NodeInfo(node_id=f"n{number}", client=f"h:{number}", replication="") for number, _ in enumerate(answers)
+        ]
+        self._answers = {node.node_id: answer for node, answer in zip(nodes, answers, strict=True)}
+        self._metadata = Metadata(cluster_id="c", cluster_name="c", node_id="n0", nodes=nodes, queues=[], outages=DOWN)
+        self.admin = self
+
+    async def metadata(self) -> Metadata:
+        return self._metadata
+
+    async def status(self, node_id: str) -> Status:
+        answer = self._answers[node_id]
+        if isinstance(answer, MirrorlogError):
+            raise answer
+        return answer
+
+
+async def test_a_refusal_is_told_as_one_unless_somebody_lets_him_in() -> None:
+    """Goal: no node is called dead that only refuses, and one with old users blinds nobody. Method: nodes that refuse,
+    that are away, that answer."""
+    refused, away = AccessRefused("needs one of the tags"), ConnectionLost("away")
+    for answers in ((refused, refused), (away, refused)):
+        with pytest.raises(AccessRefused, match="tags"):
+            await gather(cast(Client, _Nodes(*answers)))
+    with pytest.raises(LoginFailed):
+        await gather(cast(Client, _Nodes(LoginFailed("log in first"))))
+    found = await gather(cast(Client, _Nodes(refused, away, node_status("n2", log_status()))))
+    assert [each.error for each in found.unreachable] == ["ACCESS_REFUSED", "CONNECTION_LOST"]
+    assert [each.node_id for each in found.nodes] == ["n2"]
+    assert found.outages == DOWN
+    assert len((await gather(cast(Client, _Nodes(away)))).unreachable) == 1

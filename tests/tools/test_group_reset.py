@@ -94,7 +94,7 @@ def received(mqtool: Tool, queue: str, *options: str) -> list[str]:
 def test_a_reset_is_shown_before_it_is_done(mqtool: Tool, queue: str) -> None:
     """Goal: a dry run changes nothing and tells what comes. Method: two groups that have taken all; dry run, reset of
     one, of all; what is received then."""
-    assert len(received(mqtool, queue)) == len(received(mqtool, queue, "--group", "g")) == 5
+    assert len(received(mqtool, queue)) == len(received(mqtool, queue, "--group", "g", "--create")) == 5
     told = mqtool("group-reset", queue, "g", "--to", "-2", "--dry-run", "--json").json
     assert (told["done"], told["begin"], told["next"]) == (False, 0, 5)
     (move,) = told["groups"]
@@ -114,9 +114,9 @@ def test_a_reset_is_shown_before_it_is_done(mqtool: Tool, queue: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["g", "--to", "earliest"], 5, "no group 'g'"),
+        (["g", "--to", "earliest"], 5, "has no group 'g'; it has "),
         (["--to", "earliest"], 2, "--all"),
-        (["g", "--all", "--to", "earliest"], 2, "--all"),
+        (["g", "--all", "--to", "earliest"], 2, "--all, not both"),
         (["--all", "--to", "soon"], 2, "soon"),
         (["(own)", "--to", "600"], 7, "600 is not within 0 and "),
     ],

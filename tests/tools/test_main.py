@@ -1,6 +1,10 @@
 """The command line as a whole: help, exit codes, and errors that are one line."""
 
+import getpass
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ from typer.testing import CliRunner
 
 from mirrorlog import __version__
 from mirrorlog.testing.ports import HOST, free_ports
+from mirrorlog.tools import passwords
 from mirrorlog.tools.main import app, main
 
 RUNNER = CliRunner()
@@ -20,6 +25,7 @@ COMMANDS = [
     *("exchange-declare", "exchange-delete", "exchanges", "bind", "unbind", "bindings"),
     *("vhosts", "vhost-add", "vhost-delete", "users", "user-set", "user-delete", "user-permissions"),
     *("doctor", "producers", "rates"),
+    *("lease", "settle", "extend"),
     *("receive", "purge", "redrive", "delete", "group-delete", "group-reset"),
 ]
 
@@ -104,6 +110,45 @@ def test_servers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("MIRRORLOG_SERVERS", server)
     assert run("offsets") == 9
     assert server in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "variable"),
+    [(["--user", "alice", "queues"], "MIRRORLOG_PASSWORD"), (["user-set", "alice"], "MIRRORLOG_NEW_PASSWORD")],
+)
+def test_where_nobody_can_type_a_password_its_variable_is_named(command: list[str], variable: str) -> None:
+    """Goal: a script without the variable is told so. Method: a process without a terminal and without stdin."""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("PASSWORD")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "mirrorlog.tools.main", "-s", nobody(), *command],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"mqtool: set {variable} for user alice: there is no terminal to ask for a password\n"
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, EOFError])
+@pytest.mark.parametrize("command", [["--user", "alice", "queues"], ["user-set", "alice"]])
+def test_who_types_no_password_ends_the_command(
+    command: list[str], end: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: Ctrl-C and Ctrl-D at the question are no fault. Method: a terminal where that is typed."""
+
+    def typed(*_: object) -> str:
+        raise end
+
+    for variable in ("MIRRORLOG_PASSWORD", "MIRRORLOG_NEW_PASSWORD"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(passwords, "_has_terminal", lambda: True)
+    monkeypatch.setattr(getpass, "getpass", typed)
+    assert run("-s", nobody(), *command) == 130
+    assert capsys.readouterr().err.endswith("mqtool: interrupted\n")
 
 
 def test_a_traceback_comes_only_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

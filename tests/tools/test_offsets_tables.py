@@ -1,13 +1,15 @@
 """The tables of `mqtool offsets`, from fixed statuses, as they stand on a page of 100 columns."""
 
+import msgspec
 import pytest
 from rich.console import RenderableType
 
+from mirrorlog.tools.cluster_status import Unreachable
 from mirrorlog.tools.nodes import nodes_of, nodes_view
 from mirrorlog.tools.offsets_tables import offsets_view
 from mirrorlog.tools.output import PAGE_COLUMNS, page
 from mirrorlog.tools.queues import queues_view
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages import QueueInfo, QueueOutage
 from tests.tools.goldens import golden
 from tests.tools.statuses import LOG_ID, MASTER_DOWN, OUTAGE, PLACED, cluster_status
 
@@ -58,6 +60,16 @@ def test_the_furthest_mirror_speaks_when_the_master_is_silent() -> None:
     assert "n1 does not answer: no answer from 127.0.0.1:7401 within 3000 ms" in text
     assert "main: its master does not answer; mirrors' lags are not known, the rest is as n3 has it" in text
     assert "MIRRORS" not in text
+
+
+def test_what_nobody_tells_is_told_below_the_logs() -> None:
+    """Goal: a node that refuses is not called dead, and queues whose nodes are all down are not left out in silence.
+    Method: one of each."""
+    refusing = Unreachable(node_id="n2", client="h:1", error="ACCESS_REFUSED", message="needs one of the tags")
+    outage = QueueOutage(name="q", log_id="x", node="n3", reason="queue 'q' is on node n3 alone")
+    lines = page(offsets_view(msgspec.structs.replace(OUTAGE, unreachable=[refusing], outages=[outage]))).splitlines()
+    assert "n2 refuses: needs one of the tags" in lines
+    assert "queue 'q' is on node n3 alone" in lines
 
 
 def test_a_page_of_80_columns_still_holds_every_number() -> None:

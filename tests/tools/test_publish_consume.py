@@ -1,7 +1,9 @@
 """What is published by hand is consumed by hand: on real nodes."""
 
 import base64
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +103,46 @@ def test_where_to_begin_and_where_to_stop(mqtool: Tool, queue: str) -> None:
     assert values("--from", "2999-01-01", "--until-end") == []
 
 
+def test_a_stream_group_reads_on_from_where_it_stands(mqtool: Tool, queue: str) -> None:
+    """Goal: --group and --commit. Method: five records: two and a commit, one without a commit, which comes again, a
+    begin of its own, which leaves the group where it is, the rest; then nothing, and the group is listed at the end."""
+    assert mqtool("publish", queue, *(part for number in range(5) for part in ("--value", str(number)))).code == 0
+
+    def values(*options: str) -> list[str]:
+        found = mqtool("consume", queue, "--group", "lake", "--until-end", "--json", *options)
+        assert (found.code, found.err) == (0, "")
+        return [each["value"] for each in found.json_lines]
+
+    assert values("--max", "2", "--commit") == ["0", "1"]
+    assert values("--max", "1") == ["2"]
+    assert values("--from", "4") == ["4"]
+    assert values("--commit") == ["2", "3", "4"]
+    assert values() == []
+    [group] = mqtool("groups", queue, "--json").json
+    assert (group["group"], group["position"]["queue_offset"], group["lag"]) == ("lake", 5, 0)
+    assert values("--from", "3", "--max", "1", "--commit") == ["3"]
+    assert values() == ["4"]
+    assert mqtool("receive", queue, "--group", "billing", "--create", "--count", "1").code == 0
+    wrong = mqtool("consume", queue, "--group", "billing", "--commit", "--until-end")
+    assert (wrong.code, wrong.out, "mqtool receive" in wrong.err) == (2, "", True)
+
+
+def test_ctrl_c_stores_where_the_group_stands(mqtool: Tool, queue: str, cluster: Cluster) -> None:
+    """Goal: what was printed until somebody stops it is not printed again. Method: a process that waits for more is
+    interrupted behind two lines."""
+    assert mqtool("publish", queue, "--value", "a", "--value", "b").code == 0
+    command = [sys.executable, "-m", "mirrorlog.tools.main", "-s", ",".join(cluster.servers), "consume", queue]
+    reader = subprocess.Popen([*command, "--group", "lake", "--commit", "--json"], stdout=subprocess.PIPE, text=True)
+    assert reader.stdout is not None
+    with reader:
+        lines = [json.loads(reader.stdout.readline())["value"] for _ in range(2)]
+        reader.send_signal(signal.SIGINT)
+        assert reader.stdout.read() == ""
+    assert lines == ["a", "b"]
+    [group] = mqtool("groups", queue, "--json").json
+    assert group["position"]["queue_offset"] == 2
+
+
 def test_a_refusal_ends_when_the_time_is_up(mqtool: Tool) -> None:
     """Goal: a command ends, and says that nothing was stored. Method: one copy of two that must be there is dead."""
     with Cluster(2, min_in_sync=2, segment_bytes=SEGMENT_BYTES) as own:
@@ -167,6 +209,8 @@ def test_mirrors_can_be_read_from(mqtool: Tool, queue: str, cluster: Cluster, no
         (["consume", "q", "--from", "yesterday"], 2, "is no time"),
         (["consume", "q", "--read-from", "n9", "--max", "1"], 2, "n9"),
         (["consume", "q", "--max", "0"], 2, "--max"),
+        (["consume", "q", "--commit", "--until-end"], 2, "--group"),
+        (["consume", "q", "--from", "99", "--until-end"], 7, "99 is behind 0"),
     ],
 )
 def test_a_mistake_is_one_line_with_its_exit_code(mqtool: Tool, arguments: list[str], code: int, text: str) -> None:

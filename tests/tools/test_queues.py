@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mirrorlog.tools.output import page
-from mirrorlog.tools.queues import outages_view, queues_view
-from mirrorlog.wire.messages import QueueInfo, QueueOutage
+from mirrorlog.tools.queues import outage_fields, outages_view, queues_view, within
+from mirrorlog.wire.messages import Metadata, QueueInfo, QueueOutage
+from mirrorlog.wire.names import qualified
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,22 @@ def test_queues_that_cannot_be_asked_for_are_named_with_the_reason() -> None:
     lines = [str(line).strip() for line in outages_view(outages)]
     assert lines == ["queue 'a' is on node n2 alone", "queue 'b' is on node n2 alone"]
     assert outages_view([]) == []
+
+
+def test_of_a_virtual_host_only_its_own_are_told() -> None:
+    """Goal: --vhost holds for what cannot be asked for, too. Method: one of each kind in two hosts."""
+    keys = [qualified(vhost, name) for vhost in ("/", "shop") for name in "q"]
+    queues = [
+        QueueInfo(name=key, queue_id=1, log_id="l", epoch=1, master="n1", mirrors=[], begin=0, next=9) for key in keys
+    ]
+    outages = [QueueOutage(name=key, log_id="x", node="n2", reason="down") for key in keys]
+    metadata = Metadata(cluster_id="c", cluster_name="c", node_id="n1", nodes=[], queues=queues, outages=outages)
+    found = within(metadata, "shop")
+    assert [each.name for each in found.queues] == [each.name for each in found.outages] == [keys[1]]
+
+
+def test_an_outage_is_told_to_programs_under_its_own_name() -> None:
+    """Goal: nobody takes it for a queue that answers. Method: its fields."""
+    outage = QueueOutage(name="q", log_id="x", node="n2", since_us=7, reason="queue 'q' is on node n2 alone")
+    told = {"node": "n2", "since_us": 7, "reason": "queue 'q' is on node n2 alone"}
+    assert outage_fields(outage) == {"name": "q", "log_id": "x", "outage": told}
