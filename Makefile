@@ -68,9 +68,9 @@ torture: venv ## kill -9, stop and pause real nodes under load; ROUNDS=100, SEED
 	$(BIN)/python -m tests.process.torture --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(FLUSH),--flush $(FLUSH))
 
-chaos: venv ## real nodes and networks fail under steady publishing; ROUNDS=48, SEED, ONLY=kill-master,…, OUT=FILE
+chaos: venv ## real nodes and networks fail under steady publishing; ROUNDS=48, SEED, ONLY=kill-master,…, TRAFFIC=publish|queue|both, OUT=FILE
 	$(BIN)/python -m tests.process.chaos --rounds $(or $(ROUNDS),48) $(if $(SEED),--seed $(SEED)) \
-	  $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT))
+	  $(if $(ONLY),--only $(ONLY)) $(if $(TRAFFIC),--traffic $(TRAFFIC)) $(if $(OUT),--out $(OUT))
 
 sim: venv ## whole clusters in simulated storms: SEED, N=200, KIND, PLAN=file; goes on where it stopped
 	$(BIN)/python -m sim.cluster_main $(if $(PLAN),--plan $(PLAN),--n $(or $(N),200)) $(if $(SEED),--seed $(SEED)) \

@@ -27,12 +27,14 @@ from mirrorlog.wire.messages import (
 )
 from sim.cluster_clients import AGAIN_S
 from sim.cluster_coverage import Observer
+from sim.cluster_credit import CREDIT_LIMITS
+from sim.cluster_lifetimes import RETURN_MS
 from sim.cluster_plan import NAMES, Event, Plan
-from sim.cluster_queues import Meddler
+from sim.cluster_queues import REDRIVE, Meddler
 from sim.cluster_troubles import Troubles
 from sim.disk import DiskModel, SimulatedFiles
 from sim.machines import ROOT, Machine, Main
-from sim.nodes import SimulatedNode, cluster, joining
+from sim.nodes import SMALL, SimulatedNode, cluster, joining
 from sim.sockets import TcpWeather
 from sim.world import World
 
@@ -48,6 +50,8 @@ RESTART_S: Final = 0.3
 REGISTER_S: Final = 30.0
 """How long all runs are waited for to register and to hear everything, at peace."""
 LOGS: Final = ROOT / "data" / "logs"
+INTERCEPT_S: Final = 0.001
+"""How often letters are looked for that are to be intercepted."""
 _ASK_MS: Final = 2_000
 _CONNECT_MS: Final = 300
 _STOP_S: Final = 5.0
@@ -66,6 +70,10 @@ class SimulatedCluster:
         if plan.queues:
             # What is alive stays where it is: the checks of records know them by their places.
             self.settings["log"] = {"retention_copy_percent": 0}
+        if plan.credit:
+            self.settings["limits"] = {**SMALL["limits"], **CREDIT_LIMITS}
+        if plan.lifetimes:
+            self.settings["limits"] = {**SMALL["limits"], "subscriber_return_ms": RETURN_MS}
         self.nodes: dict[str, SimulatedNode] = {
             node.name: node
             for node in cluster(
@@ -156,6 +164,26 @@ class SimulatedCluster:
         return state is not None and all(
             set(log.promotable) - gone for log in state.logs.values() if name in log.replicas
         )
+
+    def on_its_way(self, masters: Mapping[str, str]) -> tuple[str, str] | None:
+        """Names of the logs that some letters leave, and come to, as one of `masters`, by log, knows now: it is logged
+        where they go, and not that they are there."""
+        for node in self.present:
+            if node.node is None or not node.machine.up or node.machine.paused:
+                continue
+            held = [each.replica for each in node.node.logs if each.replica.departures.leaving]
+            for replica in held:
+                name, table = replica.assignment.name, replica.departures
+                pieces = [
+                    piece for queue_id in sorted(table.leaving) if (piece := table.of(queue_id).piece) is not None
+                ]
+                if masters.get(name) == node.name and pieces and pieces[0].targets:
+                    return name, self._name_of(pieces[0].targets[0].log_id)
+        return None
+
+    def _name_of(self, log_id: str) -> str:
+        state = self.decided()
+        return state.logs[log_id].name if state is not None and log_id in state.logs else ""
 
     def lets_in_unknown_to(self, name: str) -> bool:
         """Whether the cluster has let a copy into a log that this node masters, and it does not know yet."""
@@ -474,6 +502,30 @@ class Faults:
             return False
         self._meddler.ask(what, group)
         return None
+
+    async def _redrive(self) -> bool | None:
+        """What has died, to where it did."""
+        return await self._meddle(REDRIVE, "")
+
+    async def _intercept(self, whose: str, how: str, wait_s: float, after_s: float, for_s: float) -> bool | None:
+        """A master is hit, `after_s` after it is in the log where letters go, and not yet that they are there: that of
+        the log that they leave, or of the one that they come to."""
+        end = self._world.now + wait_s
+        while (found := self._cluster.on_its_way(self._observer.master)) is None:
+            if self._world.now >= end:
+                return False
+            await asyncio.sleep(INTERCEPT_S)
+        name = self._observer.master.get(found[whose == "target"], "")
+        await asyncio.sleep(after_s)
+        if name not in self._cluster.nodes:
+            return False
+        match how:
+            case "kill":
+                return await self._kill(name, for_s)
+            case "pause":
+                return await self._pause(name, for_s)
+            case _:
+                return await self._isolate(name, "nodes", for_s)
 
     # --- disks ---
 

@@ -19,7 +19,8 @@ from typing import Final
 from mirrorlog.wire.messages import PlacedLog
 from sim.cluster_checks import Outside, _batches
 from sim.cluster_ledgers import Ledgers, facts, rebuilt
-from sim.cluster_logged import UNACKED, logged
+from sim.cluster_letters import SOURCES, TARGETS, WAYS
+from sim.cluster_logged import UNACKED, LoggedQueue, logged
 from sim.cluster_queues import WILD, QueueHistory
 from sim.cluster_sorts import RECORDS
 from sim.cluster_takers import OPEN_MAX_S, GroupHistory, GroupKey, Taken, Taking
@@ -56,7 +57,7 @@ class GroupsOutside:
         """What the logs say is done without anybody's settlement: too old, too much, come back too often. Whether that
         was right is for others to check."""
         found: set[_Record] = set()
-        limited = {queue for queue in self.queues.log_ids if queue in RECORDS}
+        limited = self.queues.log_ids.keys() & {*RECORDS, *SOURCES, *TARGETS}
         for log_id, _, batches in _logs(self.outside) if limited else ():
             for queue_id, known in logged(log_id, batches).items():
                 queue = self._names.get(queue_id, "")
@@ -93,11 +94,33 @@ class GroupsOutside:
         """The same of a record that was taken: its value tells."""
         if taken.queue not in self.queues.log_ids:
             return taken.queue
-        return one_of(taken.queue, self._sent_to.get((taken.queue, taken.value), 0))
+        return one_of(taken.queue, self.sent_to.get((taken.queue, taken.value), 0))
 
     @cached_property
-    def _sent_to(self) -> Mapping[tuple[str, bytes | None], int]:
-        return {(sent.queue, value): queue_id for sent, value, queue_id in self.queues.sent}
+    def sent_to(self) -> Mapping[tuple[str, bytes | None], int]:
+        found: dict[tuple[str, bytes | None], int] = {}
+        for sent, value, queue_id in self.queues.sent:
+            found[sent.queue, value] = queue_id
+            found.update(((target, value), self._id_of(target)) for target in WAYS.get(sent.queue, ()))
+        return found
+
+    def _id_of(self, queue: str) -> int:
+        """Of one that was made once."""
+        return next(queue_id for (_, queue_id), name in self.queues.names.items() if name == queue)
+
+    @cached_property
+    def left(self) -> Mapping[str, LoggedQueue]:
+        """What the logs say of the queues that dead records leave, and come to; see `one_of`."""
+        found: dict[str, LoggedQueue] = {}
+        names = {log_id for queue, log_id in self.queues.log_ids.items() if queue in (*SOURCES, *TARGETS)}
+        for log_id, _, batches in _logs(self.outside) if names else ():
+            if log_id in names:
+                names.remove(log_id)
+                known = logged(log_id, batches)
+                found.update(
+                    {self._names[queue_id]: each for queue_id, each in known.items() if queue_id in self._names}
+                )
+        return {queue: each for queue, each in found.items() if name_of(queue) in (*SOURCES, *TARGETS)}
 
     def log_of(self, queue: str) -> PlacedLog:
         return self.outside.logs[{**self.queues.log_ids, **self.outside.history.log_ids}[name_of(queue)]]
@@ -170,7 +193,7 @@ def what_is_delivered_is_what_was_published(groups: GroupsOutside) -> None:
     values = {
         (final.queue, seen.queue_offset): seen.value for final in groups.outside.history.finals for seen in final.seen
     }
-    sent = {(each.queue, value) for each, value, _ in groups.queues.sent}
+    sent = groups.sent_to.keys()
     for taken in groups.history.taken:
         if taken.queue in groups.queues.log_ids:
             assert (taken.queue, taken.value) in sent, f"what is delivered is what was published: {taken}"
@@ -232,6 +255,9 @@ def nothing_is_settled_that_nobody_settled(groups: GroupsOutside) -> None:
         there = stored.setdefault(one_of(sent.queue, queue_id), set())
         if sent.receipt is not None and not groups.excused(sent.queue, sent.at):
             there.add(sent.receipt.queue_offset)
+    for queue, known in groups.left.items():
+        if name_of(queue) in TARGETS:
+            stored[queue] = set(known.records)
     for queue, group in groups.groups:
         every = ((each, offset) for each in stored if name_of(each) == queue for offset in sorted(stored[each]))
         for one, offset in every:
@@ -304,9 +330,9 @@ def a_checkpoint_tells_the_same(groups: GroupsOutside) -> None:
         brief = rebuilt(batches, from_checkpoint=True)
         if whole is not None and brief is not None:
             groups.outside.history.counts["checkpoints compared"] += 1
-            assert facts(whole) == facts(brief), (
-                f"a checkpoint tells the same: {node} has log {log_id}; by all of it {facts(whole)}; by its last "
-                f"checkpoint {facts(brief)}"
+            assert facts(*whole) == facts(*brief), (
+                f"a checkpoint tells the same: {node} has log {log_id}; by all of it {facts(*whole)}; by its last "
+                f"checkpoint {facts(*brief)}"
             )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Final
 
@@ -17,6 +17,10 @@ from sim.cluster_faults import SimulatedCluster
 from sim.cluster_filler import Filler
 from sim.cluster_group_checks import GroupsOutside, check_groups
 from sim.cluster_ledgers import Ledgers
+from sim.cluster_letter_checks import check_letters
+from sim.cluster_letters import letter_queues_of, takings_of_letters
+from sim.cluster_lifetime_checks import check_lifetimes
+from sim.cluster_lifetimes import Farewell, Guests, LifetimeHistory
 from sim.cluster_plan import MEDDLER, TAKERS
 from sim.cluster_queues import ALONE, Feeders, Meddler, QueueHistory, queues_of, takings_of
 from sim.cluster_record_checks import Filled, RecordsOutside, check_records
@@ -30,6 +34,8 @@ DRAIN_S: Final = 30.0
 MADE_S: Final = 30.0
 FEEDERS: Final = "feeders"
 END_S: Final = 60.0
+GONE_S: Final = 15.0
+"""Until what goes by itself is gone, when all has been quiet."""
 LOOK_S: Final = 0.05
 FEW: Final = 3
 """Takers of the usual queues, where there are others besides."""
@@ -45,19 +51,21 @@ class Groups:
         self._queues = queues_of(seed) if cluster.plan.queues else []
         plan = cluster.plan
         sorts = sorts_of(seed, records=plan.records, transactions=plan.transactions)
+        letters = letter_queues_of(seed) if plan.letters else []
         usual = takings(seed, queues)
         self._takings = (
-            *(usual[:FEW] if sorts else usual),
+            *(usual[:FEW] if sorts or letters or plan.lifetimes else usual),
             *takings_of(seed, self._queues),
             *takings_of_sorts(seed, sorts),
+            *takings_of_letters(seed, letters),
         )
-        self._queues += sorts
+        self._queues += [*sorts, *letters]
         self._limited = [each for each in sorts if each in LIMITED]
         self._filled: tuple[Filled, ...] = ()
         self._history = GroupHistory()
         self._fed = QueueHistory()
         self._feeders = Feeders(
-            cluster.servers, self._queues, cluster.plan.logs[0], self._fed, seed=seed, made=self._made
+            cluster.servers, self._queues, (plan.logs[0], plan.logs[-1]), self._fed, seed=seed, made=self._made
         )
         self.meddler = Meddler(cluster.servers, self._fed)
         self._ledgers = Ledgers()
@@ -73,6 +81,9 @@ class Groups:
             for number, machine in enumerate(TAKERS)
         }
         self.tap = Tap(lambda: self._world.now)
+        self._letters = Counter[str]()
+        self.lifetimes = LifetimeHistory(lambda: self._world.now)
+        self._guests = Guests(cluster.servers, plan.logs[0], self.lifetimes, seed=seed)
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -90,11 +101,32 @@ class Groups:
             self._world.machine(MEDDLER).start(self.meddler)
             until = self._world.until
             await until(lambda: self._feeders.ready, within_s=MADE_S, otherwise="the other queues are not made")
+        if self._cluster.plan.letters:
+            # Nobody makes one anew that nobody sends to.
+            await until(self._on_disk(), within_s=MADE_S, otherwise="the other queues are not flushed")
+
+    def _on_disk(self) -> Callable[[], bool]:
+        """Whether all that there is now is on the disk of every copy in sync."""
+        cluster, ends = self._cluster, dict[str, int]()
+        for log_id in set(self._fed.log_ids.values()):
+            ends[log_id] = max(node.end(log_id) for node in cluster.present)
+
+        def flushed() -> bool:
+            state = cluster.decided()
+            return state is not None and all(
+                cluster.nodes[node].flushed(log_id) >= end
+                for log_id, end in ends.items()
+                for node in state.logs[log_id].in_sync
+            )
+
+        return flushed
 
     def start(self) -> None:
         for name, program in self._takers.items():
             self._world.machine(name).start(program)
         self._looking = asyncio.ensure_future(self._look())
+        if self._cluster.plan.lifetimes:
+            self._world.machine("guests").start(self._guests)
 
     def make_peace(self) -> None:
         """Everybody is there, and settles what comes."""
@@ -114,6 +146,8 @@ class Groups:
             )
             self._feeders.stopping = True
             await until(lambda: self._feeders.done, within_s=END_S, otherwise="a feeder does not come to its end")
+        if self._cluster.plan.lifetimes:
+            await self._part()
         groups = sorted({(each.queue, each.group) for each in self._takings})
         watcher = GroupWatcher(self._cluster.addresses, groups)
         self._world.machine("group watcher").start(watcher)
@@ -139,6 +173,18 @@ class Groups:
         self._looking.cancel()
         self._look_once()
 
+    async def _part(self) -> None:
+        """Guests leave, and queues that go by themselves go. Raises AssertionError."""
+        until = self._world.until
+        self._guests.stopping = True
+        await until(lambda: self._guests.done, within_s=END_S, otherwise="a guest does not come to its end")
+        farewell = Farewell(self._cluster.addresses)
+        self._world.machine("farewell").start(farewell)
+        try:
+            await until(lambda: farewell.done, within_s=GONE_S, otherwise="a queue does not go")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {farewell.waits_for}; {self.lifetimes.errors}") from None
+
     def check(self, outside: Outside) -> None:
         """Raises AssertionError."""
         groups = GroupsOutside(outside, self._history, self.tap, self._ledgers, self._takings, self._fed)
@@ -147,6 +193,10 @@ class Groups:
             check_records(RecordsOutside(groups, self._ledgers, self._filled))
         if outside.plan.transactions:
             check_transactions(groups, self._shown)
+        if outside.plan.letters:
+            self._letters = check_letters(groups)
+        if outside.plan.lifetimes:
+            check_lifetimes(outside, self.lifetimes)
 
     def counts(self) -> Counter[str]:
         """What happened, counted."""
@@ -164,6 +214,11 @@ class Groups:
             }
         )
         counts.update(f"transactions: {each.outcome or 'not answered'}" for each in self._history.transactions)
+        counts.update(self._letters)
+        counts.update(Counter(f"lifetimes: {each.queue} goes" for each in self.lifetimes.went))
+        if self._cluster.plan.lifetimes:
+            counts["lifetimes: stays"] = self.lifetimes.stays
+            counts["lifetimes: declarations"] = len(self.lifetimes.used)
         for each in self._fed.meddled:
             counts[f"queues: {each.what}{'' if each.done_at < inf else ', and nobody knows'}"] += 1
         return counts

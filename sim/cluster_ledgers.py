@@ -12,6 +12,7 @@ from typing import Any, Final
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
 from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, QueueDeleted, decode_changes, decode_checkpoint
+from mirrorlog.queues.departures import NONE, DepartureTable
 from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.ledger import Ledger, State
 from sim.cluster_logged import flattened
@@ -49,7 +50,7 @@ class Ledgers:
             return  # it has begun with a checkpoint that it does not know whole
         end = replica.end
         epochs = tuple(entry for entry in replica.epochs.entries if entry.start < end)
-        known = facts(replica.groups, but=replica.queues.is_leaving)
+        known = facts(replica.groups, replica.departures, but=replica.queues.is_leaving)
         other, there = self._known.setdefault((str(replica.log_id), end, epochs), (node, known))
         if other != node:
             self.compared += 1
@@ -98,11 +99,18 @@ def _is_near(one: _Timed, other: _Timed) -> bool:
     )
 
 
-def facts(table: GroupTable, *, but: Callable[[int], bool] = lambda queue_id: False) -> str:
-    """All that a copy knows, in words, a line for each group; what is out is free to a copy. `but`: of queues that are
-    gone for good as soon as that is confirmed."""
+def facts(table: GroupTable, departures: DepartureTable, *, but: Callable[[int], bool] = lambda queue_id: False) -> str:
+    """All that a copy knows, in words, a line for each group; what is out is free to a copy. And for each queue what
+    leaves it, and the numbers by which it does. `but`: of queues that are gone for good as soon as that is
+    confirmed."""
     there = [each for each in _ordered(table) if not but(each[0])]
-    return "\n".join(f"{queue_id} {group!r}: {_facts(ledger)}" for queue_id, group, ledger in there)
+    leaving = [(each, departures.of(each)) for each in sorted(departures.queue_ids()) if not but(each)]
+    return "\n".join(
+        [
+            *(f"{queue_id} {group!r}: {_facts(ledger)}" for queue_id, group, ledger in there),
+            *(f"{queue_id}: {known}" for queue_id, known in leaving if known != NONE),
+        ]
+    )
 
 
 def _ordered(table: GroupTable) -> list[tuple[int, str, Ledger]]:
@@ -151,25 +159,31 @@ def _differing(one: str, other: str) -> str:
     return "; ".join(line for line in one.splitlines() if line not in there) or "nothing more"
 
 
-def rebuilt(batches: Iterable[tuple[int, bytes]], *, from_checkpoint: bool) -> GroupTable | None:
-    """The groups of a log by its batches alone: all of them, or those from the last complete checkpoint on. None when
-    there is none, or the log does not begin at 0."""
+def rebuilt(batches: Iterable[tuple[int, bytes]], *, from_checkpoint: bool) -> tuple[GroupTable, DepartureTable] | None:
+    """The groups of a log, and what leaves its queues, by its batches alone: all of them, or those from the last
+    complete checkpoint on. None when there is none, or the log does not begin at 0."""
     batches = list(flattened(batches))
     begin = _checkpoint(batches) if from_checkpoint else 0
     if begin is None or not batches or (begin == 0 and batches[0][0] != 0):
         return None
-    table = GroupTable(per_queue_max=GROUPS_MAX)
+    table, departures = GroupTable(per_queue_max=GROUPS_MAX), DepartureTable()
     for at, batch in batches:
         if at < begin:
             continue
         header = read_header(batch)
         table.apply(header, batch)
+        if header.kind == Kind.QUEUE_STATE:
+            departures.follow(header, decode_changes(batch))
         if header.kind == Kind.CHECKPOINT:
-            table.restore(header, decode_checkpoint(batch))
+            states = decode_checkpoint(batch)
+            table.restore(header, states)
+            departures.restore(header, states)
         for queue_id in _deleted(header, batch):
             table.forget_queue(queue_id)
+            departures.forget_queue(queue_id)
         table.confirm(header.next_log_offset)
-    return table
+        departures.confirm(header.next_log_offset)
+    return table, departures
 
 
 def _deleted(header: BatchHeader, batch: bytes) -> list[int]:

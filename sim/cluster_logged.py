@@ -5,22 +5,32 @@ stored and when, and why records are done that nobody has acknowledged.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from mirrorlog.commitlog.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.body import parse_batch_body
+from mirrorlog.commitlog.body import Header, parse_batch_body
 from mirrorlog.commitlog.envelope import is_envelope
 from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Kind, read_header
-from mirrorlog.queues.changes import Settled, decode_changes
+from mirrorlog.queues.changes import (
+    Addressed,
+    Departed,
+    Departing,
+    GroupReset,
+    Settled,
+    decode_changes,
+    decode_checkpoint,
+)
+from mirrorlog.queues.groups import GroupTable
 
 _Queue = tuple[str, int]
 """Log and queue id."""
 
 
-UNACKED: Final = frozenset({"expired", "dropped", "limit"})
+UNACKED: Final = frozenset({"expired", "dropped", "limit", "redriven"})
 """Reasons for which records are done that nobody has settled."""
+GROUPS_MAX: Final = 1_000
 
 
 class Stored(NamedTuple):
@@ -29,6 +39,7 @@ class Stored(NamedTuple):
     appended_us: int
     attributes: Attributes
     value: bytes | None
+    headers: Sequence[Header] = ()
 
 
 class Ended(NamedTuple):
@@ -49,10 +60,17 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class LoggedQueue:
-    """`records`: by queue offset."""
+    """`records`: by queue offset; `leaving`: steps by which records leave, with their log offsets and times (µs);
+    `behind`: groups that were made, or set back, with what all groups had settled from there on: [first, until)."""
 
     records: dict[int, Stored] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
+    leaving: list[tuple[int, int, Departing | Addressed | Departed]] = field(default_factory=list)
+    behind: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def may_be_plain(self, group: str, offset: int) -> bool:
+        """Whether that group may have been given this record without its attributes."""
+        return any(each == group and first <= offset < until for each, first, until in self.behind)
 
 
 def flattened(batches: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -72,23 +90,43 @@ def flattened(batches: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes
 def logged(log_id: str, batches: Iterable[tuple[int, bytes]]) -> dict[_Queue, LoggedQueue]:
     """All that one copy of a log says, by queue."""
     found: dict[_Queue, LoggedQueue] = defaultdict(LoggedQueue)
-    for _, batch in flattened(batches):
+    groups = GroupTable(per_queue_max=GROUPS_MAX)
+    for at, batch in flattened(batches):
         header = read_header(batch)
         queue = log_id, header.queue_id
         if header.kind == Kind.DATA:
             found[queue].records.update(_records(header, batch))
         elif header.kind == Kind.QUEUE_STATE:
             found[queue].ended += _ended(header, batch)
+            found[queue].behind += _behind(header, batch, groups)
+            groups.apply(header, batch)
+            found[queue].leaving += [
+                (at, header.append_time_us, change)
+                for change in decode_changes(batch)
+                if isinstance(change, Departing | Addressed | Departed)
+            ]
+        elif header.kind == Kind.CHECKPOINT:
+            groups.restore(header, decode_checkpoint(batch))
+        groups.confirm(header.next_log_offset)
     return found
 
 
 def _records(header: BatchHeader, batch: bytes) -> Iterator[tuple[int, Stored]]:
     attributes = attributes_of(header, batch)
-    values = parse_batch_body(batch).values
+    body = parse_batch_body(batch)
     for index in range(header.record_count):
-        value = values[index]
-        stored = Stored(header.append_time_us, attributes, None if value is None else bytes(value))
+        record = body.record(index)
+        value = None if record.value is None else bytes(record.value)
+        stored = Stored(header.append_time_us, attributes, value, record.headers)
         yield header.base_queue_offset + index, stored
+
+
+def _behind(header: BatchHeader, batch: bytes, groups: GroupTable) -> Iterator[tuple[str, int, int]]:
+    """`groups`: as they were before it."""
+    floor = groups.whole_floors([header.queue_id]).get(header.queue_id, 0)
+    for change in decode_changes(batch):
+        if isinstance(change, GroupReset) and change.queue_offset < floor:
+            yield change.group, change.queue_offset, floor
 
 
 def _ended(header: BatchHeader, batch: bytes) -> Iterator[Ended]:

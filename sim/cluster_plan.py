@@ -44,7 +44,9 @@ class Plan:
     """`nodes`: that found the cluster; `logs`: the flush mode of each log; `copies`: of each; `min_in_sync`: 0 for the
     default; `unit_bytes`, `ordered_names`, `forgets`: what kind of disks, see `sim.disk.DiskModel`; `groups`: whether
     there are takers of acking groups; `queues`: and queues of other sorts, see `cluster_queues`; `records`: and those
-    whose records have limits; `transactions`: and those that transactions fill, see `cluster_sorts`."""
+    whose records have limits; `transactions`: and those that transactions fill, see `cluster_sorts`; `letters`: and
+    those whose dead records leave for others, see `cluster_letters`; `lifetimes`: and those that go by themselves, see
+    `cluster_lifetimes`; `credit`: whether producers have little of it, see `cluster_credit`."""
 
     seed: str
     kind: str
@@ -61,6 +63,9 @@ class Plan:
     queues: bool = False
     records: bool = False
     transactions: bool = False
+    letters: bool = False
+    lifetimes: bool = False
+    credit: bool = False
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -106,7 +111,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a storm is made of: `count` faults over `seconds`, drawn by weight."""
+    """What a storm is made of: `count` faults over `seconds`, drawn by weight; `logs`: one of these."""
 
     faults: Mapping[str, int]
     seconds: float = 4.0
@@ -116,6 +121,10 @@ class Kind:
     queues: bool = False
     records: bool = False
     transactions: bool = False
+    letters: bool = False
+    lifetimes: bool = False
+    credit: bool = False
+    logs: tuple[tuple[str, ...], ...] = (("memory",), ("memory",), ("disk",), ("memory", "disk"))
 
 
 _PROCESSES: Final = {"kill": 4, "pause": 3, "stop": 1}
@@ -160,7 +169,42 @@ TRANSACTION_KINDS: Final[Mapping[str, Kind]] = {
     for name, kind in KINDS.items()
 }
 """With takers who settle by transactions."""
-ALL_KINDS: Final[Mapping[str, Kind]] = {**KINDS, **GROUP_KINDS, **QUEUE_KINDS, **RECORD_KINDS, **TRANSACTION_KINDS}
+LETTER_KINDS: Final[Mapping[str, Kind]] = {
+    f"letters: {name}": replace(
+        kind,
+        faults={
+            **{fault: weight for fault, weight in kind.faults.items() if fault != "clock"},
+            **_SESSIONS,
+            "redrive": 4,
+            "intercept": 6,
+        },
+        groups=True,
+        letters=True,
+        logs=(("memory", "disk"), ("disk", "memory"), ("memory",)),
+    )
+    for name, kind in KINDS.items()
+}
+"""With queues whose dead records leave for others, most often in another log. Their clocks are right, for some last
+only so long."""
+LIFETIME_KINDS: Final[Mapping[str, Kind]] = {
+    f"lifetimes: {name}": replace(kind, groups=True, lifetimes=True, seconds=8.0) for name, kind in KINDS.items()
+}
+"""With queues that go by themselves, in longer storms: nothing of it is fast."""
+CREDIT_KINDS: Final[Mapping[str, Kind]] = {
+    f"credit: {name}": replace(kind, faults={**kind.faults, "lengthen": 4, "pause": 3, "slow": 2}, credit=True)
+    for name, kind in KINDS.items()
+}
+"""With producers that have little credit, and copies that are slow to give it back."""
+ALL_KINDS: Final[Mapping[str, Kind]] = {
+    **KINDS,
+    **GROUP_KINDS,
+    **QUEUE_KINDS,
+    **RECORD_KINDS,
+    **TRANSACTION_KINDS,
+    **LETTER_KINDS,
+    **LIFETIME_KINDS,
+    **CREDIT_KINDS,
+}
 
 
 def draw(seed: int | str, *, kind: str | None = None) -> Plan:
@@ -180,7 +224,7 @@ def draw(seed: int | str, *, kind: str | None = None) -> Plan:
         nodes=nodes,
         copies=copies,
         min_in_sync=random.choice((0, 0, 0, 0, 1, min(2, copies))),
-        logs=random.choice((("memory",), ("memory",), ("disk",), ("memory", "disk"))),
+        logs=random.choice(chosen.logs),
         seconds=chosen.seconds,
         unit_bytes=random.choice((512, 4096)),
         ordered_names=random.random() < 0.7,
@@ -190,6 +234,9 @@ def draw(seed: int | str, *, kind: str | None = None) -> Plan:
         queues=chosen.queues,
         records=chosen.records,
         transactions=chosen.transactions,
+        letters=chosen.letters,
+        lifetimes=chosen.lifetimes,
+        credit=chosen.credit,
     )
 
 
@@ -256,6 +303,18 @@ class _Draw:
     def _meddle(self) -> tuple[Argument, ...]:
         """What is done to which group of `wild`."""
         return self._random.choice(WISHES), self._random.choice(("", "g"))
+
+    def _redrive(self) -> tuple[Argument, ...]:
+        return ()
+
+    def _intercept(self) -> tuple[Argument, ...]:
+        """The master of the log that letters leave, or come to, what befalls it, how long they are waited for, and how
+        soon after they were addressed it is hit."""
+        whose, how = (
+            self._random.choice(("source", "target")),
+            self._random.choice(("kill", "kill", "pause", "isolate")),
+        )
+        return whose, how, self._random.choice((0.5, 2.0)), self._random.choice((0.0, 0.003, 0.02)), self._for_s()
 
     def _weather(self) -> tuple[Argument, ...]:
         delay_s, hiccups = self._random.choice((0.002, 0.02, 0.1)), self._random.choice((0.0, 0.05, 0.3))

@@ -20,6 +20,7 @@ from mirrorlog.client import Client
 from mirrorlog.client.producer import Delivery, Producer
 from mirrorlog.errors import MirrorlogError, NoSuchQueue, OutcomeUnknown, Overloaded
 from sim.cluster_clients import Sent, insist
+from sim.cluster_letters import APART, LETTER_ARGUMENTS, MORGUE, REDRIVEN_MAX, TARGETS, lead
 from sim.cluster_sorts import ARGUMENTS, DELIVERY_MS, FILLED, asked
 from sim.cluster_takers import Taking
 from sim.machines import Machine
@@ -28,6 +29,9 @@ QUEUES: Final = ("work", "single", "lone", "wild")
 ALONE: Final = frozenset({"single", "lone"})
 """Of which one at a time has records."""
 WILD: Final = "wild"
+REDRIVE: Final = "redrive"
+"""What else may be done: to the queue of those that died."""
+_NOT_FED: Final = FILLED | set(TARGETS)
 _ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "work": {"retention": "work"},
     "single": {"x-single-active-consumer": True},
@@ -80,13 +84,13 @@ class Feeders:
         self,
         servers: Sequence[str],
         queues: Sequence[str],
-        flush: str,
+        flush: tuple[str, str],
         history: QueueHistory,
         *,
         seed: str,
         made: Callable[[str, str, int], None],
     ) -> None:
-        """`made`: is told of each queue: its name, log and id."""
+        """`flush`: of all, and of the one that is apart; `made`: is told of each queue: its name, log and id."""
         self.stopping = False
         self.done = False
         self.ready = False
@@ -102,12 +106,15 @@ class Feeders:
         client = await insist(lambda: Client(*self._servers, request_timeout_ms=5_000).connect())
         for queue in self._queues:
             await self._declare(client, queue)
+        if set(TARGETS) <= set(self._queues):
+            await lead(client)
         self.ready = True
-        await asyncio.gather(*(self._feed(client, queue) for queue in self._queues if queue not in FILLED))
+        await asyncio.gather(*(self._feed(client, queue) for queue in self._queues if queue not in _NOT_FED))
         self.done = True
 
     async def _declare(self, client: Client, queue: str) -> None:
-        arguments = {"flush": self._flush, **_ARGUMENTS.get(queue, {}), **ARGUMENTS.get(queue, {})}
+        given = _ARGUMENTS.get(queue) or ARGUMENTS.get(queue) or LETTER_ARGUMENTS.get(queue) or {}
+        arguments = {"flush": self._flush[queue == APART], **given}
         info = await insist(lambda: client.admin.declare(queue, arguments))
         self._history.names[info.log_id, info.queue_id] = queue
         self._history.log_ids[queue], self._ids[queue] = info.log_id, info.queue_id
@@ -167,7 +174,7 @@ class Feeders:
 
 
 class Meddler:
-    """A program: does to `wild` what it is told, one after the other."""
+    """A program: does to `wild`, or with what has died, what it is told, one after the other."""
 
     def __init__(self, servers: Sequence[str], history: QueueHistory) -> None:
         self._servers = servers
@@ -176,7 +183,7 @@ class Meddler:
         self._busy = False
 
     def ask(self, what: str, group: str) -> None:
-        """`what`: one of `cluster_plan.WISHES`."""
+        """`what`: one of `cluster_plan.WISHES`, or `REDRIVE`."""
         self._wishes.put_nowait((what, group))
 
     @property
@@ -207,14 +214,14 @@ class Meddler:
 def _act(client: Client, what: str, group: str) -> Awaitable[Any]:
     admin = client.admin
     match what:
-        case "reset to earliest":
-            return admin.reset_groups(WILD, [group], to="earliest", force=True)
-        case "reset to latest":
-            return admin.reset_groups(WILD, [group], to="latest", force=True)
+        case "reset to earliest" | "reset to latest":
+            return admin.reset_groups(WILD, [group], to=what.removeprefix("reset to "), force=True)
         case "reset back":
             return admin.reset_groups(WILD, [group], shift=_BACK, force=True)
         case "purge":
             return admin.purge(WILD, group)
+        case "redrive":
+            return admin.redrive(MORGUE, records_max=REDRIVEN_MAX)
         case "delete group":
             return admin.delete_group(WILD, group or "g")
         case _:

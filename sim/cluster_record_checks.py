@@ -105,11 +105,13 @@ def nothing_is_given_after_its_time(outside: RecordsOutside) -> None:
 
 
 def _each_granted(outside: RecordsOutside) -> Iterator[tuple[str, Granted, int, Stored]]:
+    """But for those that a group may have been given as plain ones."""
     for queue, granted in outside.granted():
-        records = outside.logged[queue].records
+        known = outside.logged[queue]
         for offset in range(granted.first, granted.next):
-            if offset in records:  # else it is reported as lost
-                yield queue, granted, offset, records[offset]
+            # Else it is reported as lost.
+            if offset in known.records and not known.may_be_plain(granted.group, offset):
+                yield queue, granted, offset, known.records[offset]
 
 
 def _ttl_us(queue: str, stored: Stored) -> int | None:

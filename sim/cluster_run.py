@@ -19,8 +19,10 @@ from mirrorlog.wire.messages import Status
 from sim.cluster_checks import Outside, check_all
 from sim.cluster_clients import AGAIN_S, FinalReader, History, Producing, Readers, Writers
 from sim.cluster_coverage import Observer
+from sim.cluster_credit import CreditTap, check_credit, credited, still_held
 from sim.cluster_faults import Faults, SimulatedCluster
 from sim.cluster_groups import Groups
+from sim.cluster_lifetimes import watched
 from sim.cluster_plan import Plan
 from sim.cluster_taps import tapped
 from sim.cluster_troubles import Troubles
@@ -49,6 +51,10 @@ def run(plan: Plan, *, trace: Trace | None = None) -> Counter[str]:
         schedule = _Schedule(world, plan)
         if schedule.groups is not None:
             undo.enter_context(tapped(schedule.groups.tap))
+        if schedule.groups is not None and plan.lifetimes:
+            undo.enter_context(watched(schedule.groups.lifetimes))
+        if plan.credit:
+            undo.enter_context(credited(schedule.credit))
         return world.run(schedule.story())
 
 
@@ -58,6 +64,7 @@ class _Schedule:
         self._plan = plan
         self._history = History()
         self._observer = Observer()
+        self.credit = CreditTap(lambda: world.now)
         self._troubles = Troubles(lambda: world.now)
         world.trace.watch(self._observer)
         world.trace.watch(self._troubles)
@@ -68,7 +75,7 @@ class _Schedule:
         self._readers = Readers(self._cluster.servers, list(queues), self._history, mirrors=plan.copies > 1)
         self.groups = Groups(self._cluster, list(queues)) if plan.groups else None
         programs = self.groups.programs if self.groups is not None else {}
-        meddler = self.groups.meddler if self.groups is not None and plan.queues else None
+        meddler = self.groups.meddler if self.groups is not None and (plan.queues or plan.letters) else None
         self._faults = Faults(self._cluster, self._observer, self._troubles, programs, meddler)
 
     async def story(self) -> Counter[str]:
@@ -105,7 +112,10 @@ class _Schedule:
         await self._until_all_read()
         if self.groups is not None:
             await self.groups.end()
+        if self._plan.credit:
+            await self._credit_is_back()
         check_all(self._outside())
+        check_credit(self.credit)
         if self.groups is not None:
             self.groups.check(self._outside())
         return self._counts()
@@ -159,6 +169,16 @@ class _Schedule:
         except AssertionError as error:
             raise AssertionError(f"{error}: {settling.waits_for}") from None
 
+    async def _credit_is_back(self) -> None:
+        """Nobody sends any more, so nobody is held, and nothing is open."""
+        present = self._cluster.present
+        try:
+            await self._world.until(
+                lambda: not still_held(present), within_s=HEAL_S, otherwise="credit does not come back"
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {still_held(present)}") from None
+
     async def _until_all_read(self) -> None:
         ends = {final.queue: final.seen[-1].queue_offset for final in self._history.finals if final.seen}
         readings = [reading for reading in self._history.readings if reading.queue in ends]
@@ -211,6 +231,7 @@ class _Schedule:
                 "schedules": 1,
             }
         )
+        counts.update(self.credit.counts)
         if self.groups is not None:
             counts.update(self.groups.counts())
         return counts

@@ -67,7 +67,8 @@ class Taken:
 class Taking:
     """A taker of a group. `way`: push, auto (acknowledged as it is sent), tx (by transactions) or lease; `obedient`:
     acknowledges everything, in order, one by one; `alone`: nobody else has records of the group at the same time;
-    `level`: of its settlements; `exclusive`, `priority`: of its subscriptions."""
+    `level`: of its settlements; `exclusive`, `priority`: of its subscriptions; `rejects`: how much of what it gets,
+    from 0 to 1, also in peace."""
 
     name: str
     queue: str
@@ -80,6 +81,7 @@ class Taking:
     lease_ms: int = 1_000
     exclusive: bool = False
     priority: int = 0
+    rejects: float = 0.0
 
 
 @dataclass(slots=True)
@@ -284,6 +286,8 @@ class _Taker:
     # --- settling ---
 
     def _how(self) -> str:
+        if self._what.rejects and self._random.random() < self._what.rejects:
+            return "reject"
         if self._program.peace or self._what.obedient:
             return "ack"
         return self._random.choice(("ack",) * 14 + ("nack",) * 3 + ("release", "reject"))

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 from mirrorlog.broker.deliver_frames import DeliverFrames
 from mirrorlog.broker.deliverer import Deliverer
+from mirrorlog.broker.group_ends import GroupEnds
 from mirrorlog.broker.host import now_us
 from mirrorlog.broker.leasing import Leasing
 from mirrorlog.broker.replica import Replica
@@ -81,7 +82,7 @@ class Tap:
         node = process.machine if process is not None else ""
         hands = self._of(works, key)
         clock_us = max(now_us(), replica.log.last_append_time_us)
-        below = min(work.delivery._covered, replica.index.next_confirmed(key[0]))
+        below = min(work.delivery.covered, replica.index.next_confirmed(key[0]))
         if (str(replica.log_id), key[0]) in self.alone and (others := {each[0] for each in hands.values()} - {number}):
             self.beside.append(
                 f"{self.now():.3f} {node}, epoch {replica.epochs.current}, gives {grants[0]} of queue {key[0]} to "
@@ -150,7 +151,7 @@ def tapped(tap: Tap) -> Iterator[None]:
         patch.object(Deliverer, "settle", _settle(tap, Deliverer.settle)),
         patch.object(Deliverer, "settle_lease", _settle_lease(tap, Deliverer.settle_lease)),
         patch.object(Deliverer, "extend_lease", _extend_lease(tap, Deliverer.extend_lease)),
-        patch.object(Deliverer, "replace", _replace(tap, Deliverer.replace)),
+        patch.object(GroupEnds, "replace", _replace(tap, GroupEnds.replace)),
         patch.object(Deliverer, "dropped", _dropped(tap, Deliverer.dropped)),
         patch.object(Deliverer, "logged_within", _logged_within(tap, Deliverer.logged_within)),
     ):
@@ -164,7 +165,7 @@ def _send(tap: Tap, original: _Any) -> _Any:
     def send(self: DeliverFrames, number: int, pushed: Any, grants: Sequence[Grant]) -> None:
         work, deliverer = pushed.work, self._book.serving(number)
         assert deliverer is not None
-        auto = number in work.delivery._auto_ack
+        auto = number in work.delivery._takers._auto_ack
         tap.give(
             deliverer._works, self._replica, work, grants, way="auto" if auto else "push", number=number, until=inf
         )
@@ -219,7 +220,7 @@ def _extend_lease(tap: Tap, original: _Any) -> _Any:
 
 
 def _replace(tap: Tap, original: _Any) -> _Any:
-    def replace(self: Deliverer, queue_id: int, changes: Sequence[Any], what: str, done: _Any) -> None:
+    def replace(self: GroupEnds, queue_id: int, changes: Sequence[Any], what: str, done: _Any) -> None:
         original(self, queue_id, changes, what, done)
         for change in changes:
             tap.forget(self._works, queue_id, change.group)

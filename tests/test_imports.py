@@ -83,6 +83,7 @@ PURE = [
     "mirrorlog/commitlog/body.py",
     "mirrorlog/commitlog/codec.py",
     "mirrorlog/commitlog/format.py",
+    "mirrorlog/commitlog/gaps.py",
     "mirrorlog/commitlog/index.py",
     "mirrorlog/commitlog/retention.py",
     "mirrorlog/commitlog/scan.py",

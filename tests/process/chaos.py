@@ -1,13 +1,15 @@
 """One fault after the other on three real nodes with default settings, under steady publishing: how long until the
-next confirm, and is everything confirmed there once?
+next confirm, and is everything confirmed there once? And with a work queue: how long until everybody who takes from it
+goes on, and was any promise of delivery broken?
 
-    python -m tests.process.chaos --rounds 24 [--seed 7] [--only kill-master,stop-master] [--json] [--out FILE]
+    python -m tests.process.chaos --rounds 24 [--seed 7] [--only kill-master,stop-master] [--traffic publish|queue|both]
+        [--json] [--out FILE]
 
 The seed decides the order of the faults and whom they hit. The long form is made of pieces of some rounds on a cluster
 of its own, each with the next seed and added to the totals: it can be stopped at any time and goes on where it was.
 Cuts need network namespaces (`tests/process/namespaces.py`), a full disk the right to mount; without, those are skipped
 with the reason. Exit code 1, with the kept directory named, when anything is lost, twice, out of order or does not come
-back.
+back. What publishes is `traffic`, what takes from the work queue is `work`, what it is held to is `given`.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ from typing import Any, Final, NamedTuple
 from mirrorlog.errors import MirrorlogError, NotCurrent, Refused
 from mirrorlog.testing import Cluster, Node
 from tests.process.clusters import MIB, assert_copies_equal, declare, eventually, log_of
+from tests.process.given import ENDS, WRONG
 from tests.process.namespaces import CLIENT, Network, NotPermitted, SeparatedCluster
 from tests.process.raw import Raw, batch_of
 from tests.process.traffic import Traffic, number_of
+from tests.process.work import DEAD, MOVED, QUEUE, Work, declare_work
 from tests.totals import add_run, runs_of
 
 Report = Callable[[str], None]
@@ -42,14 +46,21 @@ TOTALS: Final = Path(".build/chaos/totals.json")
 CUTS: Final = ("cut-master", "cut-master-client", "cut-mirror", "one-way-cut", "partial-cut")
 KINDS: Final = (
     "kill-master", "kill-coordinator", "kill-mirror", "kill-two", "stop-master", "stop-mirror", "rolling-restart",
-    *CUTS,
+    "two-at-once", *CUTS,
 )  # fmt: skip
 FULL_DISK: Final = "full-disk"
+FULL_DISK_AND_KILL: Final = "full-disk-kill"
+DISKS: Final = (FULL_DISK, FULL_DISK_AND_KILL)
+TRAFFICS: Final = ("publish", "queue", "both")
 _FIRST_SEED: Final = 20261122
 # Nothing may hang: the longest wait within a round.
 _PATIENCE_S: Final = 40.0
 _STEADY_CONFIRMS: Final = 500
 _DISK_BYTES: Final = 128 * MIB
+# As many as its takers can settle one by one beside the nodes.
+_WORK_RATE: Final = 250
+# How long two faults last together, behind the last confirm: with and without others giving up the two.
+_TOGETHER_S: Final = (1.0, 6.0)
 
 
 class Roles(NamedTuple):
@@ -68,19 +79,31 @@ class Roles(NamedTuple):
 
 
 class Chaos:
-    """One cluster under traffic. `rounds`: a row for each fault that was done: what, and what it cost."""
+    """One cluster under traffic. `rounds`: a row for each fault that was done: what, and what it cost. `traffic`: whose
+    confirms are waited for; `work`: the work queue, with kinds `queue` and `both`."""
 
     def __init__(
         self, cluster: Cluster, *, seed: int, network: Network | None = None, report: Report = lambda line: None,
-        rate: int = 2_000, value_bytes: int = 100,
+        rate: int = 2_000, value_bytes: int = 100, kind: str = "publish",
     ) -> None:  # fmt: skip
+        """`rate`, of plain publishing, and `value_bytes` are as of Traffic; `kind`: of `TRAFFICS`."""
         self._cluster = cluster
         self._network = network
         self._random = random.Random(seed)
         self._report = report
-        self._queue = declare(cluster.servers[0], "chaos")
         self._probe = declare(cluster.servers[0], "probe")
-        self.traffic = Traffic(cluster.servers, "chaos", rate=rate, value_bytes=value_bytes)
+        self._queues: dict[str, int] = {}
+        self._traffics: list[Traffic] = []
+        self.work: Work | None = None
+        if kind != "queue":
+            self._queues["chaos"] = declare(cluster.servers[0], "chaos").queue_id
+            self._traffics.append(Traffic(cluster.servers, "chaos", rate=rate, value_bytes=value_bytes))
+        if kind != "publish":
+            self._queues |= declare_work(cluster.servers[0])
+            self._traffics.append(Traffic(cluster.servers, QUEUE, rate=_WORK_RATE, value_bytes=value_bytes))
+            self.work = Work(cluster.servers, self._traffics[-1], seed=seed)
+        self.traffic = self._traffics[0]
+        self._steady_confirms = min(_STEADY_CONFIRMS, _WORK_RATE if kind == "queue" else _STEADY_CONFIRMS)
         self.rounds: list[dict[str, Any]] = []
         self._deeds: dict[str, Callable[[Roles], dict[str, Any]]] = {
             "kill-master": lambda roles: self._kill(roles, roles.master),
@@ -90,6 +113,7 @@ class Chaos:
             "stop-master": self._stop_master,
             "stop-mirror": self._stop_mirror,
             "rolling-restart": self._rolling_restart,
+            "two-at-once": self._two_at_once,
             "cut-master": self._cut_master,
             "cut-master-client": lambda roles: self._cut_master(roles, with_client=True),
             "cut-mirror": self._cut_mirror,
@@ -100,26 +124,53 @@ class Chaos:
     def run(self, kinds: Sequence[str]) -> dict[str, int]:
         """One round of each of `kinds`, in that order, then `check`. Raises AssertionError, or what went wrong."""
         self._cluster.wait_in_sync()
-        with self.traffic:
+        with self.running():
             for kind in kinds:
                 self.round(kind)
-            self.traffic.stop()
         return self.check()
 
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The traffic, until all that was published has ended, and all that was to be done about it is done."""
+        with contextlib.ExitStack() as stack:
+            for traffic in self._traffics:
+                stack.enter_context(traffic)
+            if self.work is not None:
+                stack.enter_context(self.work)
+            yield
+            for traffic in self._traffics:
+                traffic.stop()
+            if self.work is not None:
+                self.work.finish()
+
     def check(self) -> dict[str, int]:
-        """What was published and confirmed, and how much of it is wrong on any node: each of these must be 0. Raises
-        AssertionError when the copies differ."""
+        """What was published, confirmed and given out, and how much of it is wrong on any node: each of `MUST_BE_ZERO`
+        must be 0. Raises AssertionError when the copies differ."""
         self._cluster.wait_in_sync()
         assert_copies_equal(self._cluster)
-        sums: Counter[str] = Counter()
+        sums = Counter(dict.fromkeys(MUST_BE_ZERO, 0))
         for node in self._cluster.nodes.values():
             assert "Traceback" not in node.log_file.read_text(), f"see {node.log_file}"
-            with Raw(node.client, timeout=_PATIENCE_S) as raw:
-                numbers = [number_of(value) for value in raw.values(self._queue.queue_id)]
-            sums.update(self.traffic.check(numbers))
-        traffic = self.traffic
-        told = {"records": len(traffic.sent_at), "confirmed": len(traffic.confirms), "refused": len(traffic.refused)}
-        return {**told, "unknown": len(traffic.unknown), **sums}
+            sums.update(self._check_node(node))
+        for traffic in self._traffics:
+            told = {"records": len(traffic.sent_at), "confirmed": len(traffic.confirms)}
+            sums.update({**told, "refused": len(traffic.refused), "unknown": len(traffic.unknown)})
+        if self.work is not None:
+            sums.update(self.work.counts())
+            for story in self.work.stale():
+                self._report(f"stale: {story}")
+        return dict(sums)
+
+    def _check_node(self, node: Node) -> Counter[str]:
+        """What is wrong with what it shows."""
+        sums: Counter[str] = Counter()
+        with Raw(node.client, timeout=_PATIENCE_S) as raw:
+            for traffic in self._traffics:
+                sums.update(traffic.check([number_of(value) for value in raw.values(self._queues[traffic.queue])]))
+            if self.work is not None:
+                moved, dead = (raw.values(self._queues[queue]) for queue in (MOVED, DEAD))
+                sums.update(self.work.check(moved=moved, dead=dead))
+        return sums
 
     def round(self, kind: str) -> dict[str, Any]:
         """One fault, and all well again; its row. Raises as `run`."""
@@ -133,13 +184,24 @@ class Chaos:
             "elections": self._roles().term - roles.term,
             "standstill_ms": _ms(self.traffic.longest_gap(first)),
             "in_sync_ms": _ms(time.monotonic() - healed),
+            **self._delivery(healed),
             "refused": len(self.traffic.refused) - refused,
             "unknown": len(self.traffic.unknown) - unknown,
             **deed,
         }
+        return self._done(row)
+
+    def _done(self, row: dict[str, Any]) -> dict[str, Any]:
         self.rounds.append(row)
         self._report(" ".join(f"{name}={value}" for name, value in row.items()))
         return row
+
+    def _delivery(self, healed: float) -> dict[str, int]:
+        """How long it took until each taker had settled something that was published after `healed`."""
+        if self.work is None:
+            return {}
+        self.work.wait_progress(healed, timeout=_PATIENCE_S)
+        return {"delivery_ms": _ms(time.monotonic() - healed)}
 
     # --- the faults: each leaves everything as it should be, and tells what it cost ---
 
@@ -205,6 +267,42 @@ class Chaos:
         cost = self._until_confirm(began, time.monotonic(), first)
         return {"kind": "rolling restart, in all", "confirm_ms": _ms(stood_still), "noticed_ms": cost["confirm_ms"]}
 
+    def _two_at_once(self, roles: Roles) -> dict[str, Any]:
+        """Two nodes, each with another fault: nothing is confirmed then, for as long as it is drawn. The time counts
+        from when both are well."""
+        victims = self._random.sample(list(self._cluster.nodes.values()), 2)
+        deeds = self._random.sample(["kill", "stop", *(["cut"] if self._network is not None else [])], 2)
+        together_s = self._random.uniform(*_TOGETHER_S)
+        with contextlib.ExitStack() as healing:
+            for victim, deed in zip(victims, deeds, strict=True):
+                healing.enter_context(self._hurt(victim, deed))
+            self.traffic.wait(
+                lambda: time.monotonic() - self.traffic.confirms[-1].at > together_s, "confirms stand still"
+            )
+        first, began = len(self.traffic.confirms), time.monotonic()
+        told = " and ".join(f"{deed} {roles.of(victim)}" for victim, deed in zip(victims, deeds, strict=True))
+        return {"kind": f"{told}, from both being well", **self._until_confirm(began, began, first)}
+
+    @contextlib.contextmanager
+    def _hurt(self, victim: Node, deed: str) -> Iterator[None]:
+        """It is well again afterwards."""
+        if deed == "kill":
+            victim.kill()
+            yield
+            victim.start()
+        elif deed == "stop":
+            victim.pause()
+            try:
+                yield
+            finally:
+                victim.resume()
+        else:
+            with self._cutting() as network:
+                for node in self._cluster.nodes.values():
+                    if node is not victim:
+                        network.cut_both(victim.id, node.id)
+                yield
+
     def _cut_master(self, roles: Roles, *, with_client: bool = False) -> dict[str, Any]:
         """From the mirrors, and from the client too if it shall."""
         with self._cutting() as network:
@@ -247,6 +345,31 @@ class Chaos:
             cost = self._until_confirm(began, began, first)
         return {"kind": f"partial cut {roles.of(roles.master)}, {roles.of(mirror)}", **cost}
 
+    def fill_disk(self, others: Path, *, kill: bool) -> None:
+        """A round of its own: the disk with `others` on it, which is the master's, is filled, and emptied later."""
+        traffic, before = self.traffic, self._cluster.master
+        epoch = log_of(before).epoch
+        victims = [node for node in self._cluster.nodes.values() if node is not before][: 1 if kill else 0]
+        for node in victims:
+            node.kill()
+        fill_up(others)
+        traffic.wait(
+            lambda: time.monotonic() - traffic.confirms[-1].at > 1 or traffic.confirms[-1].epoch > epoch,
+            "confirms stop, or another is master",
+        )
+        ending = "refused" if log_of(before).role == "master" else "another takes over"
+        first, began = len(traffic.confirms), time.monotonic()
+        others.unlink()
+        for node in victims:
+            node.start()
+        found = traffic.wait_confirm(0.0, since=first, timeout=_PATIENCE_S)
+        row = {
+            "kind": f"full disk of the master{', kill mirror' if kill else ''}, {ending}, from the space",
+            "confirm_ms": _ms(found.at - began), "refused": len(traffic.refused), "unknown": len(traffic.unknown),
+            "elections": 0, "standstill_ms": _ms(traffic.longest_gap(first)), "in_sync_ms": 0, **self._delivery(began),
+        }  # fmt: skip
+        self._done(row)
+
     # --- what they are made of ---
 
     @contextlib.contextmanager
@@ -265,7 +388,7 @@ class Chaos:
     def _steady(self) -> Roles:
         """Everybody in sync, and confirms have been coming since."""
         self._cluster.wait_in_sync(_PATIENCE_S)
-        target = len(self.traffic.confirms) + _STEADY_CONFIRMS
+        target = len(self.traffic.confirms) + self._steady_confirms
         self.traffic.wait(lambda: len(self.traffic.confirms) >= target, "confirms are steady")
         return self._roles()
 
@@ -310,7 +433,7 @@ class Chaos:
         def refused() -> bool:
             with Raw(node.client) as raw:
                 try:
-                    raw.fetch(self._queue.queue_id, 0)
+                    raw.fetch(self._queues[self.traffic.queue], 0)
                 except NotCurrent:
                     return True
             return False
@@ -319,7 +442,7 @@ class Chaos:
         eventually(refused, f"{node.id} refuses reads", timeout=_PATIENCE_S)
         ended = time.monotonic()
         with Raw(node.client, stale_reads=True) as raw:
-            assert raw.fetch(self._queue.queue_id, 0)[1], "reads of what is known are answered"
+            assert raw.fetch(self._queues[self.traffic.queue], 0)[1], "reads of what is known are answered"
         return _ms(ended - began)
 
 
@@ -351,39 +474,20 @@ def _mount(*command: str) -> None:
         raise NotPermitted(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def full_disk(directory: Path, *, seed: int, report: Report) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The master's disk has no byte left, until space is made after some seconds. What is confirmed meanwhile by whom,
-    and how publishes end, is in the row; confirms go on afterwards by themselves. Raises NotPermitted."""
+def full_disk(
+    directory: Path, *, seed: int, report: Report, kind: str = "publish", kill: bool = False
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The master's disk has no byte left, until space is made after some seconds; with `kill` a mirror dies, too. What
+    is confirmed meanwhile by whom, and how publishes end, is in the row; confirms go on afterwards by themselves.
+    Raises NotPermitted."""
     with small_disk(directory / "n1"):
         settings = {"log.prepare_bytes": 4 * MIB, "limits.max_batch_bytes": MIB, "limits.max_record_bytes": MIB}
         with Cluster(3, data_dir=directory, segment_bytes=4 * MIB, settings=settings) as cluster:
-            chaos = Chaos(cluster, seed=seed, report=report, value_bytes=1_000)
+            chaos = Chaos(cluster, seed=seed, report=report, value_bytes=1_000, kind=kind)
             cluster.wait_in_sync()
-            with chaos.traffic as traffic:
-                chaos.rounds.append(_fill_and_free(cluster, traffic, directory / "n1" / "others", report))
-                traffic.stop()
+            with chaos.running():
+                chaos.fill_disk(directory / "n1" / "others", kill=kill)
             return chaos.rounds, chaos.check()
-
-
-def _fill_and_free(cluster: Cluster, traffic: Traffic, others: Path, report: Report) -> dict[str, Any]:
-    before = cluster.master
-    epoch = log_of(before).epoch
-    fill_up(others)
-    traffic.wait(
-        lambda: time.monotonic() - traffic.confirms[-1].at > 1 or traffic.confirms[-1].epoch > epoch,
-        "confirms stop, or another is master",
-    )
-    taken_over = cluster.master is not before
-    first, began = len(traffic.confirms), time.monotonic()
-    others.unlink()
-    found = traffic.wait_confirm(0.0, since=first, timeout=_PATIENCE_S)
-    row = {
-        "kind": f"full disk of the master, {'another takes over' if taken_over else 'refused'}, from the space",
-        "confirm_ms": _ms(found.at - began), "refused": len(traffic.refused), "unknown": len(traffic.unknown),
-        "elections": 0, "standstill_ms": _ms(traffic.longest_gap(first)), "in_sync_ms": 0,
-    }  # fmt: skip
-    report(" ".join(f"{name}={value}" for name, value in row.items()))
-    return row
 
 
 # --- The long form ----------------------------------------------------------------------------------------------------
@@ -396,7 +500,7 @@ def plan(rounds: int, seed: int, kinds: Sequence[str]) -> list[str]:
 
 
 def run_piece(
-    kinds: Sequence[str], seed: int, report: Report, keep: list[Path]
+    kinds: Sequence[str], seed: int, report: Report, keep: list[Path], traffic: str = "publish"
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
     """The rows of its rounds, and what was counted. Raises what went wrong: the directory, the last one in `keep`,
     stays then."""
@@ -405,21 +509,23 @@ def run_piece(
     report(f"seed {seed}: {', '.join(kinds)}; data in {directory}")
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
-    if usual := [kind for kind in kinds if kind != FULL_DISK]:
+    if usual := [kind for kind in kinds if kind not in DISKS]:
         with contextlib.ExitStack() as stack:
             network = _network(stack, usual, report)
             runs = [kind for kind in usual if network is not None or kind not in CUTS]
             data = directory / "usual"
             cluster = Cluster(data_dir=data) if network is None else SeparatedCluster(network, data_dir=data)
             stack.enter_context(cluster)
-            chaos = Chaos(cluster, seed=seed, network=network, report=report)
+            chaos = Chaos(cluster, seed=seed, network=network, report=report, kind=traffic)
             counts.update(chaos.run(runs))
             rows += chaos.rounds
-    for number in range(kinds.count(FULL_DISK)):
+    for number, kind in enumerate(kind for kind in kinds if kind in DISKS):
         try:
-            found, counted = full_disk(directory / f"disk-{number}", seed=seed, report=report)
+            found, counted = full_disk(
+                directory / f"disk-{number}", seed=seed, report=report, kind=traffic, kill=kind == FULL_DISK_AND_KILL
+            )
         except NotPermitted as error:
-            report(f"skipped {FULL_DISK}: {error}")
+            report(f"skipped {kind}: {error}")
         else:
             rows += found
             counts.update(counted)
@@ -431,9 +537,9 @@ def run_piece(
 
 MUST_BE_ZERO: Final = (
     "missing", "duplicates", "out_of_order", "misplaced", "refused_but_stored", "seen_and_gone", "unseen",
-    "wrong_reads",
+    "wrong_reads", *ENDS, *WRONG,
 )  # fmt: skip
-"""What `Traffic.check` counts, over all nodes."""
+"""What `Traffic.check` and `Work.check` count, over all nodes, and what was seen of deliveries."""
 
 
 def _network(stack: contextlib.ExitStack, kinds: Sequence[str], report: Report) -> Network | None:
@@ -465,7 +571,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def refusals(rows: Sequence[dict[str, Any]]) -> str:
-    """How soon one that is cut off, or was asleep for too long, refuses publishes and reads."""
+    """How soon one that is cut off, or was asleep for too long, refuses publishes and reads; how soon deliveries go
+    on."""
     lines = []
     for name, what in (("refused_ms", "publishes"), ("reads_refused_ms", "reads")):
         for verb, how in (("cut", "cut off"), ("SIGSTOP", "gone on")):
@@ -474,6 +581,10 @@ def refusals(rows: Sequence[dict[str, Any]]) -> str:
                 lines.append(
                     f"{what} refused {times[0]:,} to {times[-1]:,} ms after it was {how} ({len(times)} rounds)"
                 )
+    times = sorted(row["delivery_ms"] for row in rows if "delivery_ms" in row)
+    if times:
+        lines.append(f"everybody was given something new {times[0]:,} to {times[-1]:,} ms after all was well "
+                     f"({len(times)} rounds)")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -493,7 +604,7 @@ def next_seed(totals: Path) -> int:
 def main() -> int:
     """The long form; the exit code."""
     options = _parser().parse_args()
-    every = [*KINDS, FULL_DISK]
+    every = [*KINDS, *DISKS]
     kinds = options.only.split(",") if options.only else every
     if unknown := set(kinds) - set(every):
         print(f"error: no such fault: {', '.join(sorted(unknown))}; there are {', '.join(every)}", file=sys.stderr)
@@ -508,14 +619,16 @@ def main() -> int:
         part = plan(min(rounds, len(every)), seed, kinds)
         started = time.monotonic()
         try:
-            found, counts = run_piece(part, seed, lambda line: print(line, file=sys.stderr, flush=True), keep)
+            found, counts = run_piece(part, seed, lambda line: print(line, file=sys.stderr, flush=True), keep,
+                                      options.traffic)  # fmt: skip
         except (AssertionError, MirrorlogError) as error:
             print(f"error: seed {seed}: {error}\nkept: {keep[-1]}", file=sys.stderr)
             code = 1
             break
         rows += found
         counted.update(counts)
-        sums = add_run(options.totals, counts=counts, seconds=time.monotonic() - started, seed=seed, rows=found)
+        sums = add_run(options.totals, counts=counts, seconds=time.monotonic() - started, seed=seed, rows=found,
+                       traffic=options.traffic)  # fmt: skip
         rounds, seed = rounds - len(part), seed + 1
     result = {
         "system": f"{platform.system()} {platform.release()}, {os.cpu_count()} processors, Python "
@@ -539,7 +652,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=48)
     parser.add_argument("--seed", type=int, help="of the first piece; by default the one after the last in the totals")
-    parser.add_argument("--only", help=f"some of {', '.join([*KINDS, FULL_DISK])}")
+    parser.add_argument("--only", help=f"some of {', '.join([*KINDS, *DISKS])}")
+    parser.add_argument(
+        "--traffic", choices=TRAFFICS, default="both", help="plain publishing, a work queue, or both (the default)"
+    )
     parser.add_argument("--json", action="store_true", help="the raw figures instead of the table")
     parser.add_argument("--out", type=Path, help="write the raw figures to this file too")
     parser.add_argument("--totals", type=Path, default=TOTALS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.testing import Cluster
-from tests.process.chaos import FULL_DISK, KINDS, MUST_BE_ZERO, Chaos, plan, table
+from tests.process.chaos import DISKS, KINDS, MUST_BE_ZERO, Chaos, plan, table
 from tests.process.namespaces import Network, NotPermitted, SeparatedCluster, remove_leftovers
 from tests.process.traffic import Confirmed, Traffic
 
@@ -41,6 +41,21 @@ def test_deaths_and_hangs_lose_nothing(tmp_path: Path) -> None:
         counts = chaos.run(["kill-master", "kill-coordinator", "stop-master"])
     assert [row["kind"].split()[0] for row in chaos.rounds] == ["kill", "kill", "SIGSTOP"]
     check(chaos, counts)
+
+
+def test_a_work_queue_keeps_its_promises_through_a_death_and_a_hang(tmp_path: Path) -> None:
+    """Goal: what was acknowledged never comes again, nothing is lost, what comes again says so, what was moved or
+    rejected is there once, and everybody is soon given something new. Method: the takers of `work`, while the master is
+    killed, and stopped for longer than node_timeout_ms."""
+    with Cluster(data_dir=tmp_path, settings=_SETTINGS) as cluster:
+        chaos = Chaos(cluster, seed=1, report=print, kind="queue")
+        counts = chaos.run(["kill-master", "stop-master"])
+    assert {name: counts[name] for name in MUST_BE_ZERO} == dict.fromkeys(MUST_BE_ZERO, 0)
+    assert (counts["refused"], counts["unknown"]) == (0, 0)
+    assert all(row["delivery_ms"] < _SOON_MS for row in chaos.rounds), chaos.rounds
+    # None of it was tried in vain.
+    assert counts["given"] > counts["confirmed"] == counts["records"] > 500
+    assert min(counts[name] for name in ("given_again", "acked", "moved", "rejected")) > 0, counts
 
 
 def test_a_master_that_is_cut_off_is_replaced_and_refuses(tmp_path: Path, network: Network) -> None:
@@ -83,7 +98,7 @@ def check(chaos: Chaos, counts: dict[str, int]) -> None:
 
 def test_a_plan_has_every_fault_as_often() -> None:
     """Goal: a seed repeats its plan, and no fault is left out. Method: plans of two rounds each, of two seeds."""
-    kinds = [*KINDS, FULL_DISK]
+    kinds = [*KINDS, *DISKS]
     first = plan(2 * len(kinds), 7, kinds)
     assert first == plan(2 * len(kinds), 7, kinds) != plan(2 * len(kinds), 8, kinds)
     assert sorted(first[: len(kinds)]) == sorted(first[len(kinds) :]) == sorted(kinds)

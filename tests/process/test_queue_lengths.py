@@ -72,9 +72,10 @@ def test_a_queue_keeps_its_length_when_its_master_is_killed_with_records_in_hand
             if overflow == "reject-publish":
                 assert got == list(range(3, 25))
             else:
-                # What the subscriber of before had in hands meanwhile is there besides.
+                # The one that the subscriber of before was given for the one it acked is there besides, unless it is
+                # one of these: it was in hand, or not, when the last one was published.
                 assert got[-MAX:] == list(range(28 - MAX, 28))
-                assert set(got[:-MAX]) <= {3, 4}
+                assert len(got) <= MAX + 1
 
     with fast_cluster(3, min_in_sync=2, data_dir=tmp_path) as cluster:
         cluster.wait_in_sync()

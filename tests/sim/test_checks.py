@@ -8,8 +8,11 @@ from typing import Any, cast
 
 import pytest
 
+from mirrorlog.queues.changes import GroupReset, Settled, encode_change
 from mirrorlog.wire.messages import LossStatus, PlacedLog
 from sim.cluster_checks import Outside, losses_have_a_reason
+from sim.cluster_logged import logged
+from tests.queues.statelog import StateLog, data
 
 LOSS = LossStatus(epoch=5, start=100)
 
@@ -65,3 +68,26 @@ def test_a_report_has_a_reason() -> None:
         losses_have_a_reason(outside(flush=flush, copies_wanted=2))
         with pytest.raises(AssertionError, match=r"losses have a reason: .* only a was damaged"):
             losses_have_a_reason(outside(LOSS, flush=flush, copies_wanted=2))
+
+
+def test_only_what_all_groups_had_settled_may_be_plain_to_a_group_that_is_made_there() -> None:
+    """Four records. A group that has settled two stands there alone when another one is made, at the first of them: the
+    queue's own could still be made, and need all. Then it is, and settles three; the last one is made at the second
+    record, which all have settled by then."""
+    log = StateLog()
+    log.append(data(1, count=4))
+    for change in (
+        GroupReset(group="early", queue_offset=0),
+        Settled(group="early", ranges=[0, 2]),
+        GroupReset(group="before", queue_offset=0),
+        Settled(group="before", ranges=[0, 4]),
+        GroupReset(group="", queue_offset=0),
+        Settled(group="", ranges=[0, 3]),
+        GroupReset(group="late", queue_offset=1),
+    ):
+        log.append(encode_change(change, queue_id=1))
+    batches = [(header.log_offset, batch) for header, batch in log.batches]
+    found = logged("x", batches)["x", 1]
+    names = ("early", "before", "", "late")
+    plain = {group: [offset for offset in range(4) if found.may_be_plain(group, offset)] for group in names}
+    assert plain == {"early": [], "before": [], "": [], "late": [1]}

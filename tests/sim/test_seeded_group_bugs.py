@@ -10,14 +10,18 @@ import pytest
 
 from mirrorlog.broker.deliverer import Deliverer
 from mirrorlog.queues.delivery import Delivery, Given
+from mirrorlog.queues.free_records import FreeRecords
 from mirrorlog.queues.group_states import GroupWalk, Part
 from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.ledger import Ledger
 from mirrorlog.queues.ledger_chunk import Piece
+from mirrorlog.queues.outcomes import Outcomes
+from mirrorlog.queues.takers import Takers
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
 from sim.cluster_queues import queues_of
 from sim.processes import current_process
+from tests.sim.seeded import found_in, small_plan
 
 SEEDS_MAX = 8
 SEEDS = range(SEEDS_MAX)
@@ -39,29 +43,11 @@ def caught(*events: Event, by: tuple[str, ...], queues: tuple[str, ...] = ()) ->
     """Whether one of those checks finds something in the first schedules; with queues of other sorts, in those that
     have one of these."""
     seeds = [each for each in range(20) if set(queues_of(f"seeded groups {each}")) & set(queues)] if queues else SEEDS
-    for seed in seeds[:SEEDS_MAX]:
-        found = attempt(replace(plan(seed, events), queues=bool(queues)), within_s=30)
-        if isinstance(found, Failure):
-            assert any(check in found.reason for check in by), found.reason
-            return True
-    return False
+    return found_in((replace(plan(seed, events), queues=bool(queues)) for seed in seeds[:SEEDS_MAX]), by)
 
 
 def plan(seed: int, events: tuple[Event, ...]) -> Plan:
-    return Plan(
-        seed=f"seeded groups {seed}",
-        kind="by hand",
-        nodes=3,
-        copies=3,
-        min_in_sync=0,
-        logs=("memory",),
-        seconds=3.0,
-        unit_bytes=512,
-        ordered_names=True,
-        forgets=False,
-        events=events,
-        groups=True,
-    )
+    return small_plan(f"seeded groups {seed}", events, groups=True)
 
 
 @pytest.mark.parametrize("events", [FALLING, CUT_OFF, SESSIONS, PEACE])
@@ -82,7 +68,7 @@ def test_nothing_is_found_in_queues_of_other_sorts_without_a_bug() -> None:
 
 def test_a_single_active_consumer_that_has_company_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a master that lets everybody take from such a queue."""
-    monkeypatch.setattr(Delivery, "_choose", lambda self: None)
+    monkeypatch.setattr(Takers, "_choose", lambda self: None)
     assert caught(*PEACE, by=("one at a time", "the order is kept"), queues=("single",))
 
 
@@ -121,7 +107,7 @@ def test_a_watermark_that_is_not_confirmed_ahead_is_found(monkeypatch: pytest.Mo
     grant = Delivery.grant
 
     def uncovered(self: Delivery, end: int, now: float, *, bytes_max: int) -> Given | None:
-        self._covered = end
+        self._front.covered = end
         return grant(self, end, now, bytes_max=bytes_max)
 
     monkeypatch.setattr(Delivery, "grant", uncovered)
@@ -164,7 +150,7 @@ def test_a_record_that_is_given_to_two_is_found(monkeypatch: pytest.MonkeyPatch)
     def forgetful(self: Delivery, queue_offset: int) -> None:
         confirmed(self, queue_offset)
         self._ledger.give_back(self._ledger.floor, self._ledger.floor + 1)
-        self._freed(self._ledger.floor)
+        self._free.freed(self._ledger.floor)
 
     monkeypatch.setattr(Delivery, "watermark_confirmed", forgetful)
     assert caught(*PEACE, by=("no record is in two hands",))
@@ -172,17 +158,17 @@ def test_a_record_that_is_given_to_two_is_found(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_settlement_of_more_than_was_asked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one record more in each change that settles."""
-    settle = Delivery._settle
+    settle = Outcomes.settle
 
-    def more(self: Delivery, ranges: Any, why: str) -> Any:
+    def more(self: Outcomes, ranges: Any, why: str) -> Any:
         pairs = list(ranges)
         return settle(self, [*pairs[:-1], (pairs[-1][0], pairs[-1][1] + 1)], why)
 
-    monkeypatch.setattr(Delivery, "_settle", more)
+    monkeypatch.setattr(Outcomes, "settle", more)
     assert caught(*PEACE, by=("nothing is settled that nobody settled",))
 
 
 def test_records_that_are_never_given_again_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a master that does not look back for what was returned."""
-    monkeypatch.setattr(Delivery, "_freed", lambda self, first: None)
+    monkeypatch.setattr(FreeRecords, "freed", lambda self, first: None)
     assert caught(*SESSIONS, by=("a group is not done",))

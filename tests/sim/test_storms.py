@@ -16,7 +16,10 @@ import pytest
 from sim.cluster_main import Batch, Totals, attempt, coverage, report, shrunk
 from sim.cluster_plan import (
     ALL_KINDS,
+    CREDIT_KINDS,
     GROUP_KINDS,
+    LETTER_KINDS,
+    LIFETIME_KINDS,
     QUEUE_KINDS,
     RECORD_KINDS,
     TRANSACTION_KINDS,
@@ -51,6 +54,19 @@ def test_nothing_is_lost_in_any_storm(piece: int, tmp_path: Path) -> None:
     assert totals.counts["schedules"] == len(seeds)
 
 
+def _come_through(kind: str, schedules: int, tmp_path: Path) -> Counter[str]:
+    """Run the first ones, on two processes; none fails. What was met in them."""
+    totals = Totals()
+    batch = Batch(totals, tmp_path / "totals.json", kind=kind)
+    batch.run(range(1, 1 + schedules), until=time.monotonic() + 200, workers=2)
+    print(coverage(totals.counts))
+    reasons = "\n".join(failure.reason for failure in batch.failures)
+    assert not batch.failures, (
+        f"{reasons}\nreplay: python -m sim.cluster_main --kind '{kind}' --n 1 --seed {batch.failures[0].plan.seed}"
+    )
+    return totals.counts
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "kind", ["groups: anything", "groups: falling masters", "queues: anything", "queues: falling masters"]
@@ -60,16 +76,9 @@ def test_acking_groups_come_through_any_storm(kind: str, tmp_path: Path) -> None
     which one at a time has records, or whose begin follows; everything comes to somebody, and what was acknowledged
     stays so."""
     assert kind in {**GROUP_KINDS, **QUEUE_KINDS}
-    totals = Totals()
-    batch = Batch(totals, tmp_path / "totals.json", kind=kind)
-    batch.run(range(1, 1 + GROUP_SCHEDULES), until=time.monotonic() + 200, workers=2)
-    print(coverage(totals.counts))
-    reasons = "\n".join(failure.reason for failure in batch.failures)
-    assert not batch.failures, (
-        f"{reasons}\nreplay: python -m sim.cluster_main --kind '{kind}' --n 1 --seed {batch.failures[0].plan.seed}"
-    )
-    assert totals.counts["groups: ack confirmed"]
-    assert totals.counts["groups: ledgers compared"]
+    counts = _come_through(kind, GROUP_SCHEDULES, tmp_path)
+    assert counts["groups: ack confirmed"]
+    assert counts["groups: ledgers compared"]
 
 
 @pytest.mark.timeout(300)
@@ -78,16 +87,43 @@ def test_records_with_limits_and_transactions_come_through_any_storm(kind: str, 
     """Schedules with queues whose records have times, priorities and limits, or with takers who settle by transactions,
     on two processes; nothing is given out at the wrong time, nothing is done twice or by half."""
     assert kind in {**RECORD_KINDS, **TRANSACTION_KINDS}
-    totals = Totals()
-    batch = Batch(totals, tmp_path / "totals.json", kind=kind)
-    batch.run(range(1, 1 + RECORD_SCHEDULES), until=time.monotonic() + 200, workers=2)
-    reasons = "\n".join(failure.reason for failure in batch.failures)
-    assert not batch.failures, (
-        f"{reasons}\nreplay: python -m sim.cluster_main --kind '{kind}' --n 1 --seed {batch.failures[0].plan.seed}"
-    )
-    assert totals.counts["groups: ack confirmed"]
-    assert totals.counts["groups: ledgers compared"]
-    assert kind in RECORD_KINDS or totals.counts["transactions: confirmed"]
+    counts = _come_through(kind, RECORD_SCHEDULES, tmp_path)
+    assert counts["groups: ack confirmed"]
+    assert counts["groups: ledgers compared"]
+    assert kind in RECORD_KINDS or counts["transactions: confirmed"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["letters: anything", "letters: falling masters"])
+def test_dead_letters_come_through_any_storm(kind: str, tmp_path: Path) -> None:
+    """Schedules with queues whose dead records leave for others, on two processes; each letter comes once, in order,
+    and all of them do."""
+    assert kind in LETTER_KINDS
+    counts = _come_through(kind, RECORD_SCHEDULES, tmp_path)
+    assert counts["letters: rejected"]
+    assert counts["fault: intercept"]
+    assert counts["groups: ledgers compared"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["lifetimes: anything", "lifetimes: falling masters"])
+def test_queues_go_by_themselves_in_any_storm(kind: str, tmp_path: Path) -> None:
+    """Schedules with queues that go with their last subscriber, or when nobody uses them, on two processes; none goes
+    too early, and all of them do."""
+    assert kind in LIFETIME_KINDS
+    counts = _come_through(kind, RECORD_SCHEDULES, tmp_path)
+    assert counts["lifetimes: party goes"]
+    assert counts["lifetimes: brittle goes"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["credit: anything", "credit: network"])
+def test_producers_with_little_credit_come_through_any_storm(kind: str, tmp_path: Path) -> None:
+    """Schedules in which producers are held all the time, on two processes; they have no more open than they may, go on
+    when copies have caught up, and nothing of it is left."""
+    assert kind in CREDIT_KINDS
+    counts = _come_through(kind, GROUP_SCHEDULES, tmp_path)
+    assert counts["credit: a producer is held"]
 
 
 def test_a_plan_survives_being_saved() -> None:

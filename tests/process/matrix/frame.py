@@ -14,6 +14,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
+import pytest
+
 from tests.process.matrix.columns import Column, in_sync, mend
 from tests.process.matrix.world import World
 
@@ -41,7 +43,7 @@ class _Running:
         except StopAsyncIteration:
             if not last:
                 self.failure = f"{stage}: it ended before its last stage"
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:  # what `pytest.raises` raises is no Exception
             self.failure = f"{stage}: {_told(error)}"
 
     async def end(self) -> None:
@@ -51,7 +53,7 @@ class _Running:
                 await self.steps.aclose()
 
 
-async def failures_of(column: Column, features: Sequence[Feature], *, seed: int) -> dict[Feature, str]:
+async def failures_of(column: Column, features: Sequence[Feature], *, seed: int) -> list[str]:
     """Of all features through the column's restart: feature, column, stage and what went wrong."""
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(column.cluster())
@@ -70,18 +72,14 @@ async def failures_of(column: Column, features: Sequence[Feature], *, seed: int)
         finally:
             for each in running:
                 await each.end()
-    return {
-        feature: f"{each.name} [{column}] {each.failure}"
-        for feature, each in zip(features, running, strict=True)
-        if each.failure
-    }
+    return [f"{each.name} [{column}] {each.failure}" for each in running if each.failure]
 
 
 async def _step(running: Sequence[_Running], stage: str) -> None:
     await asyncio.gather(*(each.step(stage) for each in running))
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     where = traceback.extract_tb(error.__traceback__)
     here = [f"{line.name}:{line.lineno}" for line in where if "/matrix/" in line.filename][1:]
     return f"{type(error).__name__}: {error} (at {' > '.join(here)})"

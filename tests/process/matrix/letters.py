@@ -8,6 +8,9 @@ from collections.abc import AsyncGenerator, Collection
 from functools import partial
 from typing import Any, Final
 
+import pytest
+
+from mirrorlog.errors import SentToDeadLetters
 from tests.process.matrix.world import World, ack_all, receive
 
 TTL_MS: Final = 1_000
@@ -114,3 +117,31 @@ async def redrive(world: World) -> AsyncGenerator[None]:
 
 async def _has(world: World, queue: str, count: int) -> bool:
     return len(await world.values(queue)) == count
+
+
+async def refused_for_dead_letters(world: World) -> AsyncGenerator[None]:
+    """What a full queue refuses comes once to where it sends what dies, also when the restart meets it on its way, and
+    who published it knows; what the queue has taken it keeps."""
+    await world.declare("refused")
+    way = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "refused"}
+    await world.declare("refuses", x_max_length=2, x_overflow="reject-publish-dlx", **way)
+    await _publish(world, "refuses", [b"kept 0", b"kept 1"])
+    yield
+    await _refuse(world, b"before")
+    yield
+    await _refuse(world, b"behind")
+    yield
+    await world.until_group("refuses", ready=2, unsettled=2, departing=0)
+    expected = sorted(b"%s %d" % (word, number) for word in (b"before", b"behind") for number in range(3))
+    assert sorted(await world.values("refused")) == expected
+    async with world.client.subscribe("refuses") as subscription:
+        kept = await receive(subscription, 2)
+        assert [record.value for record in kept] == [b"kept 0", b"kept 1"]
+        await ack_all(kept)
+
+
+async def _refuse(world: World, word: bytes) -> None:
+    async with world.client.producer("refuses", batch_bytes=64) as producer:
+        for number in range(3):
+            with pytest.raises(SentToDeadLetters):
+                await producer.send(b"%s %d" % (word, number))

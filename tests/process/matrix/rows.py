@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from tests.process.matrix import faces, groups, letters, lifetimes, records, routing, settling, sharing
@@ -25,13 +24,16 @@ ROWS: Final[tuple[Feature, ...]] = (
     sharing.priority_of_consumers,
     sharing.cancel_on_failover,
     records.message_ttl,
+    records.no_time_to_live,
     records.queue_ttl,
     records.delay,
+    records.priority_of_records,
     records.max_length_drop_head,
     records.max_length_reject_publish,
     records.max_length_bytes,
     letters.dead_letters,
     letters.redrive,
+    letters.refused_for_dead_letters,
     groups.purge,
     groups.group_reset,
     groups.stream_positions,
@@ -48,9 +50,3 @@ ROWS: Final[tuple[Feature, ...]] = (
     lifetimes.queue_that_is_not_durable,
     faces.synchronous_faces,
 )
-
-OPEN: Final[Mapping[Feature, str]] = {
-    records.no_time_to_live: "a group's first subscriber is given what had no time to live and came before him",
-    records.priority_of_records: "a lower record goes first while the watermark does not cover a higher one",
-}
-"""Promises that are not kept yet: they are tried in every column as the others are, and reported."""

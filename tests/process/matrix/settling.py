@@ -203,6 +203,7 @@ async def leases(world: World) -> AsyncGenerator[None]:
     yield
     group = await world.group(queue)
     assert (group.leased, group.ready) == (5, 1), group
+    assert [each.holder for each in group.leases] == ["w2", "w3", "w3", "w3", "w3"], group
     assert LONG_MS - 60_000 < group.due_ms <= LONG_MS, group
     with pytest.raises(ReceiptStale):
         await client.settle_receipt(queue, taken_over.receipt)
