@@ -22,7 +22,7 @@ class Mark:
     """`at_least`: the ratio own / other shall be `bound` or more; else it shall be `bound` or less.
 
     `other` is None where `bound` is a number of its own, in the figure's unit. Without a `bound` the ratio is told, and
-    there is nothing to reach.
+    there is nothing to reach. `unit`: of an absolute bound.
     """
 
     work: str
@@ -30,13 +30,14 @@ class Mark:
     other: str | None
     bound: float | None
     at_least: bool = True
+    unit: str = "MB/s"
 
     @property
     def wanted(self) -> str:
         """The bound, as text."""
         if self.bound is None:
             return ""
-        return f"{'≥' if self.at_least else '≤'} {self.bound:g}" + ("" if self.other else " MB/s")
+        return f"{'≥' if self.at_least else '≤'} {self.bound:g}" + ("" if self.other else f" {self.unit}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,21 @@ _W6: Final = r"^W6 \| 3 copies, 1024 B, memory, {way} \| rate$"
 _W6_DISK: Final = r"^W6 \| 3 copies, 1024 B, disk, {way} \| rate$"
 _W6_RABBIT: Final = r"^W6 \| RabbitMQ .*{queue}.* \| rate$"
 _W7: Final = r"^W7 \| 3 copies, 1024 B, memory, {what} \| p50$"
+_SCALE: Final = r"^scale \| 3 copies, 100 B, memory, [\d,]+ {what} \| {name}$"
 _W5: Final = r"^W5 \| 3 copies, 1024 B, memory, [^,]* \| {name}$"
+
+
+def _scale_marks(what: str, *, each_bytes: int) -> tuple[Mark, ...]:
+    """What much of something may cost, of the node that pays most, and of all while nobody does anything."""
+    return tuple(
+        Mark(f"scale, {what}, {name}", _SCALE.format(what=what, name=name), None, bound, at_least=False, unit=unit)
+        for name, bound, unit in (
+            ("memory of a node, each", each_bytes, "B"),
+            ("processor, more", 2, "%"),
+            ("threads of a node, more", 8, "threads"),  # helpers that begin when they are first needed
+        )
+    )
+
 
 MARKS: Final[tuple[Mark, ...]] = (
     Mark("W1, 3 copies, send per record / the better of Kafka and NATS", _W1.format(way="send"), _W1_PEERS, 5),
@@ -192,6 +207,9 @@ MARKS: Final[tuple[Mark, ...]] = (
         None,
         at_least=False,
     ),
+    *_scale_marks("idle queues", each_bytes=4096),
+    *_scale_marks("connections with a subscription each", each_bytes=100_000),
+    *_scale_marks("records in hand", each_bytes=4),
     Mark("W5 / sendfile copy", _W5.format(name="catch-up"), _W5.format(name="sendfile copy, .* file"), 0.8),
     Mark(
         "open loop at half of peak, p99 / W2 p50",

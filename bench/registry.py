@@ -208,7 +208,7 @@ def _scale(quick: bool) -> Iterator[Measured]:
         scale.Case(connections=1_000 // share),
         scale.Case(unsettled=1_000_000 // share),
     ):
-        yield Measured("scale", str(case), partial(scale.run, case))
+        yield Measured("scale", str(case), partial(scale.run, case), compared=True)
 
 
 def _open_loop(quick: bool) -> Iterator[Measured]:

@@ -1,7 +1,7 @@
-"""What a master pays for much of everything: idle queues, connections, records in hand.
+"""What nodes pay for much of everything: idle queues, connections, records in hand.
 
-Nodes are at rest before and after; the figures are the difference, of the master, or of all three where it says so.
-*processor*: the share of one core that the three nodes take together while nobody does anything.
+Nodes are at rest before and after; the figures are the difference: memory and threads of the node that takes most, and
+*processor*, the share of one core that the three nodes take together while nobody does anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from bench.nodes import prepared_cluster, wait_at_rest
 from bench.records import random_records
 from bench.workload import MIB, WorkloadFailed
 from mirrorlog.client import Client, Subscription
-from mirrorlog.testing import Cluster
 
 QUEUE: Final = "scale"
 COPIES: Final = 3
@@ -66,31 +65,43 @@ def run(case: Case, name: str) -> list[Figure]:
     """One round."""
     with prepared_cluster(QUEUE, COPIES, _PREPARED_BYTES) as cluster:
         wait_at_rest(cluster)
-        memory, idle = resident_bytes(cluster.master.pid), processor_share(cluster, case.seconds)
+        pids = [node.pid for node in cluster.nodes.values()]
+        memory, threads = [resident_bytes(pid) for pid in pids], [thread_count(pid) for pid in pids]
+        idle = processor_share(pids, case.seconds)
         with Clients(hold, [(tuple(cluster.servers), case)], ready_seconds=_MAKING_SECONDS) as clients:
             # It is ready when all is there, and holds it until it is told to go on.
             wait_at_rest(cluster)
-            each = (resident_bytes(cluster.master.pid) - memory) / case.count
-            share = processor_share(cluster, case.seconds)
+            bytes_more = max(resident_bytes(pid) - before for pid, before in zip(pids, memory, strict=True))
+            threads_more = max(thread_count(pid) - before for pid, before in zip(pids, threads, strict=True))
+            share = processor_share(pids, case.seconds)
             clients.go()
             (seconds,) = clients.results()
     return [
-        Figure("scale", name, "memory of the master, each", "B", each),
+        Figure("scale", name, "memory of a node, each", "B", bytes_more / case.count),
         Figure("scale", name, "processor, before", "%", 100 * idle),
-        Figure("scale", name, "processor", "%", 100 * share),
+        Figure("scale", name, "processor, more", "%", 100 * (share - idle)),
+        Figure("scale", name, "threads of a node, more", "threads", float(threads_more)),
         Figure("scale", name, "time to make them", "s", seconds),
     ]
 
 
 def resident_bytes(pid: int) -> int:
     """What a process has in memory by itself: files that it maps do not count."""
+    return _status(pid, "RssAnon") * 1024
+
+
+def thread_count(pid: int) -> int:
+    """Of a process."""
+    return _status(pid, "Threads")
+
+
+def _status(pid: int, name: str) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def processor_share(cluster: Cluster, seconds: float) -> float:
-    """Of one core, that all nodes take together."""
-    pids = [node.pid for node in cluster.nodes.values()]
+def processor_share(pids: Sequence[int], seconds: float) -> float:
+    """Of one core, that these processes take together."""
     before, began = sum(map(processor_seconds, pids)), time.perf_counter()
     time.sleep(seconds)
     return (sum(map(processor_seconds, pids)) - before) / (time.perf_counter() - began)

@@ -45,6 +45,14 @@ def test_an_absolute_mark_needs_no_other() -> None:
     assert verdict.mark.wanted == "≥ 200 MB/s"
 
 
+def test_an_absolute_mark_says_its_unit() -> None:
+    """4,000 bytes of at most 4,096."""
+    mark = Mark("", "memory", None, 4096, at_least=False, unit="B")
+    (verdict,) = judge([mark], [_summary("scale", "ours", "memory", 4000.0)], [])
+    assert verdict.reached is True
+    assert verdict.mark.wanted == "≤ 4096 B"
+
+
 def test_an_own_figure_can_be_what_a_mark_compares_with() -> None:
     """The open loop's p99 against W2's p50."""
     own = [_summary("open loop", "a", "p99", 4000.0), _summary("W2", "a", "p50", 500.0)]
@@ -112,6 +120,7 @@ _NAMES = {
     "W5": ("catch-up", "sendfile copy, warm file"),
     "W6": ("rate",),
     "W7": ("p50",),
+    "scale": ("memory of a node, each", "processor, more", "threads of a node, more"),
     "open loop": ("p99",),
     "limit": ("throughput", "p50"),
 }

@@ -84,8 +84,12 @@ def test_much_of_everything_is_made_and_held(case: scale.Case) -> None:
     """Figures of so little mean nothing; that there are any means that all of it was there."""
     figures = scale.run(case, "a")
     assert [figure.name for figure in figures] == [
-        "memory of the master, each", "processor, before", "processor", "time to make them"
-    ]  # fmt: skip
+        "memory of a node, each",
+        "processor, before",
+        "processor, more",
+        "threads of a node, more",
+        "time to make them",
+    ]
 
 
 def test_the_open_loop_times_records_by_their_schedule() -> None:
