@@ -23,5 +23,6 @@ async def test_every_feature_keeps_its_promises_through_a_restart(column: Column
     """Goal: what docs/queues.md promises holds behind a restart as before it. Method: half of each feature before, half
     behind it, with subscriptions that stay open; each failure is named by feature and column."""
     seed = random.randrange(2**32)
-    failures = await failures_of(column, ROWS, seed=seed)
-    assert not failures, "\n".join([f"{len(failures)} of {len(ROWS)} features failed, seed {seed}:", *failures])
+    failures, logs = await failures_of(column, ROWS, seed=seed)
+    told = [f"{len(failures)} of {len(ROWS)} features failed, seed {seed}:", *failures, logs]
+    assert not failures, "\n".join(told)

@@ -23,6 +23,7 @@ Feature = Callable[[World], AsyncGenerator[None]]
 
 STAGES: Final = ("set up", "act", "act again", "check")
 STAGE_S: Final = 60.0
+_LOG_LINES: Final = 200
 
 
 @dataclass(slots=True)
@@ -53,8 +54,9 @@ class _Running:
                 await self.steps.aclose()
 
 
-async def failures_of(column: Column, features: Sequence[Feature], *, seed: int) -> list[str]:
-    """Of all features through the column's restart: feature, column, stage and what went wrong."""
+async def failures_of(column: Column, features: Sequence[Feature], *, seed: int) -> tuple[list[str], str]:
+    """Of all features through the column's restart: feature, column, stage and what went wrong; and when something did,
+    the last lines of all nodes' logs."""
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(column.cluster())
         await asyncio.to_thread(cluster.wait_in_sync)
@@ -72,7 +74,9 @@ async def failures_of(column: Column, features: Sequence[Feature], *, seed: int)
         finally:
             for each in running:
                 await each.end()
-    return [f"{each.name} [{column}] {each.failure}" for each in running if each.failure]
+        failures = [f"{each.name} [{column}] {each.failure}" for each in running if each.failure]
+        logs = [f"log of {name}:\n{node.log_tail(_LOG_LINES)}" for name, node in cluster.nodes.items()]
+    return failures, "\n".join(logs) if failures else ""
 
 
 async def _step(running: Sequence[_Running], stage: str) -> None:
