@@ -64,6 +64,10 @@ PANELS: Final = (
         "W3: one consumer, 1 KiB records (MB/s, more is better)",
         {OWN: r"^W3 \| 3 copies, 1024 B, .* \| throughput$", PEER: r"^W3 \| .* \| throughput$"},
     ),
+    Panel(
+        "W6: published, consumed, acknowledged, 3 copies, 1 KiB records (records/s, more is better)",
+        {OWN: r"^W6 \| 3 copies, 1024 B, .* \| rate$", PEER: r"^W6 \| .* \| rate$"},
+    ),
 )
 
 
