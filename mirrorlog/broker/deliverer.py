@@ -236,6 +236,10 @@ class Deliverer:
         """How many records of a group leave for other queues."""
         return self._departures.departing(queue_id, group)
 
+    def holding(self, queue_id: int, group: str, ranges: Sequence[Range]) -> Change:
+        """The change by which records that were to leave, and cannot, are held."""
+        return self._departures.holding(queue_id, group, ranges)
+
     def stayed(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:
         """Records that were to leave are free again; that is appended."""
         if (work := self._works.get((queue_id, group))) is not None:

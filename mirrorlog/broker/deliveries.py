@@ -124,6 +124,7 @@ class Deliveries:
             reach=partial(self._reached.reach, queue_id),
             next_lease=self._leases.next,
             runs=partial(self._replica.runs.of, queue_id),
+            appended=partial(self._replica.index.next_appended, queue_id),
             now=self._now(),
             front=self._fronts.pop(key, 0),
             die=partial(self._departures.die, queue_id),

@@ -85,6 +85,11 @@ class Addressing:
             gone = sum(until - first for first, until in leaving.gone)
             self._log.note(queue_id, "letters_dropped", reason="freed by retention, or lost", records=gone)
             self._log.settle_gone(queue_id, departure, leaving.gone)
+        if leaving.unreadable:
+            self._log.note(
+                queue_id, "letters_held", departure=departure.number, ranges=leaving.unreadable[:8], reason=leaving.why
+            )
+            self._log.keep(queue_id, departure, leaving.unreadable)
         if not leaving.records:
             return None
         found = await self._routes(queue_id, departure, leaving.records, roads)
@@ -104,10 +109,11 @@ class Addressing:
     async def go_on(self, queue_id: int, departure: Departure, piece: Addressed, roads: LetterRoads) -> Addressed:
         """The next part of a piece of which all targets so far have what they were to get, logged if it goes anywhere.
         Raises MirrorlogError."""
-        leaving = await self._reader.read_again(queue_id, pairs(without(piece.ranges, piece.kept)))
+        ranges = without(piece.ranges, piece.kept) if departure.reason == REDRIVEN else piece.ranges
+        leaving = await self._reader.read_again(queue_id, pairs(ranges))
         found = await self._routes(queue_id, departure, leaving.records, roads, behind=split(piece.more)[1])
         part = await self._part(queue_id, found, roads)
-        kept = joined(piece.kept, flat_of(sorted(part.missed))) if departure.reason == REDRIVEN else []
+        kept = joined(piece.kept, flat_of(sorted(part.missed))) if departure.reason == REDRIVEN else piece.kept
         piece = Addressed(
             departure=piece.departure, ranges=piece.ranges, targets=part.targets, kept=kept, more=part.more
         )

@@ -13,7 +13,7 @@ from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.queues.changes import Addressed, Change, Departed, Returned, Settled, encode_changes
 from mirrorlog.queues.deaths import WHYS
-from mirrorlog.queues.departures import Departure, QueueDepartures, producer_of
+from mirrorlog.queues.departures import HELD, REDRIVEN, Departure, QueueDepartures, producer_of
 from mirrorlog.queues.flat_ranges import pairs, set_of
 from mirrorlog.queues.letter_body import Death
 from mirrorlog.queues.stretches import flat
@@ -66,6 +66,17 @@ class DepartureLog:
         """Whether records below that queue offset are known to be on all copies, so that they can be read."""
         return until <= self._replica.index.next_confirmed(queue_id)
 
+    def held(self, queue_id: int) -> str:
+        """What of a queue is held, for people; empty for nothing."""
+        for departure in self.of(queue_id).departures:
+            first = self._first_there(queue_id, departure) if departure.reason == HELD else None
+            if first is not None:
+                return (
+                    f"{self._records(queue_id, departure)} records cannot be sent, and are held, the first at queue "
+                    f"offset {first} (letters_held in a node's log says why); a reset of the group ends that"
+                )
+        return ""
+
     def left(self, queue_id: int, departure: Departure) -> Iterator[Range]:
         """What of the group leaves by it, still; to be asked in one step of the loop."""
         ledger = self._replica.groups.get(queue_id, departure.group)
@@ -73,7 +84,7 @@ class DepartureLog:
 
     def note(self, queue_id: int, event: str, **facts: object) -> None:
         """A log line: state changes, and records that are dropped."""
-        level = logging.WARNING if event == "letters_dropped" else logging.INFO
+        level = logging.WARNING if event in ("letters_dropped", "letters_held") else logging.INFO
         told = " ".join(f"{name}={value!r}" for name, value in facts.items())
         logger.log(level, "%s log=%s queue=%r %s", event, self._replica.assignment.name, self.name(queue_id), told)
 
@@ -105,11 +116,17 @@ class DepartureLog:
         last = self._records(queue_id, departure) == sum(until - first for first, until in there)
         changes = [*_settled(departure, done)]
         if back:
-            changes.append(Returned(group=departure.group, ranges=flat(back)))
+            changes.append(self._kept(queue_id, departure, back))
         self._append(queue_id, [*changes, Departed(departure=departure.number, last=last)])
         self._deliverer.dropped(queue_id, departure.group, done)
-        if back:
-            self._deliverer.stayed(queue_id, departure.group, back)
+        self._tell_kept(queue_id, departure, back)
+
+    def keep(self, queue_id: int, departure: Departure, ranges: Sequence[Range]) -> None:
+        """What nobody can send is in no piece: it is held, or free again. Raises MirrorlogError."""
+        there = self._of_piece(queue_id, departure, ranges)
+        if there:
+            self._append(queue_id, [self._kept(queue_id, departure, there)])
+            self._tell_kept(queue_id, departure, there)
 
     def settle_gone(self, queue_id: int, departure: Departure, gone: Sequence[Range]) -> None:
         """What is not there any more is done, and in no piece. Raises MirrorlogError."""
@@ -128,6 +145,24 @@ class DepartureLog:
         self._append(queue_id, [Departed(departure=piece.departure)])
 
     # --- inside ---
+
+    def _kept(self, queue_id: int, departure: Departure, ranges: Sequence[Range]) -> Change:
+        """What somebody wanted to have elsewhere is free again; what died is held, for it was to be in no hands."""
+        if departure.reason == REDRIVEN:
+            return Returned(group=departure.group, ranges=flat(ranges))
+        return self._deliverer.holding(queue_id, departure.group, ranges)
+
+    def _tell_kept(self, queue_id: int, departure: Departure, ranges: Sequence[Range]) -> None:
+        if ranges and departure.reason == REDRIVEN:
+            self._deliverer.stayed(queue_id, departure.group, ranges)
+
+    def _first_there(self, queue_id: int, departure: Departure) -> int | None:
+        """The first queue offset that it has, of what is not freed."""
+        ledger, index = self._replica.groups.get(queue_id, departure.group), self._replica.index
+        if ledger is None:
+            return None
+        there = ledger.lease_within(departure.number, index.begin(queue_id), index.next_appended(queue_id))
+        return next((first for first, _ in there), None)
 
     def _of_piece(self, queue_id: int, departure: Departure, ranges: Sequence[Range]) -> list[Range]:
         ledger = self._replica.groups.get(queue_id, departure.group)

@@ -13,7 +13,7 @@ from mirrorlog.broker.departure_log import DepartureLog
 from mirrorlog.broker.letter_reader import LetterReader
 from mirrorlog.commitlog.attributes import asked_attributes
 from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.errors import BatchTooLarge, MirrorlogError, RecordTooLarge
+from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import Addressed, Target
 from mirrorlog.queues.departures import Departure
 from mirrorlog.queues.flat_ranges import count, pairs
@@ -29,6 +29,7 @@ RENUMBERED_MAX: Final = 8
 """In one go, of one target: more often, and it is tried again later."""
 _EVENTS: Final = {
     **dict.fromkeys(("dropped", "gone", "reduced"), "letters_dropped"),
+    "held": "letters_held",
     "landed": "departure_had_landed",
     "renumbered": "departure_renumbered",
     "shortened": "departure_shortened",
@@ -36,6 +37,9 @@ _EVENTS: Final = {
     "stayed": "letters_stayed",
 }
 """What the log says of a step, by `Step.what`."""
+
+_BEFORE_ANY: Final = ("sent", "gone", "reduced")
+"""Steps behind which the first target of a new piece is one that nothing was sent to."""
 
 
 class Sending:
@@ -46,12 +50,15 @@ class Sending:
         self._reader = reader
         self._helper = helper
 
-    async def send(self, queue_id: int, departure: Departure, piece: Addressed, roads: LetterRoads) -> Addressed:
+    async def send(
+        self, queue_id: int, departure: Departure, piece: Addressed, roads: LetterRoads, *, is_new: bool
+    ) -> Addressed:
         """Until all copies of each target have what it was to get, or it is known that it will not: the piece without
-        targets then. Raises MirrorlogError."""
+        targets then. `is_new`: nobody can have sent it. Raises MirrorlogError."""
         renumbered = 0
         while piece.targets:
-            step = await self._serve(queue_id, departure, piece, roads)
+            step = await self._serve(queue_id, departure, piece, roads, sent=not is_new)
+            is_new = is_new and step.what in _BEFORE_ANY
             renumbered = renumbered + 1 if step.what == "renumbered" else 0
             if renumbered > RENUMBERED_MAX:
                 raise _never_takes(piece.targets[0])
@@ -60,13 +67,17 @@ class Sending:
                 await self._log.address(queue_id, piece)
         return piece
 
-    async def _serve(self, queue_id: int, departure: Departure, piece: Addressed, roads: LetterRoads) -> Step:
+    async def _serve(
+        self, queue_id: int, departure: Departure, piece: Addressed, roads: LetterRoads, *, sent: bool
+    ) -> Step:
         """One batch for the first target, and what follows from the answer. Raises MirrorlogError."""
         target = piece.targets[0]
         leaving = await self._reader.read_again(queue_id, pairs(target.ranges))
         if leaving.gone:
             gone = flat(leaving.gone)
-            return self._noted(queue_id, target, reduced(piece, gone), "freed by retention, or lost", count(gone))
+            return self._noted(
+                queue_id, target, reduced(piece, gone, sent=sent), "freed by retention, or lost", count(gone)
+            )
         work = partial(
             _encode,
             [record for _, record in leaving.records],
@@ -81,23 +92,15 @@ class Sending:
         except MirrorlogError as error:
             step = refused(piece, departure.reason, error)
             if step is None:
-                raise _with_advice(target, error) from error
+                raise
             return self._noted(queue_id, target, step, str(error), target.records)
         return Step(served(piece), "sent", logged=False)
 
     def _noted(self, queue_id: int, target: Target, step: Step, why: str, records: int) -> Step:
-        self._log.note(queue_id, _EVENTS[step.what], target=target.name, records=records, reason=why)
-        return step
-
-
-def _with_advice(target: Target, error: MirrorlogError) -> MirrorlogError:
-    """What waits for an operator says what he is to do."""
-    if isinstance(error, BatchTooLarge | RecordTooLarge):
-        return type(error)(
-            f"a record for queue {shown(target.name)!r} is larger than its node takes; raise "
-            f"limits.max_batch_bytes or max_record_bytes there, as they are here: {error}"
+        self._log.note(
+            queue_id, _EVENTS[step.what], target=target.name, records=records, first=target.ranges[0], reason=why
         )
-    return error
+        return step
 
 
 def _never_takes(target: Target) -> MirrorlogError:

@@ -81,9 +81,9 @@ class DepartureKeeper:
             self._tasks[queue_id] = asyncio.ensure_future(self._leave_safely(queue_id, self._roads))
 
     def waits(self, queue_id: int) -> str:
-        """Why nothing leaves a queue at the moment; empty when it does."""
+        """Why nothing leaves a queue at the moment, and what of it never will; empty when all does."""
         pause = self._pauses.get(queue_id)
-        return pause.why if pause is not None else ""
+        return "; ".join(filter(None, (pause.why if pause is not None else "", self._log.held(queue_id))))
 
     def fence(self) -> None:
         """Another one may be the master."""
@@ -138,7 +138,7 @@ class DepartureKeeper:
         """One piece, from where it stands to its end. Raises MirrorlogError."""
         there = self._log.of(queue_id)
         piece = there.piece
-        departure = there.find(piece.departure) if piece is not None else there.departures[0]
+        departure = there.find(piece.departure) if piece is not None else there.first
         if piece is None:
             assert departure is not None
             piece = await self._addressing.begin(queue_id, departure, roads)
@@ -150,11 +150,13 @@ class DepartureKeeper:
             return
         else:
             await self._log.confirmed()
-        await self._carry(queue_id, departure, piece, roads)
+        await self._carry(queue_id, departure, piece, roads, is_new=there.piece is None)
 
-    async def _carry(self, queue_id: int, departure: Departure, piece: Addressed, roads: LetterRoads) -> None:
-        piece = await self._sending.send(queue_id, departure, piece, roads)
+    async def _carry(
+        self, queue_id: int, departure: Departure, piece: Addressed, roads: LetterRoads, *, is_new: bool
+    ) -> None:
+        piece = await self._sending.send(queue_id, departure, piece, roads, is_new=is_new)
         while piece.more:
             piece = await self._addressing.go_on(queue_id, departure, piece, roads)
-            piece = await self._sending.send(queue_id, departure, piece, roads)
+            piece = await self._sending.send(queue_id, departure, piece, roads, is_new=True)
         self._log.settle(queue_id, departure, piece)

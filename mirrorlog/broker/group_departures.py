@@ -11,7 +11,7 @@ from mirrorlog.errors import Overloaded
 from mirrorlog.queues.arguments import dead_letters_of
 from mirrorlog.queues.changes import Change
 from mirrorlog.queues.deaths import REASONS, deaths
-from mirrorlog.queues.departures import REDRIVEN, Departure, DepartureNumbers
+from mirrorlog.queues.departures import HELD, REDRIVEN, Departure, DepartureNumbers
 from mirrorlog.queues.groups import OWN_GROUP
 from mirrorlog.queues.subscriber import Range
 
@@ -37,19 +37,31 @@ class GroupDepartures:
             )
         ]  # fmt: skip
 
-    def check_room(self, queue_id: int) -> None:
-        """Raises Overloaded when no more may leave."""
+    def check_room(self, queue_id: int, to: str) -> None:
+        """Before a redrive; `to`: see `redriven`. Raises Overloaded when no more may leave."""
         if self._numbers.is_full(queue_id):
             raise Overloaded(
                 f"{len(self._replica.departures.of(queue_id).departures)} departures of this queue wait "
                 "(max_departures); mqtool doctor says for whom",
                 limit="max_departures",
             )
+        if not self._replica.departures.of(queue_id).has_room_for(to):
+            raise Overloaded(
+                "records of this queue leave for many others by name; ask again when some have arrived (mqtool doctor "
+                "says for whom they wait)",
+                limit="names of departures",
+            )
 
     def redriven(self, queue_id: int, ranges: Sequence[Range], to: str) -> Change:
         """The change by which records of the queue's own group leave. `to`: a queue; empty: where each came from."""
         return self._numbers.departing(
             queue_id, OWN_GROUP, _flat(ranges), REDRIVEN, at_us=now_us(), exchange="", routing_key=to or None
+        )
+
+    def holding(self, queue_id: int, group: str, ranges: Sequence[Range]) -> Change:
+        """The change by which records that were to leave, and cannot, are held."""
+        return self._numbers.departing(
+            queue_id, group, _flat(ranges), HELD, at_us=now_us(), exchange="", routing_key=None
         )
 
     def departing(self, queue_id: int, group: str) -> int:

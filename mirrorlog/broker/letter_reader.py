@@ -19,9 +19,10 @@ from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.attributes import attributes_of
 from mirrorlog.commitlog.body import Record
 from mirrorlog.commitlog.codec import open_body
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.commitlog.format import BatchHeader, check_body, read_header
 from mirrorlog.commitlog.index import Run
 from mirrorlog.errors import BadBatch, LogUnavailable, OffsetOutOfRange
+from mirrorlog.queues.flat_ranges import flat_of, pairs
 from mirrorlog.queues.letter_body import size_of
 from mirrorlog.queues.subscriber import Range
 
@@ -34,11 +35,14 @@ _GONE_AT_ONCE: Final = 256
 
 @dataclass(slots=True)
 class Leaving:
-    """What was read: by queue offset, all of one priority; `gone`: ranges that are not there any more. `read`: bytes of
-    the batches that they stand in."""
+    """What was read: by queue offset, all of one priority; `gone`: ranges that are not there any more; `unreadable`:
+    those that stand there as they were sent, and that nobody can open, and `why`. `read`: bytes of the batches that
+    they stand in."""
 
     records: list[tuple[int, Record]] = field(default_factory=list)
     gone: list[Range] = field(default_factory=list)
+    unreadable: list[Range] = field(default_factory=list)
+    why: str = ""
     priority: int = 0
     size: int = 0
     read: int = 0
@@ -114,14 +118,19 @@ class LetterReader:
             bytes_max=room.size - found.size,
             one=not found.records,
         )
-        priority, records, size = await asyncio.get_running_loop().run_in_executor(self._helper, work)
-        if found.records and (priority != found.priority or not records):
+        opened = await asyncio.get_running_loop().run_in_executor(self._helper, work)
+        if found.records and (not opened.done or (opened.records and opened.priority != found.priority)):
             return False
-        found.priority = priority
-        found.records += zip(wanted, records, strict=False)  # those that had room
-        found.size += size
-        _advance(left, wanted[len(records) - 1] + 1)
-        return len(records) == len(wanted)
+        base = run.base_queue_offset
+        if opened.records:
+            found.priority = opened.priority
+            found.records += [(base + index, record) for index, record in opened.records]
+            found.size += opened.size
+        if opened.unreadable:
+            found.unreadable += pairs(flat_of([base + index for index in opened.unreadable]))
+            found.why = opened.why
+        _advance(left, wanted[opened.done - 1] + 1)
+        return opened.done == len(wanted)
 
     async def _batch_at(self, queue_id: int, at: int) -> tuple[Run, bytes] | None:
         run = await self._run_at(queue_id, at)
@@ -176,21 +185,54 @@ def _advance(left: deque[Range], at: int) -> None:
         left[0] = at, left[0][1]
 
 
-def _records(
-    batch: bytes, which: Sequence[int], *, body_bytes_max: int, bytes_max: int, one: bool
-) -> tuple[int, list[Record], int]:
-    """Priority, records and their bytes: those that fit; `one`: one at least. Raises BadBatch."""
+@dataclass(slots=True)
+class _Opened:
+    """What was asked of one batch, by the number in it: those that had room. `done`: how many of what was asked."""
+
+    priority: int
+    records: list[tuple[int, Record]] = field(default_factory=list)
+    size: int = 0
+    unreadable: list[int] = field(default_factory=list)
+    why: str = ""
+    done: int = 0
+
+
+def _records(batch: bytes, which: Sequence[int], *, body_bytes_max: int, bytes_max: int, one: bool) -> _Opened:
+    """`one`: one at least. Raises BadBatch for bytes that went bad here: another copy may have better ones."""
     header = read_header(batch)
+    opened = _Opened(_priority(header, batch))
+    if header.body_length > body_bytes_max:
+        check_body(memoryview(batch), 0, header)  # it was let in under another limit, if its header is what it was
     try:
-        priority = attributes_of(header, batch).priority
-    except BadBatch:
-        priority = 0  # what a newer software says is not known here; delivered without, too
-    body = open_body(batch, header=header, body_bytes_max=body_bytes_max)
-    records, size = list[Record](), 0
+        body = open_body(batch, header=header, body_bytes_max=header.body_length)
+    except BadBatch as error:
+        _note_unreadable(opened, batch, header, which, error)
+        return opened
     for index in which:
-        record = body.record(index)
-        if (records or not one) and size + size_of(record) > bytes_max:
+        try:
+            record = body.record(index)
+        except BadBatch as error:
+            _note_unreadable(opened, batch, header, [index], error)
+            continue
+        if (opened.records or not one) and opened.size + size_of(record) > bytes_max:
             break
-        records.append(record)
-        size += size_of(record)
-    return priority, records, size
+        opened.records.append((index, record))
+        opened.size += size_of(record)
+        opened.done += 1
+    return opened
+
+
+def _note_unreadable(opened: _Opened, batch: bytes, header: BatchHeader, which: Sequence[int], error: BadBatch) -> None:
+    """So they came from their producer, compressed: who sends such a thing keeps nobody else's back. Raises BadBatch
+    when it is not as it came."""
+    check_body(memoryview(batch), 0, header)
+    opened.unreadable += which
+    opened.done += len(which)
+    opened.why = f"producer {header.producer_id} sent what nobody can open: {error}"
+
+
+def _priority(header: BatchHeader, batch: bytes) -> int:
+    try:
+        return attributes_of(header, batch).priority
+    except BadBatch:
+        return 0  # what a newer software says is not known here; delivered without, too

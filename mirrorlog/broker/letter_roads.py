@@ -12,7 +12,6 @@ dropped; a record that leads to one queue would not come to the other one that w
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
@@ -21,6 +20,7 @@ from uuid import UUID
 
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.hosted_logs import HostedLogs
+from mirrorlog.broker.node_way import NodeWay
 from mirrorlog.broker.publish import not_master
 from mirrorlog.cluster.peers import FRAME_BYTES_MAX
 from mirrorlog.cluster.questions import AnyAnswer, AskQueue, AskTake, Noted, QueueFound, decode_answer, encode
@@ -47,10 +47,6 @@ _TABLES_MAX: Final = 64
 _CORRELATION: Final = 1
 _BATCH_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024
 """Beside it in the frame: the log's id, and names of fields. A larger frame would end the link that it comes by."""
-ON_THE_WAY_MAX: Final = 16
-"""Batches that may be on their way to one node."""
-ON_THE_WAY_BYTES: Final = 8 * 1024 * 1024
-"""Of them; a larger one goes alone."""
 TAKEN_MAX: Final = 256
 """Batches from others that are taken here at once: who gave up waiting for one may have sent the next."""
 
@@ -85,7 +81,7 @@ class LetterRoads:
         self._places = places
         self._helper = helper
         self._tables: dict[str, tuple[VirtualHost, RoutingTable]] = {}
-        self._ways: dict[str, _Way] = {}
+        self._ways: dict[str, NodeWay] = {}
         self._taken = 0
 
     async def table(self, virtual_host: str) -> RoutingTable:
@@ -172,7 +168,7 @@ class LetterRoads:
     @asynccontextmanager
     async def _way(self, node: str, size: int) -> AsyncIterator[None]:
         """While a batch of so many bytes is on its way to a node."""
-        way = self._ways.setdefault(node, _Way())
+        way = self._ways.setdefault(node, NodeWay())
         await way.enter(size)
         try:
             yield
@@ -180,48 +176,6 @@ class LetterRoads:
             way.leave(size)
             if way.unused:
                 self._ways.pop(node, None)
-
-
-class _Way:
-    """To one node: what is on it, and who waits for room, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._size = 0
-        self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @property
-    def unused(self) -> bool:
-        return not self._count and not self._line
-
-    async def enter(self, size: int) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append((size, turn))
-        self._go_on()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._go_on()
-            else:
-                self.leave(size)
-            raise
-
-    def leave(self, size: int) -> None:
-        self._count -= 1
-        self._size -= size
-        self._go_on()
-
-    def _go_on(self) -> None:
-        while self._line and (self._line[0][1].cancelled() or self._has_room(self._line[0][0])):
-            size, turn = self._line.popleft()
-            if not turn.cancelled():
-                self._count += 1
-                self._size += size
-                turn.set_result(None)
-
-    def _has_room(self, size: int) -> bool:
-        return not self._count or (self._count < ON_THE_WAY_MAX and self._size + size <= ON_THE_WAY_BYTES)
 
 
 def _table(host: VirtualHost) -> RoutingTable:

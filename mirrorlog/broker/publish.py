@@ -43,6 +43,7 @@ from mirrorlog.ha.group_transfer import Answer, PutStatus
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.queues.credit import Account, Credits, Key, Told
+from mirrorlog.queues.letter_body import ADDED_BYTES_MAX
 from mirrorlog.queues.producers import Landed, landed_of
 from mirrorlog.wire.frames import (
     CONFIRM_DUPLICATE,
@@ -249,8 +250,11 @@ class Publisher:
         try:
             self.admit((header,))
         except QueueFull:
+            limit = self._limits.max_batch_bytes
+            if header.body_at + header.body_length + ADDED_BYTES_MAX > limit:
+                raise  # its letter might be more than any queue takes
             change = self.leaving(header)
-            if change is None or envelope_bytes([batch, change]) > self._limits.max_batch_bytes:
+            if change is None or envelope_bytes([batch, change]) > limit:
                 raise
             return change
         return None
@@ -510,7 +514,8 @@ class Publisher:
             batch,
             record_count=header.record_count,
             columns=header.columns,
-            max_record_bytes=self._limits.max_record_bytes,
+            # A value that somebody's compressed batch brought is opened when it leaves: the cluster has taken it.
+            max_record_bytes=self._limits.max_batch_bytes if own else self._limits.max_record_bytes,
         )
 
     def _check_attributes(self, header: BatchHeader, batch: memoryview) -> None:

@@ -47,7 +47,7 @@ class ReadyRecords:
 
     def redrive(self, message: Redrive, queue_id: int, respond: Respond) -> None:
         """See `Deliverer.redrive`."""
-        self._departures.check_room(queue_id)
+        self._departures.check_room(queue_id, message.to)
         work = self._deliveries.of((queue_id, OWN_GROUP))
         self._settling.flush(work)
         try:

@@ -23,12 +23,14 @@ from mirrorlog.broker.operations import Operations
 from mirrorlog.broker.publish import not_master
 from mirrorlog.broker.status import hold_info
 from mirrorlog.cluster.topology import User, VirtualHost
+from mirrorlog.commitlog.epochs import EPOCH_MAX
 from mirrorlog.config import LogAssignment, Member, Settings
 from mirrorlog.errors import (
     AccessRefused,
     BadRequest,
     LogUnavailable,
     MirrorlogError,
+    NotMaster,
     QueueExists,
     UnsupportedVersion,
 )
@@ -428,18 +430,17 @@ class Requests:
     def _commit_position(self, message: CommitPosition, respond: Respond) -> None:
         log, queue = self.find(message.queue)
         position = message.position
-        # Up to what is appended: the position is behind those records in the log, so it is confirmed after them.
-        following = log.replica.index.next_appended(queue.queue_id)
         if position.log_id != str(log.replica.log_id):
             raise BadRequest(
                 f"a position of log {position.log_id}, but queue {queue.name!r} is in {log.replica.log_id}"
             )
+        if not log.masters:
+            raise not_master(log.name, self._view.master(log.log_id))
+        _check_epoch(log, position.epoch)
+        # Up to what is appended: the position is behind those records in the log, so it is confirmed after them.
+        following = log.replica.index.next_appended(queue.queue_id)
         if not 0 <= position.queue_offset <= following:
             raise BadRequest(f"position {position.queue_offset} is not within 0 and {following}, the records there are")
-        # The first epoch is low enough: who goes on at another record still has the epoch of the last one he read.
-        current = log.replica.epochs.current
-        if not 1 <= position.epoch <= current and log.deliverer is not None:
-            raise BadRequest(f"epoch {position.epoch} of a position is not within 1 and {current}, the log's")
         change = PositionCommitted(
             group=message.group,
             log_id=position.log_id,
@@ -685,8 +686,8 @@ class Requests:
             current=log.knows_confirmed,
             tiers=_tiers(log, queue),
             gaps=_gaps(log, queue),
-            # Who has not heard the cluster knows the version of its founding; the master refuses what is too new.
-            attributes=not self._view.has_heard() or self._view.cluster_version() >= versions.ATTRIBUTES,
+            # Who has not heard the cluster may know the version of its founding alone: others are asked then (`heard`).
+            attributes=self._view.has_heard() and self._view.cluster_version() >= versions.ATTRIBUTES,
         )
 
     def _as_metadata(self, queues: list[QueueInfo], missing: list[str]) -> Metadata:
@@ -710,6 +711,20 @@ class Requests:
             missing=missing,
             placed=[name for name in missing if self._view.placed(name) is not None],
             version=self._view.version(),
+            heard=self._view.has_heard(),
+        )
+
+
+def _check_epoch(log: HostedLog, epoch: int) -> None:
+    """Of a position. Any former one will do: who goes on at another record still has that of the last one he read, and
+    some set none, which is 0. Raises NotMaster where this node is behind, BadRequest for what no epoch can be."""
+    current = log.replica.epochs.current
+    if not 0 <= epoch <= EPOCH_MAX:
+        raise BadRequest(f"epoch {epoch} of a position is not within 0 and {EPOCH_MAX}")
+    if epoch > current:
+        raise NotMaster(
+            f"a position of epoch {epoch}, and log {log.name} is at epoch {current} on this node: another node may "
+            "write it by now; ask again"
         )
 
 

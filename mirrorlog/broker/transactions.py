@@ -258,7 +258,7 @@ def _changes(within: Iterable[Within]) -> Iterable[bytearray]:
 
 def _landed(headers: Sequence[BatchHeader], producers: ProducerTable) -> list[Landed]:
     """Where its batches stand, if they landed before; none if all of it is new. Raises OutOfSequence or BadBatch, for
-    what was in another transaction too, and StaleProducerEpoch."""
+    what was in another transaction too or was refused alone, and StaleProducerEpoch."""
     found: list[Landed] = []
     following: dict[tuple[int, int], tuple[int, int]] = {}
     for header in headers:
@@ -275,4 +275,9 @@ def _landed(headers: Sequence[BatchHeader], producers: ProducerTable) -> list[La
             found.append(landed)
     if found and (len(found) < len(headers) or any(a.next_log_offset != b.log_offset for a, b in pairwise(found))):
         raise BadBatch("batches of this transaction were sent before, in other ones; a retry sends the identical ones")
+    if any(each.refused for each in found):
+        raise BadBatch(
+            "batches of this transaction were sent before, alone, and went to dead letters, for the queue was full; "
+            "nothing of it counts"
+        )
     return found

@@ -63,6 +63,8 @@ class View:
         self._down_since_us: dict[str, int] = {}
         self._transient: Mapping[str, str] = {}
         self._transient_ids: frozenset[UUID] = frozenset()
+        self._log_groups: Mapping[str, str] = {}
+        self._grouped_logs: frozenset[str] = frozenset()
 
     def life_changed(self, change: Change) -> None:
         """Another node is up or down, as seen from here."""
@@ -159,8 +161,15 @@ class View:
         if state is None or facts is None or self.service is None or self.is_transient(log_id):
             return None  # what goes with its node is about to be gone
         nodes = nodes_out(facts, state, self.service.life)
-        grouped = str(log_id) in state.log_groups.values()
-        return self._outage(facts, nodes, queue, grouped=grouped) if nodes else None
+        if not nodes:
+            return None
+        return self._outage(facts, nodes, queue, grouped=self._is_grouped(log_id, state))
+
+    def _is_grouped(self, log_id: UUID, state: ClusterState) -> bool:
+        """Whether there are log groups in a log."""
+        if state.log_groups is not self._log_groups:  # asked for of each queue that is out, and there may be 10,000
+            self._log_groups, self._grouped_logs = state.log_groups, frozenset(state.log_groups.values())
+        return str(log_id) in self._grouped_logs
 
     def outage_of_number(self, log_number: int) -> LogUnavailable | None:
         """The same, by the number that the ids of the log's queues tell."""
@@ -174,13 +183,17 @@ class View:
         """Those of these queues, or of all there are, that nobody can answer for now, by name; of these also the ones
         that have a copy here, and that nobody can master."""
         state = self._known
-        out = {UUID(log_id) for log_id in state.logs if self.outage(UUID(log_id))} if state is not None else set[UUID]()
-        if state is not None and queues is not None:
-            logs = {log_id for name in queues if (log_id := self.placed(name)) is not None}
-            out |= {log_id for log_id in logs if self._waits_for_nodes(log_id, "") is not None}
-        if state is None or not out:
+        if state is None:
             return []
-        names = state.queues if queues is None else queues
+        if queues is None:
+            names: Iterable[str] = state.queues
+            out = {log_id for log_id in map(UUID, state.logs) if self.outage(log_id)}
+        else:
+            names = queues
+            logs = {log_id for name in queues if (log_id := self.placed(name)) is not None}
+            out = {log_id for log_id in logs if self.outage(log_id) or self._waits_for_nodes(log_id, "")}
+        if not out:
+            return []
         return [self._queue_outage(name, log_id) for name in sorted(names) if (log_id := self.placed(name)) in out]
 
     def _queue_outage(self, name: str, log_id: UUID | None) -> QueueOutage:

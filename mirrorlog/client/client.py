@@ -12,11 +12,14 @@ import asyncio
 import secrets
 import ssl
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from weakref import WeakSet
+
+from msgspec.structs import replace as changed
 
 from mirrorlog.client.admin import Admin
 from mirrorlog.client.asking import HEAD_START_S, ask_nodes
@@ -516,6 +519,19 @@ class Client:
                 "copies are up"
             )
         return await self.reach(found.address)
+
+    async def vouched(self, found: Sighting) -> Sighting:
+        """The same, with the master's own word on what its cluster takes (`QueueInfo.attributes`) where another node
+        denies it, or one that has not heard its cluster. Raises as `reach_master`, or what the master answers;
+        NotMaster while it has not heard the cluster either."""
+        if found.info.attributes or (found.by_master and found.heard):
+            return found
+        await self.reach_master(found)
+        answer = await self.ask(found.address, [found.queue])
+        if not answer.heard:
+            raise NotMaster(f"{found.address} was started and has not heard its cluster yet; ask again")
+        attributes = any(info.attributes for info in answer.queues if info.name == found.queue)
+        return replace(found, info=changed(found.info, attributes=attributes))
 
     async def newer_master(self, than: Sighting) -> Sighting | None:
         """The queue's master, when a node knows of another one that was named after `than`. Raises ConnectionLost when

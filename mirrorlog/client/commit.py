@@ -24,6 +24,7 @@ from mirrorlog.client.outage import is_outage
 from mirrorlog.client.ranges import flat
 from mirrorlog.client.receipts import Receipt
 from mirrorlog.client.routes import Routes
+from mirrorlog.client.same_queue import check_same
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.silence import Silence
 from mirrorlog.client.transaction_hand import Taken
@@ -47,6 +48,7 @@ from mirrorlog.errors import (
     StaleRouting,
 )
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, BatchReceipt, How, Transacted, settle_part, transact_payload
+from mirrorlog.wire.messages import QueueInfo
 from mirrorlog.wire.names import qualified, shown, split
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class Commit:
         """`virtual_host`: of the exchanges that it publishes to, and of all of its queues then; empty when it does
         not. Raises BadRequest for a queue of another one."""
         self._client = transactor.client
+        self._transactor = transactor
         self._found = transactor.found
         self._sent = sent
         self._taken = taken
@@ -91,13 +94,13 @@ class Commit:
         self._stamp = 0
         # At least this version is needed: a node knows it, or a queue is not where a binding leads.
         self._routing_wanted = 0
-        self._queue_ids: dict[str, int] = {}
+        self._infos: dict[str, QueueInfo] = {}
         self._batches: list[bytearray] = []
         self._following: dict[int, tuple[int, int]] = {}
         # An attempt ended without an answer that says that nothing was stored.
         self._unknown = False
-        # Some of the queues were looked for by a commit before: those of the last attempt, and of any.
-        self._remembered = self._was_at_work = False
+        # Some of the queues of the last attempt were looked for by a commit before.
+        self._remembered = False
         if self._routes is None:
             self._group_by(lambda sent: ())
 
@@ -140,9 +143,10 @@ class Commit:
             await asyncio.sleep(pause_s)
 
     def _is_in_vain(self, error: MirrorlogError) -> bool:
-        """Whether to wait helps only when somebody starts a node. Who has committed there before waits on: it may be a
-        restart; and who may have sent something, for its answer."""
-        return is_outage(error) and not self._unknown and not self._was_at_work
+        """Whether to wait helps only when somebody starts a node. Who has committed there before, or has records of it
+        in hand, waits on: it may be a restart; and who may have sent something, for its answer."""
+        at_work = bool(self._taken) or self._transactor.at_work(self._queues)
+        return is_outage(error) and not self._unknown and not at_work
 
     def _routes_again(self, error: MirrorlogError) -> bool:
         """Whether it is said of bindings that have changed since messages were routed by them; may be, since they are
@@ -158,7 +162,7 @@ class Commit:
         crosses = isinstance(error, CrossLogTransaction) and self._routes.vouched_at < self._began_at
         if bound or crosses:
             self._routing_wanted = self._routes.table.version
-            self._queue_ids.clear()
+            self._infos.clear()
             self._batches.clear()
         return bound or crosses
 
@@ -166,7 +170,7 @@ class Commit:
         """Whether that may be said of queues that are not where they were when they were looked for."""
         if self._unknown or not self._remembered or not isinstance(error, _MOVED_QUEUES):
             return False
-        self._queue_ids.clear()
+        self._infos.clear()
         self._batches.clear()
         return True
 
@@ -211,6 +215,7 @@ class Commit:
             self._unknown = before
             raise
         self._count_on()
+        self._transactor.committed(self._queues)
         return self._landed([partial(_receipt, facts, each) for each in receipts])
 
     # --- routing ---
@@ -251,7 +256,7 @@ class Commit:
         self._groups = grouped(self._sent, route)
         taken_from = [each.subscription.queue for each in self._taken]
         self._queues = list(dict.fromkeys([*(group.queue for group in self._groups), *taken_from]))
-        self._queue_ids.clear()
+        self._infos.clear()
         self._batches.clear()
 
     # --- where ---
@@ -263,7 +268,7 @@ class Commit:
         first = sightings[self._queues[0]]
         for found in sightings.values():
             self._check_together(first, found)
-        self._check_ids(sightings)
+        self._check_same(sightings)
         if not self._batches:
             self._encode(sightings)
         connection = await self._client.reach_master(first)
@@ -275,11 +280,10 @@ class Commit:
         cluster takes no transactions: software that does not know them would close the connection."""
         known = {queue: self._found[queue] for queue in self._queues if queue in self._found}
         self._remembered = bool(known)
-        self._was_at_work = self._was_at_work or self._remembered
         wanted = [queue for queue in self._queues if queue not in known]
         looked_for = await asyncio.gather(*map(self._find, wanted))
-        for found in looked_for:
-            if not found.info.attributes:  # they came with the same version
+        for found in {found.address: found for found in looked_for}.values():
+            if not (await self._client.vouched(found)).info.attributes:  # they came with the same version
                 raise BadRequest(
                     f"the cluster of queue {found.queue!r} takes no transactions before all its nodes are updated"
                 )
@@ -315,11 +319,10 @@ class Commit:
         exchange = next((each.routed.exchange for each in sent if each.routed is not None), "")
         return f"queue {queue!r} (to which exchange {exchange!r} leads)"
 
-    def _check_ids(self, sightings: dict[str, Sighting]) -> None:
+    def _check_same(self, sightings: dict[str, Sighting]) -> None:
         """A queue that was deleted and declared anew is another one."""
         for queue, found in sightings.items():
-            if self._queue_ids.setdefault(queue, found.queue_id) != found.queue_id:
-                raise NoSuchQueue(f"queue {queue!r} was deleted while the transaction was under way", queue=queue)
+            check_same(queue, self._infos.setdefault(queue, found.info), found.info)
 
     def _encode(self, sightings: dict[str, Sighting]) -> None:
         following = dict(self._numbers.following)
@@ -379,7 +382,7 @@ class Commit:
             raise error
         ended = error.details.get("producer_epoch", -1)
         for queue in {group.queue for group in self._groups}:
-            queue_id = self._queue_ids[queue]
+            queue_id = self._infos[queue].queue_id
             epoch, _ = self._following[queue_id]
             self._numbers.following[queue_id] = max(epoch, ended) + 1, 0
         self._batches.clear()
@@ -387,10 +390,10 @@ class Commit:
     def _forget_numbers(self) -> None:
         """Nobody knows whether these sequences are in use: the next commit goes on under another producer epoch."""
         for queue in {group.queue for group in self._groups}:
-            queue_id = self._queue_ids.get(queue)
-            if queue_id is not None:
-                epoch = self._following[queue_id][0]
-                self._numbers.following[queue_id] = epoch + 1, 0
+            info = self._infos.get(queue)
+            if info is not None:
+                epoch = self._following[info.queue_id][0]
+                self._numbers.following[info.queue_id] = epoch + 1, 0
 
     def _landed(self, ranges: Sequence[Callable[[int], Receipt]]) -> list[Receipt]:
         """It is committed; tells messages where they are. `ranges`: of each batch, its receipts."""

@@ -114,10 +114,13 @@ class Finder:
 
     async def _first_named(self, queue: str) -> Heard[Metadata]:
         def patience_s(answers: list[Metadata]) -> float:
-            if settled(sightings_of(queue, answers), None) and outage_of(queue, answers) is None:
+            sightings, outage = sightings_of(queue, answers), outage_of(queue, answers)
+            by_master = any(each.by_master and each.heard for each in sightings)
+            if settled(sightings, None) and (outage is None or by_master):
                 return 0.0
-            heard_of = sightings_of(queue, answers) or outage_of(queue, answers)
-            return _UNSETTLED_S if heard_of else _UNKNOWN_S
+            if outage is not None and any(each.address for each in sightings):
+                return _UNKNOWN_S  # one that cannot hear the master calls it down; it may answer for itself
+            return _UNSETTLED_S if sightings or outage is not None else _UNKNOWN_S
 
         return await self._in_turn([queue], patience_s)
 

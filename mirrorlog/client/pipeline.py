@@ -240,6 +240,14 @@ class Pipeline:
         for batch in batches:
             self._resolve(batch, _without_confirm(batch, error))
 
+    def gone(self, error: MirrorlogError, now: float) -> None:
+        """The queue is no more, and everything that was to be stored in it ends. What comes from here on has numbers of
+        its own: it is for one that is declared anew."""
+        self.fail_all(error)
+        self._renumber = True
+        self._break(error)
+        self._settle(now)
+
     # --- inside ---
 
     def _may_send(self, now: float) -> bool:

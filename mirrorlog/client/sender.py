@@ -19,6 +19,7 @@ from mirrorlog.client.batching import PendingBatch
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.masters import MOVED, REPLACED_PERHAPS
 from mirrorlog.client.pipeline import Pipeline
+from mirrorlog.client.same_queue import is_another
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.errors import (
     BadInput,
@@ -146,6 +147,7 @@ class Sender:
             connection, found = await self._client.master_of(self._queue)
         else:
             connection = await self._client.reach(found.address)
+        found = await self._client.vouched(found)
         if self._found is not None and found.newer_than(self._found):
             self._pipeline.moved(self._loop.time())
         self._found = found
@@ -361,8 +363,11 @@ class Sender:
                     break
                 except MirrorlogError as error:
                     # Why it fails is the batches' to tell, at their deadline. No such queue is no exception: while
-                    # the master is away, a mirror may answer that has not heard of it yet.
+                    # the master is away, a mirror may answer that has not heard of it yet; unless that is for good.
                     found = None
+                    if is_another(error):
+                        self._pipeline.gone(error, self._loop.time())
+                        break
                     self._pipeline.not_connected(error)
                     await asyncio.sleep(backoff.next_s())
                     self._pipeline.expire(self._loop.time())

@@ -19,7 +19,8 @@ from mirrorlog.wire.messages import Metadata, QueueInfo
 class Sighting:
     """A queue as one node, `told_by`, described it at a `version` of the cluster.
 
-    `address`: where its master is reached; empty while that node names none. `outage`: why there will be none.
+    `address`: where its master is reached; empty while that node names none. `outage`: why there will be none. `heard`:
+    whether that node had heard its cluster (`Metadata.heard`).
     """
 
     info: QueueInfo
@@ -27,6 +28,7 @@ class Sighting:
     told_by: str
     address: str
     outage: LogUnavailable | None = None
+    heard: bool = True
 
     @property
     def queue(self) -> str:
@@ -63,7 +65,7 @@ class Sighting:
 def sightings_of(queue: str, answers: Iterable[Metadata]) -> list[Sighting]:
     """One for each node that knows the queue."""
     return [
-        Sighting(info, answer.version, answer.node_id, _address_of(info.master, answer))
+        Sighting(info, answer.version, answer.node_id, _address_of(info.master, answer), heard=answer.heard)
         for answer in answers
         for info in answer.queues
         if info.name == queue

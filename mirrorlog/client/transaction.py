@@ -128,12 +128,11 @@ class Transaction:
     # --- its end ---
 
     async def commit(self) -> list[Receipt]:
-        """Store all of it; receipts in the order in which records were sent. Nothing to store: none. Where
-        messages to exchanges are, what `publish` gave says.
+        """Store all of it; receipts in the order in which records were sent. Nothing to store: none. Where messages to
+        exchanges are, what `publish` gave says.
 
         Raises Refused or BadInput (CrossLogTransaction, BatchTooLarge, NotGranted, Unroutable, …), NoSuchQueue or
-        NoSuchExchange: nothing of it counts; or
-        OutcomeUnknown: all of it may count, or nothing.
+        NoSuchExchange: nothing of it counts; or OutcomeUnknown: all of it may count, or nothing.
         """
         self._check_open()
         self._over = "was committed"

@@ -42,7 +42,7 @@ NO_EPOCH: Final = 0
 
 _MAGIC: Final = b"MLEP"
 _VERSION: Final = 1
-_EPOCH_MAX: Final = 2**32 - 1
+EPOCH_MAX: Final = 2**32 - 1
 _OFFSET_MAX: Final = 2**63 - 1
 _HEAD = struct.Struct("<4sII")
 _ENTRY = struct.Struct("<IQ")
@@ -89,7 +89,7 @@ class EpochList:
         last = Epoch(NO_EPOCH, 0)
         for each in entries:
             entry = Epoch(each.epoch, each.start, each.node_id, each.start_id)
-            if not (last.epoch < entry.epoch <= _EPOCH_MAX and last.start <= entry.start <= _OFFSET_MAX):
+            if not (last.epoch < entry.epoch <= EPOCH_MAX and last.start <= entry.start <= _OFFSET_MAX):
                 raise BadRequest(f"epoch {entry.epoch} from {entry.start} cannot follow {last.epoch} from {last.start}")
             if len(entry.node_id.encode()) > _TEXT_MAX or len(entry.start_id.encode()) > _TEXT_MAX:
                 raise BadRequest(f"epoch {entry.epoch}: node id and start id have at most {_TEXT_MAX} bytes")

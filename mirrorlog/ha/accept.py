@@ -339,9 +339,15 @@ class MasteredLog:
 
     def progressed(self, answers: Iterable[Answer]) -> None:
         """Copies moved on: producers are answered, then records become visible, which takes longer. Nobody sees it the
-        other way round: whatever an answered producer asks for next is read after this."""
+        other way round: whatever an answered producer asks for next is read after this.
+
+        One that cannot be told keeps nobody else from it: neither the others who wait, nor the copy that has moved on.
+        """
         for each in answers:
-            self._answer(each)
+            try:
+                self._answer(each)
+            except Exception:
+                logger.exception("answer_failed log=%s", self.name)
         confirmed = self.mastership.progress.confirmed
         if confirmed > self.log.confirmed:
             self.log.set_confirmed(confirmed)

@@ -54,8 +54,8 @@ class Attributed:
         self._runs = runs
         self._waits = Moments()
         self._ends = Moments()
-        # What was appended before that came when nobody took from this group.
-        self._taken_since_us = 0
+        # What is below came when nobody took from this group. A queue offset and no time: the clock may go back.
+        self._taken_from = 0
         # Those of no time to live that have their one chance now, and those that have had it.
         self._chances: list[Range] = []
         self._at_once: list[Range] = []
@@ -120,9 +120,9 @@ class Attributed:
 
     # --- what happens ---
 
-    def taken_since(self, now_us: int) -> None:
-        """Somebody takes from this group from now on, and nobody did before."""
-        self._taken_since_us = now_us
+    def taken_from(self, appended: int) -> None:
+        """Somebody takes from this group from now on, and nobody did before. `appended`: where the queue ends."""
+        self._taken_from = appended
 
     def meet(self, until: int, now_us: int, *, taken: bool) -> None:
         """Records below `until` are confirmed; so many of their runs are met as one look takes. `taken`: whether
@@ -195,8 +195,10 @@ class Attributed:
         """Meet what of a run was not met, up to `end`, or some of it; for how many runs that counts."""
         goes_on, attributes, first = row.first < self.met, row.attributes, self.met
         expires_us, not_before_us = attributes.expires_at_us(row.appended_us), attributes.not_before_us(row.appended_us)
-        came_to_somebody = taken and row.appended_us >= self._taken_since_us
-        chance = attributes.ttl_ms == 0 and came_to_somebody and not attributes.delay_ms
+        at_once = attributes.ttl_ms == 0 and not attributes.delay_ms
+        if at_once and first < self._taken_from:
+            end = min(end, self._taken_from)
+        chance = at_once and taken and first >= self._taken_from
         is_old = expires_us is not None and expires_us <= now_us and not chance
         if is_old or not_before_us > now_us:
             end = min(end, first + WINDOW)

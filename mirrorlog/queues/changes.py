@@ -354,14 +354,14 @@ class RunState(_State, frozen=True, tag="R"):
 
 
 class DepartureRow(_State, frozen=True):
-    """A departure in a checkpoint; fields as of `Departing`."""
+    """A departure in a checkpoint; fields as of `Departing`. `way`: exchange and routing key, by their place among the
+    `ways` of the state that it is in."""
 
     departure: int
     group: str
     reason: str
     at_us: int
-    exchange: str
-    routing_key: str | None
+    way: int
 
 
 class PieceRow(_State, frozen=True):
@@ -376,12 +376,14 @@ class PieceRow(_State, frozen=True):
 
 class DeparturesState(_State, frozen=True, tag="D"):
     """What leaves a queue for others as of this place in the log, all of it. `next_departure`: no number from there on
-    was used; `epoch_floor`: the lowest producer epoch of a queue that is none of `sequences`. `sequences`: (producer
-    epoch, next sequence) by the id of the queue that records left for."""
+    was used; `epoch_floor`: the lowest producer epoch of a queue that is none of `sequences`; `ways`: exchanges and
+    routing keys of departures, each pair once. `sequences`: (producer epoch, next sequence) by the id of the queue that
+    records left for."""
 
     queue_id: int
     next_departure: int
     epoch_floor: int
+    ways: list[tuple[str, str | None]]
     departures: list[DepartureRow]
     piece: PieceRow | None
     sequences: dict[int, tuple[int, int]]

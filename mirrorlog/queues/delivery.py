@@ -63,8 +63,9 @@ __all__ = [
 
 class Delivery:
     """`epoch`: of the mastership; `found_watermark`: as it was when that began: what is below may have been given out
-    by another master. `next_lease`: numbers a lease; `runs`: those of the queue, as far as they are known now. `front`:
-    of the delivery of this group that this mastership had before, see `front`. `die`: how records end."""
+    by another master. `next_lease`: numbers a lease; `runs`: those of the queue, as far as they are known now;
+    `appended`: where the queue ends now, confirmed or not, needed where there are runs. `front`: of the delivery of
+    this group that this mastership had before, see `front`. `die`: how records end."""
 
     def __init__(
         self,
@@ -78,12 +79,14 @@ class Delivery:
         next_lease: Callable[[], int],
         now: float,
         runs: Callable[[], QueueRuns | None] = lambda: None,
+        appended: Callable[[], int] = lambda: 0,
         front: int = 0,
         die: Deaths = deaths,
     ) -> None:
         self.group = group
         self.rules = rules
         self._ledger = ledger
+        self._appended = appended
         self._nothing_to_give = False
         self._takers = takers = Takers(rules)
         self._attributed = attributed = Attributed(ledger, priority_max=rules.priority_max, runs=runs)
@@ -164,21 +167,20 @@ class Delivery:
         self._attributed.let_go()
 
     def subscribe(self, facts: Subscription) -> None:
-        """Behind a `clock`: who is the first is not given what had no time to live and came before. Raises
-        ExclusiveTaken."""
+        """Who is the first is not given what had no time to live and came before. Raises ExclusiveTaken."""
         was_taken = self.taken
         self._takers.subscribe(facts)
         self._came(was_taken)
 
     def lease(self, wish: LeaseWish) -> None:
-        """Somebody waits for records, behind a `clock` as `subscribe`; `gone` ends that. Raises ExclusiveTaken."""
+        """Somebody waits for records, as who subscribes; `gone` ends that. Raises ExclusiveTaken."""
         was_taken = self.taken
         self._takers.lease(wish)
         self._came(was_taken)
 
     def _came(self, was_taken: bool) -> None:
         if not was_taken:
-            self._attributed.taken_since(self._times.now_us)
+            self._attributed.taken_from(self._appended())
 
     def unsubscribe(self, number: int) -> None:
         """It is given nothing more; what it has in hand stays there. Raises NoSuchSubscription."""

@@ -20,10 +20,12 @@ Pure: batches in, state out; deciding gives what is to be logged. Queue offsets;
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
+
+import msgspec
 
 from mirrorlog.commitlog.format import OWN_PRODUCERS, BatchHeader
 from mirrorlog.queues.changes import (
@@ -45,14 +47,24 @@ MAXLEN: Final = "maxlen"
 REDRIVEN: Final = "redriven"
 """Why records leave: by RabbitMQ's names they died, or somebody sends them back to where they did."""
 
+HELD: Final = "held"
+"""Why they do not, and nobody is given them: they died, and cannot be sent. One departure of a group has them all."""
+
 NUMBERS: Final = 1 << 32
 """Numbers of departures are below, those of leases are not."""
 DEPARTURES_MAX: Final = 256
 """Of a queue, before what dies joins a departure of its kind whenever that began."""
+WAYS_BYTES_MAX: Final = 8 * 1024
+"""Of the names that departures of a queue lead to, before a redrive has to wait: a checkpoint has all that leaves a
+queue in one batch, and that has 64 KiB where batches are the smallest."""
 JOINED_US: Final = 1_000_000
 """What dies within that of the first of a departure joins it."""
 TARGETS_MAX: Final = 1000
 """Queues whose sequences are remembered, of one that records leave."""
+
+EPOCHS_LEAPT: Final = 1 << 16
+"""Producer epochs that a declared loss passes over: more than what is forgotten may have gone through, one for each
+refusal, and few beside those that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,10 @@ class Departure:
     at_us: int
     exchange: str
     routing_key: str | None
+
+    @property
+    def way(self) -> tuple[str, str | None]:
+        return self.exchange, self.routing_key
 
     def is_like(self, group: str, reason: str, exchange: str, routing_key: str | None) -> bool:
         return (self.group, self.reason, self.exchange, self.routing_key) == (group, reason, exchange, routing_key)
@@ -80,6 +96,11 @@ class QueueDepartures:
     next_departure: int = 1
     epoch_floor: int = 0
     sequences: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Departure | None:
+        """The one whose turn it is; None when nothing leaves: what is held does not."""
+        return next((each for each in self.departures if each.reason != HELD), None)
 
     def find(self, number: int) -> Departure | None:
         return next((each for each in self.departures if each.number == number), None)
@@ -111,8 +132,11 @@ class QueueDepartures:
         return replace(self, departures=(*self.departures, made), next_departure=following)
 
     def _numbered(self, targets: Iterable[Target]) -> QueueDepartures:
+        """An epoch below the floor goes on only where it is known that it has not ended."""
         sequences, floor = dict(self.sequences), self.epoch_floor
         for target in targets:
+            if target.producer_epoch < self.epoch_floor and target.queue_id not in sequences:
+                continue
             sequences.pop(target.queue_id, None)
             sequences[target.queue_id] = target.producer_epoch, target.following
         while len(sequences) > TARGETS_MAX:
@@ -121,19 +145,36 @@ class QueueDepartures:
         return replace(self, sequences=sequences, epoch_floor=floor)
 
     def leapt(self) -> QueueDepartures:
-        """Records of the log were lost, and with them numbers under which some were sent: none of those that are known
-        is used again."""
-        floor = max((epoch + 1 for epoch, _ in self.sequences.values()), default=self.epoch_floor)
-        return replace(self, sequences={}, epoch_floor=max(self.epoch_floor, floor))
+        """Records of the log were lost, and with them numbers under which some were sent: none of those that may be is
+        used again, by the piece under way neither. It may come twice."""
+        targets = [] if self.piece is None else self.piece.targets
+        epochs = [epoch for epoch, _ in self.sequences.values()] + [each.producer_epoch for each in targets]
+        floor = max((self.epoch_floor, *epochs)) + EPOCHS_LEAPT
+        there = replace(self, sequences={}, epoch_floor=floor)
+        if self.piece is None:
+            return there
+        anew = _numbered_anew(targets, floor)
+        return replace(there, piece=msgspec.structs.replace(self.piece, targets=anew))._numbered(anew)
+
+    @property
+    def _ways(self) -> dict[tuple[str, str | None], int]:
+        """Each once, as they came."""
+        return {way: at for at, way in enumerate(dict.fromkeys(each.way for each in self.departures))}
+
+    def has_room_for(self, to: str) -> bool:
+        """Whether one more may begin that leads to the queue of this name: a checkpoint has all of them in one."""
+        ways = {*self._ways, ("", to)}
+        return sum(len(exchange.encode()) + len((key or "").encode()) for exchange, key in ways) <= WAYS_BYTES_MAX
 
     def state(self, queue_id: int) -> DeparturesState:
-        piece = self.piece
+        piece, ways = self.piece, self._ways
         return DeparturesState(
             queue_id,
             self.next_departure,
             self.epoch_floor,
+            list(ways),
             [
-                DepartureRow(each.number, each.group, each.reason, each.at_us, each.exchange, each.routing_key)
+                DepartureRow(each.number, each.group, each.reason, each.at_us, ways[each.way])
                 for each in self.departures
             ],
             None if piece is None else PieceRow(piece.departure, piece.ranges, piece.targets, piece.kept, piece.more),
@@ -142,6 +183,16 @@ class QueueDepartures:
 
 
 NONE: Final = QueueDepartures()
+
+
+def _numbered_anew(targets: Sequence[Target], epoch: int) -> list[Target]:
+    """Each queue's from 0 on."""
+    following, anew = Counter[int](), list[Target]()
+    for target in targets:
+        each = msgspec.structs.replace(target, producer_epoch=epoch, sequence=following[target.queue_id], numbered=0)
+        following[target.queue_id] = each.following
+        anew.append(each)
+    return anew
 
 
 class _Before(NamedTuple):
@@ -161,7 +212,7 @@ class DepartureTable:
         self._followed_to = 0
         self._confirmed = 0
         self.leaving: set[int] = set()
-        """The queues that something leaves, or is to leave."""
+        """The queues that something leaves, or is to leave; not those of which all is held."""
 
     # --- asking ---
 
@@ -238,7 +289,8 @@ class DepartureTable:
             self._queues.pop(queue_id, None)
         else:
             self._queues[queue_id] = departures
-        (self.leaving.add if departures is not None and departures.departures else self.leaving.discard)(queue_id)
+        leaves = departures is not None and departures.first is not None
+        (self.leaving.add if leaves else self.leaving.discard)(queue_id)
 
 
 class DepartureNumbers:
@@ -263,7 +315,7 @@ class DepartureNumbers:
         routing_key: str | None,
     ) -> Departing:
         """The change by which these leave; it may be appended later, or never."""
-        found = self._joined(queue_id, lambda each: each.is_like(group, reason, exchange, routing_key), at_us)
+        found = self._joined(queue_id, lambda each: each.is_like(group, reason, exchange, routing_key), at_us, reason)
         if found is None:
             begun = self._begun.get(queue_id)
             number = max(self._table.of(queue_id).next_departure, begun.number + 1 if begun is not None else 1)
@@ -283,7 +335,7 @@ class DepartureNumbers:
         """Whether no more is to leave that nobody has to let go."""
         return len(self._table.of(queue_id).departures) >= DEPARTURES_MAX
 
-    def _joined(self, queue_id: int, is_like: Callable[[Departure], bool], at_us: int) -> Departure | None:
+    def _joined(self, queue_id: int, is_like: Callable[[Departure], bool], at_us: int, reason: str) -> Departure | None:
         there = self._table.of(queue_id)
 
         def joins(other: Departure) -> bool:
@@ -291,6 +343,9 @@ class DepartureNumbers:
             return is_like(other) and (not is_logged or self._is_open(queue_id, other))
 
         begun = self._begun.get(queue_id)
+        if reason == HELD:
+            known = there.departures if begun is None else (*there.departures, begun)
+            return next((each for each in known if is_like(each)), None)
         if begun is not None and 0 <= at_us - begun.at_us < JOINED_US and joins(begun):
             return begun
         if not self.is_full(queue_id):
@@ -308,8 +363,7 @@ def _restored(state: DeparturesState) -> QueueDepartures:
     piece = state.piece
     return QueueDepartures(
         departures=tuple(
-            Departure(row.departure, row.group, row.reason, row.at_us, row.exchange, row.routing_key)
-            for row in state.departures
+            Departure(row.departure, row.group, row.reason, row.at_us, *state.ways[row.way]) for row in state.departures
         ),
         piece=None
         if piece is None

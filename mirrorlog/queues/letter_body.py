@@ -35,6 +35,9 @@ _DEATHS_BYTES_MAX: Final = 64 * 1024
 """Of the header, that anybody may have written: more is not read, nor written."""
 _BRACKETS_BYTES: Final = 64
 """Of the header, beside its tables: brackets, and what says how many are forgotten."""
+ADDED_BYTES_MAX: Final = 5 * 1024
+"""That a letter which tells of one death is larger than its record: the queue's name twice and a routing key, of 255
+characters of up to 6 bytes in JSON each, names of headers, and a column of headers where its batch had none."""
 _COUNT_MAX: Final = (1 << 53) - 1
 _FORGOTTEN: Final = "forgotten"
 

@@ -50,14 +50,16 @@ def served(piece: Addressed) -> Addressed:
     return replace(piece, targets=piece.targets[1:])
 
 
-def reduced(piece: Addressed, gone: Sequence[int]) -> Step:
+def reduced(piece: Addressed, gone: Sequence[int], *, sent: bool = True) -> Step:
     """Some records of the first target are not there any more. The others go under the same numbers: so if all of
-    them have landed before, it is seen by that."""
+    them have landed before, it is seen by that. `sent`: whether somebody may have sent them; if nobody has, numbers
+    that are in use are those of a piece that a loss has taken out of the log."""
     target = piece.targets[0]
     left = without(target.ranges, gone)
     if not left:
         return Step(served(piece), "gone", logged=False)
-    anew = replace(target, ranges=left, numbered=target.numbered or target.records)
+    numbered = (target.numbered or target.records) if sent else 0
+    anew = replace(target, ranges=left, numbered=numbered)
     return Step(_with_first(piece, anew), "reduced")
 
 
@@ -66,8 +68,7 @@ def refused(piece: Addressed, reason: str, error: MirrorlogError) -> Step | None
     target = piece.targets[0]
     if isinstance(error, NoSuchQueue):
         return _given_up(piece, reason)
-    if is_numbers_in_use(error) and target.numbered:
-        # They were sent under these numbers before some of them were freed, and landed.
+    if _had_landed(target, error):
         return Step(served(piece), "landed", logged=False)
     if is_numbers_in_use(error) or isinstance(error, OutOfSequence | StaleProducerEpoch):
         return Step(_renumbered(piece, error), "renumbered")
@@ -75,7 +76,16 @@ def refused(piece: Addressed, reason: str, error: MirrorlogError) -> Step | None
         return smaller
     if isinstance(error, _FOR_EVER) and reason == REDRIVEN:
         return _given_up(piece, reason)
-    return None
+    return _kept(piece, "held") if isinstance(error, _TOO_LARGE) else None
+
+
+def _had_landed(target: Target, error: MirrorlogError) -> bool:
+    """They were sent under these numbers before some of them were freed; or others behind them were, and the target
+    does not remember each batch: see `ProducerTable.state`."""
+    if isinstance(error, OutOfSequence):
+        last = error.details.get("last")
+        return isinstance(last, int) and last >= target.following - 1
+    return is_numbers_in_use(error) and bool(target.numbered)
 
 
 def is_numbers_in_use(error: MirrorlogError) -> bool:
@@ -87,7 +97,12 @@ def _given_up(piece: Addressed, reason: str) -> Step:
     """What nobody can have is done, but what somebody wanted to have elsewhere stays where it is."""
     if reason != REDRIVEN:
         return Step(served(piece), "dropped", logged=False)
-    return Step(replace(served(piece), kept=joined(piece.kept, piece.targets[0].ranges)), "stayed")
+    return _kept(piece, "stayed")
+
+
+def _kept(piece: Addressed, what: str) -> Step:
+    """What the first target was to get is not sent there: it is kept where it is."""
+    return Step(replace(served(piece), kept=joined(piece.kept, piece.targets[0].ranges)), what)
 
 
 def _renumbered(piece: Addressed, error: MirrorlogError) -> Addressed:

@@ -48,12 +48,13 @@ _NUMBERED: Final = frozenset({int(Kind.DATA), int(Kind.TRANSACTION)})
 _COPIED: Final = int(Flag.COPIED)
 _FLAG_REFUSED: Final = int(Flag.REFUSED)
 _REFUSED: Final = 1 << 32
-"""Above every epoch."""
+"""Above every epoch: what a checkpoint adds to that of a batch that was refused."""
 _NEVER_US: Final = 2**63
 
 
 class Landed(NamedTuple):
-    """Where a batch went: enough to answer its retry. `epoch`: plus 2^32 of one that was refused, see `refused`."""
+    """Where a batch went: enough to answer its retry. `refused`: the queue was full, and its records left as they came;
+    its producer was told so."""
 
     crc: int
     record_count: int
@@ -61,11 +62,7 @@ class Landed(NamedTuple):
     base_queue_offset: int
     next_log_offset: int
     epoch: int
-
-    @property
-    def refused(self) -> bool:
-        """Whether the queue was full, and its records left as they came: its producer was told so."""
-        return self.epoch >= _REFUSED
+    refused: bool = False
 
 
 def landed_of(header: BatchHeader) -> Landed:
@@ -76,8 +73,20 @@ def landed_of(header: BatchHeader) -> Landed:
         header.log_offset,
         header.base_queue_offset,
         header.next_log_offset,
-        header.epoch + _REFUSED if header.flags & _FLAG_REFUSED else header.epoch,
+        header.epoch,
+        bool(header.flags & _FLAG_REFUSED),
     )
+
+
+def _carried(landed: Landed) -> tuple[int, int, int, int, int, int]:
+    """As a checkpoint has it."""
+    crc, count, log_offset, base, following, epoch, refused = landed
+    return crc, count, log_offset, base, following, epoch + _REFUSED if refused else epoch
+
+
+def _restored(facts: tuple[int, int, int, int, int, int]) -> Landed:
+    landed = Landed(*facts)
+    return landed._replace(epoch=landed.epoch % _REFUSED, refused=landed.epoch >= _REFUSED)
 
 
 class _Sequence:
@@ -177,7 +186,7 @@ class ProducerTable:
             producer_epoch=held.producer_epoch,
             next_sequence=held.next_sequence,
             last_append_time_us=held.last_append_time_us,
-            landed=dict(islice(held.landed.items(), older, None)),
+            landed={at: _carried(landed) for at, landed in islice(held.landed.items(), older, None)},
         )
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
@@ -278,7 +287,7 @@ def _last_place(item: tuple[ProducerKey, _Sequence]) -> int:
 def _remember(held: _Sequence, state: ProducerState) -> None:
     """Batches that the checkpoint knows of go before those that came since."""
     known = held.landed
-    held.landed = {sequence: Landed._make(facts) for sequence, facts in state.landed.items()}
+    held.landed = {sequence: _restored(facts) for sequence, facts in state.landed.items()}
     if known:
         merged = sorted({**held.landed, **known}.items())
         held.landed = dict(merged[-REMEMBERED_BATCHES:])

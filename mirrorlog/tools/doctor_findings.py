@@ -384,7 +384,7 @@ def _leaving(found: GroupsFound, group: GroupInfo) -> Iterator[Finding]:
         yield _Saying(found, group)(
             "departures-wait", STOPS,
             f"{group.departing} records are to leave for other queues, and do not: {group.departing_waits}",
-            "mend what is named; they leave by themselves then, each once",
+            "mend what is named; all but those that are held leave by themselves then, each once",
         )  # fmt: skip
 
 

@@ -562,7 +562,8 @@ class Metadata(Message, frozen=True):
     """`version`: of the newest decision of the cluster that this node knows: of several answers the highest is true.
     `placed`: of those that are missing here, the ones that are in a log of the cluster all the same. `outages`: of
     all there are, the ones that nobody can answer for now; when some were asked for, of these, also those with a
-    copy here that nobody can master."""
+    copy here that nobody can master. `heard`: not so while this node's run has not heard its cluster: then what it says
+    of masters may be old, and that something is not offered (`QueueInfo.attributes`) is no answer."""
 
     cluster_id: str
     cluster_name: str
@@ -573,6 +574,7 @@ class Metadata(Message, frozen=True):
     version: int = 0
     placed: list[str] = []
     outages: list[QueueOutage] = []
+    heard: bool = True
 
 
 class DeclareQueue(Message, frozen=True):

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mirrorlog.broker.departure_log import DepartureLog
-from mirrorlog.queues.changes import Addressed, Change, Departed, Returned, Settled, decode_changes
-from mirrorlog.queues.departures import REDRIVEN, REJECTED, Departure
+from mirrorlog.queues.changes import Addressed, Change, Departed, Departing, Returned, Settled, decode_changes
+from mirrorlog.queues.departures import HELD, REDRIVEN, REJECTED, Departure
 from mirrorlog.queues.ledger import LeaseRow, Ledger
 from mirrorlog.queues.ledger_chunk import Chunk
+from mirrorlog.queues.stretches import flat
+from mirrorlog.queues.subscriber import Range
 
 QUEUE = 5
 ROW = LeaseRow("", 0, 1)
 SCATTERED = 20_000
 
 
+def holding(_: int, group: str, ranges: Sequence[Range]) -> Departing:
+    return Departing(group=group, departure=9, ranges=flat(ranges), reason=HELD, at_us=1, exchange="", routing_key=None)
+
+
 def log_of(ledger: Ledger) -> tuple[DepartureLog, list[list[Change]]]:
     appended: list[list[Change]] = []
     replica: Any = SimpleNamespace(groups=SimpleNamespace(get=lambda *_: ledger))
     publisher: Any = SimpleNamespace(append_settlement=lambda batch: appended.append(decode_changes(batch)))
-    deliverer: Any = SimpleNamespace(dropped=lambda *_: None, stayed=lambda *_: None)
+    deliverer: Any = SimpleNamespace(dropped=lambda *_: None, stayed=lambda *_: None, holding=holding)
     return DepartureLog(replica, publisher, deliverer), appended
 
 
@@ -93,3 +100,19 @@ def test_what_a_lease_has_of_a_range_is_what_of_all_that_it_has_is_in_it() -> No
         all_of_it = {at for first, until in ledger.lease_ranges(lease) for at in range(first, until)}
         within = [at for first, until in ledger.lease_within(lease, low, high) for at in range(first, until)]
         assert within == sorted(all_of_it & set(range(low, high))), f"seed {seed}"
+
+
+@pytest.mark.parametrize("reason", [REJECTED, REDRIVEN])
+def test_what_cannot_be_sent_is_held_if_it_died_and_free_again_if_somebody_wanted_it_elsewhere(reason: str) -> None:
+    """Of a piece, and of what is in none; what others have stays theirs."""
+    ledger = Ledger()
+    ledger.lease(1, ROW, 0, 10)
+    ledger.lease(2, ROW, 4, 6)
+    log, appended = log_of(ledger)
+    log.keep(QUEUE, departure(1, reason), [(3, 8)])
+    log.keep(QUEUE, departure(1, reason), [(20, 30)])
+    log.settle(QUEUE, departure(1, reason), Addressed(departure=1, ranges=[0, 3], targets=[], kept=[1, 2]))
+    kept = [each for changes in appended for each in changes if isinstance(each, Departing | Returned)]
+    assert [each.ranges for each in kept] == [[3, 4, 6, 8], [1, 2]]
+    assert {type(each) for each in kept} == {Departing if reason == REJECTED else Returned}
+    assert len(appended) == 2

@@ -10,13 +10,14 @@ import pytest
 
 from mirrorlog.broker.departures import QUEUES_AT_ONCE, DepartureKeeper
 from mirrorlog.errors import LogUnavailable
+from mirrorlog.queues.departures import NONE
 
 STUCK = 4 * QUEUES_AT_ONCE
 
 
 def keeper_of(leaving: set[int]) -> DepartureKeeper:
     replica: Any = SimpleNamespace(
-        departures=SimpleNamespace(leaving=leaving),
+        departures=SimpleNamespace(leaving=leaving, of=lambda _: NONE),
         queues=SimpleNamespace(has_id=lambda _: False),
         assignment=SimpleNamespace(name="main"),
     )

@@ -13,8 +13,10 @@ import pytest
 from mirrorlog.broker import letter_reader
 from mirrorlog.broker.letter_reader import READ_BYTES_MAX, Leaving, LetterReader, Room
 from mirrorlog.commitlog.attributes import asked_attributes
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.errors import LogUnavailable, OffsetOutOfRange
+from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.codec import compress_draft
+from mirrorlog.commitlog.format import HEADER_SIZE, Codec
+from mirrorlog.errors import BadBatch, LogUnavailable, OffsetOutOfRange
 
 RECORDS = 1000
 
@@ -64,11 +66,13 @@ class Stored:
         )
 
 
-def reading(stored: Stored, read: Callable[[LetterReader], Awaitable[Leaving]]) -> Leaving:
+def reading(
+    stored: Stored, read: Callable[[LetterReader], Awaitable[Leaving]], body_bytes_max: int = 64 << 20
+) -> Leaving:
     async def run() -> Leaving:
         with ThreadPoolExecutor(1) as helper:
             replica: Any = SimpleNamespace(index=stored.index, past=None, read=stored.read)
-            return await read(LetterReader(replica, helper=helper, past_helper=helper, body_bytes_max=64 << 20))
+            return await read(LetterReader(replica, helper=helper, past_helper=helper, body_bytes_max=body_bytes_max))
 
     return asyncio.run(run())
 
@@ -135,3 +139,36 @@ def test_records_that_are_there_and_cannot_all_be_read_are_no_reason_to_send_the
     """Two priorities in what was addressed as one: that is not so, and nothing is taken for freed by it."""
     with pytest.raises(LogUnavailable):
         reading(Stored(2, priorities=(3, 4)), lambda reader: reader.read_again(1, [(0, RECORDS + 1)]))
+
+
+def sealed(values: list[bytes], *, opened: bytes = b"") -> bytes:
+    """A batch as its producer compressed it; `opened`: it has such bytes instead."""
+    draft = compress_draft(draft_columns(values), Codec.LZ4)
+    if opened:
+        draft.data[HEADER_SIZE:] = opened * (len(draft.data) - HEADER_SIZE)
+    return bytes(draft.seal(queue_id=1, producer_id=77))
+
+
+def test_what_nobody_can_open_is_told_apart_and_what_stands_behind_it_is_read() -> None:
+    stored = Stored(3)
+    stored._batches[1] = sealed([b"v"] * RECORDS, opened=b"\xff")
+    found = reading(stored, lambda reader: reader.read(1, [(998, 1002), (1500, 2002)], Room(600)))
+    assert [at for at, _ in found.records] == [998, 999, 2000, 2001]
+    assert [at for first, until in found.unreadable for at in range(first, until)] == [1000, 1001, *range(1500, 2000)]
+    assert found.why.startswith("producer 77 sent what nobody can open: the body is no lz4 block")
+    assert not found.gone
+
+
+def test_bytes_that_went_bad_here_are_no_reason_to_hold_anything() -> None:
+    """Another copy has better ones: it is tried again, by another master too."""
+    stored = Stored(2)
+    stored._batches[1] = stored._batches[1][:HEADER_SIZE] + b"\xff" * (len(stored._batches[1]) - HEADER_SIZE)
+    with pytest.raises(BadBatch, match="CRC-32C"):
+        reading(stored, lambda reader: reader.read(1, [(998, 1002)], Room(600)))
+
+
+def test_a_body_that_was_let_in_under_a_larger_limit_is_opened() -> None:
+    stored = Stored(1)
+    stored._batches[0] = sealed([bytes(100)] * RECORDS)
+    found = reading(stored, lambda reader: reader.read(1, [(0, 2)], Room(600)), body_bytes_max=64 * 1024)
+    assert [record.value for _, record in found.records] == [bytes(100)] * 2

@@ -16,7 +16,8 @@ import pytest
 
 from mirrorlog.broker import letter_roads
 from mirrorlog.broker.hosted_logs import HostedLogs
-from mirrorlog.broker.letter_roads import ON_THE_WAY_BYTES, ON_THE_WAY_MAX, LetterRoads
+from mirrorlog.broker.letter_roads import LetterRoads
+from mirrorlog.broker.node_way import ON_THE_WAY_BYTES, ON_THE_WAY_MAX
 from mirrorlog.broker.publish import Reply
 from mirrorlog.cluster.questions import AskTake, Noted, decode_question, encode
 from mirrorlog.cluster.topology import VirtualHost

@@ -17,11 +17,12 @@ from mirrorlog.broker.letter_roads import LetterRoads
 from mirrorlog.broker.publish import Publisher
 from mirrorlog.client import Client
 from mirrorlog.commitlog.attributes import Attributes
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import read_header
-from mirrorlog.errors import BadRequest, MirrorlogError, QueueFull, SentToDeadLetters
+from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.codec import compress_draft
+from mirrorlog.commitlog.format import HEADER_SIZE, Codec, read_header
+from mirrorlog.errors import BadBatch, BadRequest, MirrorlogError, QueueFull, SentToDeadLetters
 from mirrorlog.queues.letter_body import deaths_of
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Level
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Level, transact_payload
 from tests.broker.hosting import hand_over, in_sync, running_all, settings_for
 from tests.broker.test_lengths import Queue, declared
 from tests.ha.nodes import hosted_by, replica_of, until
@@ -50,6 +51,13 @@ class Numbered(Queue):
         async with asyncio.timeout(20):
             return [await each for each in ended]
 
+    async def send_raw(self, batch: bytes | bytearray) -> Confirm | MirrorlogError:
+        assert self.connection is not None
+        ended: asyncio.Future[Confirm | MirrorlogError] = asyncio.get_running_loop().create_future()
+        self.connection.produce(batch, level=Level.ALL, durability=0, deadline_ms=0, done=ended.set_result)
+        async with asyncio.timeout(20):
+            return await ended
+
 
 def sized(size: int) -> list[Record]:
     """Three, whose batch has so many bytes, a multiple of 8."""
@@ -58,6 +66,16 @@ def sized(size: int) -> list[Record]:
     found = [*records, Record(bytes(left))]
     assert len(encode_batch(found, queue_id=1)) == size
     return found
+
+
+async def held(client: Client, count: int) -> None:
+    """So many records of the queue's own group are to leave, and are held; all others have left."""
+    async with asyncio.timeout(20):
+        while True:
+            (own,) = [each for each in (await client.admin.groups("q")).groups if each.kind == "acking"]
+            if own.departing == count and f"{count} records cannot be sent, and are held" in own.departing_waits:
+                return
+            await asyncio.sleep(0.05)
 
 
 async def full(client: Client, **arguments: Any) -> Numbered:
@@ -83,6 +101,15 @@ async def letters(client: Client, count: int, queue: str = "dead") -> list[Recor
 
 def values(records: list[Record]) -> list[bytes]:
     return [record.value or b"" for record in records]
+
+
+def packed(queue_id: int, value: bytes, *, producer_id: int, is_bad: bool = False) -> bytes:
+    """A compressed batch of one record, as its producer sealed it; `is_bad`: it opens for nobody."""
+    draft = compress_draft(draft_columns([value]), Codec.LZ4)
+    assert draft.codec == Codec.LZ4
+    if is_bad:
+        draft.data[HEADER_SIZE:] = b"\xff" * (len(draft.data) - HEADER_SIZE)
+    return bytes(draft.seal(queue_id=queue_id, producer_id=producer_id))
 
 
 async def settled(node: Any, queue: Queue) -> None:
@@ -297,9 +324,107 @@ def test_a_batch_that_leaves_no_room_for_the_word_that_it_leaves_is_refused_and_
             (refused,) = await queue.send(3, size=limit)
             assert isinstance(refused, QueueFull)
             assert replica_of(node).index.next_appended(queue.queue_id) == 3
-            (refused,) = await queue.send(3, size=limit - 1024)
+            (refused,) = await queue.send(3, size=limit - 8 * 1024)
             assert isinstance(refused, SentToDeadLetters)
             assert len(await letters(client, 3)) == 3
+
+    run(test)
+
+
+def test_whatever_a_full_queue_sends_on_fits_a_letter_and_keeps_none_behind_it_back(tmp_path: Path) -> None:
+    """One record, as large as a batch with it may be and ever less: each is refused, or it arrives; so do two small
+    ones behind them. The queue's name, and the key, are the longest that a letter can tell."""
+    settings = settings_for(tmp_path, 1)
+    limits = settings[0].limits
+
+    async def test() -> None:
+        async with running_all(settings) as (node,), Client(settings[0].client_bind) as client:
+            queue = await full(client)
+            told = []
+            for less in (64, 360, 440, 520, 1024, 2048, 3072, 4096, 5120, 5632):
+                key = b"\0" * (limits.max_batch_bytes - limits.max_record_bytes - 120 - less)
+                record = Record(bytes(limits.max_record_bytes), key)
+                batch = encode_batch([record], queue_id=queue.queue_id, producer_id=5000 + less)
+                told.append(type(await queue.send_raw(batch)))
+            large = told.count(SentToDeadLetters)
+            assert set(told) == {QueueFull, SentToDeadLetters}
+            assert [type(each) for each in await queue.send(3, 4)] == [SentToDeadLetters] * 2
+            assert values(await letters(client, large + 2))[-2:] == [b"3", b"4"]
+            await settled(node, queue)
+
+    run(test)
+
+
+def test_a_batch_that_opens_for_nobody_is_held_and_those_behind_it_leave(tmp_path: Path) -> None:
+    """A full queue takes it for its dead letters unopened, twice. It is held, and told, also by another master and
+    behind a start; what comes behind it leaves, each once. A reset of the group makes it ready."""
+    settings = settings_for(tmp_path, 2)
+
+    async def first() -> None:
+        async with running_all(settings) as nodes, Client(*(each.client_bind for each in settings)) as client:
+            queue = await full(client)
+            await in_sync(*map(hosted_by, nodes))
+            for producer_id in (98, 99):
+                bad = packed(queue.queue_id, bytes(4000), producer_id=producer_id, is_bad=True)
+                assert isinstance(await queue.send_raw(bad), SentToDeadLetters)
+                await settled(nodes[0], queue)
+            assert [type(each) for each in await queue.send(3, 4)] == [SentToDeadLetters] * 2
+            assert values(await letters(client, 2)) == [b"3", b"4"]
+            await settled(nodes[0], queue)
+            await held(client, 2)
+            await hand_over(hosted_by(nodes[0]), hosted_by(nodes[1]))
+            await queue.find()
+            assert [type(each) for each in await queue.send(5)] == [SentToDeadLetters]
+            assert values(await letters(client, 3)) == [b"3", b"4", b"5"]
+            await held(client, 2)
+
+    async def again() -> None:
+        async with running_all(settings) as nodes, Client(*(each.client_bind for each in settings)) as client:
+            await held(client, 2)
+            queue = Numbered(client)
+            await queue.find()
+            await until(lambda: queue.ready(nodes[0]) == [0, 1, 2])
+            await client.admin.reset_groups("q", [""], to="earliest")
+            await until(lambda: queue.ready(nodes[0]) == [*range(8)])
+
+    run(first)
+    run(again)
+
+
+def test_a_compressed_value_above_the_limit_of_records_leaves_as_others_do(tmp_path: Path) -> None:
+    """It was let in unopened; whoever it dies for is no reason to keep it back."""
+    settings = settings_for(tmp_path, 1)
+    limits = settings[0].limits
+
+    async def test() -> None:
+        async with running_all(settings) as (node,), Client(settings[0].client_bind) as client:
+            queue = await full(client)
+            large = bytes(limits.max_record_bytes + 1000)
+            assert isinstance(await queue.send_raw(packed(queue.queue_id, large, producer_id=99)), SentToDeadLetters)
+            assert [type(each) for each in await queue.send(3, 4)] == [SentToDeadLetters] * 2
+            assert values(await letters(client, 3)) == [large, b"3", b"4"]
+            await settled(node, queue)
+
+    run(test)
+
+
+def test_a_letter_that_is_too_large_for_any_batch_is_held_and_those_behind_it_leave(tmp_path: Path) -> None:
+    """Its body is as large as a node opens, and a letter larger: it expires, and stays where it is."""
+    settings = settings_for(tmp_path, 1)
+    limits = settings[0].limits
+
+    async def test() -> None:
+        async with running_all(settings) as (node,), Client(settings[0].client_bind) as client:
+            await client.admin.declare("dead")
+            await client.admin.declare("q", arguments={**WAY, "x-max-length": 1})
+            queue = Numbered(client)
+            await queue.find()
+            large = packed(queue.queue_id, bytes(limits.max_batch_bytes - 16), producer_id=99)
+            assert isinstance(await queue.send_raw(large), Confirm)
+            assert [type(each) for each in await queue.send(0, 1)] == [Confirm] * 2
+            assert values(await letters(client, 1)) == [b"0"]
+            await settled(node, queue)
+            await held(client, 1)
 
     run(test)
 
@@ -460,5 +585,36 @@ def test_the_answer_waits_for_the_copies(tmp_path: Path, monkeypatch: pytest.Mon
             for each in waiting:
                 each()
             assert [type(each) for each in await sending] == [SentToDeadLetters]
+
+    run(test)
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before its confirm", "behind its confirm"])
+def test_a_batch_that_was_refused_is_none_of_a_transaction_and_harms_no_link(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, behind: bool
+) -> None:
+    """Sent alone and sent on, then once more in a transaction: that is refused, and stores nothing. The mirror's link
+    stays, and who waits for the same word of the mirror is told."""
+    settings = settings_for(tmp_path, 2)
+
+    async def test() -> None:
+        async with running_all(settings) as nodes, Client(settings[0].client_bind) as client:
+            await in_sync(*map(hosted_by, nodes))
+            queue = await full(client)
+            other = Numbered(client)
+            await other.find()
+            assert queue.connection is not None
+            batch = encode_batch([Record(b"3")], queue_id=queue.queue_id, producer_id=PRODUCER, sequence=3)
+            payload = transact_payload([], [bytes(batch)], level=Level.ALL, durability=0, deadline_ms=1000)
+            alone = asyncio.ensure_future(queue.send(3))
+            await (alone if behind else asyncio.sleep(0))
+            together = asyncio.ensure_future(queue.connection.transact(payload, timeout_ms=5000))
+            await asyncio.sleep(0)
+            next_one = asyncio.ensure_future(queue.send(4))
+            with pytest.raises(BadBatch, match="alone"):
+                await together
+            assert [type(each) for each in [*await alone, *await next_one]] == [SentToDeadLetters] * 2
+            assert "mirror_left" not in caplog.text
+            assert values(await letters(client, 2)) == [b"3", b"4"]
 
     run(test)

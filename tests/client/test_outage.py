@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -50,11 +52,13 @@ class Nodes:
 
     def __init__(self, *names: str, saying_down: str) -> None:
         self.names, self.saying_down = names, saying_down
+        self.takes_s: dict[str, float] = {}
 
     def addresses(self) -> list[str]:
         return list(self.names)
 
     async def ask(self, address: str, queues: list[str] | None) -> Metadata:
+        await asyncio.sleep(self.takes_s.get(address, 0.0))
         info = QueueInfo(name="q", queue_id=1, log_id="x", epoch=1, master="n2", mirrors=[], begin=0, next=0)
         nodes = [NodeInfo(node_id="n2", client="n2:1", replication="")]
         told = answer(7, *(["q"] if address in self.saying_down else []))
@@ -80,3 +84,17 @@ async def test_a_node_that_is_cut_off_from_the_master_is_not_believed_while_the_
     for names in (("n1", "n2"), ("n2", "n1")):
         found = await Finder(Nodes(*names, saying_down="n1")).find("q")
         assert (found.told_by, found.outage) == ("n2", None)
+
+
+async def test_a_master_that_answers_later_than_others_is_waited_for() -> None:
+    """Goal: a mirror that cannot hear the master ends nobody's work with it. Method: the mirror answers at once, the
+    master after 200 ms; then one that never does: the mirror is believed."""
+    nodes = Nodes("n1", "n2", saying_down="n1")
+    nodes.takes_s["n2"] = 0.2
+    found = await Finder(nodes).find("q")
+    assert (found.told_by, found.outage) == ("n2", None)
+    nodes.takes_s["n2"] = 3600.0
+    async with asyncio.timeout(5):
+        found = await Finder(nodes).find("q")
+    assert found.told_by == "n1"
+    assert is_outage(found.outage or LogUnavailable(""))

@@ -14,10 +14,12 @@ from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace as changed
 
 import mirrorlog
 from mirrorlog.client import Client, Producer
 from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from mirrorlog.client.connection import Connection
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.commitlog.body import Record
 from mirrorlog.commitlog.codec import open_body
@@ -27,6 +29,7 @@ from mirrorlog.errors import (
     ConnectionLost,
     MasterChanged,
     MirrorlogError,
+    NoSuchQueue,
     NotMaster,
     OutcomeUnknown,
     Overloaded,
@@ -97,6 +100,10 @@ class Link:
     async def master_of(self, queue: str) -> tuple[Link, Sighting]:
         """A client's part: this is the link to the queue's master."""
         return self, found
+
+    async def vouched(self, found: Sighting) -> Sighting:
+        """A client's part: the master has said so itself."""
+        return found
 
     async def newer_master(self, than: Sighting) -> None:
         """A client's part: nobody knows of another one."""
@@ -381,3 +388,60 @@ async def test_a_producer_that_is_held_looks_for_another_master() -> None:
         await asyncio.wait_for(waits, 10)
     assert node.values == [b"1", b"2"]
     assert hanging.sent == 1
+
+
+async def test_what_is_sent_to_a_queue_that_went_with_its_node_ends_at_once() -> None:
+    """Goal: nobody waits out his delivery timeout for a queue that is gone for good. Method: the connection goes with
+    an unanswered batch and one that waits; then a node says that the queue has gone: the first may be stored, the
+    second is not. So says it of a third; and once the queue is declared anew a fourth lands, first of a new epoch."""
+    node, anew = Link(lambda batch: None), Node()
+    gone, looked = NoSuchQueue("it has gone with its node", queue="q", ended=True), asyncio.Event()
+    following: list[Link] = []
+
+    async def master_of(queue: str) -> tuple[Link, Sighting]:
+        await looked.wait()
+        if following:
+            return following[0], replace(found, info=changed(info, queue_id=2, incarnation="new"))
+        raise gone
+
+    async with producer_on(node, max_in_flight=1, delivery_timeout_ms=10_000) as producer:
+        sender = producer._sender
+        unanswered, waits = (producer.send_many_nowait([value]) for value in (b"1", b"2"))
+        assert (node.sent, len(sender.unresolved())) == (1, 2)
+        sender._client.master_of = master_of  # type: ignore[method-assign, assignment]
+        node.usable = False
+        [first, *_] = sender.unresolved()
+        sender._answered(cast(Connection, node), first, sender._allowance, 0, ConnectionLost("gone"))
+        looked.set()
+        async with asyncio.timeout(5):
+            with pytest.raises(OutcomeUnknown, match="gone with its node"):
+                await unanswered
+            with pytest.raises(NoSuchQueue, match="gone with its node"):
+                await waits
+            with pytest.raises(NoSuchQueue, match="gone with its node"):
+                await producer.send(b"3")
+        following.append(Link(anew))
+        await producer.send(b"4")
+    assert anew.values == [b"4"]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_queue_that_is_not_found_is_looked_for_unless_it_is_gone_for_good(ended: bool) -> None:
+    """A mirror may answer that has not heard of it yet, while its master is away."""
+    node, looks = Node(), list[int]()
+
+    async def master_of(queue: str) -> tuple[Link, Sighting]:
+        looks.append(1)
+        if len(looks) == 1:
+            raise NoSuchQueue("no queue", queue="q", **{"ended": True} if ended else {})
+        return Link(node), found
+
+    async with producer_on(node) as producer:
+        producer._sender._client.master_of = master_of  # type: ignore[method-assign, assignment]
+        producer._sender._leave()
+        if ended:
+            with pytest.raises(NoSuchQueue):
+                await producer.send(b"v")
+        else:
+            await producer.send(b"v")
+    assert (len(looks), len(node.values)) == ((1, 0) if ended else (2, 1))

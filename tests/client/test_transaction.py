@@ -21,7 +21,7 @@ from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.subscription import Subscription
 from mirrorlog.client.transaction import Transaction
 from mirrorlog.client.transaction_hand import Taken, release, settle
-from mirrorlog.client.transactor import Transactor
+from mirrorlog.client.transactor import AT_WORK_MAX, Transactor
 from mirrorlog.commitlog.format import BatchHeader, read_header
 from mirrorlog.errors import (
     AccessRefused,
@@ -32,6 +32,7 @@ from mirrorlog.errors import (
     MirrorlogError,
     NoSuchQueue,
     NotGranted,
+    NotMaster,
     OutcomeUnknown,
     OutOfSequence,
     RequestTimeout,
@@ -143,6 +144,9 @@ class Asked:
     async def find(self, queue: str) -> Sighting:
         info = QueueInfo(name=queue, queue_id=1, log_id="l", epoch=1, master="n1", mirrors=[], begin=0, next=0)
         return Sighting(info, version=1, told_by="n1", address="n1:1")
+
+    async def vouched(self, found: Sighting) -> Sighting:
+        return found
 
 
 async def test_a_cluster_that_knows_no_transactions_is_sent_none() -> None:
@@ -500,6 +504,89 @@ async def test_what_is_given_back_may_be_given_out_again_at_once() -> None:
         holder.hand.grant(Granted(0, 3, session=holder.hand.session, epoch=1))
         waiting = [(each.given, each.next) for each in holder.hand.waiting if each.given < each.next]
         assert waiting == expected
+
+
+class Interrupted(OneNode):
+    """A client whose node is down for as many looks as it is told, and then is back."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.looks_down = 0
+
+    async def find(self, queue: str) -> Sighting:
+        if self.looks_down:
+            self.looks_down -= 1
+            raise LogUnavailable("queue is on node n1 alone, which is down; start n1", node="n1", since=0, queue=queue)
+        return await super().find(queue)
+
+
+async def test_who_has_committed_there_waits_for_its_node_whatever_became_of_the_last_commit() -> None:
+    """Goal: a restart costs nobody his commits. Method: a new client is told at once that the node is down; one that
+    has committed waits, twice, though errors of the first time have made it forget where the queue was."""
+    client = Interrupted(Node())
+    transactor = Transactor(cast(Client, client))
+    client.looks_down = 2
+    with pytest.raises(LogUnavailable):
+        await committed(transactor, "a")
+    assert client.looks_down == 1
+    client.looks_down = 0
+    await committed(transactor, "a")
+    for _ in range(2):
+        client.looks_down = 2
+        client.node._answers = [BadRequest("not now")]
+        with pytest.raises(BadRequest, match="not now"):
+            await committed(transactor, "a")
+        assert len(await committed(transactor, "a")) == 1
+    assert client.looks_down == 0
+
+
+async def test_who_settles_in_a_commit_waits_for_the_node_of_his_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: who has records of a queue in hand is at work with it, also before his first commit. Method: a commit that
+    acknowledges and sends, while the node is down for two looks."""
+    monkeypatch.setattr("mirrorlog.client.transaction.Subscription", Holder)
+    client = Interrupted(Node())
+    transaction = Transaction(Transactor(cast(Client, client)), level=255, durability=0, timeout_ms=5_000)
+    holder = Holder()
+    holder.client = client
+    transaction.ack(in_session(holder, client.node, "a"))
+    transaction.send("a", b"v")
+    client.looks_down = 2
+    assert len(await transaction.commit()) == 1
+
+
+async def test_names_of_queues_that_were_committed_to_are_kept_for_some() -> None:
+    """A client that lives long keeps the latest."""
+    transactor = transactor_of(Node())
+    for number in range(AT_WORK_MAX + 1):
+        transactor.committed([f"q{number}"])
+    assert not transactor.at_work(["q0"])
+    assert transactor.at_work(["q0", "q1"])
+
+
+@pytest.mark.parametrize("another", ["", "declared anew"])
+async def test_a_queue_that_was_declared_anew_under_a_commit_is_another_one_though_its_id_is_given_again(
+    another: str,
+) -> None:
+    """Goal: no records land in a queue that they were not sent to. Method: between two attempts the queue's incarnation
+    changes, and not its id; where it stays the second attempt lands."""
+    node = Node(NotMaster("moved"))
+    client = OneNode(node)
+    find, incarnations = client.find, ["first"]
+
+    async def found(queue: str) -> Sighting:
+        each = await find(queue)
+        return dataclasses.replace(each, info=replace(each.info, incarnation=incarnations[-1]))
+
+    client.find = found  # type: ignore[method-assign]
+    committing = asyncio.ensure_future(committed(Transactor(cast(Client, client)), "a"))
+    await node.arrived.wait()
+    incarnations.append(another or "first")
+    if another:
+        with pytest.raises(NoSuchQueue, match="declared anew"):
+            await committing
+    else:
+        await committing
+    assert len(node.sent) == (1 if another else 2)
 
 
 async def test_a_wrong_delay_is_told_at_once() -> None:

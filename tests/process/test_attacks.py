@@ -335,8 +335,9 @@ def test_arguments_nested_too_deep(tmp_path: Path) -> None:
 
 
 def test_positions_at_and_beyond_the_end(cluster: Cluster) -> None:
-    """Goal: a position stands among the records or right behind them. Method: commit at the end, beyond it,
-    below 0, in another log, in epochs that there never were, for a queue and for groups that cannot be."""
+    """Goal: a position stands among the records or right behind them, and no node that may be behind calls it wrong for
+    good. Method: commit at the end, beyond it, below 0, in another log, in epochs that cannot be or are newer than the
+    node's, for a queue and for groups that cannot be; and at a mirror."""
     queue = declare(cluster.servers[0], "positions")
     with Raw(cluster.servers[0]) as raw:
         raw.produce(batch_of([b"0", b"1", b"2"], queue))
@@ -358,12 +359,21 @@ def test_positions_at_and_beyond_the_end(cluster: Cluster) -> None:
         for group in ("", "x" * 256, "a\nb"):
             assert type(error_of(lambda group=group: commit(1, group=group))) is BadRequest  # type: ignore[misc]
         assert type(error_of(lambda: commit(1, log_id="elsewhere"))) is BadRequest
-        commit(3, epoch=1)
-        commit(3)
-        for epoch in (0, -1, queue.epoch + 1, 2**32 - 1, 2**63):
+        for epoch in (0, 1, queue.epoch):
+            commit(3, epoch=epoch)
+        for epoch in (-1, 2**32, 2**63):
             error = error_of(lambda epoch=epoch: commit(1, epoch=epoch))  # type: ignore[misc]
             assert type(error) is BadRequest
-            assert f"epoch {epoch} of a position is not within 1 and {queue.epoch}" in str(error)
+            assert f"epoch {epoch} of a position is not within 0 and {2**32 - 1}" in str(error)
+        # Whoever read under it knows of another master; this node may lack what he read.
+        for epoch, offset in ((queue.epoch + 1, 1), (2**32 - 1, 1), (queue.epoch + 1, 4)):
+            error = error_of(lambda epoch=epoch, offset=offset: commit(offset, epoch=epoch))  # type: ignore[misc]
+            assert type(error) is NotMaster
+            assert f"a position of epoch {epoch}, and log main is at epoch {queue.epoch} on this node" in str(error)
+        with Raw(cluster.nodes["n2"].client) as mirror:
+            behind = Position(log_id=queue.log_id, epoch=queue.epoch, queue_offset=4)
+            asked = CommitPosition(queue="positions", group="g", position=behind)
+            assert type(error_of(lambda: mirror.request(asked, Done))) is NotMaster
         assert error_of(lambda: commit(1, name="nobody")).code == "NO_SUCH_QUEUE"
         found = raw.request(FetchPosition(queue="positions", group="g"), FoundPosition).position
         assert found is not None

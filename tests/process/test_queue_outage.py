@@ -227,6 +227,44 @@ async def test_who_was_at_work_with_it_goes_on_when_its_node_is_back(three: Clus
             assert found[-1] == b"meanwhile"
 
 
+@pytest.mark.parametrize("committed_before", [False, True])
+async def test_who_takes_and_sends_in_transactions_goes_on_when_its_node_is_back(
+    three: Cluster, committed_before: bool
+) -> None:
+    """Goal: a restart of the only node ends no loop that takes, works and commits, be it in its first commit. Method:
+    the node is killed, and the others say so; a commit begins, and the node is started: it ends well, once."""
+    queue = f"looped-{committed_before}"
+    async with Client(*three.servers) as client:
+        info = await client.admin.declare(queue, ONE)
+        async with client.producer(queue) as producer:
+            for number in range(3):
+                await producer.send(b"%d" % number)
+        async with client.subscribe(queue) as subscription:
+            first, second, _ = await subscription.receive(3, timeout_ms=10_000)
+            if committed_before:
+                async with client.transaction() as transaction:
+                    transaction.send(queue, b"before")
+                    await transaction.commit()
+            node = three.nodes[info.master]
+            others = [each for each in three.nodes.values() if each is not node]
+            node.kill()
+            for each in others:
+                down = partial(eventually, lambda each=each: queue in _outages(each), "it is known to be down")
+                await asyncio.to_thread(down)
+            transaction = client.transaction(timeout_ms=20_000)
+            transaction.send(queue, b"last")
+            if not committed_before:
+                transaction.ack(first)
+            committing = asyncio.ensure_future(transaction.commit())
+            settling = asyncio.ensure_future(second.ack())
+            await asyncio.to_thread(node.start)
+            await committing
+            await settling
+        async with client.consumer(queue, start="earliest", until="confirmed") as consumer:
+            values = [record.value async for record in consumer]
+        assert values == [b"0", b"1", b"2", *[b"before"] * committed_before, b"last"]
+
+
 async def _until(subscription: Subscription, last: bytes) -> AsyncIterator[Delivered]:
     async for delivered in subscription:
         yield delivered

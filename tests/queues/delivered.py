@@ -30,7 +30,8 @@ class Refusal(Exception):
 @dataclass
 class Stage:
     """Records are of `RECORD_BYTES`, in batches of `BATCH_RECORDS`. `end`: where what is published, and confirmed,
-    ends. `given`: everything that was handed to anybody, in order."""
+    ends. `back_us`: by which the clock of append times was set back. `given`: everything that was handed to anybody, in
+    order."""
 
     rules: Rules = field(default_factory=Rules)
     end: int = 0
@@ -38,6 +39,7 @@ class Stage:
     epoch: int = 1
     refuses: bool = False
     begin: int = 0
+    back_us: int = 0
     given: list[tuple[int, Grant]] = field(default_factory=list)
     leases: int = 0
     expired: list[tuple[int, int, int]] = field(default_factory=list)
@@ -60,7 +62,7 @@ class Stage:
         self.given_now: set[int] = set()
         self.delivery = Delivery(
             "", self.ledger, self.rules, epoch=self.epoch, found_watermark=self.found, reach=self.reach, now=self.now,
-            next_lease=self._next_lease, runs=lambda: self.runs.of(QUEUE),
+            next_lease=self._next_lease, runs=lambda: self.runs.of(QUEUE), appended=lambda: self.end,
         )  # fmt: skip
         self.clock()
 
@@ -73,7 +75,7 @@ class Stage:
 
     @property
     def now_us(self) -> int:
-        return round(self.now * 1_000_000)
+        return round(self.now * 1_000_000) - self.back_us
 
     def clock(self) -> None:
         """A look begins."""

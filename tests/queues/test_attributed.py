@@ -536,6 +536,27 @@ def test_one_run_grows_old_and_waits_in_parts(monkeypatch: pytest.MonkeyPatch) -
     assert sorted(records(it.given)) == list(range(5000, 10_000))
 
 
+@pytest.mark.parametrize("leased", [False, True])
+@pytest.mark.parametrize("back_us", [0, 50_000, 3_600_000_000])
+def test_who_waits_is_given_what_has_no_time_to_live_whatever_the_clock_says(leased: bool, back_us: int) -> None:
+    """Goal: no safety rests on the clock, which may be set back. Method: somebody comes in the microsecond in which two
+    such records were appended; the clock goes back, and more are: those are his, the two are nobody's."""
+    it = Stage(now=7_200.0)
+    it.publish(2, ttl_ms=0)
+    it.lease(1, 100, 60_000) if leased else it.subscribe(1)
+    for _ in range(20):
+        it.publish(1, ttl_ms=0)
+        it.pump()
+        it.confirm()
+        it.pump()
+        it.back_us = back_us
+        it.tick(0.01)
+        if leased:
+            it.lease(1, 100, 60_000)
+    assert records(it.given) == list(range(2, 22))
+    assert [(first, until) for first, until, _ in it.expired] == [(0, 2)]
+
+
 def test_everybody_with_credit_is_given_what_has_one_chance() -> None:
     """A hundred with room for one each, a hundred records of no time to live, 32 grants a look: all are given. What the
     watermark does not cover yet has its chance when it does."""

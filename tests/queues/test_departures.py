@@ -30,15 +30,23 @@ from mirrorlog.queues.changes import (
     decode_changes,
     encode_change,
     encode_changes,
+    encode_checkpoint,
+    encode_state,
 )
 from mirrorlog.queues.departures import (
+    DELIVERY_LIMIT,
     DEPARTURES_MAX,
+    EPOCHS_LEAPT,
+    HELD,
     JOINED_US,
+    NONE,
+    REDRIVEN,
     REJECTED,
     TARGETS_MAX,
     Departure,
     DepartureNumbers,
     DepartureTable,
+    QueueDepartures,
     producer_of,
 )
 from mirrorlog.queues.ledger import State
@@ -449,3 +457,84 @@ def test_a_queues_records_leave_under_one_producer_id_of_its_own() -> None:
     assert len(ids) == 6
     assert all(0 < each < 2**64 for each in ids)
     assert producer_of("a", "log", 1) == producer_of("a", "other", 1)
+
+
+def test_a_declared_loss_ends_the_numbers_of_the_piece_under_way_too_and_they_do_not_come_back() -> None:
+    """The piece is logged anew behind the loss: what follows it goes under numbers that nobody has used, and those are
+    no numbers that a piece of the lost part may have used after a few refusals."""
+    there = NONE.follow(departing(1))
+    there = there.follow(Addressed(departure=1, ranges=[0, 10], targets=[Target("t", "l", 9, 0, 0, [0, 10])]))
+    there = there.leapt()
+    promised = there.numbering(9)
+    assert there.piece is not None
+    assert promised == (EPOCHS_LEAPT, 10)
+    assert [(each.producer_epoch, each.sequence) for each in there.piece.targets] == [(EPOCHS_LEAPT, 0)]
+    split = refused(there.piece, REJECTED, BatchTooLarge("-"))
+    assert split is not None
+    there = there.follow(split.piece)
+    assert there.numbering(9) == promised
+
+
+def test_numbers_of_an_epoch_that_has_ended_are_not_gone_on_with() -> None:
+    """Whoever logs them: the next piece begins under one that nobody has used."""
+    there = QueueDepartures(departures=NONE.follow(departing(1)).departures, epoch_floor=7)
+    there = there.follow(Addressed(departure=1, ranges=[0, 10], targets=[Target("t", "l", 9, 3, 0, [0, 10])]))
+    assert there.numbering(9) == (7, 0)
+
+
+def test_what_leaves_a_queue_fits_the_smallest_batch_of_a_checkpoint() -> None:
+    """However many queues it goes to, and however long their names are: redrives to more of those wait."""
+    name, table, number = "\U0001d50d" * 251, DepartureTable(), 0
+    there = NONE
+
+    def begin(reason: str, exchange: str, key: str | None) -> None:
+        nonlocal there, number
+        number += 1
+        change = replace(departing(number, 2**50), reason=reason, exchange=exchange, routing_key=key)
+        there = there.follow(change)
+
+    begin(DELIVERY_LIMIT, name + "dead", name + "dead")
+    while there.has_room_for(key := f"{name}{number:04}"):
+        begin(REDRIVEN, "", key)
+    assert number > 3
+    while len(there.departures) < DEPARTURES_MAX:
+        begin(DELIVERY_LIMIT, name + "dead", name + "dead")
+    targets = [Target("t", "l", 2**40 + at, EPOCHS_LEAPT, 2**40, [0, 1]) for at in range(TARGETS_MAX)]
+    there = there.follow(Addressed(departure=1, ranges=[0, 1], targets=targets))
+    there = replace_piece(there, Target(name, "l" * 36, 2**40, EPOCHS_LEAPT, 2**40, list(range(600))))
+    state = there.state(1)
+    assert len(encode_state(state)) < 64 * 1024 - 1024
+    table.restore(read_header(encode_checkpoint([encode_state(state)])), [state])
+    assert table.of(1) == there
+
+
+def replace_piece(there: QueueDepartures, *targets: Target) -> QueueDepartures:
+    """A piece of a node with batches this small: of 8 KiB of targets."""
+    return there.follow(Addressed(departure=1, ranges=list(range(256)), targets=[*targets] * 5))
+
+
+def test_all_that_is_held_is_one_departure_whose_turn_never_comes() -> None:
+    """Through resets, whenever it came; what leaves beside it has its turn; a queue with nothing else is at rest."""
+    table = table_of(departing(1), replace(departing(2), reason=HELD))
+    numbers = DepartureNumbers(table, lambda *_: False)
+
+    def held(at_us: int) -> int:
+        return numbers.departing(1, "", [5, 6], HELD, at_us=at_us, exchange="", routing_key=None).departure
+
+    assert (held(0), held(10**15)) == (2, 2)
+    first = table.of(1).first
+    assert first is not None
+    assert first.number == 1
+    assert table.leaving == {1}
+    at_rest = table_of(departing(1), replace(departing(2), reason=HELD), Departed(departure=1, last=True))
+    assert at_rest.leaving == set()
+    assert at_rest.of(1).first is None
+
+
+def test_what_is_held_first_is_held_by_one_departure_before_it_is_logged() -> None:
+    numbers = DepartureNumbers(DepartureTable())
+    held = [
+        numbers.departing(1, "", [at, at + 1], HELD, at_us=at * 10**9, exchange="", routing_key=None).departure
+        for at in range(2)
+    ]
+    assert held == [1, 1]

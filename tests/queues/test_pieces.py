@@ -81,20 +81,22 @@ def test_what_is_too_large_goes_in_halves(error: MirrorlogError) -> None:
 
 
 def test_a_letter_tells_less_where_it_is_too_large_alone() -> None:
-    """All, the newest, nothing; nothing only where somebody's rejection is in each circle that it may go."""
+    """All, the newest, nothing; nothing only where somebody's rejection is in each circle that it may go. At last it is
+    kept, and those behind it go on."""
     told = {}
     for reason in (REJECTED, EXPIRED):
-        piece, told[reason] = piece_of(target(3, 4)), list[int]()
-        while (step := refused(piece, reason, BatchTooLarge("-"))) is not None:
+        piece, told[reason] = piece_of(target(3, 4), OTHER), list[int]()
+        while (step := after(piece, BatchTooLarge("-"), reason)).what != "held":
             piece = step.piece
             told[reason].append(piece.targets[0].tables)
+        assert step == Step(piece_of(OTHER, kept=(3, 4)), "held")
     assert told == {REJECTED: [1, 0], EXPIRED: [1]}
 
 
 def test_dead_letters_are_given_up_for_a_queue_that_is_gone_and_for_nothing_else() -> None:
     piece = piece_of(target(3, 4, tables=0), OTHER)
     assert after(piece, NoSuchQueue("-")) == Step(piece_of(OTHER), "dropped", logged=False)
-    for error in (BadBatch("-"), BatchTooLarge("-"), RecordTooLarge("-"), QueueFull("-"), LogUnavailable("-")):
+    for error in (BadBatch("-"), QueueFull("-"), LogUnavailable("-")):
         assert refused(piece, REJECTED, error) is None
 
 
@@ -103,3 +105,18 @@ def test_what_is_redriven_stays_where_nobody_takes_it() -> None:
     for error in (NoSuchQueue("-"), BadBatch("-"), BatchTooLarge("-"), RecordTooLarge("-")):
         assert after(piece, error, REDRIVEN) == Step(piece_of(OTHER, kept=(3, 4, 7, 8)), "stayed")
     assert refused(piece, REDRIVEN, QueueFull("-")) is None
+
+
+def test_a_target_that_says_it_holds_what_comes_behind_has_the_first_part_too() -> None:
+    """A piece in parts that all landed, of which a checkpoint remembers the newest ones only: not sent anew."""
+    piece = piece_of(target(0, 2), target(2, 4, sequence=42))
+    assert after(piece, OutOfSequence("-", last=43)) == Step(served(piece), "landed", logged=False)
+    assert after(piece, OutOfSequence("-", last=41)).what == "landed"
+    assert after(piece, OutOfSequence("-", last=40)).what == "renumbered"
+
+
+def test_what_is_freed_before_anything_was_sent_leaves_nothing_to_recognize() -> None:
+    """Numbers in use are those of a piece that a loss has taken out of the log then: it goes under others."""
+    left = reduced(piece_of(target(0, 5), OTHER), [0, 1], sent=False)
+    assert left == Step(piece_of(target(1, 5), OTHER), "reduced")
+    assert after(left.piece, IN_USE).piece.targets == [target(1, 5, epoch=6, sequence=0), OTHER]
