@@ -56,8 +56,18 @@ class Book:
         self._last: dict[str, int] = {}
         self._unordered_below = 0
 
-    def gave(self, taker: str, offset: int, number: int, *, redelivered: bool, epoch: int, when: float = 0.0) -> None:
-        """`taker` was given the record, in `epoch`."""
+    def gave(
+        self,
+        taker: str,
+        offset: int,
+        number: int,
+        *,
+        redelivered: bool,
+        epoch: int,
+        numbered: int | None = None,
+        when: float = 0.0,
+    ) -> None:
+        """`taker` was given the record, in `epoch`; `numbered`: the epoch that a lease's number begins with."""
         fate = self.fates.setdefault(number, Fate())
         flag = " redelivered" if redelivered else ""
         self._tell(fate, when, f"{taker} was given offset {offset} in epoch {epoch}{flag}")
@@ -67,8 +77,7 @@ class Book:
             self._check_turn(taker, offset, number, fate)
             fate.first = True
         fate.given += 1
-        if epoch != NEWEST:  # a lease says nothing of the epochs behind it
-            fate.epoch = max(fate.epoch, epoch)
+        fate.epoch = max(fate.epoch, epoch if numbered is None else numbered)
 
     def tries(self, taker: str, numbers: Sequence[int], how: str, when: float = 0.0) -> None:
         """Settling them is asked for."""

@@ -59,6 +59,15 @@ def test_a_lease_may_give_out_nothing_that_was_acknowledged_unless_it_was_over()
     assert found(book) == {"stale": 1, "came_again": 1}
 
 
+def test_what_an_earlier_master_gave_may_come_behind_a_lease_of_its_successor() -> None:
+    """It was sent before that master died. In the epoch of the lease it may not."""
+    for epoch, what in ((1, "stale"), (2, "unflagged")):
+        book = Book("q")
+        book.gave("a", 0, 0, redelivered=True, epoch=NEWEST, numbered=2)
+        book.gave("b", 0, 0, redelivered=False, epoch=epoch)
+        assert found(book) == {what: 1}
+
+
 def test_an_earlier_master_may_give_out_what_its_successor_had_settled() -> None:
     book = Book("q")
     taken(book, 0, epoch=2, redelivered=True)

@@ -280,7 +280,13 @@ class Work:
     def _note(self, given: _Given) -> _Given:
         for offset, number in enumerate(given.numbers, given.it.offset):
             self.books[given.queue].gave(
-                given.taker, offset, number, redelivered=given.it.redelivered, epoch=given.as_of, when=time.monotonic()
+                given.taker,
+                offset,
+                number,
+                redelivered=given.it.redelivered,
+                epoch=given.as_of,
+                numbered=given.epoch,
+                when=time.monotonic(),
             )
         return given
 
