@@ -56,6 +56,7 @@ from mirrorlog.client.sync_leases import Leased
 from mirrorlog.client.sync_publisher import Publisher, Topology
 from mirrorlog.client.sync_subscription import Delivered, DeliveredBatch, Subscription
 from mirrorlog.client.sync_transaction import Transaction
+from mirrorlog.client.sync_with_block import SyncWithBlock
 from mirrorlog.commitlog.attributes import Asked, asked_attributes
 from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
 from mirrorlog.wire.messages import (
@@ -335,7 +336,7 @@ class BulkDelivery:
         return self._awaited.result() if self._awaited.done() else self._producer.wait_for_all(self._awaited, timeout)
 
 
-class Producer:
+class Producer(SyncWithBlock):
     """Sends records to one queue. Made by `Client.producer`; use it with `with`, from any number of threads."""
 
     def __init__(self, client: Client, queue: str, options: Mapping[str, Any]) -> None:
@@ -379,21 +380,6 @@ class Producer:
         self._closed = True
         self._thread.call_soon(self._awaited.abandon)
         self._client.forget(self)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and not isinstance(error, Exception):
-            self.abandon()  # interrupted: whoever did that is not to wait for confirms
-            return
-        try:
-            self.close()
-        except MirrorlogError:
-            if error is None:  # else what the block ended with is the one to tell
-                raise
 
     # --- sending ---
 

@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from mirrorlog.client import delivered as awaited
@@ -19,6 +18,7 @@ from mirrorlog.client import subscription as awaited_subscription
 from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord, Views
 from mirrorlog.client.loop_thread import LoopThread
 from mirrorlog.client.sync_given_record import SyncGivenRecord
+from mirrorlog.client.sync_with_block import SyncWithBlock
 from mirrorlog.errors import MirrorlogError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class DeliveredBatch(Settleable):
         return self._awaited.to_arrow()
 
 
-class Subscription:
+class Subscription(SyncWithBlock):
     """Of one queue's group. Made by `Client.subscribe`; use it with `with`, from any number of threads: each record
     goes to one of them."""
 
@@ -187,21 +187,6 @@ class Subscription:
     def abandon(self) -> None:
         """Close without waiting: what is settled and not confirmed ends as OutcomeUnknown. Idempotent."""
         self._thread.call_soon(self._awaited.abandon)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and not isinstance(error, Exception):
-            self.abandon()  # interrupted: whoever did that is not to wait for confirms
-            return
-        try:
-            self.close()
-        except MirrorlogError:
-            if error is None:  # else what the block ended with is the one to tell
-                raise
 
     # --- reading ---
 

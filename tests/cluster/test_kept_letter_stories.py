@@ -50,6 +50,23 @@ async def values_of(hands: Hands, queue: str) -> list[bytes]:
     return found
 
 
+def target_away(monkeypatch: pytest.MonkeyPatch, *, landed: bool = False) -> list[bool]:
+    """Every target is away until the list is cleared. `landed`: it takes what it is sent, and the answer is lost."""
+    away = [True]
+
+    def meddle(hand_over: HandOver) -> HandOver:
+        async def shut(*args: Any, **more: Any) -> None:
+            if landed or not away:
+                await hand_over(*args, **more)
+            if away:
+                raise LogUnavailable("the target is away")
+
+        return shut
+
+    on_the_way(monkeypatch, meddle)
+    return away
+
+
 async def left(hands: Hands, queue: str) -> None:
     """Until nothing of it is on its way."""
     own = await hands.own(queue)
@@ -120,18 +137,7 @@ def test_a_record_that_is_freed_while_its_piece_waits_takes_no_other_one_with_it
 ) -> None:
     """Goal: what is there arrives, once. Method: 50 records wait for a target that does not answer, or that has them
     and whose answer is lost; then the first one is not there any more, and the target answers."""
-    away = [True]
-
-    def meddle(hand_over: HandOver) -> HandOver:
-        async def shut(*args: Any, **more: Any) -> None:
-            if landed or not away:
-                await hand_over(*args, **more)
-            if away:
-                raise LogUnavailable("the target is away")
-
-        return shut
-
-    on_the_way(monkeypatch, meddle)
+    away = target_away(monkeypatch, landed=landed)
     run_at = LetterReader._run_at
 
     async def freed(self: LetterReader, queue_id: int, at: int) -> Any:
@@ -270,17 +276,7 @@ def test_a_letter_for_more_queues_than_a_change_can_name_comes_to_each_of_them_o
 def test_a_record_that_is_rejected_again_behind_a_reset_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: the piece of before settles nothing of what came since. Method: it waits for its target while the group is
     reset, and its records are rejected again within the second in which others join their departure."""
-    away = [True]
-
-    def meddle(hand_over: HandOver) -> HandOver:
-        async def shut(*args: Any, **more: Any) -> None:
-            if away:
-                raise LogUnavailable("the target is away")
-            await hand_over(*args, **more)
-
-        return shut
-
-    on_the_way(monkeypatch, meddle)
+    away = target_away(monkeypatch)
 
     async def story(hands: Hands) -> None:
         await hands.declare("dead")
@@ -300,17 +296,7 @@ def test_a_record_that_is_rejected_again_behind_a_reset_is_sent_again(monkeypatc
 def test_who_does_not_want_to_wait_lets_go_of_all_that_is_not_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a queue whose letters cannot leave is no dead end. Method: 600 are rejected while their target is away, and
     the group is reset to the end of the queue; then the target is back."""
-    away = [True]
-
-    def meddle(hand_over: HandOver) -> HandOver:
-        async def shut(*args: Any, **more: Any) -> None:
-            if away:
-                raise LogUnavailable("the target is away")
-            await hand_over(*args, **more)
-
-        return shut
-
-    on_the_way(monkeypatch, meddle)
+    away = target_away(monkeypatch)
 
     async def story(hands: Hands) -> None:
         await hands.declare("dead")
