@@ -1,8 +1,8 @@
 """A stretch of a queue whose bytes are bad on a node: who else may have it, and what to say when nobody has. Pure.
 
-A node checks what it reads from disk; what it has mapped it sends as it stands, and only its reader's checksums tell
-that a bit of it has gone. Every copy of a log has the same bytes, so another one has what is bad here: the reader asks
-for that stretch elsewhere, each copy once, and goes on where it was.
+A node checks what it reads from disk, and refuses what is bad (LogCorrupt); what it has mapped it sends as it stands,
+and only its reader's checksums tell that a bit of it has gone. Every copy of a log has the same bytes, so another one
+has what is bad here: the reader asks for that stretch elsewhere, each copy once, and goes on where it was.
 
 Rejected: to leave the node for good (its other bytes are good, and all of its readers would move at once); to ask it
 again (its bytes stay as they are until it reads its files at a start).
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mirrorlog.errors import BadBatch, ConnectionLost
+from mirrorlog.errors import BadBatch, ConnectionLost, LogCorrupt
 
 
 @dataclass(slots=True, eq=False)
@@ -53,3 +53,16 @@ class BadStretch:
     def _told(self) -> str:
         away = "; ".join(f"{node_id}: {reason}" for node_id, reason in self.unread.items())
         return f"{self.why} on {', '.join(self.bad)}" + (f"; not read: {away}" if away else "")
+
+
+def refused(queue: str, queue_offset: int, error: LogCorrupt, *, size: int) -> BadStretch:
+    """What a node refuses of its own copy to a reader at `queue_offset`. It knows its log; whose records stand there is
+    known here."""
+    first = error.details.get("first")
+    return BadStretch(
+        queue,
+        queue_offset=queue_offset,
+        size=size,
+        log_offset=first if isinstance(first, int) else 0,
+        why=f"queue {queue!r}, queue offset {queue_offset}: {error.message}",
+    )

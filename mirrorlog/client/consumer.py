@@ -2,9 +2,9 @@
 
 The next fetch is under way while the user handles what the last one brought. What comes is received into memory that
 is used again once nobody looks into it, and given out as it stands there. Every batch is checked against its checksums
-before any of it is given out; what is bad is asked of another copy (`bad_stretch`), unless a node was named to be read
-from. When the node goes away, the reader connects again, to another mirror if it reads from mirrors, and goes on where
-it stood.
+before any of it is given out; what is bad, or refused as bad by its node, is asked of another copy (`bad_stretch`),
+unless a node was named to be read from. When the node goes away, the reader connects again, to another mirror if it
+reads from mirrors, and goes on where it stood.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from mirrorlog.client.ahead import Answer, FetchAhead
 from mirrorlog.client.backoff import Backoff
-from mirrorlog.client.bad_stretch import BadStretch
+from mirrorlog.client.bad_stretch import BadStretch, refused
 from mirrorlog.client.batching import as_timestamp_us
 from mirrorlog.client.begins import is_elsewhere
 from mirrorlog.client.buffers import BufferPool
@@ -42,6 +42,7 @@ from mirrorlog.errors import (
     BadBatch,
     BadRequest,
     ConnectionLost,
+    LogCorrupt,
     LogUnavailable,
     MirrorlogError,
     NoSuchQueue,
@@ -364,6 +365,7 @@ class Consumer:
                 # A copy that its node refuses to serve is not the only one.
                 passing = passing or is_elsewhere(error) or isinstance(error, LogUnavailable)
                 passing = passing and not (is_outage(error) and self._info is None)
+                passing = passing and not self._has_others(error)
                 if not passing or is_another(error) or loop.time() >= give_up_at or self._client.closed:
                     raise
                 await asyncio.sleep(backoff.next_s())
@@ -409,7 +411,12 @@ class Consumer:
         """From the node that is read from, or, where bad bytes have come from it, from another one."""
         bad = self._bad
         if bad is None or bad.queue_offset != queue_offset:
-            return await self._insist(lambda: self._fetch_once(queue_offset))
+            try:
+                return await self._insist(lambda: self._fetch_once(queue_offset))
+            except LogCorrupt as error:
+                if not self._has_others(error):
+                    raise
+                bad = self._bad = self._refused_bad(queue_offset, error)
         try:
             return await self._insist(lambda: self._fetch_elsewhere(bad))
         except ConnectionLost:
@@ -419,6 +426,20 @@ class Consumer:
         finally:
             if self._bad is bad:
                 self._bad = None
+
+    def _has_others(self, error: MirrorlogError) -> bool:
+        """Whether a node refuses its own bytes as bad, and others have copies that may be read."""
+        info = self._info
+        if not isinstance(error, LogCorrupt) or info is None or self._read_from not in _NO_NODE:
+            return False
+        return bool({info.master, *info.mirrors} - {"", self._failed_node})
+
+    def _refused_bad(self, queue_offset: int, error: LogCorrupt) -> BadStretch:
+        """What the node that failed last has found bad in its own copy, by then."""
+        assert self._failed_node is not None
+        bad = refused(self.queue, queue_offset, error, size=self._max_bytes)
+        self._copies.met_bad(bad, self._failed_node, error)
+        return bad
 
     async def _fetch_elsewhere(self, bad: BadStretch) -> Answer:
         """From another node than those that are bad there. Raises BadBatch, or ConnectionLost, as `Copies.whole`."""

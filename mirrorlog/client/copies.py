@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from mirrorlog.client.ahead import Answer
 from mirrorlog.client.bad_stretch import BadStretch
 from mirrorlog.client.begins import NO_ANSWER, begin_of, is_elsewhere, judged, views_of
 from mirrorlog.client.masters import ask_master
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
 
 
 class Copies:
@@ -88,7 +88,7 @@ class Copies:
             self._queue, node_id, bad.log_offset, bad.queue_offset, str(error),
         )  # fmt: skip
 
-    async def whole(self, bad: BadStretch, node_ids: Iterable[str], ask: Callable[[str], Awaitable[Answer]]) -> Answer:
+    async def whole(self, bad: BadStretch, node_ids: Iterable[str], ask: Callable[[str], Awaitable[_T]]) -> _T:
         """The stretch from the first of those nodes that has it whole; `ask` raises BadBatch for one that has not.
 
         Raises ConnectionLost while one that may have it cannot be asked, BadBatch when nobody has it, and what is the

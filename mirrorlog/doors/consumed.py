@@ -11,7 +11,6 @@ import numpy as np
 from mirrorlog.commitlog.attributes import attributes_of
 from mirrorlog.commitlog.body import BinaryColumn, Body, HeadersColumn, Int64s
 from mirrorlog.commitlog.codec import open_body
-from mirrorlog.commitlog.format import check_body
 from mirrorlog.doors.fetched import Fetched, Place
 from mirrorlog.errors import BadBatch
 from mirrorlog.pb.v1 import common_pb2 as common
@@ -117,7 +116,6 @@ def _all_rows(fetched: Fetched, max_bytes: int, body_bytes_max: int) -> Iterator
 
 def _opened(fetched: Fetched, place: Place, body_bytes_max: int) -> Body:
     try:
-        check_body(fetched.content, place.at, place.header)
         attributes_of(place.header, fetched.content, place.at)  # sound here, so also where they are given out
         return open_body(fetched.content, place.at, body_bytes_max=body_bytes_max)
     except BadBatch as error:

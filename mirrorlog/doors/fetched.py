@@ -1,4 +1,4 @@
-"""What one fetch brought, cut to what a reader asked for: batches by their headers, records not touched. Pure."""
+"""What one fetch brought, proven and cut to what a reader asked for: batches, records not touched. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from mirrorlog.commitlog.format import BatchHeader, Buffer, check_stamped, log_seed, read_header
+from mirrorlog.commitlog.format import BatchHeader, Buffer, check_body, check_stamped, log_seed, read_header
 from mirrorlog.errors import BadBatch, ProtocolError
 from mirrorlog.wire.frames import Batches
 
@@ -59,7 +59,8 @@ def read_fetched(
 ) -> Fetched:
     """What a fetch at `queue_offset` brought, for a reader that has read in `epoch` so far and stops at `until`.
 
-    Every header is proven by its checksum; the bodies are not looked at. Raises BadBatch or ProtocolError.
+    Every batch is proven by its checksums, here, where another copy can still be asked. What stands in front of a bad
+    one is given out before the bad one is asked for again. Raises BadBatch or ProtocolError.
     """
     view = memoryview(content)
     places = _places(view, facts.batch_count, source)
@@ -85,16 +86,27 @@ def _places(content: memoryview, count: int, source: Source) -> list[Place]:
     found: list[Place] = []
     at = 0
     for _ in range(count):
-        log_offset = read_header(content, at).log_offset
         try:
-            header = check_stamped(content, at, log_offset=log_offset, seed=seed, max_batch_bytes=_BATCH_BYTES_MAX)
-        except BadBatch as error:
-            raise BadBatch(f"queue {source.queue!r}, log offset {log_offset}: {error}") from None
+            header = _proven(content, at, seed, source)
+        except BadBatch:
+            if not found:
+                raise
+            return found
         found.append(Place(at, header))
         at += header.length
     if at != len(content):
         raise ProtocolError(f"node {source.node_id} answered with {len(content)} bytes for batches of {at}")
     return found
+
+
+def _proven(content: memoryview, at: int, seed: int, source: Source) -> BatchHeader:
+    log_offset = read_header(content, at).log_offset
+    try:
+        header = check_stamped(content, at, log_offset=log_offset, seed=seed, max_batch_bytes=_BATCH_BYTES_MAX)
+        check_body(content, at, header)
+    except BadBatch as error:
+        raise BadBatch(f"queue {source.queue!r}, log offset {log_offset}: {error}", log_offset=log_offset) from None
+    return header
 
 
 def _check_order(places: Sequence[Place], queue_offset: int, source: Source) -> None:

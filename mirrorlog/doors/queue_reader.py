@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, TypeVar
 
 from mirrorlog.client import Client
+from mirrorlog.client.bad_stretch import BadStretch, refused
 from mirrorlog.client.begins import is_elsewhere
 from mirrorlog.client.confirmed_end import is_known, not_known
 from mirrorlog.client.connection import Connection
@@ -17,11 +19,14 @@ from mirrorlog.client.silence import SILENCE_S, Silence
 from mirrorlog.doors.fetched import Fetched, Source, read_fetched
 from mirrorlog.doors.subscription import AppendTime, Edge, GroupPosition, Start, Subscription, Until
 from mirrorlog.errors import (
+    BadBatch,
     BadRequest,
     ConnectionLost,
+    LogCorrupt,
     LogUnavailable,
     MirrorlogError,
     NoSuchQueue,
+    NotCurrent,
     OffsetOutOfRange,
 )
 from mirrorlog.wire.messages import GetMetadata, Limits, Metadata, Position, QueueInfo
@@ -70,9 +75,10 @@ class QueueReader:
     async def fetch(self, queue_offset: int, epoch: int) -> Fetched:
         """What is there from `queue_offset` on; without batches when `max_wait_ms` passed.
 
-        `epoch`: of what was read before. Raises BadBatch, OffsetOutOfRange when the records are gone; when nobody has
-        served within `outage_timeout_ms` ConnectionLost, what the nodes answer, or OffsetOutOfRange with the `node`
-        that lacks the records in its details.
+        `epoch`: of what was read before. What is bad on a node is asked of another one, unless one was named. Raises
+        BadBatch when no copy is whole there, OffsetOutOfRange when the records are gone; when nobody has served within
+        `outage_timeout_ms` ConnectionLost, what the nodes answer, or OffsetOutOfRange with the `node` that lacks the
+        records in its details.
         """
         return await self._insist(lambda: self._fetch_once(queue_offset, epoch))
 
@@ -80,6 +86,34 @@ class QueueReader:
 
     async def _fetch_once(self, queue_offset: int, epoch: int) -> Fetched:
         connection = await self._connected()
+        try:
+            return await self._fetch_from(connection, queue_offset, epoch)
+        except (BadBatch, LogCorrupt) as error:
+            node_id = connection.welcome.node_id
+            if self.subscription.node_id or not self._others(node_id):
+                raise
+            bad = self._bad_there(queue_offset, error)
+            self._copies.met_bad(bad, node_id, error)
+        return await self._copies.whole(bad, self._others(node_id), partial(self._fetch_sound, bad, epoch))
+
+    def _others(self, node_id: str) -> list[str]:
+        assert self._info is not None
+        return [each for each in (*self._info.mirrors, self._info.master) if each not in ("", node_id)]
+
+    def _bad_there(self, queue_offset: int, error: BadBatch | LogCorrupt) -> BadStretch:
+        queue, size = self.subscription.queue, self.subscription.max_bytes
+        if isinstance(error, LogCorrupt):
+            return refused(queue, queue_offset, error, size=size)
+        return BadStretch(queue, queue_offset, size, error.details.get("log_offset", 0), str(error))
+
+    async def _fetch_sound(self, bad: BadStretch, epoch: int, node_id: str) -> Fetched:
+        connection = await self._client.reach(await self._client.node_address(node_id))
+        fetched = await self._fetch_from(connection, bad.queue_offset, epoch)
+        if not fetched.places:
+            raise NotCurrent(f"node {node_id} does not show queue offset {bad.queue_offset} yet")
+        return fetched
+
+    async def _fetch_from(self, connection: Connection, queue_offset: int, epoch: int) -> Fetched:
         info = self._info
         assert info is not None
         try:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from mirrorlog.commitlog.codec import open_body
 from mirrorlog.commitlog.format import log_seed, read_header, stamp
-from mirrorlog.errors import MirrorlogError, NotMaster
+from mirrorlog.errors import LogCorrupt, MirrorlogError, NotMaster
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.testing.ports import HOST
 from mirrorlog.wire.endpoint import Endpoint
@@ -103,8 +103,9 @@ class Nodes:
 class Node:
     """`master`, `version`, `epoch`: as this one knows them. `refusal`: what it answers to batches. `hangs`: it takes
     connections and requests, and answers none. `mute`: it answers all but batches and fetches. `rotten`: by a batch's
-    first queue offset, the byte of it that is bad here. `attributes`: what it says of the queue's batches. `known`: how
-    many records it knows to be confirmed, by default all; `current`: whether it says that these are all.
+    first queue offset, the byte of it that is bad here. `refused_bad`: the first queue offsets of the batches that it
+    has found bad itself, and refuses. `attributes`: what it says of the queue's batches. `known`: how many records it
+    knows to be confirmed, by default all; `current`: whether it says that these are all.
     `any_copy`: whether it answers as a mirror where that is enough."""
 
     nodes: Nodes
@@ -117,6 +118,7 @@ class Node:
     hangs: bool = False
     mute: bool = False
     rotten: dict[int, int] = field(default_factory=dict)
+    refused_bad: set[int] = field(default_factory=set)
     attributes: bool = True
     known: int | None = None
     current: bool = True
@@ -163,6 +165,8 @@ class Node:
             size += len(content) if base >= queue_offset else 0
             if base < queue_offset or (found and size > max_bytes):
                 continue
+            if base in self.refused_bad:
+                raise LogCorrupt(f"bad bytes from log offset {4096 * base} on", first=4096 * base, last=4096 * base + 1)
             held = bytearray(content)
             if base in self.rotten:
                 held[self.rotten[base]] ^= 0x10
@@ -268,7 +272,11 @@ class Link:
 
     def _fetch(self, request: Frame) -> None:
         fetch = read_fetch(request.payload)
-        found = self.node.batches(fetch.queue_offset, fetch.max_bytes)
+        try:
+            found = self.node.batches(fetch.queue_offset, fetch.max_bytes)
+        except LogCorrupt as error:
+            self.endpoint.send([error_frame(error, request.correlation_id)])
+            return
         head = BATCHES.pack(0, len(self.node.nodes.values), 0, self.node.epoch, len(found))
         answer = frame(FrameType.BATCHES, head + b"".join(found), request.correlation_id)
         if found:

@@ -12,7 +12,7 @@ import pytest
 
 from mirrorlog.client import Client, Consumer, sync
 from mirrorlog.commitlog.format import HEADER_SIZE
-from mirrorlog.errors import BadBatch
+from mirrorlog.errors import BadBatch, LogCorrupt
 from mirrorlog.testing import Cluster, Node
 from tests.client.scripted_nodes import QUEUE, Nodes, scripted
 from tests.process.clusters import eventually, fast_cluster
@@ -249,6 +249,33 @@ async def test_each_copy_is_asked_once_when_none_is_whole() -> None:
                     await consumer.read(1, timeout_ms=10_000)
                 assert sorted(caught.value.details["nodes"]) == ["n1", "n2", "n3"]
                 assert [node.fetches for node in nodes.by_id.values()] == [times] * 3
+
+
+@pytest.mark.parametrize("read_from", ["master", "mirror", "nearest"])
+async def test_what_a_node_refuses_as_bad_comes_from_another_copy_at_once(read_from: str) -> None:
+    """Goal: a node that has found its copy bad and lives on stands in nobody's way. One node after the other refuses
+    the middle batch, then two of them do: the whole queue is read within less than a node is waited for. All three
+    refuse it: the error names queue, place and nodes."""
+    async with told_nodes() as (nodes, client):
+        for bad in ("n1", "n2", "n3", "n1 n2", "n1 n3"):
+            for node in nodes.by_id.values():
+                node.refused_bad = {RECORDS} if node.node_id in bad else set()
+            async with client.consumer(QUEUE, until=3 * RECORDS, read_from=read_from, max_wait_ms=0) as consumer:
+                async with asyncio.timeout(1.0):  # of request_timeout_ms; refused, it would be asked for that long
+                    assert await read(consumer) == values(QUEUE, 3 * RECORDS), bad
+        nodes["n2"].refused_bad = {RECORDS}
+        async with client.consumer(QUEUE, start=RECORDS, read_from=read_from, max_wait_ms=0) as consumer:
+            with pytest.raises(BadBatch, match=r"^queue 'q', queue offset 5: bad bytes .* on n\d, n\d, n\d$") as caught:
+                await consumer.read(1, timeout_ms=10_000)
+            assert sorted(caught.value.details["nodes"]) == ["n1", "n2", "n3"]
+
+
+async def test_who_names_a_node_hears_that_it_refuses() -> None:
+    async with told_nodes() as (nodes, client):
+        nodes["n2"].refused_bad = {0}
+        async with client.consumer(QUEUE, start=0, read_from="n2", max_wait_ms=0) as consumer:
+            with pytest.raises(LogCorrupt):
+                await consumer.read(1, timeout_ms=10_000)
 
 
 async def test_any_bad_byte_of_a_batch_is_passed_over_by_another_copy() -> None:

@@ -1,4 +1,4 @@
-"""What a gRPC consumer takes for the end of a queue, by nodes that do as they are told."""
+"""What a gRPC consumer takes for the end of a queue, and for bad, by nodes that do as they are told."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from mirrorlog.client import Client
+from mirrorlog.commitlog.format import HEADER_SIZE
 from mirrorlog.doors.queue_reader import QueueReader
 from mirrorlog.doors.subscription import Edge, Subscription
-from mirrorlog.errors import NotCurrent
+from mirrorlog.errors import BadBatch, LogCorrupt, NotCurrent
 from tests.client.scripted_nodes import QUEUE, Nodes, scripted
 
 WANTED = Subscription(
@@ -66,3 +67,38 @@ async def test_without_a_master_it_ends_in_time_and_a_mirror_is_read_as_far_as_i
         with pytest.raises(NotCurrent):
             await asyncio.wait_for(QueueReader(client, replace(WANTED, outage_timeout_ms=200)).open(), 10)
         assert (await QueueReader(client, replace(WANTED, node_id="n2")).open()).end == 1
+
+
+async def offsets_read(reader: QueueReader) -> list[int]:
+    """The queue offsets of all batches, in the order in which they came."""
+    fetched, found = await reader.open(), []
+    while not reader.done(fetched.next):
+        fetched = await reader.fetch(fetched.next, fetched.epoch)
+        found += [place.header.base_queue_offset for place in fetched.places]
+    return found
+
+
+@pytest.mark.parametrize("wanted", [WANTED, replace(WANTED, from_mirror=True)], ids=["master", "mirror"])
+async def test_what_is_bad_on_a_node_is_asked_of_another_one(wanted: Subscription) -> None:
+    """Goal: a door's reader sees nothing of a damaged copy while a whole one stands by. Method: one node refuses a
+    batch, and sends another with a bad header, another with a bad body; a second one has others that are bad."""
+    async with scripted() as nodes, Client(*nodes.servers) as client:
+        await publish(nodes, *(b"%d" % number for number in range(8)))
+        for bad, other in (("n1", "n2"), ("n2", "n3"), ("n3", "n1")):
+            for node in nodes.by_id.values():
+                node.refused_bad, node.rotten = set(), {}
+            nodes[bad].refused_bad, nodes[bad].rotten = {3}, {0: 8, 5: HEADER_SIZE}
+            nodes[other].refused_bad, nodes[other].rotten = {2}, {4: HEADER_SIZE, 6: 8}
+            assert await asyncio.wait_for(offsets_read(QueueReader(client, wanted)), 10) == list(range(8))
+
+
+async def test_what_is_bad_everywhere_or_on_the_node_that_was_named_is_an_error() -> None:
+    async with scripted() as nodes, Client(*nodes.servers) as client:
+        await publish(nodes, b"0", b"1")
+        nodes["n2"].refused_bad = {1}
+        named = replace(WANTED, node_id="n2", outage_timeout_ms=200)
+        with pytest.raises(LogCorrupt):
+            await asyncio.wait_for(offsets_read(QueueReader(client, named)), 10)
+        nodes["n1"].refused_bad, nodes["n3"].rotten = {1}, {1: HEADER_SIZE}
+        with pytest.raises(BadBatch, match="queue offset 1: bad bytes"):
+            await asyncio.wait_for(offsets_read(QueueReader(client, WANTED)), 10)

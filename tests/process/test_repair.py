@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from mirrorlog.client import Client
 from mirrorlog.errors import LogCorrupt, MirrorlogError, PositionLost
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.wire.messages import QueueInfo
@@ -185,6 +187,42 @@ def test_bad_bytes_that_a_master_reads_end_it_and_are_repaired(tmp_path: Path) -
         told = repaired(three, former)
         assert int(told["first"]) <= 150_000
         values_everywhere(three, queue, RECORDS)
+
+
+@pytest.mark.parametrize("which", ["master", "mirror"])
+async def test_readers_of_a_copy_that_is_found_bad_read_on_from_the_others(tmp_path: Path, which: str) -> None:
+    """Goal: while whole copies stand by, damage costs a reader no error. A bit is flipped in the past of the master, or
+    of a mirror, and read there: by consumers of master, mirrors and the nearest, and by an acking group. Each has every
+    record, in order; the node ends meanwhile, and is repaired."""
+    with fast_cluster(3, data_dir=tmp_path, min_in_sync=2, settings=SMALL) as three:
+        three.wait_in_sync()
+        await asyncio.to_thread(filled, three)
+        bad = three.master if which == "master" else three.mirrors[0]
+        eventually(lambda: len(list(copy_of(bad).glob("*.table"))) >= 2, "its past is sealed")
+        flip(bad, 150_000)
+        expected = [value(number) for number in range(RECORDS)]
+
+        async def consumed(client: Client, read_from: str, turn: int) -> bool:
+            async with client.consumer("q", until=RECORDS, read_from=read_from, turn=turn, max_bytes=MIB) as consumer:
+                return [record.value async for record in consumer] == expected
+
+        async def acked(client: Client) -> bool:
+            async with client.subscribe("q", group="g", prefetch=5) as subscription:
+                found: dict[bytes | None, None] = {}  # one whose ack was on its way when the master ended comes again
+                while len(found) < RECORDS:
+                    delivery = await anext(subscription)
+                    found[delivery.value] = None
+                    delivery.ack_nowait()
+                return list(found) == expected
+
+        async with Client(*three.servers) as client:
+            ways = [("mirror", 0), ("mirror", 1), ("nearest", 0)] if which == "mirror" else [("master", 0)]
+            async with asyncio.timeout(60):
+                assert all(await asyncio.gather(*(consumed(client, *way) for way in ways), acked(client)))
+        await asyncio.to_thread(eventually, lambda: not bad.running, "it ends")
+        assert bad.exit_code == LogCorrupt.exit_code
+        bad.start()
+        repaired(three, bad)
 
 
 def test_the_only_whole_copy_goes_on_without_its_bad_bytes(tmp_path: Path) -> None:
