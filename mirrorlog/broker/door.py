@@ -28,7 +28,7 @@ from mirrorlog.errors import (
     ProtocolError,
     StalledFrame,
 )
-from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.endpoint import REST_MS, Endpoint
 from mirrorlog.wire.frames import (
     FRAME_HEADER_SIZE,
     PRODUCE,
@@ -304,6 +304,8 @@ class ClientSession:
         if self.endpoint.stalled(now, limits.frame_timeout_ms):
             return
         silent_ms = (now - self._last_read) * 1000
+        if silent_ms >= REST_MS:
+            self.endpoint.rest()
         if not self._greeted and silent_ms >= limits.hello_timeout_ms:
             self.endpoint.close(ProtocolError(f"no greeting within {limits.hello_timeout_ms} ms"))
         elif self._greeted and self.gate.shut_s(now) * 1000 > limits.hello_timeout_ms:

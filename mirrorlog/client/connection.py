@@ -15,7 +15,7 @@ from typing import Final, Protocol, Self, TypeVar
 
 from mirrorlog import __version__
 from mirrorlog.errors import ConnectionLost, LoginFailed, MirrorlogError, NotGranted, ProtocolError, RequestTimeout
-from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.endpoint import REST_MS, Endpoint
 from mirrorlog.wire.frames import (
     BATCHES,
     CONFIRM,
@@ -164,14 +164,14 @@ class Connection:
                 await connection._greeting
                 if login is not None:
                     await connection._login(*login, timeout_ms=timeout_ms)
-        except TimeoutError:
+        except BaseException as error:
             connection.close()
-            raise ConnectionLost(f"no answer from {address} within {timeout_ms} ms") from None
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise ConnectionLost(f"no connection to {address}: {reason}") from None
-        except BaseException:
-            connection.close()
+            del connection  # it holds the error, which holds this frame
+            if isinstance(error, TimeoutError):
+                raise ConnectionLost(f"no answer from {address} within {timeout_ms} ms") from None
+            if isinstance(error, OSError):
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                raise ConnectionLost(f"no connection to {address}: {reason}") from None
             raise
         connection._ticker = connection._loop.call_later(_TICK_S, connection._tick)
         return connection
@@ -458,6 +458,7 @@ class Connection:
         subscribers, self._subscribers = self._subscribers, {}
         # Whoever waits cannot know whether the node still got the request: that is ConnectionLost, whatever the reason.
         failure = lost if isinstance(lost, ConnectionLost) else ConnectionLost(f"{self.address}: {lost}")
+        self._lost = ConnectionLost(str(lost))  # one that nobody raises: it would keep where it was raised
         for done in publishing.values():
             done(failure)
         for answered in waiting.values():
@@ -522,6 +523,8 @@ class Connection:
             self.close()
             return
         silent_s = now - self._last_read
+        if silent_s * 1000 >= REST_MS:
+            self._endpoint.rest()
         if self._pinged_at is None and silent_s >= self._ping_after_s():
             self._pinged_at = now
             self._endpoint.send([frame(FrameType.PING)])

@@ -8,6 +8,10 @@ when the transport says so.
 A close is in two steps. For the handler the connection is gone at once: nothing that it counts (links, sessions) may
 hang on a peer that does not read. The socket stays for a moment, its input thrown away: closing it with bytes unread
 would be a reset, and a reset takes away the answer that says what was wrong.
+
+What is gone keeps nothing: an end and its handler know each other, and the handler's frames lie in the end's buffer, so
+both let go of each other at the close. Left to the collector, which comes once in many thousand objects, 800
+connections that each had sent one large frame kept 1.7 GiB.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 LINGER_S: Final = 2.0
 """How long a closed connection may still take what was written to it."""
+
+REST_MS: Final = 1000
+"""After so long without a frame a connection keeps no more than the least buffer."""
 
 _HTTP_METHODS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"PRI ")
 
@@ -122,6 +129,10 @@ class Endpoint(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def rest(self) -> None:
+        """Nothing has come for a while: a buffer that a large frame made grow is given back."""
+        self._reader.shrink()
+
     def stalled(self, now: float, timeout_ms: int) -> bool:
         """Whether a frame was begun longer ago than `timeout_ms` and is not complete; then the connection is closed."""
         if self._partial_since is None or (now - self._partial_since) * 1000 < timeout_ms:
@@ -162,8 +173,10 @@ class Endpoint(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._ended = True
         if self._linger is not None:
             self._linger.cancel()
+            self._linger = None
         if isinstance(exc, ssl.SSLError) and self._error is None:
             self._error = ConnectionLost(f"TLS with {self.peer} ended: {why(exc)}")
         self._gone()
@@ -233,9 +246,20 @@ class Endpoint(asyncio.BufferedProtocol):
         self._gone()
 
     def _gone(self) -> None:
-        if not self._told_gone:
-            self._told_gone = True
-            self._handler.disconnected(self._error)
+        if self._told_gone:
+            return
+        self._told_gone = True
+        handler, error = self._handler, self._error
+        del self._handler  # nothing that comes from now on is for it
+        self._error = None
+        self._reader.release()
+        handler.disconnected(None if error is None else _without_frames(error))
+
+
+def _without_frames(error: MirrorlogError) -> MirrorlogError:
+    """Whoever keeps the error keeps nothing of where it was raised: the connection, and what it had sent."""
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _http_answer() -> bytes:

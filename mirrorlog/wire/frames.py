@@ -132,17 +132,18 @@ class FrameReader:
     """Bytes in, frames out, over one warm buffer; knows no socket.
 
     Use: receive into `room()`, tell `received(n)`, then take `next_frame()` until it gives None. The buffer begins
-    small, grows to the largest frame seen and never beyond `frame_bytes_max`. A large frame of batches is received
-    where `place` says, and then not copied again.
+    small, grows to the largest frame seen and never beyond `frame_bytes_max`, and shrinks again when it is told to. A
+    large frame of batches is received where `place` says, and then not copied again.
     """
 
     __slots__ = (
-        "_asked", "_buffer", "_end", "_place", "_placed", "_placed_end", "_placed_head", "_start", "_view",
-        "frame_bytes_max",
+        "_asked", "_buffer", "_end", "_initial_bytes", "_place", "_placed", "_placed_end", "_placed_head", "_start",
+        "_view", "frame_bytes_max",
     )  # fmt: skip
 
     def __init__(self, *, frame_bytes_max: int, initial_bytes: int = 64 * 1024, place: Place | None = None) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self._initial_bytes = initial_bytes
         self._buffer = bytearray(initial_bytes)
         self._view = memoryview(self._buffer)
         self._start = 0
@@ -151,12 +152,27 @@ class FrameReader:
         self._asked = False
         self._placed: memoryview | None = None
         self._placed_end = 0
-        self._placed_head = Frame(0, 0, self._view[:0])
+        self._placed_head = Frame(0, 0, memoryview(b""))
 
     @property
     def partial(self) -> bool:
         """A frame has begun and is not complete: the sender owes bytes."""
         return self._placed is not None or self._end > self._start
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What it holds in memory."""
+        return len(self._buffer)
+
+    def shrink(self) -> None:
+        """Give back what a large frame made the buffer grow by, unless a frame is under way."""
+        if not self.partial and len(self._buffer) > self._initial_bytes:
+            self._use(bytearray(self._initial_bytes))
+
+    def release(self) -> None:
+        """Let go of the buffer and of who is asked for places; nothing is received any more."""
+        self._place = self._placed = None
+        self._use(bytearray())
 
     def unread(self) -> bytes:
         """The bytes not yet taken as frames (for telling a stranger's protocol apart)."""
@@ -246,13 +262,15 @@ class FrameReader:
         self._start, self._end = 0, held
 
     def _grow(self, size: int) -> None:
-        # Views of the old buffer may still be held by a transport: it is left to them, never resized.
-        buffer = bytearray(size)
-        view = memoryview(buffer)
-        held = self._end - self._start
-        view[:held] = self._view[self._start : self._end]
-        self._buffer, self._view = buffer, view
-        self._start, self._end = 0, held
+        held = self._view[self._start : self._end]
+        self._use(bytearray(size))
+        self._view[: len(held)] = held
+        self._end = len(held)
+
+    def _use(self, buffer: bytearray) -> None:
+        """Views of the old one may still be held, by a transport or a handler: it is left to them, never resized."""
+        self._buffer, self._view = buffer, memoryview(buffer)
+        self._start = self._end = 0
 
 
 # --- Payloads with fixed structs ------------------------------------------------------------------------------------

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import struct
+import weakref
+from collections.abc import Callable
 
 import pytest
 
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.errors import MirrorlogError, ProtocolError
 from mirrorlog.wire import endpoint
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.frames import Frame
+from mirrorlog.wire.frames import Frame, FrameReader, FrameType, frame
 
 
 class Recorder:
@@ -79,3 +82,94 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 def test_what_stays_within_this_machine_is_told_by_both_ends(peer: object, own: object, here: bool) -> None:
     """Goal: a node reached over its own address is here, another machine never is. Method: each kind of address."""
     assert endpoint._is_here(peer, own) is here
+
+
+class Careful(Recorder):
+    """A handler that refuses what it gets, and keeps the reason as handlers do."""
+
+    error: MirrorlogError | None = None
+
+    def frame(self, frame: Frame) -> None:
+        if frame.type == FrameType.GOODBYE:
+            raise ProtocolError(f"no goodbye of {len(frame.payload)} bytes")
+
+    def disconnected(self, error: MirrorlogError | None) -> None:
+        super().disconnected(error)
+        self.error = error
+
+
+@pytest.mark.parametrize("ends", ["by itself", "by the peer", "by an error", "aborted"])
+async def test_a_closed_connection_keeps_nothing(ends: str) -> None:
+    """Goal: what a connection held is free when it has ended, and not when the collector comes. Method: with the
+    collector off, a large frame and each way to end; the end, its handler and its buffer die with the last of them."""
+    loop = asyncio.get_running_loop()
+    handler = Careful()
+    own, other = _tcp_pair()
+    gc.collect()
+    gc.disable()
+    try:
+        made = Endpoint(handler, frame_bytes_max=1 << 20, outgoing_bytes_max=1024)
+        made.trust()
+        await loop.connect_accepted_socket(lambda: made, own)
+        await asyncio.to_thread(other.sendall, frame(FrameType.PING, bytes(1 << 19)))
+        grown = weakref.ref(made.get_buffer(-1))
+        if ends == "by itself":
+            made.close()
+        elif ends == "by the peer":
+            other.close()
+        elif ends == "by an error":
+            other.sendall(frame(FrameType.GOODBYE))
+        else:
+            made.abort()
+        await _until(lambda: handler.gone == 1)
+        assert (handler.error is not None) == (ends == "by an error")
+        if ends == "by an error":
+            assert isinstance(handler.error, ProtocolError)
+            assert handler.error.__traceback__ is None
+        other.close()
+        end = weakref.ref(made)
+        del made
+        handler.endpoint = None
+        await _until(lambda: end() is None)
+        assert grown() is None
+    finally:
+        gc.enable()
+
+
+async def test_a_connection_that_rests_gives_its_large_buffer_back() -> None:
+    """Goal: one large frame does not cost its size for as long as the connection is there. Method: a large frame, then
+    rest; not while another one is under way."""
+    reader = FrameReader(frame_bytes_max=1 << 20)
+    least = reader.buffer_bytes
+    _receive(reader, frame(FrameType.PING, bytes(1 << 19)))
+    found = reader.next_frame()
+    assert found is not None
+    assert reader.buffer_bytes > 1 << 19
+    _receive(reader, frame(FrameType.PING, b"second")[:18])
+    assert reader.next_frame() is None
+    reader.shrink()
+    assert reader.buffer_bytes > 1 << 19
+    _receive(reader, frame(FrameType.PING, b"second")[18:])
+    second = reader.next_frame()
+    assert second is not None
+    reader.shrink()
+    assert reader.buffer_bytes == least
+    assert bytes(second.payload) == b"second"
+    _receive(reader, frame(FrameType.PING, b"third"))
+    third = reader.next_frame()
+    assert third is not None
+    assert bytes(third.payload) == b"third"
+
+
+def _receive(reader: FrameReader, data: bytes) -> None:
+    while data:
+        room = reader.room()
+        piece, data = data[: len(room)], data[len(room) :]
+        room[: len(piece)] = piece
+        reader.received(len(piece))
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.005)
