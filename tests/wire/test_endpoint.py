@@ -8,6 +8,7 @@ import socket
 import struct
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -110,7 +111,9 @@ async def test_a_closed_connection_keeps_nothing(ends: str) -> None:
     try:
         made = Endpoint(handler, frame_bytes_max=1 << 20, outgoing_bytes_max=1024)
         made.trust()
-        await loop.connect_accepted_socket(lambda: made, own)
+        factory: Callable[[], Endpoint] = partial(_given, made)
+        await loop.connect_accepted_socket(factory, own)
+        del factory
         await asyncio.to_thread(other.sendall, frame(FrameType.PING, bytes(1 << 19)))
         grown = weakref.ref(made.get_buffer(-1))
         if ends == "by itself":
@@ -159,6 +162,10 @@ async def test_a_connection_that_rests_gives_its_large_buffer_back() -> None:
     third = reader.next_frame()
     assert third is not None
     assert bytes(third.payload) == b"third"
+
+
+def _given(made: Endpoint) -> Endpoint:
+    return made
 
 
 def _receive(reader: FrameReader, data: bytes) -> None:
