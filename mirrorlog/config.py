@@ -398,6 +398,11 @@ class LogSettings(_Section):
     hold_bytes: int = Field(
         -1, ge=-1, description="a landing's hold that keeps more of the log is ended; -1: no limit, a full disk is one"
     )
+    tier_locations: tuple[str, ...] | None = Field(
+        None,
+        description="where tables of tiered landings may be, each a path or URL; absent: anywhere in a cluster without "
+        "users, nowhere in one with",
+    )
     disk_low_percent: float = Field(
         10, ge=0, le=99, description="of the disk; with less free, or no room for another segment, it is warned"
     )

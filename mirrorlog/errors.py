@@ -261,6 +261,15 @@ class TierUnreachable(MirrorlogError):
     retriable = True
 
 
+class TierNotAllowed(MirrorlogError):
+    """Records that a log has no more are said to be in a table at a place that this reader was not told to follow;
+    details carry its `location`."""
+
+    code = "TIER_NOT_ALLOWED"
+    grpc_status = "PERMISSION_DENIED"
+    exit_code = 18
+
+
 class TierBroken(MirrorlogError):
     """The Delta table that should have a queue's older records is another queue's, or has rows twice or lacks some;
     details carry its `location`, and `go_on_at`, the queue offset behind what is missing."""

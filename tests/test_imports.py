@@ -130,6 +130,7 @@ PURE = [
     "mirrorlog/versions.py",
     "mirrorlog/wire/frames.py",
     "mirrorlog/wire/greeting.py",
+    "mirrorlog/wire/locations.py",
     "mirrorlog/wire/messages.py",
     "mirrorlog/wire/names.py",
     "mirrorlog/wire/proof.py",

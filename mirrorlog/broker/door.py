@@ -85,7 +85,9 @@ class NativeDoor:
         self._logs = logs
         self._server: asyncio.Server | None = None
         self._contact_at = contact_at
-        self.gatekeeper = Gatekeeper(users, self._key_of, login_helper, has_heard)
+        self.gatekeeper = Gatekeeper(
+            users, self._key_of, login_helper, has_heard, tier_locations=settings.log.tier_locations
+        )
         self._users = users()
         # A node that is cut off is replaced after the whole of it: nobody else has confirmed more before.
         self._alone_s = settings.cluster.node_timeout_ms / 2000

@@ -23,15 +23,34 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
 
 from mirrorlog.cluster.topology import ADMINISTRATOR, MAX_BINDINGS_AT_ONCE, User
-from mirrorlog.errors import AccessRefused, LimitReached, LoginFailed, MirrorlogError, NotLeader, Overloaded
-from mirrorlog.queues.access import LOOKERS, Right, check_allowed, check_expression, has_tag
+from mirrorlog.errors import (
+    AccessRefused,
+    BadRequest,
+    ConfigError,
+    LimitReached,
+    LoginFailed,
+    MirrorlogError,
+    NotLeader,
+    Overloaded,
+)
+from mirrorlog.queues.access import (
+    HOLDERS,
+    LANDING,
+    LOOKERS,
+    Right,
+    check_allowed,
+    check_expression,
+    check_location,
+    has_tag,
+)
 from mirrorlog.queues.arguments import dead_letters_of
+from mirrorlog.wire.locations import check_place
 from mirrorlog.wire.messages import (
     Bind,
     CommitPosition,
@@ -99,7 +118,8 @@ Users = Mapping[str, User]
 class Gatekeeper:
     """Of one node. `users`: as it knows them; another object after each change. `key_of`: a queue's key by its id;
     raises as the queue's log does. `helper`: where passwords are compared, one at a time and behind everything else:
-    guesses must not take the node's cores. `has_heard`: whether this run has heard its cluster."""
+    guesses must not take the node's cores. `has_heard`: whether this run has heard its cluster. `tier_locations`: see
+    the setting `log.tier_locations`. Raises ConfigError."""
 
     def __init__(
         self,
@@ -107,10 +127,12 @@ class Gatekeeper:
         key_of: Callable[[int], str],
         helper: Executor | None = None,
         has_heard: Callable[[], bool] = lambda: True,
+        tier_locations: Sequence[str] | None = None,
     ) -> None:
         self.users = users
         self.has_heard = has_heard
         self.key_of = key_of
+        self.tier_locations = None if tier_locations is None else [_place(each) for each in tier_locations]
         self.door_token = secrets.token_urlsafe(32)
         """What this node's doors log in with, in this run."""
         self._secret = secrets.token_bytes(32)
@@ -273,6 +295,8 @@ class Gate:
         if not isinstance(message, _LOCAL) and not self._keeper.has_heard():
             raise NotLeader("this node was started and has not heard its cluster yet; ask again, or ask another node")
         _check_texts(message)
+        if isinstance(message, SetHold) and message.tiered:
+            check_location(message.location, self._keeper.tier_locations, has_users=bool(self._keeper.users()))
         if not self._keeper.users() or (self._is_door and isinstance(message, _FOR_DOORS)):
             return
         user = self._known()
@@ -285,11 +309,17 @@ class Gate:
             check_allowed(self.user, user, right, virtual_host, name)
         if isinstance(message, GetRouting) and message.virtual_host in user.permissions:
             return
+        self._check_tag(message, user)
+        if not wanted and not has_tag(user, (ADMINISTRATOR,)):
+            raise self._lacks_tag(message)
+
+    def _check_tag(self, message: Message, user: User) -> None:
+        """Those that are needed beside permissions. Raises AccessRefused."""
         if isinstance(message, Redrive) and not message.to and not has_tag(user, (ADMINISTRATOR,)):
             # Where they go is in records' headers, which anybody may have written.
             raise AccessRefused(f"a redrive to wherever records died needs the tag {ADMINISTRATOR}; name the queue")
-        if not wanted and not has_tag(user, (ADMINISTRATOR,)):
-            raise self._lacks_tag(message)
+        if isinstance(message, SetHold | EndHold) and not has_tag(user, HOLDERS):
+            raise AccessRefused(f"holds need the tag {LANDING}, which {self.user!r} has not: mqtool user-set --tag")
 
     def _lacks_tag(self, message: Message) -> AccessRefused:
         what = type(message).__name__
@@ -319,6 +349,13 @@ class Gate:
     def _decide(self, right: Right, queue_id: int) -> None:
         user = self._known()
         check_allowed(self.user, user, right, *split(self._keeper.key_of(queue_id)))
+
+
+def _place(text: str) -> str:
+    try:
+        return check_place(text)
+    except BadRequest as error:
+        raise ConfigError(f"log.tier_locations: {error}") from None
 
 
 def _check_texts(message: Message) -> None:
@@ -352,12 +389,17 @@ def _rights_for(message: Message) -> list[_Wanted]:
     if isinstance(message, Unbind):
         return _to_bind(message.virtual_host, message.binding)
     queue = getattr(message, "queue", None)
-    wanted = [(Right.READ, *split(queue))] if isinstance(queue, str) else []
-    return [*wanted, *_to_redrive(message)] if isinstance(message, Redrive) else wanted
+    return [(Right.READ, *split(queue)), *_beside_reading(message)] if isinstance(queue, str) else []
 
 
-def _to_redrive(message: Redrive) -> list[_Wanted]:
-    return [(Right.WRITE, split(message.queue)[0], message.to)] if message.to else []
+def _beside_reading(message: Message) -> list[_Wanted]:
+    """Of a request about a queue."""
+    if isinstance(message, Redrive) and message.to:
+        return [(Right.WRITE, split(message.queue)[0], message.to)]
+    if isinstance(message, EndHold) or (isinstance(message, SetHold) and message.tiered):
+        # Records go from the log, or what went is not found any more: who may do so may delete the queue.
+        return [(Right.CONFIGURE, *split(message.queue))]
+    return []
 
 
 def _to_declare_queue(message: DeclareQueue | DeleteQueue) -> list[_Wanted]:

@@ -40,7 +40,7 @@ from mirrorlog.client.producer import Producer
 from mirrorlog.client.publisher import Publisher
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.subscription import Subscription
-from mirrorlog.client.tier import TierOptions
+from mirrorlog.client.tier import TierChoice, TierOptions
 from mirrorlog.client.transaction import Transaction
 from mirrorlog.client.transactor import Transactor
 from mirrorlog.config import CLIENT_PORT
@@ -68,9 +68,11 @@ class Client:
     `allow_stale_reads`: nodes that are cut off from the others answer with what they know to be confirmed; by default
     they refuse, for more may be. `tls`: for nodes whose client port speaks TLS, as of `ssl.create_default_context`.
 
-    `tiers`: consumers read what a queue's log has no more from the Delta table that a tiered landing has named; False:
-    they do not. A mapping says where tables are from here: `{"s3://lake/": "/mnt/lake/"}`, by the beginning of their
-    locations. `tier_options`: of their storage, as the package deltalake takes them.
+    `tiers`: consumers read what a queue's log has no more from the Delta table that a tiered landing has named, if it
+    is at one of these places: `["s3://bucket/lake"]`; a mapping says where they are from here: `{"s3://lake/":
+    "/mnt/lake/"}`. True: wherever it is; False: they read the log alone. By default wherever it is for a client without
+    a login, and nowhere for one with: then records that are there alone are TierNotAllowed. `tier_options`: of their
+    storage, as the package deltalake takes them.
 
     `user`, `password`: for a cluster that has users; sent over TLS, or to this machine. Raises BadRequest.
     """
@@ -84,7 +86,7 @@ class Client:
         request_timeout_ms: int = 10_000,
         allow_stale_reads: bool = False,
         tls: ssl.SSLContext | None = None,
-        tiers: bool | Mapping[str, str] = True,
+        tiers: TierChoice = None,
         tier_options: Mapping[str, str] | None = None,
         user: str | None = None,
         password: str = "",
@@ -100,7 +102,7 @@ class Client:
         self._tls = tls
         self._client_id = secrets.token_hex(16)
         self._login = None if user is None else (user, password)
-        self._tiers = TierOptions.of(tiers, tier_options)
+        self._tiers = TierOptions.of(tiers, tier_options, has_login=user is not None)
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._nodes: dict[str, NodeInfo] = {}
@@ -286,7 +288,7 @@ class Client:
         max_wait_ms: int = 500,
         prefetch_bytes: int = 4 * _MIB,
         turn: int = 0,
-        tiers: bool | Mapping[str, str] | None = None,
+        tiers: TierChoice = None,
     ) -> Consumer:
         """A reader of `queue`; use it with `async with`. Only confirmed records are seen.
 

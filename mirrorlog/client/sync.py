@@ -57,6 +57,7 @@ from mirrorlog.client.sync_publisher import Publisher, Topology
 from mirrorlog.client.sync_subscription import Delivered, DeliveredBatch, Subscription
 from mirrorlog.client.sync_transaction import Transaction
 from mirrorlog.client.sync_with_block import SyncWithBlock
+from mirrorlog.client.tier import TierChoice
 from mirrorlog.commitlog.attributes import Asked, asked_attributes
 from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
 from mirrorlog.wire.messages import (
@@ -113,7 +114,7 @@ class Client:
         request_timeout_ms: int = 10_000,
         allow_stale_reads: bool = False,
         tls: ssl.SSLContext | None = None,
-        tiers: bool | Mapping[str, str] = True,
+        tiers: TierChoice = None,
         tier_options: Mapping[str, str] | None = None,
         user: str | None = None,
         password: str = "",

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mirrorlog.client.ahead import Answer
-from mirrorlog.errors import BadRequest, MirrorlogError, MissingDependency, OffsetOutOfRange
+from mirrorlog.errors import BadRequest, MirrorlogError, MissingDependency, OffsetOutOfRange, TierNotAllowed
+from mirrorlog.wire.locations import below, check_place, is_within
 from mirrorlog.wire.messages import QueueInfo, TierInfo
 
 if TYPE_CHECKING:
@@ -26,29 +27,47 @@ logger = logging.getLogger(__name__)
 _BODY_BYTES_MAX: Final = 2**28
 
 
+TierChoice = bool | Mapping[str, str] | Sequence[str] | None
+"""As a user says which tables are followed: all, none, those at some places, those whose places are elsewhere from
+here; None: all, or with a login none."""
+
+
 @dataclass(frozen=True, slots=True)
 class TierOptions:
-    """`used`: False reads logs alone. `places`: where a table is from here, by the beginning of its location; the
-    longest that fits counts. `storage`: options of its storage, as deltalake takes them."""
+    """`used`: False reads logs alone. `allowed`: the places of the tables that are followed, None for any: a location
+    is the word of another user of the cluster, and is opened with this program's rights. `places`: where some of them
+    are from here. `storage`: options of their storage, as deltalake takes them."""
 
     used: bool = True
+    allowed: tuple[str, ...] | None = None
     places: Mapping[str, str] = field(default_factory=dict)
     storage: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tiers: bool | Mapping[str, str], storage: Mapping[str, str] | None) -> TierOptions:
+    def of(cls, tiers: TierChoice, storage: Mapping[str, str] | None, *, has_login: bool = False) -> TierOptions:
         """As a user gives them. Raises BadRequest."""
-        if not isinstance(tiers, bool | Mapping):
-            raise BadRequest(f"tiers {tiers!r:.80} is neither True, False nor a mapping of locations to locations")
-        places = {} if isinstance(tiers, bool) else dict(tiers)
-        return cls(tiers is not False, places, dict(storage or {}))
+        options = dict(storage or {})
+        if tiers is None:
+            return cls(allowed=() if has_login else None, storage=options)
+        if isinstance(tiers, bool):
+            return cls(used=tiers, storage=options)
+        if isinstance(tiers, str) or not isinstance(tiers, Mapping | Sequence):
+            raise BadRequest(f"tiers {tiers!r:.80} is neither True, False, a list of places nor a mapping of them")
+        places = dict(tiers) if isinstance(tiers, Mapping) else {}
+        return cls(allowed=tuple(check_place(each) for each in tiers), places=places, storage=options)
 
     def located(self, location: str) -> str:
-        """Where the table of that location is, as seen from here."""
-        fitting = [prefix for prefix in self.places if location.startswith(prefix)]
-        if fitting:
-            prefix = max(fitting, key=len)
-            location = self.places[prefix] + location[len(prefix) :]
+        """Where the table of that location is, as seen from here. Raises TierNotAllowed."""
+        if self.allowed is not None and not is_within(location, self.allowed):
+            raise TierNotAllowed(
+                f"older records are said to be in the table {location:.256}, and this reader follows no location that "
+                "it was not given: list its place, tiers=[PLACE], or read the log alone, tiers=False",
+                location=location,
+            )
+        inner = {place: rest for place in self.places if (rest := below(location, place)) is not None}
+        if inner:
+            place = min(inner, key=lambda each: len(inner[each]))
+            location = self.places[place].rstrip("/") + inner[place] if inner[place] else self.places[place]
         location = location.removeprefix("delta://")
         return location.removeprefix("file:") if location.startswith("file:/") and location[6:7] != "/" else location
 

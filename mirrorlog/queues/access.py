@@ -3,8 +3,9 @@
 As RabbitMQ has it: a user has, per virtual host, three regular expressions of names that he may configure (declare,
 delete), write (publish, bind to) and read (consume, bind from). They are searched, not matched from end to end, and an
 empty one allows nothing. Tags say what else: `administrator` may do everything that is not a message; `monitoring` and
-`management` may look. One difference: a publish asks for the right to write to the queues that it lands in, for routing
-is done at the edge and a node sees queues only.
+`management` may look; `landing` may hold the records of queues that he may read, which keeps them on the disk, and have
+them go from the log of queues that he may configure, for that is to delete them there. One difference: a publish asks
+for the right to write to the queues that it lands in, for routing is done at the edge and a node sees queues only.
 
 Expressions come from administrators and meet names of up to 255 characters on the node's loop, so they may not be such
 that Python's matcher takes for ever: `check_expression` refuses repeats within repeats, and those that have more ways
@@ -26,8 +27,12 @@ from typing import Any, Final
 
 from mirrorlog.cluster.topology import ADMINISTRATOR, Permissions, User
 from mirrorlog.errors import AccessRefused, BadRequest
+from mirrorlog.wire.locations import is_within
 from mirrorlog.wire.names import NAME_CHARS_MAX, split
 
+LANDING: Final = "landing"
+HOLDERS: Final = frozenset({ADMINISTRATOR, LANDING})
+"""Who may keep records from going, and say that they may go: for a landing, beside its permissions."""
 LOOKERS: Final = frozenset({ADMINISTRATOR, "monitoring", "management", "policymaker"})
 
 EXPRESSION_CHARS_MAX: Final = 1_000
@@ -68,6 +73,18 @@ def check_allowed(user_name: str, user: User, right: Right, virtual_host: str, n
         raise AccessRefused(
             f"user {user_name!r} may not {right.value} {name[:64]!r} in virtual host {virtual_host[:64]}; an "
             "administrator gives permissions with mqtool user-permissions"
+        )
+
+
+def check_location(location: str, places: Sequence[str] | None, *, has_users: bool) -> None:
+    """Whether readers may be sent to a table there. `places`: those that the node was given; None: anywhere, as long as
+    the cluster has no users. Raises AccessRefused."""
+    if not has_users and places is None:
+        return
+    if not is_within(location, places or ()):
+        raise AccessRefused(
+            f"this node sends no readers to the table {location[:256]!r}: list its place in log.tier_locations on all "
+            "nodes, or land without tiered"
         )
 
 

@@ -27,6 +27,7 @@ class ClientOptions(TypedDict):
     tls: ssl.SSLContext | None
     user: str | None
     password: str
+    tiers: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,10 @@ class Access:
         return client_context(ca=ca, certificate=certificate, key=key)
 
     def client_options(self) -> ClientOptions:
-        """For a client of the nodes. Raises ConfigError naming a file of TLS."""
-        return ClientOptions(tls=self.context(), user=self.user, password=self.password)
+        """For a client of the nodes. Where there are users it reads logs alone: a table that others name is not opened
+        with the job's rights, and Spark reads tables better by itself. Raises ConfigError naming a file of TLS."""
+        tiers = None if self.user is None else False
+        return ClientOptions(tls=self.context(), user=self.user, password=self.password, tiers=tiers)
 
     def options(self) -> dict[str, str]:
         """As options of the data source, without the password."""

@@ -55,6 +55,15 @@ def consume(
     read_from: Annotated[
         str, typer.Option("--read-from", metavar="NODE", help="master, mirror, or a node's id.")
     ] = "master",
+    tier: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tier",
+            metavar="PLACE",
+            help="Read what the log has no more from a landing's table at this place, a path or URL; repeatable. "
+            "Without --user from wherever the table is.",
+        ),
+    ] = None,
     allow_stale_reads: StaleReads = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per record.")] = False,
@@ -87,7 +96,9 @@ def consume(
         if until_end and read_from == _MASTER and not allow_stale_reads:
             await _check_end(client, name, begin)
         until = "confirmed" if until_end else None
-        async with client.consumer(name, start=begin, until=until, read_from=read_from, group=group) as consumer:
+        async with client.consumer(
+            name, start=begin, until=until, read_from=read_from, group=group, tiers=tier
+        ) as consumer:
             await _print(consumer, count, write, commit=commit)
 
     with contextlib.suppress(KeyboardInterrupt):

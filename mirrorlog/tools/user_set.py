@@ -21,7 +21,7 @@ def user_set(
         list[str] | None,
         typer.Option(
             "--tag",
-            help="administrator, monitoring, management, policymaker, or your own. Repeatable; others go.",
+            help="administrator, monitoring, management, policymaker, landing, or your own. Repeatable; others go.",
         ),
     ] = None,
     no_tags: Annotated[bool, typer.Option("--no-tags", help="Take all tags away.")] = False,

@@ -221,6 +221,50 @@ async def test_a_right_that_is_taken_away_counts_at_once_on_connections_that_are
         assert not client.closed
 
 
+async def test_who_may_read_may_neither_hold_nor_send_readers_elsewhere() -> None:
+    """Goal: the right to read deletes nothing and forges nothing; holds are a right of their own, and tiering is as
+    much as the right to delete. Method: the same holds by users with more and more rights, and at places on the node's
+    list and off it."""
+    tiered = {"holder": "x", "queue_offset": 0, "lease_ms": 60_000, "tiered": True}
+    held = {**tiered, "tiered": False}
+    with fast_cluster(1, settings={"log.tier_locations": ["/lake"]}) as cluster:
+        await give_users(cluster)
+        async with as_user(cluster, "admin") as admin, as_user(cluster, "reader") as reader:
+            topology, holds = admin.admin.topology, reader.admin
+            for hold in (held, {**tiered, "location": "/lake/a"}):
+                with pytest.raises(AccessRefused):
+                    await holds.set_hold("orders", "l", **hold)
+            with pytest.raises(AccessRefused, match="tag landing"):
+                await holds.set_hold("orders", "l", **held)
+            await topology.set_user("reader", tags=["landing"])
+            await holds.set_hold("orders", "l", **held)
+            for refused in (
+                holds.set_hold("orders", "t", location="/lake/a", **tiered),
+                holds.end_hold("orders", "l"),
+                holds.end_hold("orders", "l", holder="x"),
+            ):
+                with pytest.raises(AccessRefused, match="may not configure 'orders'"):
+                    await refused
+            with pytest.raises(AccessRefused, match="may not read 'other'"):
+                await holds.set_hold("other", "l", **held)
+            await topology.set_permissions("reader", configure="^orders$", write="", read="^orders$")
+            for elsewhere in ("/lake2/a", "/lake/../etc", "s3://lake/a"):
+                with pytest.raises(AccessRefused, match=r"log\.tier_locations"):
+                    await holds.set_hold("orders", "t", location=elsewhere, **tiered)
+            await holds.set_hold("orders", "t", location="/lake/a", **tiered)
+            assert {each.name for each in await holds.holds("orders")} == {"l", "t"}
+            await holds.end_hold("orders", "l")
+
+
+async def test_with_users_a_node_without_a_list_of_places_sends_nobody_to_a_table(guarded: Cluster) -> None:
+    """Method: an administrator, who may do everything else."""
+    async with as_user(guarded, "admin") as admin:
+        with pytest.raises(AccessRefused, match=r"log\.tier_locations"):
+            await admin.admin.set_hold(
+                "orders", "t", holder="x", queue_offset=0, lease_ms=60_000, tiered=True, location="/lake/a"
+            )
+
+
 async def test_a_subscription_ends_with_the_right_to_read(guarded: Cluster) -> None:
     """Goal: what was subscribed is not read for ever, and what was in hand goes to others. Method: a subscription that
     has had a record, and a wait for a lease; the right goes; a record that comes then is delivered to neither."""

@@ -19,7 +19,14 @@ from mirrorlog.client import Client, tier_table
 from mirrorlog.client.consumed import ConsumedRecord
 from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.client.tier import TierOptions
-from mirrorlog.errors import BadRequest, MissingDependency, OffsetOutOfRange, TierBroken, TierUnreachable
+from mirrorlog.errors import (
+    BadRequest,
+    MissingDependency,
+    OffsetOutOfRange,
+    TierBroken,
+    TierNotAllowed,
+    TierUnreachable,
+)
 from tests.broker.hosting import KIB, running_all
 from tests.broker.test_holds import settings_of
 
@@ -483,6 +490,31 @@ def test_a_table_that_is_not_there_is_told_and_can_be_placed(tmp_path: Path) -> 
     run(test)
 
 
+def test_a_reader_with_a_list_opens_no_table_elsewhere(tmp_path: Path) -> None:
+    """Goal: the word of another user opens nothing with this program's rights. Method: the table lies where no list
+    says; a reader with an empty list, those that list another place, one with a login by default, and one that lists
+    the right one."""
+
+    async def test() -> None:
+        async with tiered(tmp_path) as it:
+            await landed(it)
+            for tiers in ([], [f"{tmp_path}/lak"], [f"{tmp_path}/lake/x"], {"s3://a": "/b"}):
+                for start in ("earliest", 0):
+                    with pytest.raises(TierNotAllowed, match="follows no location"):
+                        await it.read(start, tiers=tiers)
+            assert await it.read(0, tiers=[f"file://{tmp_path}"]) == it.records
+            assert await it.read(0) == it.records
+            async with Client(*it.client.servers, user="ann", password="a") as ann:
+                reader = ann.consumer("q", start=0, until="confirmed")
+                with pytest.raises(TierNotAllowed):
+                    async with reader:
+                        await reader.read(1, timeout_ms=5_000)
+                async with ann.consumer("q", start=0, until="confirmed", tiers=True) as trusting:
+                    assert [record async for record in trusting] == it.records
+
+    run(test)
+
+
 def test_without_the_packages_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if deltalake were not there."""
 
@@ -522,5 +554,9 @@ def test_places_and_options_are_what_they_say() -> None:
     for location in ("/t", "file:/t", "file:///t", "delta:///t", "delta://file:///t", "delta://file:/t"):
         assert TierOptions.of(True, None).located(location) in ("/t", "file:///t")
     assert TierOptions.of(True, None).located("abfss://c@h/t") == "abfss://c@h/t"
+    with pytest.raises(TierNotAllowed):
+        TierOptions.of(["/t"], None).located("file:///t/../a")
+    with pytest.raises(BadRequest, match="no place"):
+        TierOptions.of(["t"], None)
     with pytest.raises(BadRequest, match="tiers 'yes'"):
-        TierOptions.of("yes", None)  # type: ignore[arg-type]
+        TierOptions.of("yes", None)

@@ -50,7 +50,7 @@ STATUSES = {
         "NoSuchVirtualHost", "Unroutable",
     ],
     "OUT_OF_RANGE": ["OffsetOutOfRange", "PositionLost"],
-    "PERMISSION_DENIED": ["AccessRefused", "NotAMember"],
+    "PERMISSION_DENIED": ["AccessRefused", "NotAMember", "TierNotAllowed"],
     "RESOURCE_EXHAUSTED": ["LimitReached", "QueueFull", "SentToDeadLetters"],
     "UNAUTHENTICATED": ["LoginFailed", "NotProven"],
     "UNAVAILABLE": [
