@@ -359,6 +359,21 @@ class LimitSettings(_Section):
     frame_timeout_ms: int = Field(30_000, ge=1, description="a frame once begun must be complete within this time")
     idle_timeout_ms: int = Field(120_000, ge=1, description="a client that sends nothing, not even PING, is closed")
     outgoing_bytes_max: int = Field(64 * _MIB, ge=_MIB, description="per connection, queued to a slow reader")
+    memory_bytes: int | None = Field(
+        None,
+        ge=_MIB,
+        description="that the node and its doors may have; absent: what the machine, or the container, has",
+    )
+    memory_high_percent: float = Field(
+        70, ge=0, le=100, description="of that; with more in use data is refused, acks and control go on; 0: never"
+    )
+    memory_low_percent: float = Field(60, ge=0, le=100, description="of that; below it data is taken again")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if 0 < self.memory_high_percent < self.memory_low_percent:
+            raise ValueError("memory_low_percent cannot be above memory_high_percent")
+        return self
 
 
 class LogSettings(_Section):

@@ -26,7 +26,7 @@ _ENDLESS_BYTES: Final = 1 << 50
 SMALL: Final[Mapping[str, Mapping[str, Any]]] = {
     "grpc": {"enabled": False},
     "http": {"enabled": False},
-    "limits": {"max_batch_bytes": 64 * _KIB, "max_record_bytes": 32 * _KIB},
+    "limits": {"max_batch_bytes": 64 * _KIB, "max_record_bytes": 32 * _KIB, "memory_high_percent": 0},
     "log": {"segment_bytes": 256 * _KIB, "prepare_bytes": 0, "populate_bytes": 0},
 }
 """Settings with which a run of seconds goes through what takes days in life, and copies of disks stay cheap."""

@@ -310,6 +310,7 @@ def test_each_value_says_where_it_comes_from(tmp_path: Path) -> None:
         ),
         ("[cluster]\nmembers = [{ id = 'n1' }]\nlogs = [{ master = 'n1', number = 256 }]", "cluster.logs.0.number"),
         ("[log]\ndisk_full_percent = 11", "cannot be above"),
+        ("[limits]\nmemory_high_percent = 59", "memory_low_percent cannot be above memory_high_percent"),
         ("[log]\ndisk_full_bytes = 100\ndisk_low_bytes = 99", "cannot be above"),
         ("node = 3", "a table of keys"),
         ("[cluster]\nmembers = [{ id = 'n1' }]\njoin = ['a:1']", "give only one of them"),

@@ -14,16 +14,14 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Final
 
 from mirrorlog.broker.disk_limits import DiskLimits, DiskReport, DiskSpace, DiskState
+from mirrorlog.broker.watching import INTERVAL_S, Looking
 from mirrorlog.commitlog.aside import all_aside
 from mirrorlog.commitlog.directory import LOGS_NAME
 from mirrorlog.config import LogSettings
 
 logger = logging.getLogger(__name__)
-
-INTERVAL_S: Final = 1.0
 
 
 def measure(path: Path) -> DiskSpace:
@@ -60,30 +58,16 @@ class DiskWatch:
         self._settings = settings
         self._helper = helper
         self._measure = measure
-        self._interval_s = interval_s
         self._failed = ""
         self._aside: tuple[str, ...] = ()
-        self._task: asyncio.Task[None] | None = None
+        self._looking = Looking("disk", self._look, interval_s=interval_s)
 
     async def start(self) -> None:
         """Returns when the disk was measured once, or could not be."""
-        await self._look()
-        self._task = asyncio.ensure_future(self._look_for_ever())
+        await self._looking.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _look_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            try:
-                await self._look()
-            except Exception:
-                # The watermarks stay as they are; a disk that is really full is met by whoever writes to it.
-                logger.exception("disk_watch_failed path=%s", self._path)
+        await self._looking.stop()
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()

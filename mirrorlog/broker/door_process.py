@@ -65,6 +65,12 @@ class DoorProcess:
         self._serves = False
         self._renew_then = False
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None while there is none."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
     def renew(self) -> None:
         """It shall read the files of TLS anew; one that does not serve yet, once it does."""
         if self._serves and self._process is not None and self._process.returncode is None:

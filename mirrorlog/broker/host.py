@@ -44,6 +44,7 @@ class Helpers:
         self.read = ThreadPoolExecutor(2, "read")
         self.index = ThreadPoolExecutor(1, "index")
         self.disk = ThreadPoolExecutor(1, "disk")
+        self.memory = ThreadPoolExecutor(1, "memory")
         self.letters = ThreadPoolExecutor(1, "letters", initializer=_yield_to_others)
         self.cluster = ThreadPoolExecutor(1, "cluster")
         self.promise = ThreadPoolExecutor(1, "promise")
@@ -64,6 +65,11 @@ def _not_known(virtual_host: str) -> int:
     return 0
 
 
+def _not_high() -> str:
+    """Nobody measures the node's memory."""
+    return ""
+
+
 def _own_version() -> int:
     """Of no cluster either: what this software writes."""
     return versions.OWN
@@ -74,7 +80,8 @@ class Host:
     """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends. `member`: where a node
     is reached, as far as that is known. `tell`: the node's chronicle, of what a log's master has to tell.
     `routing_version`: of a virtual host, as this node knows it; 0 when it knows none. `cluster_version`: what may be
-    written (`mirrorlog.versions`). `letters`: how records that leave a queue come to others; None: they wait."""
+    written (`mirrorlog.versions`). `letters`: how records that leave a queue come to others; None: they wait.
+    `memory_refusal`: why data is refused for want of memory, empty while it is not."""
 
     settings: Settings
     start_id: str
@@ -90,3 +97,4 @@ class Host:
     subscriptions: SubscriptionBook = field(default_factory=SubscriptionBook)
     cluster_version: Callable[[], int] = _own_version
     letters: LetterRoads | None = None
+    memory_refusal: Callable[[], str] = _not_high

@@ -162,6 +162,7 @@ class Node:
             files=files,
             measure=self._measure,
             credentials=self._credentials,
+            children=lambda: [door.pid for door in self._doors if door.pid is not None],
         )
         self._warn_if_open()
         await server.start()

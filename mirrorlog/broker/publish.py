@@ -33,6 +33,7 @@ from mirrorlog.errors import (
     NoSuchQueue,
     NotMaster,
     OutcomeUnknown,
+    Overloaded,
     QueueFull,
     SentToDeadLetters,
     SlaveNotAvailable,
@@ -126,6 +127,11 @@ def _not_known(virtual_host: str) -> int:
     return 0
 
 
+def _never() -> str:
+    """Nobody measures the node's memory."""
+    return ""
+
+
 def _own() -> int:
     """Of no cluster either: what this software writes."""
     return versions.OWN
@@ -154,9 +160,10 @@ class Publisher:
         now_us: Callable[[], int],
         routing_version: Callable[[str], int] = _not_known,
         cluster_version: Callable[[], int] = _own,
+        memory_refusal: Callable[[], str] = _never,
     ) -> None:
-        """`now`: s of the loop's clock, as fine as the machine has it. `routing_version` and `cluster_version`: see
-        `Host`."""
+        """`now`: s of the loop's clock, as fine as the machine has it. `routing_version`, `cluster_version` and
+        `memory_refusal`: see `Host`."""
         self._replica = replica
         self._counters = replica.counters
         self._mastership = mastership
@@ -166,6 +173,7 @@ class Publisher:
         self._now_us = now_us
         self._routing_version = routing_version
         self._cluster_version = cluster_version
+        self._memory_refusal = memory_refusal
         self._credits = Credits(
             bytes_max=limits.credit_bytes,
             batches_max=limits.credit_batches,
@@ -205,8 +213,7 @@ class Publisher:
             self._admit()
             if request.routing:
                 self._check_routing(header.queue_id, request.routing)
-            if self.data_refused:
-                raise DiskFull(self.data_refused)
+            self._check_room()
             account = Key(reply, header.producer_id, header.queue_id)
             self._credits.check(account, distance=self._distance, now=now)
             landed = self._append(batch, header, durability)
@@ -291,8 +298,8 @@ class Publisher:
             if request.routing:
                 self._check_routing(header.queue_id, request.routing)
             self._credits.check(account, distance=self._distance, now=now)
-        if headers and self.data_refused:
-            raise DiskFull(self.data_refused)
+        if headers:
+            self._check_room()
         for change in changes:
             self._replica.queues.find_id(queue_of(change))
         self.admit(headers)
@@ -549,6 +556,13 @@ class Publisher:
         self._check_running()
         self._check_in_touch()
         self._mastership.admit()
+
+    def _check_room(self) -> None:
+        """Data is refused for want of room; what is no data goes on. Raises DiskFull, Overloaded."""
+        if self.data_refused:
+            raise DiskFull(self.data_refused)
+        if high := self._memory_refusal():
+            raise Overloaded(high, limit="memory_high_percent")
 
     def _check_in_touch(self) -> None:
         if self.cut_off:

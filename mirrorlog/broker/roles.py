@@ -130,6 +130,7 @@ class MasterRole:
             now_us=clock,
             routing_version=host.routing_version,
             cluster_version=host.cluster_version,
+            memory_refusal=host.memory_refusal,
         )
         self.mastered = self.publisher.log = MasteredLog(
             log_id=replica.log_id,

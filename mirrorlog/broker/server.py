@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -24,9 +24,11 @@ from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.in_sync_keeper import Decides
 from mirrorlog.broker.letter_roads import LetterRoads
+from mirrorlog.broker.memory_limits import MemoryReport
+from mirrorlog.broker.memory_watch import MemoryWatch
 from mirrorlog.broker.operations import Operations
 from mirrorlog.broker.requests import ClusterView, Requests
-from mirrorlog.broker.status import disk_status, node_counts, with_disk
+from mirrorlog.broker.status import disk_status, memory_status, node_counts, with_warnings
 from mirrorlog.broker.subscription_book import SubscriptionBook
 from mirrorlog.broker.transactions import Transactions
 from mirrorlog.cluster.events import Event
@@ -48,7 +50,7 @@ _STOP_WAIT_S: Final = 2.0
 
 class Server:
     """`view`: what the node knows of its cluster; `cluster`: what decides about it; `failed`: the node must end;
-    `files`: the disk; `measure`: how much space is on it."""
+    `files`: the disk; `measure`: how much space is on it; `children`: its doors, by process id."""
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class Server:
         files: Files = OS_FILES,
         measure: Callable[[Path], DiskSpace] = measure,
         credentials: Credentials = OPEN,
+        children: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self._settings = settings
         self._credentials = credentials
@@ -76,6 +79,8 @@ class Server:
         """What operators ask of the cluster; set before it listens."""
         self._disk = DiskWatch(settings.node.data_dir, settings.log, helper=self.helpers.disk, measure=measure)
         self._disk.on_measured.append(self._disk_measured)
+        self._memory = MemoryWatch(settings.limits, helper=self.helpers.memory, children=children)
+        self._memory.on_changed.append(self._memory_changed)
         self.ha = HAService(
             AcceptSocketService(
                 welcome=self.welcome(PROTOCOL_VERSION_MAX),
@@ -108,6 +113,7 @@ class Server:
             SubscriptionBook(settings.limits.max_subscriptions),
             view.cluster_version,
             self.letters,
+            lambda: self._memory.refusal,
         )
         self._door: NativeDoor | None = None
         self._requests: Requests | None = None
@@ -117,10 +123,11 @@ class Server:
     # --- life ---
 
     async def start(self) -> None:
-        """Measure the disk. Raises PortTaken: then nothing was changed."""
+        """Measure disk and memory. Raises PortTaken: then nothing was changed."""
         for address in (self._settings.replication_bind, self._settings.client_bind):
             await check_free(address)  # a start that fails later has begun a run for nothing
         await self._disk.start()
+        await self._memory.start()
 
     async def listen(self) -> None:
         """Serve members, mirrors and clients. Raises PortTaken."""
@@ -183,6 +190,7 @@ class Server:
             self._door.close()
         await self.ha.stop()
         await self._disk.stop()
+        await self._memory.stop()
         for log in self.logs.everyone():
             await log.close()
 
@@ -208,6 +216,14 @@ class Server:
     def _disk_measured(self, report: DiskReport) -> None:
         for log in self.logs:
             log.disk_measured(report)
+
+    def _memory_changed(self, report: MemoryReport) -> None:
+        state = report.state.value
+        text = (
+            report.refusal or f"the node's memory is {state} again: it and its doors hold {report.use.used_bytes} bytes"
+        )
+        details = {"used_bytes": report.use.used_bytes, "high_bytes": report.limits.high_bytes}
+        self._tell(Event(kind=f"memory_{state}", text=text, node=self._settings.node.id, details=details))
 
     def _tell(self, event: Event) -> None:
         if self.chronicle is not None:
@@ -263,10 +279,13 @@ class Server:
             node_id=self._settings.node.id,
             start_id=self._start_id,
             now_us=wall,
-            logs=with_disk([log.status(now, wall) for log in self.logs.everyone()], self._disk.report),
+            logs=with_warnings(
+                [log.status(now, wall) for log in self.logs.everyone()], self._disk.report, self._memory.refusal
+            ),
             disk=disk_status(self._disk.report),
             cluster=self._view.status(now),
             counts=self._counts(),
+            memory=memory_status(self._memory.report),
         )
 
     def _counts(self) -> NodeCounts:

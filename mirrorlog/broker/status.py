@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 
 from mirrorlog.broker.disk_limits import DiskReport
+from mirrorlog.broker.memory_limits import MemoryReport
 from mirrorlog.broker.replica import Replica
 from mirrorlog.config import LogAssignment
 from mirrorlog.errors import LogUnavailable, MirrorlogError
@@ -22,6 +23,7 @@ from mirrorlog.wire.messages import (
     HoldInfo,
     LogCounts,
     LogStatus,
+    MemoryStatus,
     MirrorStatus,
     NodeCounts,
     Position,
@@ -103,6 +105,19 @@ def disk_status(report: DiskReport | None) -> DiskStatus | None:
     )
 
 
+def memory_status(report: MemoryReport | None) -> MemoryStatus | None:
+    """The memory of the node and its doors."""
+    if report is None:
+        return None
+    return MemoryStatus(
+        state=report.state.value,
+        reason=report.refusal,
+        used_bytes=report.use.used_bytes,
+        high_bytes=report.limits.high_bytes,
+        size_bytes=report.use.size_bytes,
+    )
+
+
 def node_counts(
     accept: AcceptSocketService, door: NativeDoor | None, *, links: tuple[int, int, int], logs: list[LogCounts]
 ) -> NodeCounts:
@@ -119,11 +134,12 @@ def node_counts(
     )
 
 
-def with_disk(logs: Sequence[LogStatus], report: DiskReport | None) -> list[LogStatus]:
-    """What is wrong with the disk is the reason of every log for which nothing else is to be told."""
-    if report is None or not report.warning:
+def with_warnings(logs: Sequence[LogStatus], disk: DiskReport | None, memory: str) -> list[LogStatus]:
+    """What is wrong with the disk, or the memory, is the reason of every log for which nothing else is to be told."""
+    warning = (disk.warning if disk is not None else "") or memory
+    if not warning:
         return list(logs)
-    return [log if log.reason else msgspec.structs.replace(log, reason=report.warning) for log in logs]
+    return [log if log.reason else msgspec.structs.replace(log, reason=warning) for log in logs]
 
 
 def _log(

@@ -19,11 +19,12 @@ from mirrorlog.doors.http_cluster_metrics import cluster_metrics
 from mirrorlog.doors.http_count_metrics import count_metrics
 from mirrorlog.doors.http_families import counter, gauge, states
 from mirrorlog.doors.http_queue_metrics import flow_metrics, group_metrics, hold_metrics, queue_metrics
-from mirrorlog.wire.messages import DiskStatus, LogStatus, MirrorStatus
+from mirrorlog.wire.messages import DiskStatus, LogStatus, MemoryStatus, MirrorStatus
 
 _ROLES: Final = ("master", "mirror", "none")
 _LOG_STATES: Final = ("serving", "recovering", "following", "disconnected", "resting", "opening", "corrupt")
 _DISK_STATES: Final = ("ok", "low", "full")
+_MEMORY_STATES: Final = ("ok", "high")
 # The node gives zeros for the offsets of such a log: it cannot tell them.
 _WITHOUT_OFFSETS: Final = {"opening", "corrupt"}
 
@@ -52,6 +53,7 @@ def _families(answer: Answer) -> Iterator[Metric]:
     return chain(
         _node(answer.told),
         _disk(status.disk),
+        _memory(status.memory),
         _logs(status.logs),
         _offsets(readable),
         _copies(mastered),
@@ -91,6 +93,18 @@ def _disk(disk: DiskStatus | None) -> Iterator[Metric]:
     yield gauge("mirrorlog_disk_free_bytes", meaning, (), [((), each.free_bytes) for each in known])
     meaning = "Size of the data directory's disk"
     yield gauge("mirrorlog_disk_size_bytes", meaning, (), [((), each.size_bytes) for each in known])
+
+
+def _memory(memory: MemoryStatus | None) -> Iterator[Metric]:
+    """Of the node and its doors; without samples when it could not be measured."""
+    known = [] if memory is None else [memory]
+    state = [sample for each in known for sample in states((), _MEMORY_STATES, each.state)]
+    meaning = "1 for the state of the memory of the node and its doors. high: data is refused"
+    yield gauge("mirrorlog_memory_state", meaning, ("state",), state)
+    meaning = "Memory that the node and its doors hold, page cache not counted"
+    yield gauge("mirrorlog_memory_used_bytes", meaning, (), [((), each.used_bytes) for each in known])
+    meaning = "Memory from which on data is refused; 0: never"
+    yield gauge("mirrorlog_memory_high_bytes", meaning, (), [((), each.high_bytes) for each in known])
 
 
 def _logs(logs: Sequence[LogStatus]) -> Iterator[Metric]:

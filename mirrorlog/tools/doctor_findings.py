@@ -92,6 +92,7 @@ def _nodes(status: ClusterStatus) -> Iterator[Finding]:
         )  # fmt: skip
     for node in status.nodes:
         yield from _disk(node)
+        yield from _memory(node)
         if node.cluster is not None and not node.cluster.coordinator:
             yield Finding(
                 what="node", name=node.node_id, reason="no-coordinator", weight=STOPS,
@@ -111,6 +112,18 @@ def _disk(node: Status) -> Iterator[Finding]:
         text=f"the disk of node {node.node_id} is {disk.state}, {effect}: {disk.reason}",
         advice="free space on it, shorten retention_ms or retention_bytes, or end holds that keep records "
         "(mqtool landings)",
+    )  # fmt: skip
+
+
+def _memory(node: Status) -> Iterator[Finding]:
+    memory = node.memory
+    if memory is None or memory.state == "ok":
+        return
+    yield Finding(
+        what="node", name=node.node_id, reason="memory-high", weight=STOPS,
+        text=f"the memory of node {node.node_id} is high, publishes are refused there: {memory.reason}",
+        advice="look who takes it: connections that do not read, many queues or unsettled records; give the node more "
+        "(limits.memory_bytes), or end what else runs on its machine",
     )  # fmt: skip
 
 

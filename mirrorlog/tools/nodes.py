@@ -16,7 +16,7 @@ from mirrorlog.tools.cluster_view import copies, masters, role_of, warnings, wit
 from mirrorlog.tools.output import NOTHING, bytes_text, print_json, show, table
 from mirrorlog.tools.session import AsJson, session_of
 from mirrorlog.versions import version_of
-from mirrorlog.wire.messages import DiskStatus, NodeStatus, Status
+from mirrorlog.wire.messages import DiskStatus, MemoryStatus, NodeStatus, Status
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -25,10 +25,10 @@ _START_ID_SHOWN = 8
 
 
 class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A member as the node that was asked knows it; `answers`, `error` and `disk` are as mqtool itself found it, None
-    for one that it did not ask: a witness has nothing to tell a client. `roles`: log name → master or mirror; `role`:
-    coordinator, voter, learner or witness; `start_id`, `kind`: of the run that the cluster knows; `software_version`:
-    the highest cluster version that this run can do, 0 before the first one."""
+    """A member as the node that was asked knows it; `answers`, `error`, `disk` and `memory` are as mqtool itself found
+    it, None for one that it did not ask: a witness has nothing to tell a client. `roles`: log name → master or mirror;
+    `role`: coordinator, voter, learner or witness; `start_id`, `kind`: of the run that the cluster knows;
+    `software_version`: the highest cluster version that this run can do, 0 before the first one."""
 
     node_id: str
     member: int
@@ -48,6 +48,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
     answers: bool | None = None
     error: str | None = None
     disk: DiskStatus | None = None
+    memory: MemoryStatus | None = None
     software_version: int = 0
 
 
@@ -121,6 +122,7 @@ def nodes_of(asked: Status, everybody: ClusterStatus) -> Nodes:
             answers=answer is not None if answer is not None or node.node_id in errors else None,
             error=errors.get(node.node_id),
             disk=answer.disk if answer is not None else None,
+            memory=answer.memory if answer is not None else None,
             software_version=_software(node),
         )
 
@@ -203,6 +205,11 @@ def _notes(found: Nodes) -> Iterator[RenderableType]:
             Text(f"{node.node_id} does not answer: {node.error}", style="red")
             for node in found.nodes
             if node.answers is False
+        ),
+        *(
+            Text(f"{node.node_id}: {node.memory.reason}", style="red")
+            for node in found.nodes
+            if node.memory is not None and node.memory.reason
         ),
         *(Text(warning, style="yellow") for warning in found.warnings),
     ]

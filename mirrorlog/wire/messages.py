@@ -768,6 +768,18 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
+class MemoryStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a node and its doors, page cache not counted. `state`: ok, or high: data is refused, and `reason`
+    says why. `used_bytes`: what they hold; `high_bytes`: with how much it is high; `size_bytes`: of the machine or the
+    container."""
+
+    state: str
+    reason: str
+    used_bytes: int
+    high_bytes: int
+    size_bytes: int
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A node as another one sees it. `member`: its number in Raft; `votes`: not while it learns; `life`: up, down or
     unknown; `kind`: of its start, clean, died or lossy; `start_id`: of the run that the cluster knows, empty before the
@@ -882,8 +894,8 @@ class NodeCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True):
-    """`disk`: None when it could not be measured; `cluster`: None for a node that is in none; `counts`: None from a
-    node that is older than they are."""
+    """`disk`, `memory`: None when it could not be measured; `cluster`: None for a node that is in none; `counts`,
+    `memory`: None from a node that is older than they are."""
 
     cluster_id: str
     cluster_name: str
@@ -894,6 +906,7 @@ class Status(Message, frozen=True):
     disk: DiskStatus | None = None
     cluster: ClusterStatus | None = None
     counts: NodeCounts | None = None
+    memory: MemoryStatus | None = None
 
 
 # --- Operators ------------------------------------------------------------------------------------------------------

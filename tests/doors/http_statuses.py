@@ -16,6 +16,7 @@ from mirrorlog.wire.messages import (
     HoldInfo,
     LogCounts,
     LogStatus,
+    MemoryStatus,
     MirrorStatus,
     NodeCounts,
     NodeStatus,
@@ -169,6 +170,7 @@ def scraped(
     disk: DiskStatus | None = None,
     cluster: ClusterStatus | None = None,
     counted: NodeCounts | None = None,
+    memory: MemoryStatus | None = None,
     failures: int = 0,
 ) -> dict[str, Metric]:
     """The families of a scrape of a node with these logs."""
@@ -182,12 +184,14 @@ def scraped(
         disk=disk,
         cluster=cluster,
         counts=counted,
+        memory=memory,
     )
     answer = Answer(Told("mirrorlog 1.2.3", status), took_s=0.5, failures=failures)
     return families(metrics_text(answer).decode())
 
 
 EVERYTHING = log(mirrors=[mirror("n2")], queues=[queue(1)], groups=[group("q1")], holds=[hold("q1")])
+MEMORY = MemoryStatus(state="high", reason="", used_bytes=80, high_bytes=70, size_bytes=90)
 DISK = DiskStatus(state="low", reason="", free_bytes=10, size_bytes=100)
 CLUSTER = in_cluster([member(1)], [placed()])
 COUNTS = counts(log_counts())

@@ -14,6 +14,7 @@ from tests.doors.http_statuses import (
     COUNTS,
     DISK,
     EVERYTHING,
+    MEMORY,
     counts,
     group,
     hold,
@@ -42,7 +43,7 @@ MIRROR = {
 
 def test_every_number_of_the_status_is_told_under_its_name() -> None:
     """Goal: no number stands under another's name. Method: a status whose numbers all differ, read back."""
-    found = scraped(EVERYTHING, disk=DISK, failures=9)
+    found = scraped(EVERYTHING, disk=DISK, memory=MEMORY, failures=9)
     told = {
         name: value(found, f"mirrorlog_log_{name}", log="main")
         for name in ("begin_bytes", "end_bytes", "flushed_bytes", "confirmed_bytes", "epoch", "min_in_sync_copies")
@@ -72,6 +73,7 @@ def test_every_number_of_the_status_is_told_under_its_name() -> None:
     assert value(found, "mirrorlog_group_lag_records", log="main", queue="q1", group="g") == 2
     assert value(found, "mirrorlog_group_position_offset", log="main", queue="q1", group="g") == 11
     assert (value(found, "mirrorlog_disk_free_bytes"), value(found, "mirrorlog_disk_size_bytes")) == (10, 100)
+    assert (value(found, "mirrorlog_memory_used_bytes"), value(found, "mirrorlog_memory_high_bytes")) == (80, 70)
     assert (value(found, "mirrorlog_log_queues", log="main"), value(found, "mirrorlog_log_groups", log="main")) == (
         1,
         1,
@@ -91,7 +93,7 @@ def test_who_the_node_is_stands_in_labels() -> None:
 
 def test_names_and_units_follow_the_conventions() -> None:
     """Goal: what a dashboard can rely on. Method: look at every family of a full status."""
-    found = scraped(EVERYTHING, disk=DISK, cluster=CLUSTER, counted=COUNTS)
+    found = scraped(EVERYTHING, disk=DISK, memory=MEMORY, cluster=CLUSTER, counted=COUNTS)
     for name, family in found.items():
         assert re.fullmatch(r"mirrorlog_[a-z]+(_[a-z]+)*", name), name
         assert (family.type == "counter") == name.endswith("_total"), name
@@ -149,13 +151,17 @@ def test_copies_are_counted_by_the_master_alone() -> None:
         assert samples(found, f"mirrorlog_mirror_{name}") == [({"log": "two", "mirror": "n2"}, MIRROR[name])], name
 
 
-def test_a_disk_that_could_not_be_measured_has_no_numbers() -> None:
-    """Goal: an unknown size is not 0. Method: a status without a disk, and one with."""
+def test_a_disk_or_memory_that_could_not_be_measured_has_no_numbers() -> None:
+    """Goal: an unknown size is not 0. Method: a status without a disk and memory, and one with."""
     found = scraped(log())
     for name in ("state", "free_bytes", "size_bytes"):
         assert samples(found, f"mirrorlog_disk_{name}") == []
     states = samples(scraped(log(), disk=DISK), "mirrorlog_disk_state")
     assert states == [({"state": "ok"}, 0), ({"state": "low"}, 1), ({"state": "full"}, 0)]
+    for name in ("state", "used_bytes", "high_bytes"):
+        assert samples(found, f"mirrorlog_memory_{name}") == []
+    states = samples(scraped(log(), memory=MEMORY), "mirrorlog_memory_state")
+    assert states == [({"state": "ok"}, 0), ({"state": "high"}, 1)]
 
 
 def test_the_view_is_told_under_its_names() -> None:

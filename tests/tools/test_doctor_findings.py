@@ -17,6 +17,7 @@ from mirrorlog.wire.messages import (
     HoldInfo,
     LeaseInfo,
     LogStatus,
+    MemoryStatus,
     MirrorStatus,
     NodeStatus,
     PlacedLog,
@@ -300,17 +301,20 @@ def test_nodes_disks_and_logs_without_a_master_are_told() -> None:
     full = DiskStatus(state="full", reason="1 GiB is free of 100", free_bytes=1, size_bytes=100)
     low = DiskStatus(state="low", reason="9 GiB are free of 100", free_bytes=9, size_bytes=100)
     one: Status = msgspec.structs.replace(node_status("n1"), disk=full, cluster=view)
-    two: Status = msgspec.structs.replace(node_status("n2"), disk=low)
+    high = MemoryStatus(state="high", reason="80 of 70", used_bytes=80, high_bytes=70, size_bytes=100)
+    two: Status = msgspec.structs.replace(node_status("n2"), disk=low, memory=high)
     found = findings(Facts(status=cluster_status(one, two, unreachable=(N3_DOWN,))))
     assert [(each.reason, each.weight) for each in found] == [
         ("disk-full", STOPS),
         ("no-coordinator", STOPS),
+        ("memory-high", STOPS),
         ("no-master", STOPS),
         ("node-unreachable", NOTED),
         ("disk-low", NOTED),
     ]
-    assert "log main has no master and waits for n2" in found[2].text
-    assert "node n3" in found[3].text
+    assert "the memory of node n2 is high" in found[2].text
+    assert "log main has no master and waits for n2" in found[3].text
+    assert "node n3" in found[4].text
 
 
 @pytest.mark.parametrize(

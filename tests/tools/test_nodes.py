@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from mirrorlog.tools.nodes import Nodes, nodes_of
+from mirrorlog.tools.nodes import Nodes, nodes_of, nodes_view
+from mirrorlog.tools.output import page
 from mirrorlog.versions import run_id
-from mirrorlog.wire.messages import NodeStatus
+from mirrorlog.wire.messages import MemoryStatus, NodeStatus
 from tests.tools.statuses import cluster_status, member, node_status, placed, view
 
 
@@ -33,6 +34,15 @@ def test_each_nodes_software_and_the_clusters_version_are_told() -> None:
     assert [node.software_version for node in found.nodes] == [1, 2, 2, 0]
     told = json.loads(msgspec.json.encode(found))
     assert (told["cluster_version"], told["nodes"][1]["software_version"]) == (1, 2)
+
+
+def test_a_node_whose_memory_is_high_is_told_of() -> None:
+    """With the reason that it gives, under the table."""
+    high = MemoryStatus(state="high", reason="the memory is high", used_bytes=9, high_bytes=7, size_bytes=10)
+    told = msgspec.structs.replace(node_status("n1"), cluster=view(placed(), nodes=(member(1),)), memory=high)
+    found = nodes_of(told, cluster_status(told))
+    assert found.nodes[0].memory == high
+    assert "n1: the memory is high" in page(nodes_view(found))
 
 
 def test_an_update_that_is_under_way_says_whom_it_waits_for() -> None:
