@@ -16,7 +16,7 @@ export MIRRORLOG_JARS ?= $(CURDIR)/.build/jars
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help venv jars proto check format test torture chaos sim fuzz demo demo-keep bench bench-peers bench-spark clean
+.PHONY: help venv jars proto check format test torture chaos attack sim fuzz demo demo-keep bench bench-peers bench-spark clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,10 @@ torture: venv ## kill -9, stop and pause real nodes under load; ROUNDS=100, SEED
 chaos: venv ## real nodes and networks fail under steady publishing; ROUNDS=48, SEED, ONLY=kill-master,…, TRAFFIC=publish|queue|both, OUT=FILE
 	$(BIN)/python -m tests.process.chaos --rounds $(or $(ROUNDS),48) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(ONLY),--only $(ONLY)) $(if $(TRAFFIC),--traffic $(TRAFFIC)) $(if $(OUT),--out $(OUT))
+
+attack: venv ## strangers, floods and garbage against real nodes, beside a bystander; SECONDS=10 each, ONLY=pings,…, SEED, OUT=FILE
+	$(BIN)/python -m tests.attacks --seconds $(or $(SECONDS),10) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT))
 
 sim: venv ## whole clusters in simulated storms: SEED, N=200, KIND, PLAN=file; goes on where it stopped
 	$(BIN)/python -m sim.cluster_main $(if $(PLAN),--plan $(PLAN),--n $(or $(N),200)) $(if $(SEED),--seed $(SEED)) \

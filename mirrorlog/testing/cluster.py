@@ -27,6 +27,7 @@ LOG_NAME: Final = "main"
 
 _MIB: Final = 1024 * 1024
 _START_ATTEMPTS: Final = 5
+_PORTS: Final = ("client", "replication", "grpc", "http")
 # For one look at a node of which another can be had: one that is paused must not hold up a wait.
 _LOOK_SECONDS: Final = 1.0
 
@@ -49,7 +50,7 @@ class Cluster:
     - `data_dir`: where data, configuration and log of every node lie. By default a temporary directory that is removed
       at the end; one that is given stays, and a later cluster on it goes on with its data.
     - `settings`: of all nodes, `{"section.key": value}`, above everything else given here.
-    - `grpc`: start the gRPC doors too.
+    - `grpc`, `http`: start these doors too.
     - `tls`: "server" or "mutual": client ports and gRPC doors speak TLS, by certificates made with trustme. Then the
       property `tls` is what a `Client` is given, and `certificates` has the files.
     - `segment_bytes`: of a segment file.
@@ -67,6 +68,7 @@ class Cluster:
         data_dir: Path | str | None = None,
         settings: Mapping[str, Any] | None = None,
         grpc: bool = False,
+        http: bool = False,
         tls: str | None = None,
         segment_bytes: int = 64 * _MIB,
         name: str = "testing",
@@ -86,10 +88,10 @@ class Cluster:
             "log.disk_low_percent": 0,
             "log.disk_full_percent": 0,
             "grpc.enabled": grpc,
-            "http.enabled": False,
+            "http.enabled": http,
             **(settings or {}),
         }
-        self._grpc = grpc
+        self._doors = tuple(name for name, wanted in (("grpc", grpc), ("http", http)) if wanted)
         self._tls = tls
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._temporary: Path | None = None
@@ -273,7 +275,7 @@ class Cluster:
                 node_id,
                 client=addresses[node_id]["client"],
                 replication=addresses[node_id]["replication"],
-                grpc=addresses[node_id]["grpc"] if self._grpc else None,
+                **{door: addresses[node_id][door] for door in self._doors},
                 directory=self.directory,
                 on_start=self._guard.watch,
                 tls=tls,
@@ -291,11 +293,8 @@ class Cluster:
             known: dict[str, dict[str, str]] = json.loads(self._addresses_file.read_text())
             if known.keys() == set(self._node_ids):
                 return known
-        ports = iter(free_ports(3 * len(self._node_ids)))
-        return {
-            node_id: {name: f"{HOST}:{next(ports)}" for name in ("client", "replication", "grpc")}
-            for node_id in self._node_ids
-        }
+        ports = iter(free_ports(len(_PORTS) * len(self._node_ids)))
+        return {node_id: {name: f"{HOST}:{next(ports)}" for name in _PORTS} for node_id in self._node_ids}
 
     @property
     def _addresses_file(self) -> Path:
@@ -303,7 +302,13 @@ class Cluster:
 
     def _configuration(self, node: Node) -> dict[str, dict[str, Any]]:
         members = [
-            {"id": each.id, "client": each.client, "replication": each.replication, "grpc": each.grpc}
+            {
+                "id": each.id,
+                "client": each.client,
+                "replication": each.replication,
+                "grpc": each.grpc,
+                "http": each.http,
+            }
             for each in self.nodes.values()
         ]
         tables: dict[str, dict[str, Any]] = {

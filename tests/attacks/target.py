@@ -8,8 +8,10 @@ sent. To be refused, closed or left waiting is what it expects, and no error. It
 
 from __future__ import annotations
 
+import json
 import ssl
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,16 @@ class Target:
     user: str = ""
     password: str = ""
     queues: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From what `text` gave: attacks and bystanders are processes of their own."""
+        told = json.loads(text)
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})
+
+    @property
+    def text(self) -> str:
+        return json.dumps(asdict(self))
 
     def context(self) -> ssl.SSLContext | None:
         """For a connection to any port; None where they speak plainly."""
