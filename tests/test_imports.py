@@ -136,6 +136,7 @@ PURE = [
     "mirrorlog/wire/names.py",
     "mirrorlog/wire/proof.py",
     "mirrorlog/wire/routing.py",
+    "mirrorlog/wire/turns.py",
 ]
 """What decides: bytes or events and `now` in, actions out."""
 

@@ -42,6 +42,7 @@ from mirrorlog.wire.frames import (
     read_fetch,
 )
 from mirrorlog.wire.greeting import check_hello
+from mirrorlog.wire.lines import Lines
 from mirrorlog.wire.listening import listen
 from mirrorlog.wire.messages import DeclareQueue, Done, Hello, Login, Message, Welcome, decode, encode, error_frame
 
@@ -66,6 +67,7 @@ class NativeDoor:
         users: Callable[[], Mapping[str, User]],
         has_heard: Callable[[], bool],
         login_helper: Executor,
+        lines: Lines,
     ) -> None:
         """`contact_at`: when the node was in touch with a majority of its cluster last, of now; s, the loop's clock.
         `users`, `has_heard`, `login_helper`: see `Gatekeeper`."""
@@ -75,6 +77,7 @@ class NativeDoor:
         self.groups = groups
         self.transactions = transactions
         self._push = push
+        self._lines = lines
         self.sessions: set[ClientSession] = set()
         self._newcomers: dict[ClientSession, None] = {}
         self.accepted = 0
@@ -103,6 +106,7 @@ class NativeDoor:
                 PRODUCE.size + limits.max_batch_bytes, SETTLE.size + SETTLE_RANGE.size * limits.max_ranges_per_settle
             ),
             outgoing_bytes_max=limits.outgoing_bytes_max,
+            lines=self._lines,
         ), tls)  # fmt: skip
 
     def _key_of(self, queue_id: int) -> str:
@@ -371,9 +375,11 @@ class ClientSession:
         respond(Done())
 
     def _trust(self) -> None:
-        """Frames up to the full limit are taken from who may be here: others would fill the node's memory with them."""
+        """Frames up to the full limit are taken from who may be here: others would fill the node's memory with them.
+        Nor have others a claim on its time."""
         if self.gate.trusted:
             self.endpoint.trust()
+        self.endpoint.known(not self.gate.is_stranger)
 
     def _request(self, frame_: Frame) -> None:
         correlation_id = frame_.correlation_id

@@ -40,6 +40,7 @@ from mirrorlog.ha.accept import AcceptSocketService
 from mirrorlog.ha.service import TICK_S, HAService
 from mirrorlog.wire.credentials import OPEN, Credentials
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX
+from mirrorlog.wire.lines import Lines
 from mirrorlog.wire.listening import check_free
 from mirrorlog.wire.messages import Limits, NodeCounts, Status, Welcome
 
@@ -81,12 +82,14 @@ class Server:
         self._disk.on_measured.append(self._disk_measured)
         self._memory = MemoryWatch(settings.limits, helper=self.helpers.memory, children=children)
         self._memory.on_changed.append(self._memory_changed)
+        self._lines = Lines()
         self.ha = HAService(
             AcceptSocketService(
                 welcome=self.welcome(PROTOCOL_VERSION_MAX),
                 limits=settings.limits,
                 helper=self.helpers.read,
                 credentials=credentials,
+                lines=self._lines,
             )
         )
         self.letters = LetterRoads(
@@ -146,6 +149,7 @@ class Server:
             users=self._view.users,
             has_heard=self._view.has_heard,
             login_helper=self.helpers.login,
+            lines=self._lines,
         )
         await self._door.start(settings.client_bind, self._credentials.client)
         self._ticker = asyncio.ensure_future(self._tick_for_ever())

@@ -41,6 +41,7 @@ from mirrorlog.wire.credentials import OPEN, Credentials
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame, read_ack
 from mirrorlog.wire.greeting import check_hello
+from mirrorlog.wire.lines import Lines
 from mirrorlog.wire.listening import listen
 from mirrorlog.wire.messages import Failure, Follow, Hello, Pull, Welcome, as_error, encode, expect_message
 from mirrorlog.wire.proof import AcceptedGreeting
@@ -201,6 +202,10 @@ class MasterLink:
         assert hello.node_id is not None
         assert hello.start_id is not None
         self.endpoint.trust()
+        if hello.role == "joiner":
+            self.endpoint.known()
+        else:
+            self.endpoint.unmetered()
         welcome = msgspec.structs.replace(self._service.welcome, version=self._version)
         self.endpoint.send([frame(FrameType.WELCOME, encode(greeting.sealed(welcome)))])
         if hello.role == "member":
@@ -367,9 +372,17 @@ class AcceptSocketService:
     go."""
 
     def __init__(
-        self, *, welcome: Welcome, limits: LimitSettings, helper: Executor, credentials: Credentials = OPEN
+        self,
+        *,
+        welcome: Welcome,
+        limits: LimitSettings,
+        helper: Executor,
+        credentials: Credentials = OPEN,
+        lines: Lines | None = None,
     ) -> None:
+        """`lines`: where wait for their turns those who have not proven who they are."""
         self.welcome = welcome
+        self._lines = lines
         self.credentials = credentials
         self._refusals_told = Refusals()
         self.links: set[MasterLink] = set()
@@ -398,6 +411,7 @@ class AcceptSocketService:
             MasterLink(self),
             frame_bytes_max=LIST_BYTES_MAX,  # a mirror sends greetings and acks; epoch lists are the largest
             outgoing_bytes_max=2**62,  # bounded by in_flight_bytes_max
+            lines=self._lines,
         ), self.credentials.accepting)  # fmt: skip
 
     def now(self) -> float:

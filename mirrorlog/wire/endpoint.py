@@ -20,19 +20,24 @@ import asyncio
 import ipaddress
 import logging
 import ssl
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded, ProtocolError, StalledFrame
 from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader
+from mirrorlog.wire.lines import Lines
 from mirrorlog.wire.messages import error_frame
 from mirrorlog.wire.tls import why
+from mirrorlog.wire.turns import Share
 
 logger = logging.getLogger(__name__)
 
 LINGER_S: Final = 2.0
 """How long a closed connection may still take what was written to it."""
+RECEIVE_S: Final = 1e-9
+"""What a byte costs before it is looked at, TLS included."""
 
 REST_MS: Final = 1000
 """After so long without a frame a connection keeps no more than the least buffer."""
@@ -69,7 +74,10 @@ _WASTE: Final = memoryview(bytearray(64 * 1024))
 class Endpoint(asyncio.BufferedProtocol):
     """Frames over one transport. `frame_bytes_max` holds from `trust` on; before that, a greeting's limit."""
 
-    def __init__(self, handler: FrameHandler, *, frame_bytes_max: int, outgoing_bytes_max: int) -> None:
+    def __init__(
+        self, handler: FrameHandler, *, frame_bytes_max: int, outgoing_bytes_max: int, lines: Lines | None = None
+    ) -> None:
+        """`lines`: where it waits for its turns, a stranger at first; None: it is served at once, whatever it sends."""
         self.paused = False
         self.peer = "?"
         self._handler = handler
@@ -82,14 +90,26 @@ class Endpoint(asyncio.BufferedProtocol):
         self._ended = False
         self._told_gone = False
         self._linger: asyncio.TimerHandle | None = None
+        self._congested = False
         self._reading_paused = False
         self._partial_since: float | None = None
+        self._lines = lines
+        self._share: Share | None = None if lines is None else lines.newcomer(self._serve)
 
     # --- the handler's side ---
 
     def trust(self) -> None:
         """The greeting was accepted: frames up to the full limit may come."""
         self._reader.frame_bytes_max = self._frame_bytes_max
+
+    def known(self, known: bool = True) -> None:
+        """Who it is has been proven; or not any more."""
+        if self._share is not None and self._lines is not None:
+            self._share.line = self._lines.known if known else self._lines.strangers
+
+    def unmetered(self) -> None:
+        """It belongs to the cluster: from here on it is served at once. To be called in `FrameHandler.frame`."""
+        self._leave_line()
 
     @property
     def open(self) -> bool:
@@ -157,7 +177,7 @@ class Endpoint(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if not self._ended:
             self._reader.received(nbytes)
-            self._take_frames()
+            self._come(nbytes * RECEIVE_S)
 
     def eof_received(self) -> bool | None:
         return None
@@ -169,7 +189,9 @@ class Endpoint(asyncio.BufferedProtocol):
         self.paused = False
         if self.open:
             self._handler.writable()
-            self._resume_reading()
+            if self._congested:
+                self._congested = False
+                self._come()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -183,36 +205,75 @@ class Endpoint(asyncio.BufferedProtocol):
 
     # --- inside ---
 
-    def _take_frames(self) -> None:
+    def _come(self, received_s: float = 0.0) -> None:
+        """Something came: it is taken, at once or when it is this connection's turn."""
+        share = self._share
+        if share is None:
+            self._take_frames()
+        elif share.line.may_begin(share, now := time.monotonic()):
+            self._take_slice(share, now - received_s, now)
+        self._look()
+
+    def _serve(self) -> None:
+        """It is its turn."""
+        if self._share is not None and self.open:
+            now = time.monotonic()
+            self._take_slice(self._share, now, now)
+            self._look()
+
+    def _take_slice(self, share: Share, began: float, now: float) -> None:
+        line = share.line
+        more = self._take_frames(now + line.slice_s(share), line.budget.frames)
+        if self._share is share:
+            share.line.served(share, began, time.monotonic(), more=more and self.open and self._reader.partial)
+        elif more and self.open:
+            self._take_frames()
+
+    def _look(self) -> None:
+        """Read on, or not: who waits in line is not asked for more."""
+        share, lines = self._share, self._lines
+        waits = self._congested
+        if share is not None and lines is not None:
+            lines.look(share.line)
+            waits = waits or share.waits is not None
+        transport = self._transport
+        if waits is not self._reading_paused and transport is not None and self.open:
+            self._reading_paused = waits
+            if waits:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
+        self._note_partial()
+
+    def _take_frames(self, until: float = 0.0, count: int = 0) -> bool:
+        """Those that have been received. With a `count`: so many at most, and none that would begin after `until`;
+        whether that was why it ended."""
         handler, next_frame = self._handler, self._reader.next_frame
+        more = False
         try:
-            while not (self.paused and self._congested()) and (frame := next_frame()) is not None:
+            while not (self.paused and self._is_congested()) and (frame := next_frame()) is not None:
                 self._partial_since = None
                 handler.frame(frame)
                 if not self.open:
                     break
+                if count:
+                    count -= 1
+                    if not count or time.monotonic() >= until:
+                        more = True
+                        break
             handler.handled()
         except MirrorlogError as error:
             self._refuse(error)
         except Exception as error:
             logger.exception("connection_failed peer=%s", self.peer)
             self._refuse(ProtocolError(f"internal error: {type(error).__name__}"))
-        self._note_partial()
+        return more
 
-    def _congested(self) -> bool:
+    def _is_congested(self) -> bool:
         """Whether the peer must take answers before it is asked anything more; then reading stands still."""
         transport = self._transport
-        if transport is None or 2 * transport.get_write_buffer_size() <= self._outgoing_bytes_max:
-            return False
-        self._reading_paused = True
-        transport.pause_reading()
-        return True
-
-    def _resume_reading(self) -> None:
-        if self._reading_paused and self._transport is not None and self.open:
-            self._reading_paused = False
-            self._transport.resume_reading()
-            self._take_frames()
+        self._congested = transport is not None and 2 * transport.get_write_buffer_size() > self._outgoing_bytes_max
+        return self._congested
 
     def _note_partial(self) -> None:
         if not self._reader.partial or self._reading_paused:
@@ -246,6 +307,7 @@ class Endpoint(asyncio.BufferedProtocol):
         self._gone()
 
     def _gone(self) -> None:
+        self._leave_line()
         if self._told_gone:
             return
         self._told_gone = True
@@ -254,6 +316,11 @@ class Endpoint(asyncio.BufferedProtocol):
         self._error = None
         self._reader.release()
         handler.disconnected(None if error is None else _without_frames(error))
+
+    def _leave_line(self) -> None:
+        share, self._share = self._share, None
+        if share is not None:
+            share.leave()
 
 
 def _without_frames(error: MirrorlogError) -> MirrorlogError:

@@ -6,16 +6,19 @@ import asyncio
 import gc
 import socket
 import struct
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
 
 import pytest
+import uvloop
 
 from mirrorlog.errors import MirrorlogError, ProtocolError
 from mirrorlog.wire import endpoint
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameReader, FrameType, frame
+from mirrorlog.wire.lines import Lines
 
 
 class Recorder:
@@ -55,6 +58,207 @@ async def test_a_close_towards_a_peer_that_is_gone_is_a_close() -> None:
     endpoint.close()
     assert handler.gone == 1
     assert not endpoint.open
+
+
+class Worker(Recorder):
+    """A handler that takes its time, keeps what it is given, and may answer."""
+
+    def __init__(self, cost_s: float = 0.0, answer: bytes = b"") -> None:
+        super().__init__()
+        self.cost_s = cost_s
+        self.answer = answer
+        self.numbers: list[int] = []
+        self.bodies: list[bytes] = []
+        self.receptions: list[int] = []
+
+    def frame(self, frame: Frame) -> None:
+        assert self.endpoint is not None
+        until = time.monotonic() + self.cost_s
+        while time.monotonic() < until:
+            pass
+        self.numbers.append(frame.correlation_id)
+        self.bodies.append(bytes(frame.payload))
+        if self.answer:
+            self.endpoint.send((self.answer,))
+
+    def handled(self) -> None:
+        self.receptions.append(len(self.numbers))
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def runner(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Runs a coroutine on the node's loop, and on the other one."""
+
+    def run(coroutine: object) -> None:
+        factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(coroutine)  # type: ignore[arg-type]
+
+    return run
+
+
+async def _pair(handler: Recorder, lines: Lines | None, *, outgoing_bytes_max: int = 1 << 20) -> socket.socket:
+    own, other = _tcp_pair()
+    make = lambda: Endpoint(  # noqa: E731
+        handler, frame_bytes_max=1 << 20, outgoing_bytes_max=outgoing_bytes_max, lines=lines
+    )
+    await asyncio.get_running_loop().create_connection(make, sock=own)
+    assert handler.endpoint is not None
+    handler.endpoint.trust()
+    handler.endpoint.known()
+    return other
+
+
+async def _until(met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not met():  # noqa: ASYNC110  (nobody tells)
+            await asyncio.sleep(0.001)
+
+
+def test_frames_keep_their_order_and_others_come_between_them(runner: Callable[..., None]) -> None:
+    """Goal: one that sends without end is served whole and in order, and does not hold up another one. Method: 4,000
+    frames of one connection in one go, then one frame of another; it is not the last to be served."""
+
+    async def story() -> None:
+        lines, loop = Lines(), asyncio.get_running_loop()
+        busy, quiet = Worker(cost_s=0.00005), Worker()
+        sender, other = await _pair(busy, lines), await _pair(quiet, lines)
+        sent = b"".join(frame(FrameType.PING, b"%07d!" % number, number) for number in range(4_000))
+        sending = loop.run_in_executor(None, sender.sendall, sent)
+        await _until(lambda: len(busy.numbers) > 10)
+        other.sendall(frame(FrameType.PING, b"", 1))
+        await _until(lambda: quiet.numbers == [1])
+        assert len(busy.numbers) < 4_000
+        await sending
+        await _until(lambda: len(busy.numbers) == 4_000)
+        assert busy.numbers == list(range(4_000))
+        assert busy.bodies == [b"%07d!" % number for number in range(4_000)], "a view was overwritten"
+        assert max(each - before for before, each in zip([0, *busy.receptions], busy.receptions, strict=False)) <= 64
+        sender.close()
+        await _until(lambda: busy.gone == 1)
+        other.close()
+
+    runner(story())
+
+
+def test_a_peer_that_does_not_read_is_asked_nothing_more_and_then_served_on(runner: Callable[..., None]) -> None:
+    """Goal: waiting for a peer to read and waiting in line do not undo each other. Method: many small questions with
+    large answers that nobody reads for a while."""
+
+    async def story() -> None:
+        handler = Worker(answer=frame(FrameType.PONG, bytes(32 * 1024)))
+        other = await _pair(handler, Lines(), outgoing_bytes_max=1 << 20)
+        other.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(other, b"".join(frame(FrameType.PING, b"", number) for number in range(1_000)))
+        await _until(lambda: len(handler.numbers) > 10)
+        stood_at = -1
+        while stood_at != len(handler.numbers):
+            stood_at = len(handler.numbers)
+            await asyncio.sleep(0.02)
+        assert stood_at < 1_000
+        received = 0
+        while received < 1_000 * len(handler.answer):
+            received += len(await loop.sock_recv(other, 1 << 20))
+        assert handler.numbers == list(range(1_000))
+        assert handler.gone == 0
+        other.close()
+        await _until(lambda: handler.gone == 1)
+
+    runner(story())
+
+
+def test_a_close_while_it_waits_in_line_is_a_close(runner: Callable[..., None]) -> None:
+    """Goal: what a closed connection has sent is not served, its last word gets through, and the line forgets it.
+    Method: close it from its own frame, and another one from outside, while both have more to say."""
+
+    async def story() -> None:
+        lines = Lines()
+
+        class Closes(Worker):
+            def frame(self, frame: Frame) -> None:
+                super().frame(frame)
+                if frame.correlation_id == 100:
+                    assert self.endpoint is not None
+                    self.endpoint.close()
+
+        first, second = Closes(cost_s=0.0001), Worker(cost_s=0.0001)
+        sent = b"".join(frame(FrameType.PING, b"", number) for number in range(1_000))
+        for handler in (first, second):
+            other = await _pair(handler, lines)
+            other.sendall(sent)
+        await _until(lambda: len(second.numbers) > 20)
+        assert second.endpoint is not None
+        second.endpoint.close()
+        served = len(second.numbers)
+        await _until(lambda: first.gone == second.gone == 1)
+        assert first.numbers == list(range(101))
+        assert len(second.numbers) == served
+        assert lines.known.waiting == 0
+
+    runner(story())
+
+
+def test_a_member_is_served_at_once_also_what_it_sent_before(runner: Callable[..., None]) -> None:
+    """Goal: nobody in line comes before a member. Method: it proves itself in its first frame, with a thousand more
+    behind that; all are taken in one reception."""
+
+    async def story() -> None:
+        class Member(Worker):
+            def frame(self, frame: Frame) -> None:
+                super().frame(frame)
+                assert self.endpoint is not None
+                self.endpoint.unmetered()
+
+        handler = Member()
+        other = await _pair(handler, Lines())
+        other.sendall(b"".join(frame(FrameType.PING, b"", number) for number in range(1_000)))
+        await _until(lambda: len(handler.numbers) == 1_000)
+        assert max(handler.receptions) == 1_000
+        assert len(handler.receptions) < 8
+        other.close()
+
+    runner(story())
+
+
+def test_a_stranger_has_a_small_part_of_the_loop(runner: Callable[..., None]) -> None:
+    """Goal: next to nothing before the login. Method: one that never stops; its work's part of the time."""
+
+    async def story() -> None:
+        handler = Worker(cost_s=0.0001)
+        other = await _pair(handler, Lines())
+        assert handler.endpoint is not None
+        handler.endpoint.known(False)
+        began = time.monotonic()
+        other.sendall(b"".join(frame(FrameType.PING, b"", number) for number in range(1_000)))
+        await _until(lambda: len(handler.numbers) >= 200)
+        assert handler.cost_s * len(handler.numbers) < 0.4 * (time.monotonic() - began)
+        handler.endpoint.known()
+        await _until(lambda: len(handler.numbers) == 1_000)
+        assert handler.numbers == list(range(1_000))
+        other.close()
+
+    runner(story())
+
+
+def test_a_frame_that_has_begun_is_not_stalled_while_its_rest_may_not_be_read(runner: Callable[..., None]) -> None:
+    """Goal: who is made to wait is not blamed for it. Method: a begun frame behind more than a slice; then time passes,
+    and only once it is read up to there it counts."""
+
+    async def story() -> None:
+        handler = Worker(cost_s=0.0005)
+        other = await _pair(handler, Lines())
+        assert handler.endpoint is not None
+        other.sendall(frame(FrameType.PING, b"") * 50 + frame(FrameType.PING, bytes(100))[:50])
+        await _until(lambda: len(handler.numbers) > 1)
+        if len(handler.numbers) < 50:
+            assert not handler.endpoint.stalled(asyncio.get_running_loop().time() + 60, 1_000)
+        await _until(lambda: len(handler.numbers) == 50)
+        assert handler.endpoint.stalled(asyncio.get_running_loop().time() + 60, 1_000)
+        await _until(lambda: handler.gone == 1)
+        other.close()
+
+    runner(story())
 
 
 def _tcp_pair() -> tuple[socket.socket, socket.socket]:
