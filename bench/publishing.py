@@ -2,8 +2,8 @@
 
 - `send`: `send_nowait` per record, and `await room()` when the window is full.
 - `send_many`: the same records as lists of a few hundred.
-- `batches`: batches whose bodies were encoded beforehand, numbered and sealed (one CRC) as they leave, 16 of
-  them unconfirmed, by `Connection.produce`.
+- `batches`: batches whose bodies were encoded, and compressed, beforehand, numbered and sealed (one CRC) as they
+  leave, 16 of them unconfirmed, by `Connection.produce`.
 
 Batches have 256 KiB, a producer's default, unless a job says otherwise.
 
@@ -22,11 +22,13 @@ from typing import Final
 import uvloop
 
 from bench.clients import Pace
-from bench.records import random_records
+from bench.records import halved_records, random_records
 from bench.workload import KIB, MIB, WorkloadFailed
 from mirrorlog.client import Client, Producer
 from mirrorlog.client.connection import Connection
 from mirrorlog.commitlog.body import Draft, draft_columns
+from mirrorlog.commitlog.codec import compress_draft
+from mirrorlog.commitlog.format import Codec
 from mirrorlog.errors import MirrorlogError, Overloaded
 from mirrorlog.wire.frames import Confirm, Durability, Level
 
@@ -40,7 +42,8 @@ _DEADLINE_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """One client's work. `copies`: that each confirm names, and the level asked; `batch_bytes`: at most."""
+    """One client's work. `copies`: that each confirm names, and the level asked; `batch_bytes`: at most;
+    `compression`: of batches, whose records can be compressed to about a half then."""
 
     servers: tuple[str, ...]
     queue: str
@@ -50,6 +53,7 @@ class Publish:
     copies: int
     seed: int = 0
     batch_bytes: int = BATCH_BYTES
+    compression: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,8 @@ def publish(pace: Pace, job: Publish) -> Published:
 
 
 async def _publish(pace: Pace, job: Publish) -> Published:
-    records = random_records(job.record_bytes, job.count, seed=job.seed)
+    make = random_records if job.compression == "none" else halved_records
+    records = make(job.record_bytes, job.count, seed=job.seed)
     async with Client(*job.servers) as client:
         if job.way == "batches":
             return await _publish_batches(client, pace, job, records)
@@ -127,7 +132,9 @@ _SENDERS: Final[Mapping[str, Callable[[Producer, Sequence[bytes]], Awaitable[Non
 
 
 async def _publish_records(client: Client, pace: Pace, job: Publish, records: list[bytes]) -> Published:
-    async with client.producer(job.queue, confirm=job.copies, batch_bytes=job.batch_bytes) as producer:
+    async with client.producer(
+        job.queue, confirm=job.copies, batch_bytes=job.batch_bytes, compression=job.compression
+    ) as producer:
         receipt = await producer.send(records[0])
         if receipt.copies < job.copies:
             raise WorkloadFailed(f"confirmed by {receipt.copies} copies of {job.copies}")
@@ -145,7 +152,8 @@ async def _publish_records(client: Client, pace: Pace, job: Publish, records: li
 
 async def _publish_batches(client: Client, pace: Pace, job: Publish, records: list[bytes]) -> Published:
     connection, info = await client.master_of(job.queue)
-    drafts = draft_batches(records, job.batch_bytes)
+    codec = Codec[job.compression.upper()]
+    drafts = [compress_draft(draft, codec) for draft in draft_batches(records, job.batch_bytes)]
     window = BatchWindow(connection, queue_id=info.queue_id, copies=job.copies)
     began = pace.begin()
     for draft in drafts:

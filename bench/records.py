@@ -22,3 +22,9 @@ def random_records(record_bytes: int, count: int, *, seed: int) -> list[bytes]:
     content = np.random.default_rng(seed).bytes(distinct * record_bytes)
     pool = [content[at : at + record_bytes] for at in range(0, len(content), record_bytes)]
     return (pool * (count // distinct + 1))[:count]
+
+
+def halved_records(record_bytes: int, count: int, *, seed: int) -> list[bytes]:
+    """As `random_records`, but a codec halves them: the second half of each is zeros."""
+    half = record_bytes // 2
+    return [record[:half] + bytes(record_bytes - half) for record in random_records(record_bytes, count, seed=seed)]

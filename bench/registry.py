@@ -111,11 +111,14 @@ def _w1_cases(quick: bool) -> Iterator[w1_publish.Case]:
         for copies in (1, 3):
             yield w1_publish.Case(copies, KIB, total_bytes, way, batch_bytes=MIB)
         yield w1_publish.Case(3, KIB, total_bytes // 2, way, flush="disk", batch_bytes=MIB)
+    for compression in ("lz4", "zstd"):
+        yield w1_publish.Case(3, KIB, total_bytes, "send", compression=compression)
+        yield w1_publish.Case(3, KIB, total_bytes, "batches", compression=compression)
 
 
 def _is_compared(case: w1_publish.Case) -> bool:
     """On three copies, and without mirrors in memory: what the marks need."""
-    same_work = case.record_bytes == COMPARED_BYTES and case.producers == 1
+    same_work = case.record_bytes == COMPARED_BYTES and case.producers == 1 and case.compression == "none"
     return same_work and (case.copies == 3 or (case.copies == 1 and case.flush == "memory"))
 
 

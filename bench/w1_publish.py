@@ -29,13 +29,15 @@ class Case:
     flush: str = "memory"
     producers: int = 1
     batch_bytes: int = BATCH_BYTES
+    compression: str = "none"
 
     def __str__(self) -> str:
         plural = "" if self.producers == 1 else "s"
         batches = "" if self.batch_bytes == BATCH_BYTES else f" in {self.batch_bytes // KIB} KiB"
+        packed = "" if self.compression == "none" else f", {self.compression}"
         return (
             f"{self.copies} {'copy' if self.copies == 1 else 'copies'}, {self.record_bytes} B, {self.flush}, "
-            f"{self.producers} producer{plural}, {self.way}{batches}"
+            f"{self.producers} producer{plural}, {self.way}{batches}{packed}"
         )
 
 
@@ -47,7 +49,15 @@ def run(case: Case, name: str) -> list[Figure]:
     with prepared_cluster(QUEUE, case.copies, stored_bytes, flush=case.flush) as cluster:
         jobs = [
             Publish(
-                tuple(cluster.servers), QUEUE, case.way, case.record_bytes, count, case.copies, seed, case.batch_bytes
+                tuple(cluster.servers),
+                QUEUE,
+                case.way,
+                case.record_bytes,
+                count,
+                case.copies,
+                seed,
+                case.batch_bytes,
+                case.compression,
             )
             for seed in range(case.producers)
         ]

@@ -320,6 +320,9 @@ class LimitSettings(_Section):
     max_record_bytes: int = Field(4 * _MIB, ge=1, le=64 * _MIB, alias="maxMessageSize")
     max_batch_bytes: int = Field(8 * _MIB, ge=64 * _KIB, le=256 * _MIB)
     max_connections: int = Field(4096, ge=1)
+    unpacking_bytes: int = Field(
+        128 * _MIB, ge=_MIB, description="of compressed batches that wait to be opened before they are stored"
+    )
     max_queues: int = Field(100_000, ge=1)
     max_groups_per_queue: int = Field(10_000, ge=1)
     max_holds_per_queue: int = Field(64, ge=1, le=1000, description="of landings, ended ones among them")

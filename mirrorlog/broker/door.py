@@ -6,8 +6,9 @@ import asyncio
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 from mirrorlog.broker.gate import FAILURES_MAX, Gate, Gatekeeper
@@ -16,6 +17,7 @@ from mirrorlog.broker.hosted_logs import HostedLogs
 from mirrorlog.broker.requests import Requests
 from mirrorlog.broker.subscription_book import Receiver
 from mirrorlog.broker.transactions import Transactions
+from mirrorlog.broker.unpacking import PublishLine, Unpacking
 from mirrorlog.cluster.asking import asked_by
 from mirrorlog.cluster.topology import User
 from mirrorlog.commitlog.format import queue_of
@@ -68,14 +70,16 @@ class NativeDoor:
         has_heard: Callable[[], bool],
         login_helper: Executor,
         lines: Lines,
+        unpack_helper: Executor,
     ) -> None:
         """`contact_at`: when the node was in touch with a majority of its cluster last, of now; s, the loop's clock.
-        `users`, `has_heard`, `login_helper`: see `Gatekeeper`."""
+        `users`, `has_heard`, `login_helper`: see `Gatekeeper`; `unpack_helper`: see `Unpacking`."""
         self.settings = settings
         self.welcome = welcome
         self.requests = requests
         self.groups = groups
         self.transactions = transactions
+        self.unpacking = Unpacking(unpack_helper, settings.limits)
         self._push = push
         self._lines = lines
         self.sessions: set[ClientSession] = set()
@@ -187,6 +191,11 @@ class NativeDoor:
             session.endpoint.close()
 
 
+def _batch_of(payload: memoryview) -> tuple[memoryview]:
+    """Of a PRODUCE frame."""
+    return (payload[PRODUCE.size :],)
+
+
 def _read_refused(receiver: Receiver, queue_id: int) -> MirrorlogError | None:
     assert isinstance(receiver, ClientSession)
     if receiver.must_log_in_again():
@@ -206,6 +215,7 @@ class ClientSession:
         self._client_id = ""
         self._takes_credit = False
         self._last_read = 0.0
+        self._line = PublishLine(door.unpacking, door.push)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -238,8 +248,9 @@ class ClientSession:
             raise
         except MirrorlogError as error:
             if frame_.type in _PUBLISHES:
-                self._door.refused[error.code] += 1
-            self.refuse(error, frame_.correlation_id)
+                self._refuse_publish(frame_.correlation_id, error)
+            else:
+                self.refuse(error, frame_.correlation_id)
 
     def handled(self) -> None:
         self._door.push()
@@ -251,6 +262,7 @@ class ClientSession:
         self._door.groups.writable(self)
 
     def disconnected(self, error: MirrorlogError | None) -> None:
+        self._line.close()
         self._door.forget(self)
 
     # --- Reply ---
@@ -340,7 +352,7 @@ class ClientSession:
         if frame_.type == _PRODUCE:
             queue_id = queue_of(frame_.payload, PRODUCE.size)
             self.gate.check_publish(queue_id)
-            self._door.log_of(queue_id).publisher.publish(frame_.payload, self, frame_.correlation_id)
+            self._publish(frame_, _batch_of, partial(self._produce, queue_id, frame_.correlation_id))
         elif frame_.type == FrameType.FETCH:
             if self._last_read >= self._door.reads_until and not self._stale_reads:
                 raise NotCurrent(
@@ -357,11 +369,32 @@ class ClientSession:
         elif frame_.type == FrameType.SETTLE:
             self._door.groups.settle(frame_, self)
         elif frame_.type == FrameType.TRANSACT:
-            self._door.transactions.commit(frame_.payload, self, frame_.correlation_id)
+            transactions = self._door.transactions
+            batches_of = partial(transactions.batches, connection=self)
+            commit = partial(transactions.commit, connection=self, correlation_id=frame_.correlation_id)
+            self._publish(frame_, batches_of, commit)
         elif frame_.type == FrameType.PING:
             self.answer(frame(FrameType.PONG, b"", frame_.correlation_id))
         else:
             raise ProtocolError(f"frame type {frame_.type} from a client")
+
+    def _publish(
+        self,
+        frame_: Frame,
+        batches_of: Callable[[memoryview], Sequence[memoryview]],
+        publish: Callable[[memoryview], None],
+    ) -> None:
+        self._line.take(frame_.payload, batches_of, publish, partial(self._refuse_publish, frame_.correlation_id))
+
+    def _produce(self, queue_id: int, correlation_id: int, payload: memoryview) -> None:
+        self._door.log_of(queue_id).publisher.publish(payload, self, correlation_id)
+
+    def _refuse_publish(self, correlation_id: int, error: MirrorlogError) -> None:
+        if isinstance(error, ProtocolError):
+            self.endpoint.close(error)
+            return
+        self._door.refused[error.code] += 1
+        self.refuse(error, correlation_id)
 
     async def _login(self, message: Login, respond: Callable[[Message | MirrorlogError], None]) -> None:
         try:

@@ -48,6 +48,7 @@ class Helpers:
         self.letters = ThreadPoolExecutor(1, "letters", initializer=_yield_to_others)
         self.cluster = ThreadPoolExecutor(1, "cluster")
         self.promise = ThreadPoolExecutor(1, "promise")
+        self.unpack = ThreadPoolExecutor(1, "unpack")
         self.login = ThreadPoolExecutor(1, "login", initializer=_yield_to_others)
 
     def shutdown(self) -> None:

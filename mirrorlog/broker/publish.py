@@ -196,8 +196,8 @@ class Publisher:
         """Out of touch with a majority of the cluster: another node may master the log by now."""
 
     def publish(self, payload: memoryview, reply: Reply, correlation_id: int, *, own: bool = False) -> None:
-        """One PRODUCE payload: append its batch and wait for its level. `own`: it is the nodes' own. Raises
-        MirrorlogError: nothing was stored."""
+        """One PRODUCE payload: append its batch and wait for its level. `own`: it is the nodes' own. A compressed body
+        was opened before (`unpacking`). Raises MirrorlogError: nothing was stored."""
         now = self._now()
         request = read_produce(payload)
         batch = payload[PRODUCE.size :]
@@ -532,9 +532,9 @@ class Publisher:
         attributes_of(header, batch)
 
     def _check_compressed(self, header: BatchHeader) -> None:
-        """It passes unopened, so what the header says of the body is held against the limits: a reader unpacks no more
-        than that. Every record has an offset of 4 bytes at least; so a count that the body cannot hold, which would use
-        up queue offsets, is seen."""
+        """What its header says of the body is held against the limits: nobody unpacks more than that. Every record has
+        an offset of 4 bytes at least; so a count that the body cannot hold, which would use up queue offsets, is
+        seen."""
         limit = self._limits.max_batch_bytes
         if header.body_length > limit:
             raise BatchTooLarge(f"an unpacked body of {header.body_length} bytes is above max_batch_bytes ({limit})")

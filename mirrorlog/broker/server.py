@@ -150,6 +150,7 @@ class Server:
             has_heard=self._view.has_heard,
             login_helper=self.helpers.login,
             lines=self._lines,
+            unpack_helper=self.helpers.unpack,
         )
         await self._door.start(settings.client_bind, self._credentials.client)
         self._ticker = asyncio.ensure_future(self._tick_for_ever())

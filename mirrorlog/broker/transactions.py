@@ -68,7 +68,7 @@ class Connection(Reply, Receiver, Protocol):
 class _Asked(NamedTuple):
     request: Transact
     settlements: Sequence[tuple[Settle, tuple[int, ...]]]
-    batches: Sequence[memoryview]
+    batches: list[memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,16 @@ class Transactions:
         self._limits = limits
         self._cluster_version = cluster_version
 
+    def batches(self, payload: memoryview, connection: Connection) -> list[memoryview]:
+        """Those of a TRANSACT frame, which the connection may publish. Raises MirrorlogError."""
+        batches = self._read(payload).batches
+        for batch in batches:
+            connection.gate.check_publish(queue_of(batch))
+        return batches
+
     def commit(self, payload: memoryview, connection: Connection, correlation_id: int) -> None:
-        """A TRANSACT frame; answered by TRANSACTED, now or later. Raises MirrorlogError: nothing was stored."""
+        """A TRANSACT frame whose batches were opened; answered by TRANSACTED, now or later. Raises MirrorlogError:
+        nothing was stored."""
         asked = self._read(payload)
         queue_ids = [queue_of(batch) for batch in asked.batches]
         for queue_id in queue_ids:

@@ -236,10 +236,19 @@ def check_uncompressed(batch: memoryview, *, record_count: int, columns: int, ma
     plain = not columns & ~_ATTRIBUTES
     if plain and record_count <= _FEW_RECORDS and _few_values_fit(batch, at, record_count, max_record_bytes):
         return
-    body = parse_body(batch[at:], record_count=record_count, columns=columns)
+    check_columns(parse_body(batch[at:], record_count=record_count, columns=columns), max_record_bytes=max_record_bytes)
+
+
+def check_columns(body: Body, *, max_record_bytes: int) -> None:
+    """No value is above the limit, and every name is text. Raises RecordTooLarge, BadBatch."""
     # A value can be above the limit only if all values together are.
     if len(body.values.data) > max_record_bytes and (largest := body.values.size_max()) > max_record_bytes:
         raise RecordTooLarge(f"a value of {largest} bytes is above max_record_bytes ({max_record_bytes})")
+    check_names(body)
+
+
+def check_names(body: Body) -> None:
+    """Every header's name is UTF-8. Raises BadBatch."""
     if body.headers is not None:
         _check_text(body.headers.names)
 

@@ -1,4 +1,5 @@
-"""Bodies that are compressed as a whole: what a producer packs and a reader opens. The server passes them by.
+"""Bodies that are compressed as a whole: what a producer packs and a reader opens. A server opens them once, before it
+stores them, and keeps them packed.
 
 LZ4 is one raw block: no frame, no size, no checksum of its own. Its size when opened is the header's `body_length`,
 and the header's CRC covers the compressed bytes. zstd is one frame with its content size, without checksum and without
@@ -19,7 +20,7 @@ from typing import Final
 import lz4.block
 import zstandard
 
-from mirrorlog.commitlog.body import Body, Draft, parse_body
+from mirrorlog.commitlog.body import Body, Draft, check_columns, check_names, parse_body
 from mirrorlog.commitlog.format import BatchHeader, Buffer, Codec, aligned, read_header
 from mirrorlog.errors import BadBatch
 
@@ -93,7 +94,16 @@ def open_body(batch: Buffer, at: int = 0, *, header: BatchHeader | None = None, 
     if header.codec != Codec.NONE:
         packed = body[: max(0, len(body) - header.padding)]
         body = decompress(header.codec, packed, header.body_length, body_bytes_max=body_bytes_max)
+        opened = parse_body(body, record_count=header.record_count, columns=header.columns)
+        check_names(opened)  # a server that stored it may have been too old to look
+        return opened
     return parse_body(body, record_count=header.record_count, columns=header.columns)
+
+
+def check_compressed(batch: Buffer, *, body_bytes_max: int, max_record_bytes: int) -> None:
+    """The broker's check of a producer's compressed body, as `check_uncompressed`: it can be opened, and nothing in it
+    stops a reader. Raises BadBatch, or RecordTooLarge. Without the GIL but for a moment."""
+    check_columns(open_body(batch, body_bytes_max=body_bytes_max), max_record_bytes=max_record_bytes)
 
 
 def _open_lz4(data: Buffer, body_length: int) -> bytes:

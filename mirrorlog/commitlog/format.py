@@ -73,6 +73,7 @@ _CRC_AT: Final = 36
 _CRC_COVERS_FROM: Final = 40
 MAGIC_AT: Final = 40
 KIND_AT: Final = 57
+_CODEC_AT: Final = 58
 
 assert _HEADER.size == HEADER_SIZE
 assert _BROKER_PART.size == _CRC_AT
@@ -212,6 +213,11 @@ def place_of(batch: Buffer, at: int = 0) -> int:
 def batch_length(batch: Buffer) -> int:
     """What the header of a batch says of its length, unchecked; 0 when there is no whole header."""
     return _U32.unpack_from(batch, _LENGTH_AT)[0] if len(batch) >= HEADER_SIZE else 0
+
+
+def is_packed(batch: memoryview) -> bool:
+    """Whether the header of a batch names a codec, unchecked; False when there is no whole header."""
+    return len(batch) >= HEADER_SIZE and batch[_CODEC_AT] != 0
 
 
 def write_producer_part(

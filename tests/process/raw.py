@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
-from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
+from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.codec import open_body
 from mirrorlog.commitlog.format import read_header
 from mirrorlog.config import split_address
 from mirrorlog.errors import ConnectionLost, MirrorlogError, RequestTimeout
@@ -213,7 +214,7 @@ def split_batches(run: memoryview) -> list[memoryview]:
 
 
 def values_of(batch: memoryview) -> list[bytes]:
-    values = parse_batch_body(batch).values
+    values = open_body(batch, body_bytes_max=FRAME_BYTES_MAX).values
     return [bytes(values[index] or b"") for index in range(len(values))]
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
 from mirrorlog.commitlog.checksum import crc32c
+from mirrorlog.commitlog.codec import compress, compress_draft
 from mirrorlog.commitlog.format import HEADER_SIZE, Codec, Column, Kind, write_producer_part
 from mirrorlog.errors import (
     BadBatch,
@@ -23,13 +24,13 @@ from mirrorlog.errors import (
     StaleProducerEpoch,
 )
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, PRODUCE, FrameType, frame
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, PRODUCE, FrameType, Level, frame, transact_payload
 from mirrorlog.wire.messages import QueueInfo
 from tests.process.clusters import declare, error_of, fast_cluster, log_of
 from tests.process.raw import Raw, batch_of
 
 RECORD_MAX = 64 * 1024
-BATCH_MAX = 256 * 1024
+BATCH_MAX = 512 * 1024
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_a_record_above_the_limit(raw: Raw, queue: QueueInfo) -> None:
 
 def test_a_batch_above_the_limit(raw: Raw, queue: QueueInfo) -> None:
     """Goal: max_batch_bytes is exact on a connection that goes on. Method: eight bytes above it."""
-    sizes = [32 * 1024] * 7
+    sizes = [32 * 1024] * 15
     rest = BATCH_MAX + 8 - len(batch_of([bytes(size) for size in (*sizes, 0)], queue))
     batch = batch_of([bytes(size) for size in (*sizes, rest)], queue)
     assert len(batch) == BATCH_MAX + 8
@@ -145,17 +146,88 @@ def test_a_header_that_is_none(raw: Raw, queue: QueueInfo, field: tuple[str, int
     ("field", "kind", "match"),
     [
         pytest.param(("<I", 76, BATCH_MAX + 1), BatchTooLarge, "max_batch_bytes", id="unpacks-too-large"),
-        pytest.param(("<I", 48, 2**32 - 1), BadBatch, "do not fit a body", id="more-records-than-fit"),
+        pytest.param(("<I", 48, 2**32 - 1), BadBatch, "the body", id="more-records-than-fit"),
     ],
 )
 def test_a_compressed_body_that_claims_too_much(
     raw: Raw, queue: QueueInfo, field: tuple[str, int, int], kind: type[MirrorlogError], match: str
 ) -> None:
-    """Goal: what passes unopened promises no reader more than the limits. Method: change what its header says of it."""
+    """Goal: nothing is unpacked beyond the limits. Method: change what its header says of it."""
     layout, at, number = field
     batch = with_field(queue, "<B", 58, Codec.LZ4)
     struct.pack_into(layout, batch, at, number)
     refused(raw, resealed(batch), kind, match)
+
+
+def packed(queue: QueueInfo, values: list[bytes], codec: Codec, **numbers: int) -> bytearray:
+    draft = compress_draft(draft_columns(values), codec)
+    assert draft.codec == codec
+    return bytearray(draft.seal(queue_id=queue.queue_id, **numbers))
+
+
+CODECS = pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
+
+
+@CODECS
+@pytest.mark.parametrize("size", [1_000, 400_000])
+def test_a_compressed_body_that_nobody_can_open(raw: Raw, queue: QueueInfo, codec: Codec, size: int) -> None:
+    """Goal: garbage under a compression flag comes into no log, however it is opened: at once or by the helper.
+    Method: a sound header and checksum over bytes of all kinds that are no body of that size."""
+    good = packed(queue, [bytes(size // 10)] * 10, codec)
+    for garbage in (b"\xff", b"\0", b"\x28\xb5\x2f\xfd"):
+        batch = bytearray(good)
+        batch[HEADER_SIZE:] = (garbage * len(batch))[: len(batch) - HEADER_SIZE]
+        error = error_of(lambda batch=batch: raw.produce(resealed(batch)))  # type: ignore[misc]
+        assert type(error) is BadBatch, repr(error)
+    for change in (-1, 1, 4096):
+        batch = bytearray(good)
+        struct.pack_into("<I", batch, 76, struct.unpack_from("<I", batch, 76)[0] + change)
+        error = error_of(lambda batch=batch: raw.produce(resealed(batch)))  # type: ignore[misc]
+        assert type(error) is BadBatch, repr(error)
+    flipped = bytearray(good)
+    flipped[HEADER_SIZE + 8] ^= 0xFF
+    refused(raw, flipped, BadBatch, "CRC-32C")
+
+
+@CODECS
+def test_a_compressed_body_is_held_against_the_same_limits(raw: Raw, queue: QueueInfo, codec: Codec) -> None:
+    """Goal: a codec is no way around max_record_bytes or sound columns. Method: a value above the limit, offsets that
+    leave the body, and names that are no text, all well packed."""
+    refused(raw, packed(queue, [bytes(RECORD_MAX + 1)], codec), RecordTooLarge, "max_record_bytes")
+    body = struct.pack("<2i", 0, 2**31 - 1) + bytes(1000)
+    names = struct.pack("<2i", 0, 0) + struct.pack("<2i", 0, 1) + struct.pack("<2i", 0, 1) + b"\xff" + bytes(7)
+    names += struct.pack("<2i", 0, 1000) + bytes(1000)
+    for content, columns, match in ((body, 0, "value"), (names, int(Column.HEADERS), "UTF-8")):
+        inside = compress(codec, content)
+        padding = -len(inside) % 8
+        batch = bytearray(HEADER_SIZE) + inside + bytes(padding)
+        write_producer_part(
+            batch, kind=Kind.DATA, queue_id=queue.queue_id, record_count=1, columns=columns, codec=codec,
+            padding=padding, body_length=len(content),
+        )  # fmt: skip
+        refused(raw, batch, BadBatch, match)
+
+
+def test_what_is_opened_by_the_helper_is_appended_in_its_order(cluster: Cluster) -> None:
+    """Goal: sequences stay in order though only some batches are opened elsewhere. Method: large packed ones and small
+    plain ones of one producer in turn, one of them in a transaction, all sent before an answer is read."""
+    order = declare(cluster.servers[0], "order")
+    wanted: list[bytes] = []
+    with Raw(cluster.servers[0]) as raw:
+        for number in range(60):
+            values = [b"%06d" % number + bytes(40_000)] * 10 if number % 3 == 0 else [b"%06d" % number]
+            draft = compress_draft(draft_columns(values), (Codec.LZ4, Codec.ZSTD)[number % 2])
+            assert bool(draft.codec) == (number % 3 == 0)
+            batch = draft.seal(queue_id=order.queue_id, producer_id=21, sequence=len(wanted))
+            wanted += values
+            if number == 31:
+                payload = transact_payload([], [batch], level=Level.ALL, durability=0, deadline_ms=0)
+                raw.send(frame(FrameType.TRANSACT, payload, 1000 + number))
+            else:
+                raw.send(frame(FrameType.PRODUCE, PRODUCE.pack(Level.ALL, 0, 0, 0) + batch, 1000 + number))
+        for number in range(60):
+            raw.answer(1000 + number)
+        assert raw.values(order.queue_id) == wanted
 
 
 @pytest.mark.parametrize("kind", [Kind.TRANSACTION, Kind.QUEUE_STATE, Kind.CHECKPOINT, Kind.CONTROL])

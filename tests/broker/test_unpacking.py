@@ -1,0 +1,175 @@
+"""The line of a connection whose batches are opened before they are published, with a helper that works when told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any
+
+import pytest
+
+from mirrorlog.broker.unpacking import PublishLine, Unpacking
+from mirrorlog.commitlog.body import draft_columns
+from mirrorlog.commitlog.codec import compress_draft
+from mirrorlog.commitlog.format import HEADER_SIZE, Codec
+from mirrorlog.config import LimitSettings
+from mirrorlog.errors import BadBatch, MirrorlogError, NoSuchQueue, Overloaded
+
+KIB = 1024
+
+
+class ByHand(Executor):
+    """Runs one job each time it is told to, the oldest first."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.jobs.append((future, partial(function, *args, **kwargs)))
+        return future
+
+    async def run_one(self) -> None:
+        future, job = self.jobs.pop(0)
+        future.set_result(job())
+        for _ in range(4):
+            await asyncio.sleep(0)  # the loop hears of it, and calls back
+
+
+def batch(size: int, *, is_bad: bool = False) -> bytes:
+    """Packed; so many bytes when opened, and some."""
+    draft = compress_draft(draft_columns([bytes(size)]), Codec.LZ4)
+    if is_bad:
+        draft.data[HEADER_SIZE:] = b"\xff" * (len(draft.data) - HEADER_SIZE)
+    return bytes(draft.seal(queue_id=1))
+
+
+def plain() -> bytes:
+    return bytes(draft_columns([b"x"]).seal(queue_id=1))
+
+
+def whole(payload: memoryview) -> Sequence[memoryview]:
+    return (payload,)
+
+
+class Line:
+    """One connection, and what became of what it published, by number."""
+
+    def __init__(self, unpacking: Unpacking) -> None:
+        self.ended: list[int | tuple[int, str]] = []
+        self.handled = 0
+        self.line = PublishLine(unpacking, self._handled)
+
+    def take(self, number: int, payload: bytes, publish: Callable[[memoryview], None] | None = None) -> None:
+        given = bytearray(payload)
+
+        def published(content: memoryview) -> None:
+            assert content == payload
+            self.ended.append(number)
+
+        def refused(error: MirrorlogError) -> None:
+            self.ended.append((number, error.code))
+
+        self.line.take(memoryview(given), whole, publish or published, refused)
+        given[:] = bytes(len(given))  # a connection's buffer is used again
+
+    def _handled(self) -> None:
+        self.handled += 1
+
+
+async def test_a_small_batch_with_nothing_before_it_is_opened_where_it_is() -> None:
+    """No helper is asked; a bad one is refused by what is raised."""
+    helper = ByHand()
+    line = Line(Unpacking(helper, LimitSettings()))
+    line.take(0, batch(1000))
+    line.take(1, plain())
+    with pytest.raises(BadBatch, match="lz4"):
+        line.take(2, batch(1000, is_bad=True))
+    assert line.ended == [0, 1]
+    assert not helper.jobs
+
+
+async def test_what_comes_behind_one_that_is_being_opened_waits_for_it() -> None:
+    """A large one, a plain one, a bad one, a small one: all in their order, from copies, and told once a turn."""
+    helper = ByHand()
+    unpacking = Unpacking(helper, LimitSettings())
+    line = Line(unpacking)
+    for number, each in enumerate((batch(400 * KIB), plain(), batch(400 * KIB, is_bad=True), batch(1000))):
+        line.take(number, each)
+    assert line.ended == []
+    assert unpacking.waiting_bytes > 0
+    await helper.run_one()
+    assert line.ended == [0]
+    await helper.run_one()
+    assert line.ended == [0, 1, (2, "BAD_BATCH"), 3]
+    assert (unpacking.waiting_bytes, unpacking.lines, line.handled) == (0, 0, 2)
+    line.take(4, plain())
+    assert line.ended[-1] == 4
+
+
+async def test_lines_take_turns() -> None:
+    """One with twenty large batches is not served before one that has a single one."""
+    helper = ByHand()
+    unpacking = Unpacking(helper, LimitSettings())
+    greedy, modest = Line(unpacking), Line(unpacking)
+    for number in range(20):
+        greedy.take(number, batch(1200 * KIB))
+    modest.take(0, batch(400 * KIB))
+    for _ in range(3):
+        await helper.run_one()
+    assert modest.ended == [0]
+    assert greedy.ended == [0, 1]
+
+
+async def test_what_waits_is_bounded_by_a_share() -> None:
+    """Above `unpacking_bytes` who has more than his share is refused, by the limit's name, and nobody else."""
+    helper = ByHand()
+    unpacking = Unpacking(helper, LimitSettings(unpacking_bytes=1024 * KIB, max_record_bytes=8192 * KIB))
+    greedy, modest = Line(unpacking), Line(unpacking)
+    large = batch(8_000 * KIB)
+    for number in range(1024 * KIB // len(large)):
+        greedy.take(number, large)
+    with pytest.raises(Overloaded) as refusal:
+        greedy.take(100, large)
+    assert refusal.value.details["limit"] == "unpacking_bytes"
+    modest.take(0, large)
+    while helper.jobs:
+        await helper.run_one()
+    assert modest.ended == [0]
+    assert greedy.ended == list(range(1024 * KIB // len(large)))
+
+
+async def test_a_connection_that_goes_leaves_nothing_behind() -> None:
+    """What waits is not published, and counts no more, while its job is still on the helper."""
+    helper = ByHand()
+    unpacking = Unpacking(helper, LimitSettings())
+    line = Line(unpacking)
+    line.take(0, batch(400 * KIB))
+    line.take(1, batch(400 * KIB))
+    line.line.close()
+    line.line.close()
+    await helper.run_one()
+    assert line.ended == []
+    assert (unpacking.waiting_bytes, unpacking.lines, len(helper.jobs)) == (0, 0, 0)
+
+
+async def test_what_is_refused_late_is_told_and_the_next_one_has_its_turn() -> None:
+    """A publish that raises, by a refusal or by a mistake, ends as a refusal; those behind it go on."""
+    helper = ByHand()
+    line = Line(Unpacking(helper, LimitSettings()))
+
+    def refuse(_: memoryview) -> None:
+        raise NoSuchQueue("gone meanwhile")
+
+    def fail(_: memoryview) -> None:
+        raise ZeroDivisionError
+
+    line.take(0, batch(400 * KIB))
+    line.take(1, plain(), refuse)
+    line.take(2, plain(), fail)
+    line.take(3, plain())
+    while helper.jobs:
+        await helper.run_one()
+    assert line.ended == [0, (1, "NO_SUCH_QUEUE"), (2, "PROTOCOL_ERROR"), 3]
