@@ -15,6 +15,7 @@ from typing import Final, Protocol, Self, TypeVar
 
 from mirrorlog import __version__
 from mirrorlog.errors import ConnectionLost, LoginFailed, MirrorlogError, NotGranted, ProtocolError, RequestTimeout
+from mirrorlog.wire.dialling import CLIENT_UNACKED_MS, dial
 from mirrorlog.wire.endpoint import REST_MS, Endpoint
 from mirrorlog.wire.frames import (
     BATCHES,
@@ -42,7 +43,6 @@ from mirrorlog.wire.frames import (
     read_transacted,
     settle_frame,
 )
-from mirrorlog.wire.listening import dial
 from mirrorlog.wire.messages import (
     Done,
     Failure,
@@ -160,7 +160,7 @@ class Connection:
         connection = cls(address, role=role, cluster_id=cluster_id, stale_reads=stale_reads, client_id=client_id)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await dial(address, connection._make_endpoint, tls)
+                await dial(address, connection._make_endpoint, tls, unacked_ms=CLIENT_UNACKED_MS)
                 await connection._greeting
                 if login is not None:
                     await connection._login(*login, timeout_ms=timeout_ms)

@@ -22,9 +22,9 @@ import msgspec
 from mirrorlog.cluster.raft.messages import AnyMessage, Append
 from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded, ProtocolError, RequestTimeout
 from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.dialling import dial
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame
-from mirrorlog.wire.listening import dial
 from mirrorlog.wire.messages import (
     Failure,
     Hello,

@@ -35,10 +35,11 @@ from mirrorlog.config import SEEDS_MAX, LimitSettings
 from mirrorlog.errors import ConnectionLost, MirrorlogError, NotLeader, ProtocolError, RequestTimeout
 from mirrorlog.wire import messages
 from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.dialling import LINK_UNACKED_MS, dial
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Frame, FrameType, frame
 from mirrorlog.wire.greeting import check_hello
-from mirrorlog.wire.listening import dial, listen
+from mirrorlog.wire.listening import listen
 from mirrorlog.wire.messages import Failure, Hello, Limits, Welcome, as_error, error_frame, expect_message
 from mirrorlog.wire.proof import AcceptedGreeting, DialledGreeting
 from mirrorlog.wire.tls import Refusals
@@ -281,7 +282,7 @@ class SeekingPort:
 
     async def start(self, address: str) -> None:
         """Raises PortTaken."""
-        self._server = await listen(address, self._endpoint, self.credentials.accepting)
+        self._server = await listen(address, self._endpoint, self.credentials.accepting, unacked_ms=LINK_UNACKED_MS)
 
     async def stop(self) -> None:
         """The port is free when it returns. Idempotent."""

@@ -38,6 +38,7 @@ from mirrorlog.ha.group_transfer import Answer
 from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.dialling import LINK_UNACKED_MS
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame, read_ack
 from mirrorlog.wire.greeting import check_hello
@@ -412,7 +413,7 @@ class AcceptSocketService:
             frame_bytes_max=LIST_BYTES_MAX,  # a mirror sends greetings and acks; epoch lists are the largest
             outgoing_bytes_max=2**62,  # bounded by in_flight_bytes_max
             lines=self._lines,
-        ), self.credentials.accepting)  # fmt: skip
+        ), self.credentials.accepting, unacked_ms=LINK_UNACKED_MS)  # fmt: skip
 
     def now(self) -> float:
         return time.monotonic()  # the loop's clock, without the way to the loop

@@ -21,9 +21,9 @@ from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
 from mirrorlog.ha.client import ClientState, HAClient, ReplicaLog
 from mirrorlog.ha.driving import log_failure
 from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.dialling import dial
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, TRANSFER, Frame
-from mirrorlog.wire.listening import dial
 
 logger = logging.getLogger(__name__)
 

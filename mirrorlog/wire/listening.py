@@ -1,4 +1,4 @@
-"""A server on an address, or the reason why not; and a connection to one. Thin."""
+"""A server on an address, or the reason why not. Thin."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import ssl
 from collections.abc import Callable
 
 from mirrorlog.config import split_address
-from mirrorlog.errors import ConnectionLost, PortTaken
+from mirrorlog.errors import PortTaken
+from mirrorlog.wire.dialling import end_unacked
 from mirrorlog.wire.endpoint import LINGER_S
-from mirrorlog.wire.tls import HANDSHAKE_S, why
+from mirrorlog.wire.tls import HANDSHAKE_S
 
 
 async def check_free(address: str) -> None:
@@ -22,13 +23,18 @@ async def check_free(address: str) -> None:
 
 
 async def listen(
-    address: str, factory: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext | None = None
+    address: str,
+    factory: Callable[[], asyncio.BaseProtocol],
+    tls: ssl.SSLContext | None = None,
+    *,
+    unacked_ms: int | None = None,
 ) -> asyncio.Server:
-    """A server on `host:port`. Raises PortTaken naming the address and what to do."""
+    """A server on `host:port`. `unacked_ms`: of what it accepts, see `dialling`. Raises PortTaken naming the address
+    and what to do."""
     host, port = split_address(address)
     handshake_s, shutdown_s = (None, None) if tls is None else (HANDSHAKE_S, LINGER_S)
     try:
-        return await asyncio.get_running_loop().create_server(
+        server = await asyncio.get_running_loop().create_server(
             factory,
             host,
             port,
@@ -39,26 +45,10 @@ async def listen(
         )
     except OSError as error:
         raise PortTaken(f"cannot listen on {address}: {error.strerror or error}; free it or bind another one") from None
-
-
-async def dial(address: str, factory: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext | None = None) -> None:
-    """A connection to `host:port`; the protocol is told of it. Raises ConfigError, ConnectionLost when TLS fails, and
-    whatever the loop does: OSError, UnicodeError."""
-    host, port = split_address(address)
-    loop = asyncio.get_running_loop()
-    if tls is None:
-        await loop.create_connection(factory, host, port)
-        return
-    try:
-        await loop.create_connection(
-            factory, host, port, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=LINGER_S
-        )
-    except ssl.SSLError as error:
-        raise ConnectionLost(f"no TLS with {address}: {why(error)}") from None
-    except ConnectionRefusedError:
-        raise
-    except (ConnectionResetError, ConnectionAbortedError) as error:
-        raise ConnectionLost(f"no TLS with {address}: the handshake was cut off: {error}") from None
+    if unacked_ms is not None:
+        for sock in server.sockets:
+            end_unacked(sock, unacked_ms)
+    return server
 
 
 def is_loopback(address: str) -> bool:

@@ -26,7 +26,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import permutations
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, Final, NamedTuple
@@ -43,10 +44,10 @@ from tests.totals import add_run, runs_of
 
 Report = Callable[[str], None]
 TOTALS: Final = Path(".build/chaos/totals.json")
-CUTS: Final = ("cut-master", "cut-master-client", "cut-mirror", "one-way-cut", "partial-cut")
+CUTS: Final = ("cut-master", "cut-master-client", "cut-mirror", "one-way-cut", "partial-cut", "ring-cut", "cut-all")
 KINDS: Final = (
-    "kill-master", "kill-coordinator", "kill-mirror", "kill-two", "stop-master", "stop-mirror", "rolling-restart",
-    "two-at-once", *CUTS,
+    "kill-master", "kill-coordinator", "kill-mirror", "kill-two", "kill-two-at-once", "stop-master", "stop-mirror",
+    "rolling-restart", "two-at-once", *CUTS,
 )  # fmt: skip
 FULL_DISK: Final = "full-disk"
 FULL_DISK_AND_KILL: Final = "full-disk-kill"
@@ -61,6 +62,8 @@ _DISK_BYTES: Final = 128 * MIB
 _WORK_RATE: Final = 250
 # How long two faults last together, behind the last confirm: with and without others giving up the two.
 _TOGETHER_S: Final = (1.0, 6.0)
+# How long a cut lasts whose heal is measured: below and above node_timeout_ms and what the system backs off to.
+_CUT_S: Final = (2.0, 15.0)
 
 
 class Roles(NamedTuple):
@@ -110,6 +113,7 @@ class Chaos:
             "kill-coordinator": lambda roles: self._kill(roles, roles.coordinator),
             "kill-mirror": lambda roles: self._kill(roles, self._other(roles)),
             "kill-two": self._kill_two,
+            "kill-two-at-once": self._kill_two_at_once,
             "stop-master": self._stop_master,
             "stop-mirror": self._stop_mirror,
             "rolling-restart": self._rolling_restart,
@@ -119,6 +123,8 @@ class Chaos:
             "cut-mirror": self._cut_mirror,
             "one-way-cut": self._one_way_cut,
             "partial-cut": self._partial_cut,
+            "ring-cut": self._ring_cut,
+            "cut-all": self._cut_all,
         }
 
     def run(self, kinds: Sequence[str]) -> dict[str, int]:
@@ -228,6 +234,21 @@ class Chaos:
         for node in victims:
             node.wait_serving()
         return {"kind": "kill two, from their return", **self._until_confirm(began, began, first, roles.epoch)}
+
+    def _kill_two_at_once(self, roles: Roles) -> dict[str, Any]:
+        """The master and another one, whose processes are started again at once: the time counts from their deaths."""
+        second = self._random.choice(roles.mirrors)
+        first, began = len(self.traffic.confirms), time.monotonic()
+        for node in (roles.master, second):
+            node.kill()
+        dead = time.monotonic()
+        for node in (roles.master, second):
+            node.launch()
+        kind = f"kill {roles.of(roles.master)} and {roles.of(second)}, which return at once"
+        cost = self._until_confirm(began, dead, first, roles.epoch)
+        for node in (roles.master, second):
+            node.wait_serving()
+        return {"kind": kind, **cost}
 
     def _stop_master(self, roles: Roles) -> dict[str, Any]:
         first, began = len(self.traffic.confirms), time.monotonic()
@@ -344,6 +365,26 @@ class Chaos:
             first, began = len(self.traffic.confirms), time.monotonic()
             cost = self._until_confirm(began, began, first)
         return {"kind": f"partial cut {roles.of(roles.master)}, {roles.of(mirror)}", **cost}
+
+    def _ring_cut(self, roles: Roles) -> dict[str, Any]:
+        """Each node's word reaches one of the others, and the third's reaches it. The time counts from the heal."""
+        names = self._random.sample(list(self._cluster.nodes), len(self._cluster.nodes))
+        ways = list(zip(names, [*names[1:], names[0]], strict=True))
+        return {"kind": "ring of one-way cuts, from the heal", **self._healed(ways)}
+
+    def _cut_all(self, roles: Roles) -> dict[str, Any]:
+        """No node hears another one. The time counts from the heal."""
+        return {"kind": "all cut from each other, from the heal", **self._healed(permutations(self._cluster.nodes, 2))}
+
+    def _healed(self, ways: Iterable[tuple[str, str]]) -> dict[str, Any]:
+        """What the next confirm costs after these ways were cut, for as long as it is drawn."""
+        cut_s, cut_at = self._random.uniform(*_CUT_S), time.monotonic()
+        with self._cutting() as network:
+            for sender, receiver in ways:
+                network.cut(sender, receiver)
+            self.traffic.wait(lambda: time.monotonic() - cut_at > cut_s, "the cut has lasted")
+        first, began = len(self.traffic.confirms), time.monotonic()
+        return {"cut_ms": _ms(cut_s), **self._until_confirm(began, began, first)}
 
     def fill_disk(self, others: Path, *, kill: bool) -> None:
         """A round of its own: the disk with `others` on it, which is the master's, is filled, and emptied later."""

@@ -70,6 +70,15 @@ def test_a_master_that_is_cut_off_is_replaced_and_refuses(tmp_path: Path, networ
     check(chaos, counts)
 
 
+def test_confirms_are_back_soon_after_a_ring_of_one_way_cuts_has_healed(tmp_path: Path, network: Network) -> None:
+    """Goal: a heal is noticed, however far the system has backed off meanwhile. Method: each node reaches one
+    of the others only, for some seconds; then no other at all."""
+    with SeparatedCluster(network, data_dir=tmp_path, settings=_SETTINGS) as cluster:
+        chaos = Chaos(cluster, seed=1, network=network, report=print)
+        counts = chaos.run(["ring-cut", "cut-all"])
+    check(chaos, counts)
+
+
 def test_namespaces_of_a_process_that_was_killed_are_removed(network: Network) -> None:
     """Goal: nothing stays behind on the machine, and nobody else's is touched. Method: one named after a process that
     has ended goes; those of this one stay."""

@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives import serialization
 from mirrorlog.config import Settings, TlsSettings
 from mirrorlog.errors import ConfigError, ConnectionLost, MirrorlogError
 from mirrorlog.wire.credentials import OPEN, credentials_of
+from mirrorlog.wire.dialling import dial
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame
-from mirrorlog.wire.listening import dial, is_loopback, listen
+from mirrorlog.wire.listening import is_loopback, listen
 from mirrorlog.wire.renewal import RenewableContext, Renewal, renew
 from mirrorlog.wire.tls import TOLD_AGAIN_S, Refusals, client_context, server_context
 
