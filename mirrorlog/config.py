@@ -10,6 +10,7 @@ neither founds one of itself. Whatever becomes of nodes and logs is decided by t
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -578,6 +579,8 @@ def load(
             named = _by_field_name(section, values)
             merged.setdefault(section, {}).update(named)
             origins.update({(section, name): origin for name in named})
+    if file is not None and origins.get(("cluster", "secret")) == str(file):
+        check_private(file, "cluster.secret stands in a file that others must not read:")
     try:
         settings = Settings.model_validate(merged)
     except ValidationError as error:
@@ -796,6 +799,18 @@ def _spellings(section: Sequence[str]) -> dict[str, str]:
             return {}
     found = {name.lower(): name for name in model.model_fields}
     return found | {(each.alias or name).lower(): each.alias or name for name, each in model.model_fields.items()}
+
+
+def check_private(file: Path, what: str) -> None:
+    """Whether a file with a secret keeps it: where it is this user's nobody else may read it, where it is another's
+    (root's) a group may. A file that is not there is not looked at. Raises ConfigError."""
+    try:
+        found = file.stat()
+    except OSError:
+        return
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & (0o077 if found.st_uid == os.geteuid() else 0o027):
+        raise ConfigError(f"{what} {file} is open to others (mode {mode:04o}): chmod 600 {file}")
 
 
 def split_address(address: str) -> tuple[str, int]:

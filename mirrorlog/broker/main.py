@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from mirrorlog import __version__
 from mirrorlog.broker.logs import configure_logs
 from mirrorlog.broker.node import Node
 from mirrorlog.broker.settings_report import as_json, as_toml
+from mirrorlog.commitlog.directory import close_directory
 from mirrorlog.config import Settings, load
 from mirrorlog.errors import ConfigError, MirrorlogError
 
@@ -102,6 +104,8 @@ def run_node(settings: Settings, *, debug: bool = False, bootstrap: bool = False
     """Run a node in this process; its exit code. `bootstrap`, `discard`: see `broker.entry.Entry`. Raises
     MirrorlogError when it cannot start."""
     configure_logs(settings.node.id, debug=debug)
+    os.umask(0o077)  # what is made from here on, by the index and by doors too, is nobody else's
+    close_directory(settings.node.data_dir)
 
     # The objects of a publish die with it. Looking for cycles among them every few publishes, and among all that lives
     # now and then, would hold the loop up for nothing.

@@ -11,14 +11,18 @@ nobody out.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import stat
 from pathlib import Path
 from typing import Final, Self
 from uuid import UUID
 
-from mirrorlog.commitlog.files import OS_FILES, File, Files, disk_error, read_file
+from mirrorlog.commitlog.files import DIRECTORY_MODE, OS_FILES, File, Files, disk_error, read_file
 from mirrorlog.commitlog.identity import FORMAT_VERSION, check_identity, write_identity
 from mirrorlog.errors import DirectoryInUse
+
+logger = logging.getLogger(__name__)
 
 IDENTITY_NAME: Final = "node.json"
 LOCK_NAME: Final = "lock"
@@ -74,6 +78,26 @@ class DataDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def close_directory(path: Path) -> None:
+    """Have nobody else read a data directory that is there already, or say that others can."""
+    try:
+        found = path.stat()
+        mode = stat.S_IMODE(found.st_mode)
+        if not mode & 0o077:
+            return
+        # Not one that was meant for others and named by mistake.
+        own = (path / IDENTITY_NAME).exists() or not any(path.iterdir())
+        if own and not mode & stat.S_ISVTX:
+            path.chmod(DIRECTORY_MODE)
+            logger.info("data_directory_closed path=%s mode_before=%04o", path, mode)
+            return
+    except FileNotFoundError:
+        return
+    except OSError as error:  # another user's; what is wrong with it is told when it is opened
+        logger.info("data_directory_not_closed path=%s reason=%r", path, error.strerror)
+    logger.warning("data_directory_open_to_others path=%s; chmod 700 it", path)
 
 
 def _take_lock(files: Files, path: Path) -> File:

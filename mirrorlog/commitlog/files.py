@@ -11,6 +11,7 @@ What is relied on (Linux, a local file system):
 - `fdatasync` returns after the data, and the size needed to read it, are on the device; a made, renamed or removed
   name is on the device after `fsync_directory`. After a failed sync nothing is known about the pages it covered.
 - `rename` replaces atomically: after a crash the old or the new file is there, never a mix.
+- A link that somebody has put at a file's name is not followed: what it leads to is not ours to cut or to write.
 
 Rejected: `mmap.flush` and `mmap.madvise` for syncing and populating. Both hold the interpreter lock for as long as the
 disk takes; `os.fdatasync` and a call through ctypes do not.
@@ -33,6 +34,10 @@ from mirrorlog.errors import DiskFailed, DiskFull
 _MADV_POPULATE_WRITE: Final = 23  # linux/mman.h, since Linux 5.14; Python has no name for it
 _RWF_DONTCACHE: Final = 0x80  # linux/fs.h, since Linux 6.14
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+DIRECTORY_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+"""What is in a log is read by its users' rights, not by the machine's."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -204,11 +209,11 @@ class OsFiles:
     """The operating system's files."""
 
     def open(self, path: Path, *, create: bool = False) -> OsFile:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
-        return OsFile(os.open(path, flags, 0o644))
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_TRUNC if create else 0)
+        return OsFile(os.open(path, flags, FILE_MODE))
 
     def lock(self, path: Path, note: bytes) -> OsFile:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT, FILE_MODE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)
@@ -222,7 +227,7 @@ class OsFiles:
         return path.exists()
 
     def make_directory(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
 
     def listdir(self, path: Path) -> list[str]:
         return sorted(os.listdir(path))  # noqa: PTH208 - names are wanted, not paths
@@ -258,6 +263,9 @@ def disk_error(error: OSError, what: str, path: Path) -> DiskFull | DiskFailed:
     """The named error for a failed call on `path`. `what` completes "cannot …"."""
     if error.errno in _FULL:
         return DiskFull(f"cannot {what} {path}: {error.strerror}; free space on its disk", path=str(path))
+    if error.errno == errno.ELOOP:
+        link = error.filename or path
+        return DiskFailed(f"cannot {what} {path}: {link} is a symbolic link, remove it", path=str(path))
     return DiskFailed(f"cannot {what} {path}: {error.strerror}; check the disk", path=str(path))
 
 

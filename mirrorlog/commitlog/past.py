@@ -24,7 +24,7 @@ from __future__ import annotations
 import shutil
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, Self
 import lmdb
 
 from mirrorlog.commitlog.checksum import crc32c
-from mirrorlog.commitlog.files import disk_error
+from mirrorlog.commitlog.files import DIRECTORY_MODE, FILE_MODE, OS_FILES, disk_error
 from mirrorlog.commitlog.index import Run
 from mirrorlog.commitlog.table import SegmentTable, TableHead
 from mirrorlog.commitlog.tables import Tables
@@ -87,9 +87,15 @@ class PastIndex:
         self._path = path
         self._trusted = True
         with self._named_errors():
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
             self._env = lmdb.open(
-                str(path), map_size=_map_bytes(path), max_dbs=2, lock=False, sync=False, readahead=False
+                str(path),
+                map_size=_map_bytes(path),
+                mode=FILE_MODE,
+                max_dbs=2,
+                lock=False,
+                sync=False,
+                readahead=False,
             )
             self._places = self._env.open_db(b"places")
             self._tables = self._env.open_db(b"tables")
@@ -239,7 +245,8 @@ class PastIndex:
     def _write_mark(self) -> None:
         path = self._path / _MARK_NAME
         try:
-            path.write_bytes(_MARK.pack(_MARK_MAGIC, _VERSION, *_sum(self._path / _DATA_NAME)))
+            with closing(OS_FILES.open(path, create=True)) as file:
+                file.pwrite(_MARK.pack(_MARK_MAGIC, _VERSION, *_sum(self._path / _DATA_NAME)), 0)
         except OSError as error:
             failed = disk_error(error, "write", path)
             if isinstance(failed, DiskFull):

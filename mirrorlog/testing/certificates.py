@@ -37,6 +37,7 @@ class Certificates:
         self.ca.parent.mkdir(parents=True, exist_ok=True)
         authority.cert_pem.write_to_path(self.ca)
         issued.cert_chain_pems[0].write_to_path(self.certificate)
+        self.key.touch(0o600)
         issued.private_key_pem.write_to_path(self.key)
 
     def context(self) -> ssl.SSLContext:

@@ -283,6 +283,7 @@ class Cluster:
             for node_id in self._node_ids
         }
         for node in self.nodes.values():
+            node.config_file.touch(0o600)  # a secret may stand in it
             node.config_file.write_text(dump_toml(self._configuration(node)))
         return addresses
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.config import Settings, TlsSettings
+from mirrorlog.config import Settings, TlsSettings, check_private
 from mirrorlog.errors import ConfigError
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.messages import Hello
@@ -111,6 +111,7 @@ def _secret_of(settings: Settings) -> bytes | None:
 
 def _read(file: Path) -> bytes:
     """Without the end of its last line."""
+    check_private(file, "cluster.secret_file")
     try:
         with file.open("rb") as opened:
             return opened.read(SECRET_BYTES_MAX + 3).rstrip(b"\r\n")

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from mirrorlog.config import check_private
 from mirrorlog.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -123,6 +124,7 @@ def _of_certificate(error: ssl.SSLError) -> bool:
 def _load_own(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     for file in (certificate, key):
         _check_readable(file)
+    check_private(key, "TLS: the key")
     try:
         # A key that is encrypted would ask for its password at the terminal, and wait for ever.
         context.load_cert_chain(certificate, key, password=lambda: b"")

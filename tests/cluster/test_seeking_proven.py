@@ -26,6 +26,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
     issued = authority.issue_cert(HOST)
     certificate, key, ca = (directory / name for name in ("certificate", "key", "ca"))
     authority.cert_pem.write_to_path(ca)
+    key.touch(0o600)
     issued.private_key_pem.write_to_path(key)
     issued.cert_chain_pems[0].write_to_path(certificate)
     return Credentials(

@@ -67,6 +67,7 @@ class Growing:
         for key, value in {**FAST, **{name.replace("__", "."): value for name, value in more.items()}}.items():
             section, _, name = key.partition(".")
             tables.setdefault(section, {})[name] = value
+        node.config_file.touch(0o600)
         node.config_file.write_text(dump_toml(tables))
 
     def statuses(self) -> dict[str, Status]:

@@ -76,6 +76,7 @@ class Authority:
         """`name`: of the files. Without `common_name` it may be any node's."""
         issued = self._ca.issue_cert(HOST, "localhost", **options)
         files = Files(self._directory / f"{name}.pem", self._directory / f"{name}.key", (trusting or self).ca)
+        files.key.touch(0o600)
         issued.private_key_pem.write_to_path(files.key)
         for pem in issued.cert_chain_pems:
             pem.write_to_path(files.certificate, append=True)
@@ -258,6 +259,7 @@ def run_node(directory: Path, settings: dict[str, Any]) -> Iterator[Doors]:
     for key, value in settings.items():
         section, _, name = key.partition(".")
         tables.setdefault(section, {})[name] = value
+    node.config_file.touch(0o600)
     node.config_file.write_text(dump_toml(tables))
     try:
         node.start()

@@ -37,6 +37,7 @@ class Files:
         issued = authority.issue_cert(HOST, **options)  # type: ignore[arg-type]
         self.certificate, self.key, self.ca = (directory / name for name in ("certificate", "key", "ca"))
         authority.cert_pem.write_to_path(self.ca)
+        self.key.touch(0o600)
         issued.private_key_pem.write_to_path(self.key)
         issued.cert_chain_pems[0].write_to_path(self.certificate)
 
@@ -269,6 +270,7 @@ def test_a_file_that_is_none_leaves_all_as_it_was(own: Files, tmp_path: Path) ->
     files = Files(tmp_path / "files", trustme.CA())
     contexts = [RenewableContext(own.port), RenewableContext(files.port)]
     before = [each.current for each in contexts]
+    files.key.touch(0o600)
     files.key.write_bytes(own.key.read_bytes())
     with pytest.raises(ConfigError, match="plain key"):
         renew(contexts)
@@ -300,6 +302,7 @@ async def test_a_renewal_tells_in_a_line_how_it_went(tmp_path: Path, caplog: pyt
         await renewal.ask()
         assert context.current is before
         assert used == []
+        files.key.touch(0o600)
         files.key.write_bytes(content)
         await renewal.ask()
         assert used == [context.current]
@@ -317,6 +320,7 @@ def test_a_key_with_a_password_is_refused_and_asks_nobody(own: Files, tmp_path: 
     """OpenSSL would ask at the terminal, and wait."""
     key = serialization.load_pem_private_key(own.key.read_bytes(), None)
     encrypted = tmp_path / "key"
+    encrypted.touch(0o600)
     encrypted.write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
