@@ -39,6 +39,7 @@ PURE = [
     "mirrorlog/broker/duties.py",
     "mirrorlog/broker/gathered.py",
     "mirrorlog/broker/lease_numbers.py",
+    "mirrorlog/broker/login_turns.py",
     "mirrorlog/broker/memory_limits.py",
     "mirrorlog/broker/placing.py",
     "mirrorlog/broker/works.py",

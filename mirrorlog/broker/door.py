@@ -264,6 +264,8 @@ class ClientSession:
     def disconnected(self, error: MirrorlogError | None) -> None:
         self._line.close()
         self._door.forget(self)
+        if self._gate is not None:
+            self._gate.leave()
 
     # --- Reply ---
 

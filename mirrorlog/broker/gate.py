@@ -13,7 +13,7 @@ The node's own doors log in by a token that they got when they were started, und
 is, with users or without, and nothing else: whoever calls them brings a login of his own.
 
 What a password proves is remembered for the node's run by a keyed hash, so that a thousand connections that return at
-once cost one slow comparison per user and not one each.
+once cost one slow comparison per user and not one each. Whose comes next, `LoginTurns` says.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import asyncio
 import hmac
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from mirrorlog.broker.login_turns import LoginFailures, LoginTurns
 from mirrorlog.cluster.topology import ADMINISTRATOR, MAX_BINDINGS_AT_ONCE, User
 from mirrorlog.errors import (
     AccessRefused,
@@ -90,10 +91,8 @@ from mirrorlog.wire.routing import Binding
 
 FAILURES_MAX: Final = 3
 """Logins that may fail on one connection; then it is closed."""
-LOGINS_MAX: Final = 64
-"""Passwords that are being compared, on one node."""
-PEER_LOGINS_MAX: Final = 16
-"""Of which from one address: guesses from there must leave the others their turn."""
+LOGINS_MAX: Final = 1_024
+"""Passwords that wait to be compared, on one node."""
 FAILED_S: Final = 10.0
 """How long a wrong password is known as such: a thousand clients with last week's cost one slow comparison."""
 _REMEMBERED_MAX: Final = 10_000
@@ -113,6 +112,20 @@ _LOCAL: Final = (
 not heard the cluster."""
 
 Users = Mapping[str, User]
+
+
+@dataclass(eq=False, slots=True)
+class _Comparison:
+    """One password, for all that wait for it; see `login_turns.Attempt`. `done`: whether it is the user's."""
+
+    user: str
+    address: str
+    failures: int
+    password: str
+    proof: bytes
+    password_hash: str
+    done: asyncio.Future[bool]
+    waiting: int = 0
 
 
 class Gatekeeper:
@@ -139,22 +152,30 @@ class Gatekeeper:
         self._helper = helper
         self._proven: dict[bytes, str] = {}
         self._failed: dict[bytes, tuple[str, float]] = {}
-        self._comparing: Counter[str] = Counter()
+        self._turns: LoginTurns[_Comparison] = LoginTurns(LOGINS_MAX)
+        self._compared: dict[tuple[bytes, str], _Comparison] = {}
+        self._comparing: asyncio.Task[None] | None = None
+        self._failures = LoginFailures()
 
-    async def found(self, name: str, password: str, peer: str = "") -> User | None:
+    async def found(self, name: str, password: str, peer: str = "", failures: int = 0) -> User | None:
         """The user of that name, if it is his password. As slow for a name that does not exist. `peer`: the address
-        that it comes from, empty for none. Raises Overloaded."""
+        that it comes from, empty for none; `failures`: of its connection. Raises Overloaded."""
         if len(name) > NAME_CHARS_MAX or len(password) > PASSWORD_CHARS_MAX:
             return None  # nobody's; and not worth a pass over it
         user = self.users().get(name)
-        if not await self._knows(name, password, user.password_hash if user is not None else "", peer):
+        password_hash = user.password_hash if user is not None else ""
+        if not await self._knows(name, password, password_hash, peer, failures):
             return None
         now = self.users().get(name)
         # He may have got another password, or have gone, while the old one was compared.
         same = now is not None and user is not None and (now.born, now.password_hash) == (user.born, user.password_hash)
         return now if same else None
 
-    async def _knows(self, name: str, password: str, password_hash: str, peer: str) -> bool:
+    def failed(self, name: str, peer: str) -> float:
+        """That login was wrong; for how long whoever tried is not told so, in s."""
+        return self._failures.failed(name, peer, time.monotonic())
+
+    async def _knows(self, name: str, password: str, password_hash: str, peer: str, failures: int) -> bool:
         words = f"{len(name)}:{name}{password}".encode(errors="surrogatepass")
         proof = hmac.digest(self._secret, words, "sha256")
         if password_hash and self._proven.get(proof) == password_hash:
@@ -162,27 +183,49 @@ class Gatekeeper:
         failed = self._failed.get(proof)
         if failed is not None and failed[0] == password_hash and time.monotonic() - failed[1] < FAILED_S:
             return False
-        self._check_turn(peer)
-        self._comparing[peer] += 1
-        try:
-            compare = partial(matches, password, password_hash)
-            known = await asyncio.get_running_loop().run_in_executor(self._helper, compare)
-        finally:
-            self._comparing[peer] -= 1
-            if not self._comparing[peer]:
-                del self._comparing[peer]
-        self._remember(proof, password_hash, known=known)
-        return known
-
-    def _check_turn(self, peer: str) -> None:
-        """Raises Overloaded."""
-        if self._comparing.total() >= LOGINS_MAX:
-            raise Overloaded(f"{LOGINS_MAX} logins are being looked at (max_logins); try again", limit="max_logins")
-        if peer and self._comparing[peer] >= PEER_LOGINS_MAX:
-            raise Overloaded(
-                f"{PEER_LOGINS_MAX} logins from {peer} are being looked at (max_logins_per_address); try again",
-                limit="max_logins_per_address",
+        comparison = self._compared.get((proof, password_hash))
+        if comparison is None:
+            comparison = self._line_up(
+                _Comparison(
+                    name, peer, failures, password, proof, password_hash, asyncio.get_running_loop().create_future()
+                )
             )
+        comparison.waiting += 1
+        try:
+            return await asyncio.shield(comparison.done)
+        finally:
+            comparison.waiting -= 1
+            if not comparison.waiting and not comparison.done.done():
+                self._turns.remove(comparison)  # all who wanted to know are gone
+                self._end(comparison)
+
+    def _line_up(self, comparison: _Comparison) -> _Comparison:
+        self._compared[comparison.proof, comparison.password_hash] = comparison
+        if (evicted := self._turns.add(comparison)) is not None:
+            self._end(evicted)
+            evicted.done.set_exception(
+                Overloaded(f"{LOGINS_MAX} logins wait to be looked at (max_logins); try again", limit="max_logins")
+            )
+        if self._comparing is None or self._comparing.done():
+            self._comparing = asyncio.ensure_future(self._compare_all())
+        return comparison
+
+    def _end(self, comparison: _Comparison) -> None:
+        self._compared.pop((comparison.proof, comparison.password_hash), None)
+
+    async def _compare_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while (each := self._turns.next()) is not None:
+            try:
+                compare = partial(matches, each.password, each.password_hash)
+                known = await loop.run_in_executor(self._helper, compare)
+            except Exception as error:
+                each.done.set_exception(error)
+                continue
+            finally:
+                self._end(each)
+            self._remember(each.proof, each.password_hash, known=known)
+            each.done.set_result(known)
 
     def _remember(self, proof: bytes, password_hash: str, *, known: bool) -> None:
         of: dict[bytes, Any] = self._proven if known else self._failed
@@ -203,7 +246,7 @@ class Gate:
         self._is_door = False
         self.failures = 0
         """Of logins, on this connection."""
-        self._comparing = False
+        self._trying: asyncio.Task[Any] | None = None
         self._keeper = keeper
         self._private = private
         self._users: Users | None = None
@@ -222,18 +265,24 @@ class Gate:
         if not self._keeper.users():
             self._unproven = True
             return
-        if self._comparing:
+        if self._trying is not None:
             raise Overloaded("one login of a connection is looked at at a time", limit="max_logins")
-        self._comparing = True
+        self._trying = asyncio.current_task()
         try:
-            user = await self._keeper.found(asked.user, asked.password, self._peer)
+            user = await self._keeper.found(asked.user, asked.password, self._peer, self.failures)
+            if user is None:
+                self.failures += 1
+                await asyncio.sleep(self._keeper.failed(asked.user[:NAME_CHARS_MAX], self._peer))
+                raise LoginFailed(f"no user {asked.user[:64]!r} with that password")
         finally:
-            self._comparing = False
-        if user is None:
-            self.failures += 1
-            raise LoginFailed(f"no user {asked.user[:64]!r} with that password")
+            self._trying = None
         self.user, self._born, self._unproven = asked.user, user.born, False
         self._users = None
+
+    def leave(self) -> None:
+        """The connection is gone: nobody waits for its login."""
+        if self._trying is not None:
+            self._trying.cancel()
 
     def _let_door_in(self, token: str) -> None:
         """Raises LoginFailed."""

@@ -16,6 +16,7 @@ import contextlib
 import hmac
 import secrets
 from base64 import b64decode
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from math import inf
@@ -27,9 +28,10 @@ from mirrorlog.wire.messages import Done, Login
 
 CALLERS_MAX: Final = 256
 """Logins for which a door has a client at once."""
-STRANGERS_MAX: Final = 6
-"""Of which the node is asked for the first time at once. Both doors and all native clients of this machine have one
-address for the node, which looks at 16 logins from there (`gate.PEER_LOGINS_MAX`): some are left for those."""
+STRANGERS_MAX: Final = 16
+"""Of which the node is asked for the first time at once."""
+USER_STRANGERS_MAX: Final = 4
+"""And for one user: the node answers guesses late (`login_turns`), and those at one name leave the others room."""
 IDLE_S: Final = 60.0
 PROVEN_S: Final = 10.0
 REFUSED_S: Final = 5.0
@@ -79,7 +81,7 @@ class Callers:
         self._secret = secrets.token_bytes(32)
         self._known: dict[bytes, _Caller] = {}
         self._refused: dict[bytes, float] = {}
-        self._strangers = 0
+        self._strangers: Counter[str] = Counter()
         self._closing: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -142,11 +144,9 @@ class Callers:
             if self._loop.time() - caller.proven_at <= PROVEN_S:
                 return
             stranger = caller.proven_at == -inf
-            if stranger and self._strangers >= STRANGERS_MAX:
-                raise Overloaded(
-                    f"{STRANGERS_MAX} logins are being looked at (max_logins); try again", limit="max_logins"
-                )
-            self._strangers += stranger
+            if stranger:
+                self._check_room(login.user)
+                self._strangers[login.user] += 1
             try:
                 connection = await caller.client.connection_to(self._node)
                 await connection.request(login, Done, timeout_ms=_LOGIN_TIMEOUT_MS)
@@ -154,8 +154,18 @@ class Callers:
                 self._refuse(proof, caller)
                 raise
             finally:
-                self._strangers -= stranger
+                if stranger:
+                    self._strangers -= Counter((login.user,))  # what is 0 goes
             caller.proven_at = self._loop.time()
+
+    def _check_room(self, user: str) -> None:
+        """Raises Overloaded."""
+        if self._strangers.total() >= STRANGERS_MAX or self._strangers[user] >= USER_STRANGERS_MAX:
+            raise Overloaded(
+                f"{STRANGERS_MAX} logins, or {USER_STRANGERS_MAX} of this user, are being looked at (max_logins); try "
+                "again",
+                limit="max_logins",
+            )
 
     def _refuse(self, proof: bytes, caller: _Caller) -> None:
         if len(self._refused) >= _REFUSED_MAX:

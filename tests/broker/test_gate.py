@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog.broker import gate
-from mirrorlog.broker.gate import LOGINS_MAX, PEER_LOGINS_MAX, Gate, Gatekeeper
+from mirrorlog.broker.gate import Gate, Gatekeeper
 from mirrorlog.cluster.topology import Permissions, User
 from mirrorlog.errors import AccessRefused, BadRequest, LimitReached, LoginFailed, NotLeader, Overloaded
 from mirrorlog.wire.messages import (
@@ -196,7 +196,8 @@ def test_tags_decide_what_is_no_matter_of_permissions() -> None:
 
 def test_logins_have_a_limit_and_one_that_was_proven_needs_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: guesses are bounded and hold no login up that was there before. Method: comparisons that wait; as many as
-    are taken, one more, and one that is known."""
+    are taken, one more, for which the oldest goes, and one that is known."""
+    monkeypatch.setattr(gate, "LOGINS_MAX", 8)
     node, go, compared = Node(ann=ANN), threading.Event(), []
 
     def slow(password: str, password_hash: str) -> bool:
@@ -212,13 +213,15 @@ def test_logins_have_a_limit_and_one_that_was_proven_needs_no_comparison(monkeyp
             go.set()
             assert await keeper.found("ann", "right")
             go.clear()
-            guesses = [asyncio.ensure_future(keeper.found("ann", str(number))) for number in range(LOGINS_MAX)]
-            await asyncio.sleep(0)
+            guesses = [asyncio.ensure_future(keeper.found("ann", "first"))]
+            while "first" not in compared:  # noqa: ASYNC110 - turns of the loop
+                await asyncio.sleep(0)
+            guesses += [asyncio.ensure_future(keeper.found("ann", str(number))) for number in range(9)]
             with pytest.raises(Overloaded, match="max_logins"):
-                await keeper.found("ann", "one more")
+                await guesses[1]
             assert await keeper.found("ann", "right"), "at once"
             go.set()
-            assert not any(await asyncio.gather(*guesses))
+            assert not any(await asyncio.gather(*guesses[:1], *guesses[2:]))
             assert compared.count("right") == 1
             node.users = {"ann": User("another hash", ("administrator",))}
             assert await keeper.found("ann", "right")
@@ -284,27 +287,88 @@ def test_a_wrong_password_is_compared_once_in_a_while(monkeypatch: pytest.Monkey
 
 
 def test_guesses_from_one_address_leave_the_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: one machine cannot shut all others out. Method: as many slow ones as an address may have; one more from
-    there, one from elsewhere."""
-    node, go = Node(ann=ANN), threading.Event()
+    """Goal: one machine cannot shut all others out, nor one user's guessers another user of their machine. Method:
+    forty comparisons wait; then somebody from elsewhere comes, and somebody else from there: they are next, and the
+    guess that nobody waits for any more is not made."""
+    node, go, compared = Node(ann=ANN, bob=ANN), threading.Event(), []
 
     def slow(password: str, password_hash: str) -> bool:
-        return go.wait(20) and password == "right"
+        compared.append(password)
+        return go.wait(20) and password.startswith("right")
 
     monkeypatch.setattr(gate, "matches", slow)
 
     async def run() -> None:
         with ThreadPoolExecutor(1) as helper:
             keeper = Gatekeeper(lambda: node.users, node.key_of, helper)
-            guesses = [asyncio.ensure_future(keeper.found("ann", str(at), "10.0.0.1")) for at in range(PEER_LOGINS_MAX)]
-            await asyncio.sleep(0)
-            with pytest.raises(Overloaded, match="max_logins_per_address"):
-                await keeper.found("ann", "right", "10.0.0.1")
-            other = asyncio.ensure_future(keeper.found("ann", "right", "10.0.0.2"))
+            guesses = [asyncio.ensure_future(keeper.found("ann", str(at), "10.0.0.1")) for at in range(40)]
+            while not compared:  # noqa: ASYNC110 - turns of the loop
+                await asyncio.sleep(0)
+            others = [
+                asyncio.ensure_future(keeper.found(user, f"right {peer}", peer))
+                for user, peer in (("ann", "10.0.0.2"), ("bob", "10.0.0.1"))
+            ]
+            guesses[7].cancel()
             await asyncio.sleep(0)
             go.set()
-            assert await other
-            assert not any(await asyncio.gather(*guesses))
-            assert await keeper.found("ann", "right", "10.0.0.1")
+            assert all(await asyncio.gather(*others))
+            assert {"right 10.0.0.1", "right 10.0.0.2"} <= set(compared[:6])
+            found = await asyncio.gather(*guesses, return_exceptions=True)
+            assert [each for each in found if each is not None] == [found[7]]
+            assert "7" not in compared
+
+    asyncio.run(run())
+
+
+def test_a_thousand_that_return_at_once_cost_one_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a fleet that reconnects to a node that has just started waits for one comparison. Method: count them."""
+    node, compared = Node(ann=ANN), []
+
+    def counted(password: str, password_hash: str) -> bool:
+        compared.append(password)
+        return True
+
+    monkeypatch.setattr(gate, "matches", counted)
+
+    async def run() -> None:
+        keeper = Gatekeeper(lambda: node.users, node.key_of)
+        found = await asyncio.gather(*(keeper.found("ann", "right", f"10.0.0.{at % 9}") for at in range(1000)))
+        assert found == [ANN] * 1000
+
+    asyncio.run(run())
+    assert compared == ["right"]
+
+
+def test_who_was_wrong_is_told_so_later_each_time_and_one_who_goes_waits_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Goal: a guesser waits for himself, and a closed connection keeps nothing. Method: three wrong logins with a
+    recorded sleep; then one whose connection goes while it is held."""
+    node, held, sleep = Node(ann=ANN), [], asyncio.sleep
+    monkeypatch.setattr(gate, "matches", lambda password, password_hash: password == "right")
+
+    async def recorded(delay: float) -> None:
+        held.append(delay)
+        await sleep(0 if len(held) < 4 else 3_600)
+
+    async def run() -> None:
+        keeper = Gatekeeper(lambda: node.users, node.key_of)
+        monkeypatch.setattr(gate.asyncio, "sleep", recorded)
+        for number in range(3):
+            with pytest.raises(LoginFailed):
+                await Gate(keeper, private=True, peer="10.0.0.1").login(Login(user="ann", password=str(number)))
+        assert held == sorted(set(held))
+        await Gate(keeper, private=True, peer="10.0.0.1").login(Login(user="ann", password="right"))
+        assert len(held) == 3, "who is right is told at once"
+        gone = Gate(keeper, private=True, peer="10.0.0.1")
+        waits = asyncio.ensure_future(gone.login(Login(user="ann", password="again")))
+        while len(held) < 4:
+            await sleep(0)
+        with pytest.raises(Overloaded):
+            await gone.login(Login(user="ann", password="right"))
+        gone.leave()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        gone.leave()
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ import pytest
 
 from mirrorlog.doors import callers
 from mirrorlog.doors.call_logins import CallLogins, is_here
-from mirrorlog.doors.callers import STRANGERS_MAX, Callers, read_basic
+from mirrorlog.doors.callers import STRANGERS_MAX, USER_STRANGERS_MAX, Callers, read_basic
 from mirrorlog.errors import LoginFailed, Overloaded
 from mirrorlog.wire.messages import Done, Login
 
@@ -110,16 +110,38 @@ async def test_only_some_logins_are_looked_at_at_once() -> None:
     node = Node()
     of = Callers("n:1", node.make)
     node.answers.clear()
-    guesses = [asyncio.ensure_future(who(of, Login(user="ann", password=str(at)))) for at in range(STRANGERS_MAX)]
+    guessed = [(f"u{at // USER_STRANGERS_MAX}", at) for at in range(STRANGERS_MAX)]
+    guesses = [asyncio.ensure_future(who(of, Login(user=user, password=str(at)))) for user, at in guessed]
     while len(node.asked) < STRANGERS_MAX:  # noqa: ASYNC110 - turns of the loop
         await asyncio.sleep(0)
     with pytest.raises(Overloaded) as told:
-        await who(of, ANN)
+        await who(of, Login(user="zoe", password="z"))
     assert told.value.details == {"limit": "max_logins"}
     node.answers.set()
     assert all(isinstance(each, LoginFailed) for each in await asyncio.gather(*guesses, return_exceptions=True))
     await of.close()
     assert all(each.closed for each in node.clients)
+
+
+async def test_guesses_at_one_user_leave_the_others_room() -> None:
+    """Goal: a user who is guessed at keeps no other one out. Method: a node that does not answer, as many guesses as
+    one user may have; one more of him is refused, another user is asked about."""
+    node = Node(bob="b")
+    of = Callers("n:1", node.make)
+    node.answers.clear()
+    guesses = [asyncio.ensure_future(who(of, Login(user="ann", password=str(at)))) for at in range(USER_STRANGERS_MAX)]
+    while len(node.asked) < USER_STRANGERS_MAX:  # noqa: ASYNC110 - turns of the loop
+        await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await who(of, ANN)
+    bob = asyncio.ensure_future(who(of, Login(user="bob", password="b")))
+    while node.asked[-1] != "bob":
+        assert not bob.done()
+        await asyncio.sleep(0)
+    node.answers.set()
+    assert await bob == Login(user="bob", password="b")
+    await asyncio.gather(*guesses, return_exceptions=True)
+    await of.close()
 
 
 async def test_strangers_keep_nobody_out_who_was_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +152,7 @@ async def test_strangers_keep_nobody_out_who_was_let_in(monkeypatch: pytest.Monk
     await who(of, ANN)
     monkeypatch.setattr(callers, "PROVEN_S", -1.0)
     node.answers.clear()
-    guesses = [asyncio.ensure_future(who(of, Login(user="bob", password=str(at)))) for at in range(STRANGERS_MAX)]
+    guesses = [asyncio.ensure_future(who(of, Login(user=f"b{at}", password="x"))) for at in range(STRANGERS_MAX)]
     while len(node.asked) < 1 + STRANGERS_MAX:  # noqa: ASYNC110 - turns of the loop
         await asyncio.sleep(0)
     again = asyncio.ensure_future(who(of, ANN))
