@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from mirrorlog.attempts import Attempts
 from mirrorlog.client.asking import ask_nodes
 from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.batching import as_timestamp_us
 from mirrorlog.client.begins import NO_ANSWER
 from mirrorlog.client.copies import Copies
-from mirrorlog.client.masters import REPLACED_PERHAPS, ask_master
+from mirrorlog.client.masters import REPLACED_PERHAPS, ask_master, change_at_master
 from mirrorlog.client.options import parse_server
 from mirrorlog.client.silence import SILENCE_S
 from mirrorlog.client.topology import Topology
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,
+    HoldTaken,
     InSyncReplicasNotEnough,
     MasterChanged,
     MirrorlogError,
@@ -31,6 +33,7 @@ from mirrorlog.errors import (
     NotLeader,
     NotMaster,
     OutcomeUnknown,
+    QueueExists,
     RequestTimeout,
 )
 from mirrorlog.wire.messages import (
@@ -77,7 +80,6 @@ from mirrorlog.wire.names import split
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
-    from mirrorlog.client.connection import Connection
 
 # One that is behind may name one that has been replaced; then that one names the next.
 _HOPS_MAX: Final = 2
@@ -87,9 +89,9 @@ _DECLARE_TIMEOUT_MS: Final = 2_000
 _DELETE_TIMEOUT_MS: Final = 6_000
 """A node that hangs holds the first step of a deletion up for two seconds, and may have to be replaced."""
 
-_AWAITED: Final = (NotMaster, MasterChanged, NotLeader, ConnectionLost, InSyncReplicasNotEnough)
+_AWAITED: Final = (NotMaster, OutcomeUnknown, NotLeader, ConnectionLost, InSyncReplicasNotEnough)
 """What ends when there is a master, it is reached, and its copies are there again; or a coordinator, where the cluster
-has to decide."""
+has to decide. What may count already is asked again: only an answer can tell."""
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
@@ -97,7 +99,9 @@ _A = TypeVar("_A", bound=Message)
 
 
 class Admin:
-    """Made by `Client.admin`. Every method raises ConnectionLost, RequestTimeout, and what the node answers."""
+    """Made by `Client.admin`. Every method raises what the node answers. What changes something raises Refused, or
+    ConnectionLost when no node was reached: nothing was done; or OutcomeUnknown when it may count or not. What changes
+    nothing raises ConnectionLost or RequestTimeout."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -119,22 +123,29 @@ class Admin:
         message = DeclareQueue(name=name, arguments=dict(arguments or {}))
         if not split(name)[1]:
             return await self._declare_unnamed(message)
-        answer = await self._ask_placed(message, Metadata)
-        if isinstance(answer, MirrorlogError):
-            raise answer
+        return await self._declare_named(message, Attempts())
+
+    async def _declare_named(self, message: DeclareQueue, attempts: Attempts) -> QueueInfo:
+        with attempts.request(telling=(QueueExists,)):
+            answer = await self._insist(lambda address: self._ask_placed_at(address, message, Metadata, attempts))
+            if isinstance(answer, MirrorlogError):
+                raise answer
         return answer.queues[0]
 
     async def _declare_unnamed(self, message: DeclareQueue) -> QueueInfo:
         """Asked once, for two answers would be two queues. Where it cannot be made the node tells the name all the
         same, under which it may be elsewhere."""
-        connection = await self._client.any_connection()
-        try:
-            answer = await connection.request(message, Metadata, timeout_ms=self._client.request_timeout_ms)
-        except (NotMaster, MasterChanged, NotLeader) as error:
-            name = error.details.get("queue")
-            if not isinstance(name, str):
-                raise
-            return await self.declare(name, message.arguments)
+        attempts = Attempts()
+        with attempts.request():
+            connection = await self._client.any_connection()
+            try:
+                with attempts.one():
+                    answer = await connection.request(message, Metadata, timeout_ms=self._client.request_timeout_ms)
+            except (NotMaster, MasterChanged, NotLeader) as error:
+                name = error.details.get("queue")
+                if not isinstance(name, str):
+                    raise
+                return await self._declare_named(replace(message, name=name), attempts)
         return answer.queues[0]
 
     async def delete_queue(
@@ -150,20 +161,17 @@ class Admin:
         OutcomeUnknown. Asked again after a lost answer it may find nothing to be deleted any more: then it gives 0.
         """
         message = DeleteQueue(name=name, if_unused=if_unused, if_empty=if_empty, force=force)
-        doubtful, deleted = False, None
+        attempts, deleted = Attempts(), None
         under_way: set[asyncio.Event] = set()
 
         async def ask(address: str) -> Deleted | MirrorlogError:
-            nonlocal doubtful, deleted
+            nonlocal deleted
             ended = asyncio.Event()
             under_way.add(ended)
             try:
-                answer = await self._ask_placed_at(address, message, Deleted, timeout_ms=_DELETE_TIMEOUT_MS)
+                answer = await self._ask_placed_at(address, message, Deleted, attempts, timeout_ms=_DELETE_TIMEOUT_MS)
                 if isinstance(answer, Deleted):
                     deleted = answer
-            except (ConnectionLost, RequestTimeout, MasterChanged, OutcomeUnknown) as error:
-                doubtful = doubtful or not error.details.get("unreached")
-                raise
             finally:
                 under_way.discard(ended)
                 ended.set()
@@ -173,16 +181,13 @@ class Admin:
                 return deleted or answer
             return answer
 
-        answer = await self._insist(ask)
-        if isinstance(answer, NoSuchQueue) and doubtful:
-            return 0
-        if isinstance(answer, MirrorlogError):
-            raise answer
+        with attempts.request():
+            answer = await self._insist(ask)
+            if isinstance(answer, NoSuchQueue) and attempts.in_doubt:
+                return 0
+            if isinstance(answer, MirrorlogError):
+                raise answer
         return answer.records
-
-    async def _ask_placed(self, message: Message, expect: type[_A]) -> _A | MirrorlogError:
-        """What the log of a queue answers, where it is or will be."""
-        return await self._insist(lambda address: self._ask_placed_at(address, message, expect))
 
     async def _insist(self, ask: Callable[[str], Coroutine[Any, Any, _T]]) -> _T:
         """Of the first node that answers; within `request_timeout_ms` again, while what keeps it ends by itself."""
@@ -206,31 +211,28 @@ class Admin:
         address: str,
         message: Message,
         expect: type[_A],
+        attempts: Attempts,
         hops: int = _HOPS_MAX,
         *,
         timeout_ms: int = _DECLARE_TIMEOUT_MS,
     ) -> _A | MirrorlogError:
-        """The answer, or the error that any node would answer. Raises what another node may answer otherwise."""
+        """The answer, or the error that any node would answer. Raises what another node, or a later attempt, may answer
+        otherwise."""
         try:
-            connection = await self._reached(address)
+            connection = await self._client.reach(address)
             within_ms = min(self._client.request_timeout_ms, timeout_ms)
-            return await connection.request(message, expect, timeout_ms=within_ms)
+            with attempts.one():
+                return await connection.request(message, expect, timeout_ms=within_ms)
         except (NotMaster, MasterChanged) as error:
             master = error.details.get("master")
             if not hops or not isinstance(master, str) or master == address:
                 raise
-            return await self._ask_placed_at(parse_server(master), message, expect, hops - 1, timeout_ms=timeout_ms)
-        except (*REPLACED_PERHAPS, NotLeader, ConnectionLost, RequestTimeout):
+            there = parse_server(master)
+            return await self._ask_placed_at(there, message, expect, attempts, hops - 1, timeout_ms=timeout_ms)
+        except (*REPLACED_PERHAPS, NotLeader, ConnectionLost, RequestTimeout, OutcomeUnknown):
             raise
         except MirrorlogError as error:
             return error
-
-    async def _reached(self, address: str) -> Connection:
-        """Raises ConnectionLost, of which the details say that nothing was asked."""
-        try:
-            return await self._client.reach(address)
-        except ConnectionLost as error:
-            raise ConnectionLost(str(error), **{**error.details, "unreached": True}) from None
 
     async def metadata(self, queues: list[str] | None = None) -> Metadata:
         """Nodes, and all queues or those named."""
@@ -266,9 +268,10 @@ class Admin:
         return (await self._ask_holder(queue, FetchPosition(queue=queue, group=group), FoundPosition)).position
 
     async def commit_position(self, queue: str, group: str, position: Position) -> None:
-        """Store where a group stands; returns when it is confirmed by all copies. Raises Refused or OutcomeUnknown."""
+        """Store where a group stands; returns when it is confirmed by all copies. Raises Refused, ConnectionLost,
+        NoSuchQueue, BadRequest or OutcomeUnknown."""
         message = CommitPosition(queue=queue, group=group, position=position)
-        await ask_master(self._client, queue, message, Done, insist=True)
+        await change_at_master(self._client, queue, message, Done)
 
     # --- for landings ---
 
@@ -296,7 +299,8 @@ class Admin:
 
         Raises HoldTaken naming the holder, or for a renewal whose hold has ended (details `ended`: why), BadRequest (a
         queue offset above the confirmed end; another table in place of one that readers look in), Overloaded,
-        UnsupportedVersion in a cluster that is still being updated, NoSuchQueue, Refused, OutcomeUnknown.
+        UnsupportedVersion in a cluster that is still being updated, NoSuchQueue, Refused, ConnectionLost,
+        OutcomeUnknown.
         """
         message = SetHold(
             queue=queue,
@@ -309,12 +313,17 @@ class Admin:
             take_over=take_over,
             epoch=epoch,
         )
-        return (await self._ask_current(queue, message, HoldGiven)).hold
+        # Who holds it now is so whatever became of an attempt.
+        given = await change_at_master(
+            self._client, queue, message, HoldGiven, awaits_copies=True, telling=(HoldTaken,)
+        )
+        return given.hold
 
     async def end_hold(self, queue: str, name: str, *, holder: str = "") -> None:
         """Forget a landing's hold, if there is one; confirmed when this returns. With `holder` only that one's: raises
         HoldTaken otherwise. Raises as `set_hold`."""
-        await self._ask_current(queue, EndHold(queue=queue, name=name, holder=holder), Done)
+        message = EndHold(queue=queue, name=name, holder=holder)
+        await change_at_master(self._client, queue, message, Done, awaits_copies=True, telling=(HoldTaken,))
 
     async def holds(self, queue: str) -> list[HoldInfo]:
         """The holds of a queue, those that ended by themselves too, as its master knows them."""
@@ -325,23 +334,22 @@ class Admin:
     async def groups(self, queue: str) -> GroupsFound:
         """The groups of a queue, those that ack and those that commit positions, as its master knows them; while the
         log has too few copies, as right behind a failover, it waits for them within `request_timeout_ms`."""
-        # It changes nothing, so it may be asked as often as one likes.
-        return await ask_master(
-            self._client, queue, ListGroups(queue=queue), GroupsFound, insist=True, awaits_copies=True
-        )
+        return await self._ask_current(queue, ListGroups(queue=queue), GroupsFound)
 
     async def purge(self, queue: str, group: str = "") -> int:
         """Settle every record of an acking group that is in nobody's hands; how many those were. The queue's own group
-        has the empty name. Returns when all copies have that. Raises Refused or OutcomeUnknown."""
+        has the empty name. Returns when all copies have that. When the answer to a first attempt was lost, the number
+        is that of the last one. Raises NoSuchQueue, Refused, ConnectionLost or OutcomeUnknown."""
         message = PurgeGroup(queue=queue, group=group)
-        return (await ask_master(self._client, queue, message, Purged, insist=True)).records
+        return (await change_at_master(self._client, queue, message, Purged)).records
 
     async def redrive(self, queue: str, *, to: str = "", records_max: int = REDRIVE_MAX) -> int:
         """Send ready records of a queue, the oldest first, back to the queue that each died in, or to `to`, a name in
         the same virtual host; how many leave. They arrive a moment later, each once; one that leads to no queue stays.
-        Asked again after OutcomeUnknown, it sends more. Raises Refused, OutcomeUnknown, NoSuchQueue or BadRequest."""
+        Asked again after OutcomeUnknown, it sends more. Raises Refused, ConnectionLost, OutcomeUnknown, NoSuchQueue or
+        BadRequest."""
         message = Redrive(queue=queue, records_max=records_max, to=to)
-        return (await ask_master(self._client, queue, message, Redriven, insist=False)).records
+        return (await change_at_master(self._client, queue, message, Redriven, once=True)).records
 
     async def reset_groups(
         self,
@@ -363,7 +371,7 @@ class Admin:
         also while somebody is at a group: its subscriptions end (SubscriptionCancelled), and its leases.
 
         Raises InUse naming who is at it, NoSuchGroup, OffsetOutOfRange for a queue offset that is no place, BadRequest,
-        Refused or OutcomeUnknown.
+        NoSuchQueue, Refused, ConnectionLost or OutcomeUnknown; for a dry run RequestTimeout.
         """
         message = ResetGroups(
             queue=queue, groups=None if groups is None else list(groups), dry_run=dry_run, force=force,
@@ -376,30 +384,35 @@ class Admin:
             if not places:
                 return replace(told, done=True)
             message = replace(message, to="each", value=0, offsets=places, groups=list(places))
-        return await self._ask_current(queue, message, GroupsReset)
+        if dry_run:
+            return await self._ask_current(queue, message, GroupsReset)
+        return await change_at_master(self._client, queue, message, GroupsReset, awaits_copies=True)
 
     async def delete_group(self, queue: str, group: str) -> None:
         """Forget a group of either kind, if there is one; its subscriptions end. Returns when all copies have that.
-        Raises BadRequest for the queue's own group."""
-        await ask_master(self._client, queue, DeleteGroup(queue=queue, group=group), Done, insist=True)
+        Raises BadRequest for the queue's own group, NoSuchQueue, Refused, ConnectionLost or OutcomeUnknown."""
+        await change_at_master(self._client, queue, DeleteGroup(queue=queue, group=group), Done)
 
     async def drain(self, node_id: str = "", *, draining: bool = True) -> str:
         """Let a node, by default the one that answers, hand over what it masters, or let it master again. Returns the
-        node once that is decided; the logs follow, one after the other. Raises Refused."""
-        return (await self._ask_any(DrainNode(node=node_id, draining=draining), Drained)).node
+        node once that is decided; the logs follow, one after the other. Raises Refused, ConnectionLost, OutcomeUnknown
+        or BadRequest."""
+        return (await self._change_by_any(DrainNode(node=node_id, draining=draining), Drained)).node
 
     async def forget_node(self, node_id: str, *, force: bool = False) -> None:
         """Take a node out of the cluster for good. Raises Refused while it is up, unless it is forced, and while it
-        holds the last copy of a log that may be whole."""
+        holds the last copy of a log that may be whole; ConnectionLost, OutcomeUnknown or BadRequest."""
         await self._ask_coordinator(ForgetNode(node=node_id, force=force), Done)
 
     async def rebalance(self, *, dry_run: bool = False) -> Rebalanced:
-        """Let every log be mastered by its home, as far as that can take it over; decided when this returns."""
-        return await self._ask_any(Rebalance(dry_run=dry_run), Rebalanced)
+        """Let every log be mastered by its home, as far as that can take it over; decided when this returns. Raises
+        Refused, ConnectionLost or OutcomeUnknown."""
+        return await self._change_by_any(Rebalance(dry_run=dry_run), Rebalanced)
 
     async def promote(self, log: str, *, to: str = "", accept_loss: bool = False) -> CopyPromoted:
         """Master a log (name or id) from a copy that may lack what was confirmed; without `accept_loss` nothing is
-        done, and what would be is told. Raises Refused while the cluster can promote without a loss, NoSuchLog."""
+        done, and what would be is told. Raises Refused while the cluster can promote without a loss, NoSuchLog,
+        BadRequest, ConnectionLost or OutcomeUnknown."""
         return await self._ask_coordinator(PromoteCopy(log=log, to=to, accept_loss=accept_loss), CopyPromoted)
 
     async def events(
@@ -408,32 +421,37 @@ class Admin:
         """What happened in the cluster behind event number `after`, as a node, by default any, came to know it; the
         numbers are of that node's run. With nothing to tell it answers after `wait_ms`, or when there is."""
         message = GetEvents(after=after, wait_ms=wait_ms, limit=limit)
-        return await self._ask_any(message, Events, node_id=node_id, more_ms=wait_ms)
-
-    async def _ask_any(self, message: Message, expect: type[_M], *, node_id: str | None = None, more_ms: int = 0) -> _M:
-        """Of a node, or of any: it knows the way to who decides. `more_ms`: how long it may keep its answer."""
         if node_id is not None:
             connection = await self._client.connection_to(await self._client.node_address(node_id))
         else:
             connection = await self._client.any_connection()
-        return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms + more_ms)
+        return await connection.request(message, Events, timeout_ms=self._client.request_timeout_ms + wait_ms)
+
+    async def _change_by_any(self, message: Message, expect: type[_M]) -> _M:
+        """Of any node, once: it knows the way to who decides."""
+        attempts = Attempts()
+        with attempts.request():
+            connection = await self._client.any_connection()
+            with attempts.one():
+                return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
 
     async def _ask_coordinator(self, message: Message, expect: type[_M]) -> _M:
         """Of the node that coordinates, whose view of who is gone counts; while there is none, or another one is
-        elected, it is waited for. Raises NotLeader."""
+        elected, it is waited for. Raises NotLeader, ConnectionLost, OutcomeUnknown."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._client.request_timeout_ms / 1000
         backoff = Backoff(random.random)
-        while True:
-            asked = False
-            try:
-                connection = await self._client.connection_to(await self._coordinator())
-                asked = True  # an answer that is lost may be that it is done
-                return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
-            except (NotLeader, ConnectionLost) as error:
-                if loop.time() >= give_up_at or (asked and not isinstance(error, NotLeader)):
-                    raise
-            await asyncio.sleep(backoff.next_s())
+        attempts = Attempts()
+        with attempts.request():
+            while True:
+                try:
+                    connection = await self._client.connection_to(await self._coordinator())
+                    with attempts.one():
+                        return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
+                except (NotLeader, ConnectionLost):
+                    if loop.time() >= give_up_at or attempts.in_doubt:
+                        raise
+                await asyncio.sleep(backoff.next_s())
 
     async def _coordinator(self) -> str:
         """Its client address, as the node that answers knows it."""
@@ -447,16 +465,8 @@ class Admin:
     # --- inside ---
 
     async def _ask_current(self, queue: str, message: Message, expect: type[_M]) -> _M:
-        """Of the queue's master, as soon as it knows what is confirmed; raises as `ask_master` that insists."""
-        give_up_at = asyncio.get_running_loop().time() + self._client.request_timeout_ms / 1000
-        backoff = Backoff(random.random)
-        while True:
-            try:
-                return await ask_master(self._client, queue, message, expect, insist=True)
-            except InSyncReplicasNotEnough:
-                if asyncio.get_running_loop().time() >= give_up_at:
-                    raise
-            await asyncio.sleep(backoff.next_s())
+        """A question to the queue's master, as soon as it knows what is confirmed."""
+        return await ask_master(self._client, queue, message, expect, insist=True, awaits_copies=True)
 
     async def _ask_holder(self, queue: str, message: Message, expect: type[_M]) -> _M:
         """Of the queue's master, or of a mirror while that cannot answer: it knows what is confirmed, a bit later.

@@ -385,8 +385,9 @@ class Client:
     ) -> list[Leased]:
         """Up to `max_records` records that are the caller's for `lease_ms`; none after `wait_ms` if there are none.
 
-        `holder`: for people. Raises NoSuchQueue, Refused, ConnectionLost, and what a consumer raises about bytes. When
-        an answer is lost its records come again behind the end of their lease.
+        `holder`: for people. Raises NoSuchQueue, Refused, ConnectionLost, and what a consumer raises about bytes; or
+        OutcomeUnknown: records may be leased that nobody was told of, as behind any answer that is lost, and these come
+        again behind the end of their lease.
         """
         return await self._leasing.lease(
             queue,
@@ -412,7 +413,9 @@ class Client:
 
         `how`: ack, return (it comes again, counted), release (uncounted) or reject; `delay_ms`: before it may come
         again. The receipt of a lease that is over still acks as long as nobody else has got the record (ReceiptStale),
-        and returns nothing. Raises BadRequest for what is no receipt of that queue and group, Refused, OutcomeUnknown.
+        and returns nothing. Raises BadRequest for what is no receipt of that queue and group; NoSuchQueue, Refused, or
+        ConnectionLost when no node was reached: nothing was settled; or OutcomeUnknown: it may count or not, and to
+        settle it once more in the same way counts once.
         """
         if how not in _HOWS:
             raise BadRequest(f"how {how!r:.32} is none of {', '.join(_HOWS)}")
@@ -422,7 +425,7 @@ class Client:
 
     async def extend_receipt(self, queue: str, receipt: str, lease_ms: int, *, group: str = "") -> None:
         """Let a lease run for `lease_ms` from now on, with all records that the same `lease()` gave out, by the text of
-        the receipt of any of them. Raises NotGranted when it is over."""
+        the receipt of any of them. Raises NotGranted when it is over, and else as `settle_receipt`."""
         await self._leasing.extend([LeaseReceipt.parse(receipt, queue=queue, group=group)], lease_ms)
 
     # --- connections ---

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mirrorlog.attempts import leaves_doubt, outcome_of
 from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.masters import MOVED
 from mirrorlog.client.outage import is_outage
@@ -61,6 +62,7 @@ _AGAIN: Final = (Refused, NoSuchSubscription)
 _RENUMBERED: Final = (StaleProducerEpoch, OutOfSequence)
 _MOVED_QUEUES: Final = (NoSuchQueue, CrossLogTransaction)
 """After these, of queues that were looked for earlier, they are looked for again: one may have been declared anew."""
+_WHOLE: Final = "the transaction is stored as a whole, or not at all"
 _ATTEMPT_MS_MAX: Final = 5_000
 _ANSWER_MS: Final = 2_000
 """Longer than the node waits for its copies; the commit's own end comes before it."""
@@ -111,7 +113,7 @@ class Commit:
             if self._unknown:
                 self._forget_numbers()
             if self._unknown and isinstance(error, MirrorlogError):
-                raise OutcomeUnknown(f"the transaction is stored as a whole, or not at all; last: {error}") from None
+                raise outcome_of(error, in_doubt=True, message=_WHOLE) from None
             if isinstance(error, _UNKNOWN):
                 raise Refused(f"the transaction was not sent, nothing of it counts; last: {error}") from None
             raise
@@ -208,11 +210,8 @@ class Commit:
         try:
             async with Silence(partial(self._client.has_moved, found), reason=f"{connection.address} was replaced"):
                 facts, receipts = await connection.transact(payload, timeout_ms=timeout_ms + _ANSWER_MS)
-        except _UNKNOWN as error:
-            self._unknown = before or not isinstance(error, Refused)
-            raise
-        except MirrorlogError:
-            self._unknown = before
+        except MirrorlogError as error:
+            self._unknown = before or leaves_doubt(error)
             raise
         self._count_on()
         self._transactor.committed(self._queues)

@@ -21,9 +21,10 @@ from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
 from mirrorlog.client.given_record import GivenRecord
 from mirrorlog.client.granted_bytes import GrantedBytes
 from mirrorlog.client.lease_receipts import LeaseReceipt
-from mirrorlog.client.masters import ask_master
+from mirrorlog.client.masters import change_at_master
 from mirrorlog.client.options import check_delay, check_leasing, check_timeout
-from mirrorlog.errors import ConnectionLost, MirrorlogError, OffsetOutOfRange, OutcomeUnknown, RequestTimeout
+from mirrorlog.client.settlements import FINAL
+from mirrorlog.errors import MirrorlogError, NotGranted, OffsetOutOfRange, ReceiptStale
 from mirrorlog.wire.frames import How, Level
 from mirrorlog.wire.messages import ExtendLease, Lease, LeasedRange, Leases, LeasesSettled, SettleLease
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _FETCH_BYTES: Final = 1024 * 1024
 # Queues whose reader is kept for the next lease.
 _READERS_MAX: Final = 64
+_SOMEBODY_ELSES: Final = (NotGranted, ReceiptStale)
 
 
 class Leased(GivenRecord):
@@ -53,7 +55,7 @@ class Leased(GivenRecord):
 
     async def ack(self) -> None:
         """Done; also when the lease is over, as long as nobody else has got it: ReceiptStale. Returns when all copies
-        have that."""
+        have that. It and the others raise as `Client.settle_receipt`."""
         await self._leasing.settle([self._receipt], How.ACK)
 
     async def nack(self, requeue: bool = True, *, delay_ms: int = 0) -> None:
@@ -72,7 +74,7 @@ class Leased(GivenRecord):
 
     async def extend(self, lease_ms: int) -> None:
         """All records that the same `lease()` gave out are the holder's for `lease_ms` from now on, for they are one
-        lease. Raises NotGranted when it is over."""
+        lease. Raises NotGranted when it is over, and as `Client.settle_receipt`."""
         await self._leasing.extend([self._receipt], lease_ms)
 
     def __repr__(self) -> str:
@@ -103,7 +105,7 @@ class Leasing:
         message = Lease(
             queue=queue, group=group, records_max=max_records, lease_ms=lease_ms, wait_ms=wait_ms, holder=holder
         )
-        answer = await ask_master(self._client, queue, message, Leases, insist=True, wait_ms=wait_ms)
+        answer = await change_at_master(self._client, queue, message, Leases, wait_ms=wait_ms)
         found: list[Leased] = []
         try:
             for each in answer.leased:
@@ -117,17 +119,18 @@ class Leasing:
     async def settle(
         self, receipts: Sequence[LeaseReceipt], how: How, *, delay_ms: int = 0, level: int = Level.ALL
     ) -> int:
-        """Settle records of one queue and group; how many of them that changed. Raises Refused, OutcomeUnknown."""
+        """Settle records of one queue and group; how many of them that changed. Raises as `Client.settle_receipt`."""
         check_delay(delay_ms)
         first = receipts[0]
         return await self._ask_settle(first.queue, first.group, _ranges(receipts), how, delay_ms=delay_ms, level=level)
 
     async def extend(self, receipts: Sequence[LeaseReceipt], lease_ms: int) -> int:
-        """Let leases run for `lease_ms` from now on. Raises NotGranted when one of them is over: none is extended."""
+        """Let leases run for `lease_ms` from now on. Raises NotGranted when one of them is over: none is extended; and
+        else as `settle`."""
         check_timeout("lease_ms", lease_ms)
         first = receipts[0]
         message = ExtendLease(queue=first.queue, group=first.group, receipts=_ranges(receipts), lease_ms=lease_ms)
-        return await self._ask(first.queue, message)
+        return await self._ask(first.queue, message, telling=())
 
     async def close(self) -> None:
         """Idempotent."""
@@ -147,17 +150,17 @@ class Leasing:
         delay_ms: int = 0,
         level: int = Level.ALL,
     ) -> int:
-        return await self._ask(
-            queue,
-            SettleLease(queue=queue, group=group, receipts=receipts, how=how, delay_ms=delay_ms, level=level),
-        )
+        message = SettleLease(queue=queue, group=group, receipts=receipts, how=how, delay_ms=delay_ms, level=level)
+        # An ack or a reject that had counted would be answered so again: then the record is done, and nobody else's.
+        # What was given back, and counted, somebody else may have by now.
+        return await self._ask(queue, message, telling=_SOMEBODY_ELSES if how in FINAL else ())
 
-    async def _ask(self, queue: str, message: SettleLease | ExtendLease) -> int:
+    async def _ask(
+        self, queue: str, message: SettleLease | ExtendLease, telling: tuple[type[MirrorlogError], ...]
+    ) -> int:
         """Told twice it counts once."""
-        try:
-            return (await ask_master(self._client, queue, message, LeasesSettled, insist=True)).records
-        except (ConnectionLost, RequestTimeout) as error:
-            raise OutcomeUnknown(f"the lease may be settled or not; last: {error}", **error.details) from None
+        answer = await change_at_master(self._client, queue, message, LeasesSettled, telling=telling)
+        return answer.records
 
     async def _records(
         self, queue: str, group: str, queue_id: int, leased: LeasedRange, read_from: str

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from mirrorlog.attempts import outcome_of
 from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.batching import PendingBatch
 from mirrorlog.errors import (
@@ -356,9 +357,7 @@ class Pipeline:
 
 def _without_confirm(batch: PendingBatch, reason: MirrorlogError) -> MirrorlogError:
     """What a batch ends with that was not confirmed: `reason`, if no attempt can have been stored."""
-    if batch.in_flight or batch.unknown:
-        return OutcomeUnknown(f"no confirm, stored perhaps; last: {reason}")
-    return reason
+    return outcome_of(reason, in_doubt=batch.in_flight or batch.unknown, message="no confirm, stored perhaps")
 
 
 def _forgotten(error: MirrorlogError) -> bool:

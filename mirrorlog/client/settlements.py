@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
+from mirrorlog.attempts import leaves_doubt, outcome_of
 from mirrorlog.client.in_hand import Granted
 from mirrorlog.client.masters import MOVED, REPLACED_PERHAPS
 from mirrorlog.client.ranges import RANGES_MAX, Range, flat, joined
 from mirrorlog.errors import (
-    BadInput,
     ConnectionLost,
     FlushDiskTimeout,
     FlushSlaveTimeout,
@@ -118,10 +118,18 @@ class Settlement:
         """What it ends with when no answer is waited for any more, and `why` not."""
         reason = self.last_error or ConnectionLost("no answer came")
         if self.sent or self.unknown:
-            return OutcomeUnknown(f"{why} and the settlement is not confirmed, it may count or not; last: {reason}")
+            message = f"{why} and the settlement is not confirmed, it may count or not"
+            return outcome_of(reason, in_doubt=True, message=message)
         if isinstance(reason, Refused):
             return type(reason)(reason.message, **reason.details)
         return Refused(f"{why} before the settlement was sent, nothing was settled; last: {reason}")
+
+    def failed(self, error: MirrorlogError) -> MirrorlogError:
+        """What it ends with when `error` was answered, and it is not tried again. That somebody else has the records
+        says of what settles for good that it does not count: else nobody would have been given them."""
+        if self.kind.how in FINAL and isinstance(error, NotGranted):
+            return error
+        return outcome_of(error, in_doubt=self.unknown, message="the settlement may count or not")
 
 
 class Gathering:
@@ -173,7 +181,7 @@ def judged(settlement: Settlement, error: MirrorlogError | None, *, session: int
     if error is None:
         return Verdict.CONFIRMED
     settlement.last_error = error
-    settlement.unknown = settlement.unknown or not isinstance(error, Refused | BadInput | NoSuchSubscription)
+    settlement.unknown = settlement.unknown or leaves_doubt(error)
     if isinstance(error, NotGranted) and settlement.kind.session != session and settlement.kind.how not in FINAL:
         return Verdict.VOID
     if isinstance(error, (*MOVED, NoSuchSubscription)):

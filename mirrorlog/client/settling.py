@@ -194,7 +194,8 @@ class Settling:
             self._backoff.reset()
             self._end(settlement, None)
         elif verdict is Verdict.FAILED:
-            self._end(settlement, error)
+            assert error is not None
+            self._end(settlement, settlement.failed(error))
         elif verdict in (Verdict.AGAIN, Verdict.LOGGED):
             settlement.logged = settlement.logged or verdict is Verdict.LOGGED
             self._try_again()

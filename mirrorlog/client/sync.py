@@ -35,6 +35,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast
 from weakref import WeakSet
 
+from mirrorlog.attempts import outcome_of
 from mirrorlog.client import admin as awaited_admin
 from mirrorlog.client import client as awaited
 from mirrorlog.client.batching import (
@@ -218,18 +219,18 @@ class Client:
     def lease(self, queue: str, group: str = "", **options: Any) -> list[Leased]:
         """Records that are the caller's for a time; as `mirrorlog.client.Client.lease`."""
         wait_s = options.get("wait_ms", 0) / 1000
-        found = self.call(lambda: self._awaited.lease(queue, group, **options), what="lease", more_s=wait_s)
+        found = self.change(lambda: self._awaited.lease(queue, group, **options), what="lease", more_s=wait_s)
         return [Leased(self, each) for each in found]
 
     @_options_of(awaited.Client.settle_receipt)
     def settle_receipt(self, queue: str, receipt: str, **options: Any) -> bool:
         """Settle a leased record by its receipt; as `mirrorlog.client.Client.settle_receipt`."""
-        return self.call(lambda: self._awaited.settle_receipt(queue, receipt, **options), what="settle_receipt")
+        return self.change(lambda: self._awaited.settle_receipt(queue, receipt, **options), what="settle_receipt")
 
     def extend_receipt(self, queue: str, receipt: str, lease_ms: int, *, group: str = "") -> None:
         """Let a lease run for `lease_ms` from now on, with all records that the same `lease()` gave out, by the receipt
         of any of them. Raises NotGranted when it is over."""
-        self.call(lambda: self._awaited.extend_receipt(queue, receipt, lease_ms, group=group), what="extend_receipt")
+        self.change(lambda: self._awaited.extend_receipt(queue, receipt, lease_ms, group=group), what="extend_receipt")
 
     # --- for its parts ---
 
@@ -257,6 +258,28 @@ class Client:
         """Run a coroutine that asks nodes on the thread; its result or error. `more_s`: how long a node may keep its
         answer."""
         return self.thread.run(make, timeout_s=self._patience_s + more_s, what=what)
+
+    def change(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T:
+        """As `call`, of what changes something: when the thread is waited for in vain, or closed meanwhile, it may
+        count or not."""
+        under_way = False
+
+        async def noted() -> _T:
+            nonlocal under_way
+            under_way = True
+            try:
+                return await make()
+            except MirrorlogError:
+                under_way = False
+                raise
+
+        try:
+            return self.call(noted, what=what, more_s=more_s)
+        except MirrorlogError as error:
+            outcome = outcome_of(error, in_doubt=under_way)
+            if outcome is error:
+                raise
+            raise outcome from None
 
     def _end(self, error: BaseException | None) -> None:
         with self._lock:
@@ -628,7 +651,7 @@ class Consumer:
 
     def commit(self) -> None:
         """Store the position for the group. Raises BadRequest without a group, Refused or OutcomeUnknown."""
-        self._client.call(self._awaited.commit, what="commit")
+        self._client.change(self._awaited.commit, what="commit")
 
     # --- inside ---
 
@@ -708,11 +731,11 @@ class Admin:
 
     def declare(self, name: str, arguments: Mapping[str, Any] | None = None) -> QueueInfo:
         """Make a queue, or find it with the same arguments."""
-        return self._client.call(lambda: self._awaited.declare(name, arguments), what="declare")
+        return self._client.change(lambda: self._awaited.declare(name, arguments), what="declare")
 
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False, force: bool = False) -> int:
         """Delete a queue with all that belongs to it; how many records its own group had not settled."""
-        return self._client.call(
+        return self._client.change(
             lambda: self._awaited.delete_queue(name, if_unused=if_unused, if_empty=if_empty, force=force),
             what="delete_queue",
         )
@@ -738,16 +761,16 @@ class Admin:
 
     def commit_position(self, queue: str, group: str, position: Position) -> None:
         """Store where a group stands; returns when it is confirmed by all copies."""
-        self._client.call(lambda: self._awaited.commit_position(queue, group, position), what="commit_position")
+        self._client.change(lambda: self._awaited.commit_position(queue, group, position), what="commit_position")
 
     @_options_of(awaited_admin.Admin.set_hold)
     def set_hold(self, queue: str, name: str, **options: Any) -> HoldInfo:
         """Have a queue's records kept for a landing, or renew that; as `mirrorlog.client.admin.Admin.set_hold`."""
-        return self._client.call(lambda: self._awaited.set_hold(queue, name, **options), what="set_hold")
+        return self._client.change(lambda: self._awaited.set_hold(queue, name, **options), what="set_hold")
 
     def end_hold(self, queue: str, name: str, *, holder: str = "") -> None:
         """Forget a landing's hold, if there is one."""
-        self._client.call(lambda: self._awaited.end_hold(queue, name, holder=holder), what="end_hold")
+        self._client.change(lambda: self._awaited.end_hold(queue, name, holder=holder), what="end_hold")
 
     def holds(self, queue: str) -> list[HoldInfo]:
         """The holds of a queue, as its master knows them."""
@@ -759,36 +782,36 @@ class Admin:
 
     def purge(self, queue: str, group: str = "") -> int:
         """Settle every record of an acking group that is in nobody's hands; how many those were."""
-        return self._client.call(lambda: self._awaited.purge(queue, group), what="purge")
+        return self._client.change(lambda: self._awaited.purge(queue, group), what="purge")
 
     def redrive(self, queue: str, *, to: str = "", records_max: int = REDRIVE_MAX) -> int:
         """Send ready records back to where they died; as `mirrorlog.client.admin.Admin.redrive`."""
-        return self._client.call(lambda: self._awaited.redrive(queue, to=to, records_max=records_max), what="redrive")
+        return self._client.change(lambda: self._awaited.redrive(queue, to=to, records_max=records_max), what="redrive")
 
     @_options_of(awaited_admin.Admin.reset_groups)
     def reset_groups(self, queue: str, groups: Sequence[str] | None = None, **options: Any) -> GroupsReset:
         """Have groups of a queue stand somewhere else; as `mirrorlog.client.admin.Admin.reset_groups`."""
-        return self._client.call(lambda: self._awaited.reset_groups(queue, groups, **options), what="reset_groups")
+        return self._client.change(lambda: self._awaited.reset_groups(queue, groups, **options), what="reset_groups")
 
     def delete_group(self, queue: str, group: str) -> None:
         """Forget a group of either kind, if there is one."""
-        self._client.call(lambda: self._awaited.delete_group(queue, group), what="delete_group")
+        self._client.change(lambda: self._awaited.delete_group(queue, group), what="delete_group")
 
     def drain(self, node_id: str = "", *, draining: bool = True) -> str:
         """Let a node hand over what it masters, or let it master again; which node it was."""
-        return self._client.call(lambda: self._awaited.drain(node_id, draining=draining), what="drain")
+        return self._client.change(lambda: self._awaited.drain(node_id, draining=draining), what="drain")
 
     def forget_node(self, node_id: str, *, force: bool = False) -> None:
         """Take a node out of the cluster for good."""
-        self._client.call(lambda: self._awaited.forget_node(node_id, force=force), what="forget_node")
+        self._client.change(lambda: self._awaited.forget_node(node_id, force=force), what="forget_node")
 
     def rebalance(self, *, dry_run: bool = False) -> Rebalanced:
         """Let every log be mastered by its home, as far as that can take it over."""
-        return self._client.call(lambda: self._awaited.rebalance(dry_run=dry_run), what="rebalance")
+        return self._client.change(lambda: self._awaited.rebalance(dry_run=dry_run), what="rebalance")
 
     def promote(self, log: str, *, to: str = "", accept_loss: bool = False) -> CopyPromoted:
         """Master a log from a copy that may lack what was confirmed."""
-        return self._client.call(lambda: self._awaited.promote(log, to=to, accept_loss=accept_loss), what="promote")
+        return self._client.change(lambda: self._awaited.promote(log, to=to, accept_loss=accept_loss), what="promote")
 
     def events(self, *, after: int = 0, wait_ms: int = 0, limit: int = 1_000, node_id: str | None = None) -> Events:
         """What happened in the cluster behind event number `after`, as a node came to know it."""

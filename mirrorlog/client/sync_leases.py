@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 class Caller(Protocol):
     """The part of the client that is needed."""
 
-    def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
+    def change(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
 
 
 class Leased(SyncGivenRecord):
@@ -46,24 +46,24 @@ class Leased(SyncGivenRecord):
 
     def ack(self) -> None:
         """Done; also when the lease is over, as long as nobody else has got it: ReceiptStale."""
-        self._client.call(self._awaited.ack, what="ack")
+        self._client.change(self._awaited.ack, what="ack")
 
     def nack(self, requeue: bool = True, *, delay_ms: int = 0) -> None:
         """Not done: it comes again, after `delay_ms`, and that is counted. Without `requeue` it is dead."""
-        self._client.call(lambda: self._awaited.nack(requeue, delay_ms=delay_ms), what="nack")
+        self._client.change(lambda: self._awaited.nack(requeue, delay_ms=delay_ms), what="nack")
 
     def reject(self) -> None:
         """Dead: a dead letter, if the queue has a place for them."""
-        self._client.call(self._awaited.reject, what="reject")
+        self._client.change(self._awaited.reject, what="reject")
 
     def release(self, *, delay_ms: int = 0) -> None:
         """It comes again, after `delay_ms`, as if it had not been seen."""
-        self._client.call(lambda: self._awaited.release(delay_ms=delay_ms), what="release")
+        self._client.change(lambda: self._awaited.release(delay_ms=delay_ms), what="release")
 
     def extend(self, lease_ms: int) -> None:
         """All records that the same `lease()` gave out are the holder's for `lease_ms` from now on, for they are one
         lease. Raises NotGranted when it is over."""
-        self._client.call(lambda: self._awaited.extend(lease_ms), what="extend")
+        self._client.change(lambda: self._awaited.extend(lease_ms), what="extend")
 
     def __repr__(self) -> str:
         return repr(self._awaited)

@@ -28,6 +28,7 @@ class Caller(Protocol):
     """The part of the client that is needed."""
 
     def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
+    def change(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
 
 
 class Publisher:
@@ -85,7 +86,7 @@ class Publisher:
     ) -> Published:
         """Publish one message and wait for its confirm from every queue that it is routed to."""
         publisher = self._started
-        return self._client.call(
+        return self._client.change(
             lambda: publisher.publish(
                 routing_key,
                 value,
@@ -121,7 +122,7 @@ class Publisher:
                 raise failures[0]
             return told
 
-        return self._client.call(publish, what="publish_many", more_s=self._delivery_s)
+        return self._client.change(publish, what="publish_many", more_s=self._delivery_s)
 
     def flush(self) -> None:
         """Wait until every message handed over so far has ended. Raises the first error that nobody has heard of."""
@@ -143,7 +144,7 @@ class Topology:
 
     def declare_exchange(self, name: str, kind: str = "direct", **options: Any) -> None:
         """Make an exchange, or find it with the same properties."""
-        self._client.call(lambda: self._awaited.declare_exchange(name, kind, **options), what="declare_exchange")
+        self._client.change(lambda: self._awaited.declare_exchange(name, kind, **options), what="declare_exchange")
 
     def check_exchange(self, name: str, *, virtual_host: str = DEFAULT_VIRTUAL_HOST) -> None:
         """Raises NoSuchExchange when it is not there."""
@@ -151,38 +152,38 @@ class Topology:
 
     def delete_exchange(self, name: str, **options: Any) -> None:
         """With all bindings from and to it."""
-        self._client.call(lambda: self._awaited.delete_exchange(name, **options), what="delete_exchange")
+        self._client.change(lambda: self._awaited.delete_exchange(name, **options), what="delete_exchange")
 
     def bind(
         self, exchange: str, queue: str, key: str = "", arguments: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         """From an exchange to a queue."""
-        self._client.call(lambda: self._awaited.bind(exchange, queue, key, arguments, **options), what="bind")
+        self._client.change(lambda: self._awaited.bind(exchange, queue, key, arguments, **options), what="bind")
 
     def bind_exchange(
         self, source: str, destination: str, key: str = "", arguments: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         """From an exchange to another one."""
-        self._client.call(
+        self._client.change(
             lambda: self._awaited.bind_exchange(source, destination, key, arguments, **options), what="bind_exchange"
         )
 
     def bind_all(self, bindings: Iterable[Binding], **options: Any) -> None:
         """Many at once; all of each thousand or none."""
         every = list(bindings)
-        self._client.call(lambda: self._awaited.bind_all(every, **options), what="bind_all", more_s=len(every) / 100)
+        self._client.change(lambda: self._awaited.bind_all(every, **options), what="bind_all", more_s=len(every) / 100)
 
     def unbind(
         self, exchange: str, queue: str, key: str = "", arguments: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         """Take that very binding away."""
-        self._client.call(lambda: self._awaited.unbind(exchange, queue, key, arguments, **options), what="unbind")
+        self._client.change(lambda: self._awaited.unbind(exchange, queue, key, arguments, **options), what="unbind")
 
     def unbind_exchange(
         self, source: str, destination: str, key: str = "", arguments: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         """The same between two exchanges."""
-        self._client.call(
+        self._client.change(
             lambda: self._awaited.unbind_exchange(source, destination, key, arguments, **options),
             what="unbind_exchange",
         )
@@ -192,30 +193,32 @@ class Topology:
         return self._client.call(lambda: self._awaited.routing(**options), what="routing")
 
     def add_virtual_host(self, name: str) -> None:
-        self._client.call(lambda: self._awaited.add_virtual_host(name), what="add_virtual_host")
+        self._client.change(lambda: self._awaited.add_virtual_host(name), what="add_virtual_host")
 
     def delete_virtual_host(self, name: str) -> None:
-        self._client.call(lambda: self._awaited.delete_virtual_host(name), what="delete_virtual_host")
+        self._client.change(lambda: self._awaited.delete_virtual_host(name), what="delete_virtual_host")
 
     def virtual_hosts(self) -> list[VirtualHostInfo]:
         return self._client.call(self._awaited.virtual_hosts, what="virtual_hosts")
 
     def set_user(self, name: str, *, password_hash: str | None = None, tags: Sequence[str] | None = None) -> None:
         """A new one, or another password and other tags; what is None stays as it was."""
-        self._client.call(lambda: self._awaited.set_user(name, password_hash=password_hash, tags=tags), what="set_user")
+        self._client.change(
+            lambda: self._awaited.set_user(name, password_hash=password_hash, tags=tags), what="set_user"
+        )
 
     def delete_user(self, name: str) -> None:
-        self._client.call(lambda: self._awaited.delete_user(name), what="delete_user")
+        self._client.change(lambda: self._awaited.delete_user(name), what="delete_user")
 
     def set_permissions(self, user: str, *, configure: str, write: str, read: str, **options: Any) -> None:
         """Regular expressions of names."""
-        self._client.call(
+        self._client.change(
             lambda: self._awaited.set_permissions(user, configure=configure, write=write, read=read, **options),
             what="set_permissions",
         )
 
     def clear_permissions(self, user: str, **options: Any) -> None:
-        self._client.call(lambda: self._awaited.clear_permissions(user, **options), what="clear_permissions")
+        self._client.change(lambda: self._awaited.clear_permissions(user, **options), what="clear_permissions")
 
     def users(self) -> list[UserInfo]:
         return self._client.call(self._awaited.users, what="users")

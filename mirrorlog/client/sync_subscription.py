@@ -42,6 +42,7 @@ class Caller(Protocol):
     @property
     def thread(self) -> LoopThread: ...
     def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
+    def change(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
 
 
 class Settleable:
@@ -253,7 +254,7 @@ class Subscription(SyncWithBlock):
             self._act()  # who put one there may have been interrupted before the wake-up
             await make()
 
-        self._client.call(behind_acts, what=what, more_s=self._settle_s)
+        self._client.change(behind_acts, what=what, more_s=self._settle_s)
 
     def _tell_failure(self) -> None:
         """Raises what something that nobody waited for failed with before it could leave."""

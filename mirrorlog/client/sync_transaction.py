@@ -22,6 +22,7 @@ class Caller(Protocol):
     """The part of the client that is needed."""
 
     def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
+    def change(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T: ...
 
 
 class Transaction:
@@ -81,7 +82,7 @@ class Transaction:
 
     def commit(self) -> list[Receipt]:
         """Store all of it; as `mirrorlog.client.Transaction.commit`."""
-        return self._client.call(self._awaited.commit, what="commit", more_s=self._timeout_s)
+        return self._client.change(self._awaited.commit, what="commit", more_s=self._timeout_s)
 
     def rollback(self) -> None:
         """Nothing of it counts."""

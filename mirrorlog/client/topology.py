@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from mirrorlog.attempts import Attempts
 from mirrorlog.client.backoff import Backoff
-from mirrorlog.errors import ConnectionLost, MirrorlogError, NotLeader, RequestTimeout
+from mirrorlog.errors import ConnectionLost, ExchangeExists, MirrorlogError, NotLeader, OutcomeUnknown, RequestTimeout
 from mirrorlog.wire.messages import (
     AddVirtualHost,
     Bind,
@@ -47,12 +48,14 @@ TRY_MS: Final = 4_000
 """How long one node may take: longer than a change waits for one that is slow, and well below what clients wait."""
 
 _M = TypeVar("_M", bound=Message)
-_PASSING: Final = (NotLeader, ConnectionLost, RequestTimeout)
+_PASSING: Final = (NotLeader, ConnectionLost, RequestTimeout, OutcomeUnknown)
 
 
 class Topology:
-    """Every method raises ConnectionLost, RequestTimeout, and what the node answers; names are those within
-    `virtual_host`. What it changes is known on every node that is up when it returns, or was asked for 2 s ago."""
+    """Every method raises what the node answers; names are those within `virtual_host`. What changes something raises
+    ConnectionLost when no node was reached, and OutcomeUnknown when it may count or not: to ask once more is safe. What
+    changes nothing raises ConnectionLost or RequestTimeout. What is changed is known on every node that is up when it
+    returns, or was asked for 2 s ago."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -74,7 +77,8 @@ class Topology:
         another exchange, which gets what this one sends nowhere. Raises ExchangeExists naming the difference,
         AccessRefused for reserved names, BadRequest, LimitReached, NoSuchVirtualHost."""
         exchange = Exchange(kind, durable, auto_delete, internal, alternate)
-        await self._ask(DeclareExchange(name=name, exchange=exchange, virtual_host=virtual_host), Done)
+        asked = DeclareExchange(name=name, exchange=exchange, virtual_host=virtual_host)
+        await self._change(asked, telling=(ExchangeExists,))
 
     async def check_exchange(self, name: str, *, virtual_host: str = DEFAULT_VIRTUAL_HOST) -> None:
         """Raises NoSuchExchange when it is not there."""
@@ -85,7 +89,7 @@ class Topology:
         self, name: str, *, if_unused: bool = False, virtual_host: str = DEFAULT_VIRTUAL_HOST
     ) -> None:
         """With all bindings from and to it. `if_unused`: raises InUse while a binding leads from it."""
-        await self._ask(DeleteExchange(name=name, if_unused=if_unused, virtual_host=virtual_host), Done)
+        await self._change(DeleteExchange(name=name, if_unused=if_unused, virtual_host=virtual_host))
 
     # --- bindings ---
 
@@ -119,7 +123,7 @@ class Topology:
         every = list(bindings)
         for first in range(0, len(every), BINDINGS_AT_ONCE):
             some = every[first : first + BINDINGS_AT_ONCE]
-            await self._ask(Bind(bindings=some, virtual_host=virtual_host), Done)
+            await self._change(Bind(bindings=some, virtual_host=virtual_host))
 
     async def unbind(
         self,
@@ -132,7 +136,7 @@ class Topology:
     ) -> None:
         """Take that very binding away; nothing when it is not there."""
         binding = Binding(exchange, queue, key, arguments=arguments or {})
-        await self._ask(Unbind(binding=binding, virtual_host=virtual_host), Done)
+        await self._change(Unbind(binding=binding, virtual_host=virtual_host))
 
     async def unbind_exchange(
         self,
@@ -145,7 +149,7 @@ class Topology:
     ) -> None:
         """The same between two exchanges."""
         binding = Binding(source, destination, key, to_exchange=True, arguments=arguments or {})
-        await self._ask(Unbind(binding=binding, virtual_host=virtual_host), Done)
+        await self._change(Unbind(binding=binding, virtual_host=virtual_host))
 
     async def routing(self, *, virtual_host: str = DEFAULT_VIRTUAL_HOST, version: int = 0) -> Routing:
         """All exchanges and bindings, unless `version` is what the node has."""
@@ -155,11 +159,11 @@ class Topology:
 
     async def add_virtual_host(self, name: str) -> None:
         """Nothing when it is there."""
-        await self._ask(AddVirtualHost(name=name), Done)
+        await self._change(AddVirtualHost(name=name))
 
     async def delete_virtual_host(self, name: str) -> None:
         """With its exchanges, bindings and permissions. Raises InUse while it has queues."""
-        await self._ask(DeleteVirtualHost(name=name), Done)
+        await self._change(DeleteVirtualHost(name=name))
 
     async def virtual_hosts(self) -> list[VirtualHostInfo]:
         return (await self._ask(ListVirtualHosts(), VirtualHosts)).virtual_hosts
@@ -170,31 +174,37 @@ class Topology:
         """A new one, or another password and other tags; what is None stays as it was. `password_hash`: of
         `wire.passwords.hashed`: the password itself stays here."""
         given = None if tags is None else list(tags)
-        await self._ask(SetUser(name=name, password_hash=password_hash, tags=given), Done)
+        await self._change(SetUser(name=name, password_hash=password_hash, tags=given))
 
     async def delete_user(self, name: str) -> None:
-        await self._ask(DeleteUser(name=name), Done)
+        await self._change(DeleteUser(name=name))
 
     async def set_permissions(
         self, user: str, *, configure: str, write: str, read: str, virtual_host: str = DEFAULT_VIRTUAL_HOST
     ) -> None:
         """Regular expressions of names, searched as RabbitMQ does; an empty one matches nothing. Raises NoSuchUser."""
         asked = SetPermissions(user=user, configure=configure, write=write, read=read, virtual_host=virtual_host)
-        await self._ask(asked, Done)
+        await self._change(asked)
 
     async def clear_permissions(self, user: str, *, virtual_host: str = DEFAULT_VIRTUAL_HOST) -> None:
-        await self._ask(ClearPermissions(user=user, virtual_host=virtual_host), Done)
+        await self._change(ClearPermissions(user=user, virtual_host=virtual_host))
 
     async def users(self) -> list[UserInfo]:
         return (await self._ask(ListUsers(), Users)).users
 
     # --- inside ---
 
-    async def _ask(self, message: Message, expect: type[_M]) -> _M:
+    async def _change(self, message: Message, *, telling: tuple[type[MirrorlogError], ...] = ()) -> None:
+        attempts = Attempts()
+        with attempts.request(telling=telling):
+            await self._ask(message, Done, attempts)
+
+    async def _ask(self, message: Message, expect: type[_M], attempts: Attempts | None = None) -> _M:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._client.request_timeout_ms / 1000
         backoff = Backoff(random.random)
         failed: Counter[str] = Counter()
+        attempts = attempts or Attempts()
         while True:
             self._client.check_open()
             addresses = self._client.addresses()
@@ -203,7 +213,8 @@ class Topology:
             failure: MirrorlogError
             try:
                 connection = await self._client.reach(address)
-                return await connection.request(message, expect, timeout_ms=max(1, min(left_ms, TRY_MS)))
+                with attempts.one():
+                    return await connection.request(message, expect, timeout_ms=max(1, min(left_ms, TRY_MS)))
             except _PASSING as error:
                 failure = error
             failed[address] += 1

@@ -34,7 +34,7 @@ class AdminService(pb_grpc.AdminServicer):
     # gRPC gives these their names; each is the deadline and the errors around one of those below.
 
     async def DeclareQueue(self, request: pb.DeclareQueueRequest, context: Call) -> pb.DeclareQueueResponse:
-        return await answered(context, self._logins, lambda client: self._declare(client, request))
+        return await answered(context, self._logins, lambda client: self._declare(client, request), changes=True)
 
     async def ListQueues(self, request: pb.ListQueuesRequest, context: Call) -> pb.ListQueuesResponse:
         return await answered(context, self._logins, lambda client: self._list(client, request))
@@ -49,7 +49,9 @@ class AdminService(pb_grpc.AdminServicer):
         return await answered(context, self._logins, lambda client: self._find_offset(client, request))
 
     async def CommitPosition(self, request: pb.CommitPositionRequest, context: Call) -> pb.CommitPositionResponse:
-        return await answered(context, self._logins, lambda client: self._commit_position(client, request))
+        return await answered(
+            context, self._logins, lambda client: self._commit_position(client, request), changes=True
+        )
 
     async def FetchPosition(self, request: pb.FetchPositionRequest, context: Call) -> pb.FetchPositionResponse:
         return await answered(context, self._logins, lambda client: self._fetch_position(client, request))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeVar
 
+from mirrorlog.attempts import outcome_of
 from mirrorlog.client import Client
 from mirrorlog.doors.call_logins import Calling, CallLogins
 from mirrorlog.doors.status_codes import as_call_status
@@ -32,14 +33,17 @@ async def abort(call: Ending, error: MirrorlogError) -> None:
     await call.abort(status.code, status.message, status.trailing_metadata)
 
 
-async def answered(call: Call, logins: CallLogins, ask: Callable[[Client], Awaitable[_T]]) -> _T:
+async def answered(
+    call: Call, logins: CallLogins, ask: Callable[[Client], Awaitable[_T]], *, changes: bool = False
+) -> _T:
     """What `ask` gives with the caller's client, within 10 seconds; a shorter deadline of the caller's is gRPC's to
-    keep. Ends the call on errors."""
+    keep. `changes`: it is no mere question. Ends the call on errors."""
     try:
         async with asyncio.timeout(UNARY_TIMEOUT_S), logins.client(call) as client:
             return await ask(client)
     except TimeoutError:
-        error: MirrorlogError = RequestTimeout(f"no answer from the node within {UNARY_TIMEOUT_S:.0f} s")
+        silent = RequestTimeout(f"no answer from the node within {UNARY_TIMEOUT_S:g} s")
+        error = outcome_of(silent, in_doubt=changes)
     except MirrorlogError as failure:
         error = failure
     await abort(call, error)

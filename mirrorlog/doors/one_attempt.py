@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Self
 
+from mirrorlog.attempts import leaves_doubt, outcome_of
 from mirrorlog.client import Client, Receipt
 from mirrorlog.client.connection import Connection
 from mirrorlog.doors.batches import check_ready, check_size, number_records, read_attributes, read_records
 from mirrorlog.doors.incoming import Batch
 from mirrorlog.doors.opening import Opening
 from mirrorlog.doors.sent import Sent
-from mirrorlog.errors import ConnectionLost, MasterChanged, MirrorlogError, NotMaster, OutcomeUnknown, RequestTimeout
+from mirrorlog.errors import ConnectionLost, MasterChanged, MirrorlogError, NotMaster, RequestTimeout
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 from mirrorlog.wire.messages import Limits
 
@@ -84,7 +85,8 @@ class OneAttempt:
             if outcome.done():
                 return
             if isinstance(result, MirrorlogError):
-                outcome.set_exception(_unknown_if_sent(result))
+                # After the batch has left, a silent or lost node may have stored it.
+                outcome.set_exception(outcome_of(result, in_doubt=leaves_doubt(result)))
             else:
                 outcome.set_result(_receipt(result))
 
@@ -102,13 +104,6 @@ class OneAttempt:
             timer.cancel()
             raise
         return outcome
-
-
-def _unknown_if_sent(error: MirrorlogError) -> MirrorlogError:
-    """After the batch has left, a silent or lost node may have stored it."""
-    if isinstance(error, ConnectionLost | RequestTimeout):
-        return OutcomeUnknown(f"no confirm, stored perhaps: {error}")
-    return error
 
 
 def _receipt(confirm: Confirm) -> Receipt:

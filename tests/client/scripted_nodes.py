@@ -31,17 +31,21 @@ from mirrorlog.wire.frames import (
     read_fetch,
 )
 from mirrorlog.wire.messages import (
+    ClusterStatus,
     CommitPosition,
     DeclareQueue,
     Done,
     FindOffset,
     FoundOffset,
     GetMetadata,
+    GetStatus,
     Limits,
     Message,
     Metadata,
     NodeInfo,
+    NodeStatus,
     QueueInfo,
+    Status,
     Welcome,
     decode,
     encode,
@@ -102,10 +106,11 @@ class Nodes:
 @dataclass(eq=False)
 class Node:
     """`master`, `version`, `epoch`: as this one knows them. `refusal`: what it answers to batches. `hangs`: it takes
-    connections and requests, and answers none. `mute`: it answers all but batches and fetches. `rotten`: by a batch's
-    first queue offset, the byte of it that is bad here. `refused_bad`: the first queue offsets of the batches that it
-    has found bad itself, and refuses. `attributes`: what it says of the queue's batches. `known`: how many records it
-    knows to be confirmed, by default all; `current`: whether it says that these are all.
+    connections and requests, and answers none. `cuts`: of so many batches and requests that are no questions it takes
+    each in, and cuts its connection before it answers. `mute`: it answers all but batches and fetches. `rotten`: by a
+    batch's first queue offset, the byte of it that is bad here. `refused_bad`: the first queue offsets of the batches
+    that it has found bad itself, and refuses. `attributes`: what it says of the queue's batches. `known`: how many
+    records it knows to be confirmed, by default all; `current`: whether it says that these are all.
     `any_copy`: whether it answers as a mirror where that is enough."""
 
     nodes: Nodes
@@ -116,6 +121,7 @@ class Node:
     epoch: int = 1
     refusal: MirrorlogError | None = None
     hangs: bool = False
+    cuts: int = 0
     mute: bool = False
     rotten: dict[int, int] = field(default_factory=dict)
     refused_bad: set[int] = field(default_factory=set)
@@ -188,6 +194,20 @@ class Node:
             version=self.version,
         )
 
+    def status(self) -> Status:
+        """Its master coordinates, too."""
+        nodes = [
+            NodeStatus(node_id=node.node_id, member=1, client=node.address, replication=node.address, life="up")
+            for node in self.nodes.by_id.values()
+        ]
+        cluster = ClusterStatus(
+            version=self.version, incarnation=1, coordinator=self.master, term=1, elections=0, registered=True,
+            nodes=nodes, logs=[],
+        )  # fmt: skip
+        return Status(
+            cluster_id="c", cluster_name="c", node_id=self.node_id, start_id="s", now_us=1, logs=[], cluster=cluster
+        )
+
     def refused(self) -> MirrorlogError | None:
         if self.refusal is not None or self.master == self.node_id:
             return self.refusal
@@ -223,7 +243,7 @@ class Link:
         self.node.links.add(self)
 
     def frame(self, frame: Frame) -> None:
-        if self.node.hangs:
+        if self.node.hangs or self._cut(frame):
             return
         if frame.type == FrameType.HELLO:
             self._welcome()
@@ -231,15 +251,25 @@ class Link:
             message = decode(frame.payload)
             if self.node.mute and not isinstance(message, GetMetadata):
                 return
-            self._respond(self.node.answer(message), frame.correlation_id)
+            asks_status = isinstance(message, GetStatus)
+            self._respond(self.node.status() if asks_status else self.node.answer(message), frame.correlation_id)
         elif frame.type == FrameType.PRODUCE:
             self.node.taken += 1
             if not self.node.mute:
                 self._produce(bytes(frame.payload[PRODUCE.size :]), frame.correlation_id)
+        elif frame.type == FrameType.TRANSACT and (refusal := self.node.refused()) is not None:
+            self.endpoint.send([error_frame(refusal, frame.correlation_id)])
         elif frame.type == FrameType.FETCH:
             self.node.fetches += 1
             if not self.node.mute:
                 self._fetch(frame)
+
+    def _cut(self, frame: Frame) -> bool:
+        if not self.node.cuts or not _changes(frame):
+            return False
+        self.node.cuts -= 1
+        self.endpoint.abort()
+        return True
 
     def handled(self) -> None: ...
 
@@ -288,6 +318,13 @@ class Link:
         head = BATCHES.pack(0, len(self.node.nodes.values), 0, self.node.epoch, 0)
         if not self.node.hangs and not self.node.mute:
             self.endpoint.send([frame(FrameType.BATCHES, head, request.correlation_id)])
+
+
+def _changes(frame: Frame) -> bool:
+    """Whether it is no mere question."""
+    if frame.type == FrameType.REQUEST:
+        return not isinstance(decode(frame.payload), GetMetadata | GetStatus)
+    return frame.type in (FrameType.PRODUCE, FrameType.TRANSACT)
 
 
 @asynccontextmanager

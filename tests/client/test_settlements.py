@@ -10,6 +10,7 @@ from mirrorlog.client.settlements import Gathering, Kind, Settlement, Verdict, j
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,
+    DiskFull,
     FlushSlaveTimeout,
     InSyncReplicasNotEnough,
     MasterChanged,
@@ -141,3 +142,18 @@ def test_whoever_listens_is_told_once() -> None:
     assert heard == [None, None]
     assert made.done
     assert made.heard
+
+
+def test_what_is_refused_behind_a_lost_attempt_may_count_all_the_same() -> None:
+    """Goal: a refusal of the second attempt is not the settlement's. Method: each kind, lost once, then refused; only
+    of what settles for good it is told by somebody else's having the records that it does not count."""
+    for how, expected in ((How.ACK, NotGranted), (How.RETURN, OutcomeUnknown)):
+        made = settlement(how)
+        judged(made, ConnectionLost("gone"), session=1)
+        for error in (DiskFull("full"), BadRequest("no")):
+            assert judged(made, error, session=1) is Verdict.FAILED
+            assert type(made.failed(error)) is OutcomeUnknown
+        assert type(made.failed(NotGranted("not yours"))) is expected
+    fresh, full = settlement(), DiskFull("full")
+    judged(fresh, full, session=1)
+    assert fresh.failed(full) is full

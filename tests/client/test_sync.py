@@ -314,6 +314,23 @@ def test_a_record_that_never_ends_is_of_unknown_outcome() -> None:
         asyncio.run(bunch.ended(0, patience_s=0.01))
 
 
+def test_a_change_that_is_under_way_when_the_client_is_closed_is_of_unknown_outcome() -> None:
+    """Goal: nobody is told that nothing was done of what may be. Method: the thread is closed from within the change,
+    and from within a question; and before either has begun."""
+    for act, error in ((Client.change, OutcomeUnknown), (Client.call, ConnectionLost)):
+        client = Client("127.0.0.1:1")
+        thread = client.thread
+
+        async def closes(close: Callable[[], None] = thread.close) -> None:
+            threading.Thread(target=close).start()
+            await asyncio.Event().wait()
+
+        with pytest.raises(error, match="closed meanwhile"):
+            act(client, closes, what="it")
+        with pytest.raises(ConnectionLost, match="is closed"):
+            act(client, closes, what="it")
+
+
 def test_an_error_that_is_none_of_ours_ends_its_records_and_not_the_producer(client: Client, queue: str) -> None:
     """Whatever happens on the loop, every record ends and the next ones land; by a producer that runs out of memory."""
     with client.producer(queue) as producer:

@@ -1,5 +1,6 @@
 """The command line as a whole: help, exit codes, and errors that are one line."""
 
+import asyncio
 import getpass
 import os
 import re
@@ -11,9 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from mirrorlog import __version__
+from mirrorlog.errors import DiskFull, OutcomeUnknown
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.tools import passwords
 from mirrorlog.tools.main import app, main
+from tests.client.scripted_nodes import QUEUE, scripted
 
 RUNNER = CliRunner()
 COMMANDS = [
@@ -102,6 +105,18 @@ def test_no_server_is_one_line_with_its_exit_code(command: list[str], capsys: py
     assert error.startswith("mqtool: ")
     assert error.count("\n") == 1
     assert server in error
+
+
+async def test_what_may_be_done_or_not_is_one_line_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: a script knows a refusal from what it has to look after. Method: a node takes the request in and cuts the
+    connection, and refuses what is sent then; and one that refuses at once."""
+    async with scripted(1) as nodes:
+        nodes["n1"].cuts, nodes["n1"].refusal = 1, DiskFull("there is no space")
+        assert (
+            await asyncio.to_thread(run, "--servers", nodes["n1"].address, "purge", QUEUE) == OutcomeUnknown.exit_code
+        )
+        assert capsys.readouterr().err == "mqtool: it may have been done or not; last: there is no space\n"
+        assert await asyncio.to_thread(run, "--servers", nodes["n1"].address, "purge", QUEUE) == DiskFull.exit_code
 
 
 def test_servers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

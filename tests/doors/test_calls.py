@@ -1,0 +1,49 @@
+"""How a call ends that no node answers in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from mirrorlog.client import Client
+from mirrorlog.doors import calls
+from mirrorlog.doors.call_logins import CallLogins
+from mirrorlog.doors.calls import Call, answered
+from mirrorlog.errors import MirrorlogError, OutcomeUnknown, RequestTimeout
+
+
+class Ended(Exception):
+    """What the call was ended with: `status`, and what it says."""
+
+
+class Caller:
+    """A call, and the login of nobody."""
+
+    async def abort(self, code: Any, details: str, trailing_metadata: Any) -> None:
+        raise Ended(code.name, details)
+
+    @asynccontextmanager
+    async def client(self, call: Call) -> AsyncIterator[Client]:
+        yield cast(Client, None)
+
+
+@pytest.mark.parametrize(("changes", "kind"), [(True, OutcomeUnknown), (False, RequestTimeout)])
+async def test_a_change_that_is_not_answered_in_time_is_of_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch, changes: bool, kind: type[MirrorlogError]
+) -> None:
+    """Goal: callers of other languages are told so, too. Method: a node that never answers, and little patience."""
+    monkeypatch.setattr(calls, "UNARY_TIMEOUT_S", 0.01)
+    caller = Caller()
+
+    async def never(client: Client) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Ended) as ended:
+        await answered(cast(Call, caller), cast(CallLogins, caller), never, changes=changes)
+    status, details = ended.value.args
+    assert status == kind.grpc_status
+    assert ("may have been done or not" in details) is changes
