@@ -9,6 +9,7 @@ import pytest
 
 from mirrorlog.broker.door import ClientSession, NativeDoor
 from mirrorlog.broker.exclusives import Exclusives
+from mirrorlog.config import LimitSettings
 from mirrorlog.errors import MirrorlogError, QueueExclusive
 from mirrorlog.queues.registry import Queue
 from mirrorlog.wire.messages import DeclareQueue, Message, Subscribe
@@ -36,7 +37,8 @@ class Requests:
 
 def session_with(requests: Requests) -> ClientSession:
     groups = SimpleNamespace(note=lambda *of: None, handles=lambda of: True, handle=requests.handle)
-    door: Any = SimpleNamespace(requests=requests, groups=groups, sessions=())
+    unpacking = SimpleNamespace(limits=LimitSettings())
+    door: Any = SimpleNamespace(requests=requests, groups=groups, sessions=(), unpacking=unpacking, push=lambda: None)
     return ClientSession(door)
 
 
