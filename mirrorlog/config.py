@@ -363,6 +363,12 @@ class LimitSettings(_Section):
     frame_timeout_ms: int = Field(30_000, ge=1, description="a frame once begun must be complete within this time")
     idle_timeout_ms: int = Field(120_000, ge=1, description="a client that sends nothing, not even PING, is closed")
     outgoing_bytes_max: int = Field(64 * _MIB, ge=_MIB, description="per connection, queued to a slow reader")
+    outgoing_bytes_total: int = Field(
+        512 * _MIB, ge=_MIB, description="of all connections, read from disk and not taken; above half of it not more"
+    )
+    incoming_bytes_total: int = Field(
+        512 * _MIB, ge=_MIB, description="of all connections, of frames that were begun and are not complete"
+    )
     memory_bytes: int | None = Field(
         None,
         ge=_MIB,

@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
 
 PURE = [
     "mirrorlog/attempts.py",
+    "mirrorlog/broker/budgets.py",
     "mirrorlog/broker/counters.py",
     "mirrorlog/broker/disk_limits.py",
     "mirrorlog/broker/duties.py",

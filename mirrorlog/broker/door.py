@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Final
 
+from mirrorlog.broker.budgets import OutgoingBudget, longest_begun
 from mirrorlog.broker.gate import FAILURES_MAX, Gate, Gatekeeper
 from mirrorlog.broker.group_requests import GroupRequests
 from mirrorlog.broker.hosted_logs import HostedLogs
@@ -48,6 +50,8 @@ from mirrorlog.wire.lines import Lines
 from mirrorlog.wire.listening import listen
 from mirrorlog.wire.messages import DeclareQueue, Done, Hello, Login, Message, Welcome, decode, encode, error_frame
 
+logger = logging.getLogger(__name__)
+
 _PRODUCE: Final = int(FrameType.PRODUCE)
 _PUBLISHES: Final = frozenset({_PRODUCE, int(FrameType.TRANSACT)})
 
@@ -69,11 +73,13 @@ class NativeDoor:
         users: Callable[[], Mapping[str, User]],
         has_heard: Callable[[], bool],
         login_helper: Executor,
+        outgoing: OutgoingBudget[Endpoint],
         lines: Lines,
         unpack_helper: Executor,
     ) -> None:
         """`contact_at`: when the node was in touch with a majority of its cluster last, of now; s, the loop's clock.
-        `users`, `has_heard`, `login_helper`: see `Gatekeeper`; `unpack_helper`: see `Unpacking`."""
+        `users`, `has_heard`, `login_helper`: see `Gatekeeper`; `unpack_helper`: see `Unpacking`; `outgoing`: see
+        `Host`."""
         self.settings = settings
         self.welcome = welcome
         self.requests = requests
@@ -96,6 +102,7 @@ class NativeDoor:
             users, self._key_of, login_helper, has_heard, tier_locations=settings.log.tier_locations
         )
         self._users = users()
+        self._outgoing = outgoing
         # A node that is cut off is replaced after the whole of it: nobody else has confirmed more before.
         self._alone_s = settings.cluster.node_timeout_ms / 2000
         self.reads_until = time.monotonic() + self._alone_s
@@ -179,8 +186,24 @@ class NativeDoor:
         self.reads_until = self._contact_at(now) + self._alone_s
         for session in list(self.sessions):
             session.tick(now)
+        self._keep_budgets(now)
         for log in self._logs:
             log.fetcher.tick(now)
+
+    def _keep_budgets(self, now: float) -> None:
+        """What all connections hold together: of those who do not read, and of those who begin and do not end, the one
+        that holds most goes."""
+        if (reader := self._outgoing.look()) is not None:
+            size, limit = reader.unsent_bytes, "outgoing_bytes_total"
+            logger.warning("reader_closed peer=%s unsent_bytes=%s limit=%s", reader.peer, size, limit)
+            reader.abort(Overloaded(f"{reader.peer} does not read what it asked for", limit=limit))
+        limit_bytes = self.settings.limits.incoming_bytes_total
+        endpoints = [session.endpoint for session in self.sessions]
+        while (sender := longest_begun(endpoints, limit_bytes, now)) is not None:
+            size, limit = sender.begun_bytes, "incoming_bytes_total"
+            logger.warning("sender_closed peer=%s begun_bytes=%s limit=%s", sender.peer, size, limit)
+            text = f"frames of {limit_bytes} bytes were begun here and not completed (limits.incoming_bytes_total)"
+            sender.close(Overloaded(text, limit=limit))
 
     def close(self) -> None:
         """No new connections; those that are there end when they have sent what they hold."""

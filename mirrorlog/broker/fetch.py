@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Sequence, Set
 from concurrent.futures import Executor
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
+from mirrorlog.broker.budgets import OutgoingBudget
 from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.cold import ColdRead
@@ -63,12 +65,16 @@ class Fetcher:
         past: PastKeeper,
         helper: Executor,
         now: Callable[[], float],
+        budget: OutgoingBudget[Endpoint] | None = None,
     ) -> None:
+        """`budget`: of all readers of the node; None: without a limit."""
         self._replica = replica
         self._limits = limits
         self._settings = settings
         self._past = past
         self._helper = helper
+        self._budget = budget or OutgoingBudget(sys.maxsize)
+        self._turned = asyncio.Event()
         self._now = now
         self._waiting: dict[int, dict[int, _Reader]] = {}
         self._deadlines: list[tuple[float, int, int]] = []
@@ -93,13 +99,16 @@ class Fetcher:
     def forget(self, endpoint: Endpoint) -> None:
         """Its connection is gone: its readers give up their places."""
         self._cold.pop(endpoint, None)
+        self._budget.forget(endpoint)
         for readers in self._waiting.values() if self._count else ():
             for serial in [serial for serial, reader in readers.items() if reader.endpoint is endpoint]:
                 del readers[serial]
                 self._count -= 1
 
     def tick(self, now: float) -> None:
-        """Answer, with nothing, the readers whose deadline has come."""
+        """Answer, with nothing, the readers whose deadline has come; who waits for room may ask again."""
+        turned, self._turned = self._turned, asyncio.Event()
+        turned.set()
         if len(self._deadlines) > 2 * self._count + _STALE_DEADLINES_MAX:
             # Those who were answered leave their deadline behind; a busy reader would leave thousands a second.
             self._deadlines = [each for each in self._deadlines if each[1] in self._waiting.get(each[2], ())]
@@ -258,6 +267,8 @@ class Fetcher:
                 at = jobs[-1].end
         loop = asyncio.get_running_loop()
         content = await loop.run_in_executor(self._helper, lambda: [memoryview(job.run()) for job in jobs])
+        if endpoint.open:
+            self._budget.gave(endpoint, sum(map(len, content)))
         self._send(fetch, endpoint, correlation_id, content, len(runs))
 
     @staticmethod
@@ -292,10 +303,17 @@ class Fetcher:
         turns = self._cold.setdefault(endpoint, asyncio.Semaphore(COLD_READS_MAX))
         log_begin = self._replica.begin
 
+        size = min(fetch.max_bytes, self._settings.send_at_once_bytes)
+
         async def in_turn() -> None:
             async with turns:
+                while endpoint.open and not self._budget.begin(endpoint, size):
+                    await self._turned.wait()
                 if endpoint.open:  # else nobody waits for it any more
-                    await self._work_or_again(work, fetch, endpoint, correlation_id, log_begin)
+                    try:
+                        await self._work_or_again(work, fetch, endpoint, correlation_id, log_begin)
+                    finally:
+                        self._budget.ended(size)
 
         async def guarded() -> None:
             try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mirrorlog import versions
+from mirrorlog.broker.budgets import OutgoingBudget
 from mirrorlog.broker.in_sync_keeper import Decides
 from mirrorlog.broker.subscription_book import SubscriptionBook
 from mirrorlog.cluster.events import Event
@@ -19,6 +20,7 @@ from mirrorlog.config import Member, Settings
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.service import HAService
 from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from mirrorlog.broker.letter_roads import LetterRoads
@@ -82,7 +84,8 @@ class Host:
     is reached, as far as that is known. `tell`: the node's chronicle, of what a log's master has to tell.
     `routing_version`: of a virtual host, as this node knows it; 0 when it knows none. `cluster_version`: what may be
     written (`mirrorlog.versions`). `letters`: how records that leave a queue come to others; None: they wait.
-    `memory_refusal`: why data is refused for want of memory, empty while it is not."""
+    `memory_refusal`: why data is refused for want of memory, empty while it is not. `outgoing`: what may be read for
+    all readers of the node together."""
 
     settings: Settings
     start_id: str
@@ -99,3 +102,4 @@ class Host:
     cluster_version: Callable[[], int] = _own_version
     letters: LetterRoads | None = None
     memory_refusal: Callable[[], str] = _not_high
+    outgoing: OutgoingBudget[Endpoint] | None = None

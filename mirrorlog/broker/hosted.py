@@ -132,6 +132,7 @@ class HostedLog:
             settings=host.settings.log,
             past=self.past,
             helper=host.helpers.read,
+            budget=host.outgoing,
             now=asyncio.get_running_loop().time,
         )
         self.role: LogRole = RestingRole(self.replica, ElsewhereLog(assignment.name, None))

@@ -15,6 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from mirrorlog import __version__
+from mirrorlog.broker.budgets import OutgoingBudget
 from mirrorlog.broker.disk_limits import DiskReport, DiskSpace
 from mirrorlog.broker.disk_watch import DiskWatch, measure
 from mirrorlog.broker.door import NativeDoor
@@ -39,6 +40,7 @@ from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.accept import AcceptSocketService
 from mirrorlog.ha.service import TICK_S, HAService
 from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX
 from mirrorlog.wire.lines import Lines
 from mirrorlog.wire.listening import check_free
@@ -101,6 +103,7 @@ class Server:
         )
         self.chronicle: Callable[[Event], None] | None = None
         """What happens to this node's logs is told there; set before it listens."""
+        self._outgoing: OutgoingBudget[Endpoint] = OutgoingBudget(settings.limits.outgoing_bytes_total)
         self._host = Host(
             settings,
             start_id,
@@ -117,6 +120,7 @@ class Server:
             view.cluster_version,
             self.letters,
             lambda: self._memory.refusal,
+            self._outgoing,
         )
         self._door: NativeDoor | None = None
         self._requests: Requests | None = None
@@ -149,6 +153,7 @@ class Server:
             users=self._view.users,
             has_heard=self._view.has_heard,
             login_helper=self.helpers.login,
+            outgoing=self._outgoing,
             lines=self._lines,
             unpack_helper=self.helpers.unpack,
         )

@@ -121,6 +121,15 @@ class Endpoint(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size() if self.open and self._transport is not None else 0
 
     @property
+    def begun_bytes(self) -> int:
+        """What has come of frames that are not complete."""
+        return self._reader.begun_bytes if self.open else 0
+
+    def begun_s(self, now: float) -> float:
+        """For how long a frame that was begun has not been complete."""
+        return 0.0 if self._partial_since is None else now - self._partial_since
+
+    @property
     def certificate(self) -> Mapping[str, Any] | None:
         """Of the other side, as `ssl` gives it; None without TLS."""
         return None if self._transport is None else self._transport.get_extra_info("peercert")
@@ -137,16 +146,16 @@ class Endpoint(asyncio.BufferedProtocol):
             return
         transport.writelines(parts)
         if self.paused and transport.get_write_buffer_size() > self._outgoing_bytes_max:
-            self._error = Overloaded(f"{self.peer} does not read what it asked for", limit="outgoing_bytes_max")
-            transport.abort()
+            self.abort(Overloaded(f"{self.peer} does not read what it asked for", limit="outgoing_bytes_max"))
 
     def close(self, error: MirrorlogError | None = None) -> None:
         """Say why, if there is a reason, and close; what was written before has a moment to get through."""
         self._end(b"" if error is None else error_frame(error), error)
 
-    def abort(self) -> None:
-        """Close at once; what was not sent is lost."""
+    def abort(self, error: MirrorlogError | None = None) -> None:
+        """Close at once; what was not sent is lost. `error`: why, for this side: the other one would not read it."""
         if self._transport is not None:
+            self._error = error or self._error
             self._transport.abort()
 
     def rest(self) -> None:

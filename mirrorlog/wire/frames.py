@@ -174,6 +174,11 @@ class FrameReader:
         self._place = self._placed = None
         self._use(bytearray())
 
+    @property
+    def begun_bytes(self) -> int:
+        """Received in the reader's own buffer and not taken: of a frame that has begun, mostly."""
+        return self._end - self._start
+
     def unread(self) -> bytes:
         """The bytes not yet taken as frames (for telling a stranger's protocol apart)."""
         return bytes(self._view[self._start : self._end])

@@ -46,6 +46,8 @@ class Steps(Executor):
 class Reader:
     """A connection that notes how many batches each answer had."""
 
+    unsent_bytes = 0
+
     def __init__(self) -> None:
         self.open = True
         self.answers: dict[int, int] = {}

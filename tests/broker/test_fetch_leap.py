@@ -32,6 +32,8 @@ class Reader:
 
     open = True
 
+    unsent_bytes = 0
+
     def __init__(self) -> None:
         self.answers: list[list[int] | MirrorlogError] = []
 
