@@ -177,6 +177,16 @@ class BadBatch(BadInput):
     code = "BAD_BATCH"
 
 
+class UnreadableBatch(BadBatch):
+    """Stored as its producer sent it, and nobody can open it: an older node took it unopened. Every copy has it so.
+    `details`: queue, queue_offset (of its first record), go_on_at (behind its last one), log_offset, producer_id,
+    append_time_us. A reader that seeks to `go_on_at` passes it."""
+
+    code = "UNREADABLE_BATCH"
+    grpc_status = "DATA_LOSS"
+    exit_code = 15
+
+
 class RecordTooLarge(BadInput):
     code = "RECORD_TOO_LARGE"
 

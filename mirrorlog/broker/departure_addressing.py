@@ -89,7 +89,7 @@ class Addressing:
             self._log.note(
                 queue_id, "letters_held", departure=departure.number, ranges=leaving.unreadable[:8], reason=leaving.why
             )
-            self._log.keep(queue_id, departure, leaving.unreadable)
+            self._log.keep(queue_id, departure, leaving.unreadable, leaving.why)
         if not leaving.records:
             return None
         found = await self._routes(queue_id, departure, leaving.records, roads)

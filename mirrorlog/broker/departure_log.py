@@ -30,6 +30,8 @@ class DepartureLog:
         self._replica = replica
         self._publisher = publisher
         self._deliverer = deliverer
+        self._why: dict[int, str] = {}
+        """What was last held of a queue, and for which reason."""
         self.closed = False
         """Another one may be the master."""
 
@@ -71,9 +73,10 @@ class DepartureLog:
         for departure in self.of(queue_id).departures:
             first = self._first_there(queue_id, departure) if departure.reason == HELD else None
             if first is not None:
+                told = "letters_held in a node's log says why"
                 return (
                     f"{self._records(queue_id, departure)} records cannot be sent, and are held, the first at queue "
-                    f"offset {first} (letters_held in a node's log says why); a reset of the group ends that"
+                    f"offset {first} ({self._why.get(queue_id) or told}); a reset of the group ends that"
                 )
         return ""
 
@@ -121,8 +124,10 @@ class DepartureLog:
         self._deliverer.dropped(queue_id, departure.group, done)
         self._tell_kept(queue_id, departure, back)
 
-    def keep(self, queue_id: int, departure: Departure, ranges: Sequence[Range]) -> None:
+    def keep(self, queue_id: int, departure: Departure, ranges: Sequence[Range], why: str = "") -> None:
         """What nobody can send is in no piece: it is held, or free again. Raises MirrorlogError."""
+        if why:
+            self._why[queue_id] = f"queue offset {ranges[0][0]}: {why}"
         there = self._of_piece(queue_id, departure, ranges)
         if there:
             self._append(queue_id, [self._kept(queue_id, departure, there)])

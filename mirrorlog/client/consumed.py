@@ -28,7 +28,7 @@ from mirrorlog.commitlog.format import (
     log_seed,
     place_of,
 )
-from mirrorlog.errors import BadBatch, MissingDependency
+from mirrorlog.errors import BadBatch, MissingDependency, UnreadableBatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -231,12 +231,15 @@ class ClosedBatch:
         return self.header.next_queue_offset
 
     def opened(self) -> ConsumedBatch:
-        """With its columns. Raises BadBatch naming queue and log offset."""
+        """With its columns. Raises BadBatch naming queue and log offset; UnreadableBatch when that is what its producer
+        sent."""
         header = self.header
         try:
             body = open_body(self.raw, header=header, body_bytes_max=self.body_bytes_max)
         except BadBatch as error:
-            raise _named(error, self.queue, header.log_offset) from None
+            if header.body_length > self.body_bytes_max:
+                raise _named(error, self.queue, header.log_offset) from None
+            raise unreadable(error, self.queue, header) from None
         return ConsumedBatch(self.queue, self.log_id, header, body, self.raw, self.first, self.next)
 
 
@@ -361,6 +364,21 @@ def _proven(content: memoryview, at: int, *, queue: str, seed: int) -> BatchHead
     except BadBatch as error:
         raise _named(error, queue, place) from None
     return header
+
+
+def unreadable(error: BadBatch, queue: str, header: BatchHeader) -> UnreadableBatch:
+    """Of a batch that both of its checksums prove."""
+    first, following = header.base_queue_offset, header.next_queue_offset
+    return UnreadableBatch(
+        f"queue {queue!r}, queue offsets {first} up to {following} at log offset {header.log_offset}: producer "
+        f"{header.producer_id} sent what nobody can open: {error.message}; go on at {following} to pass it",
+        queue=queue,
+        queue_offset=first,
+        go_on_at=following,
+        log_offset=header.log_offset,
+        producer_id=header.producer_id,
+        append_time_us=header.append_time_us,
+    )
 
 
 def _named(error: BadBatch, queue: str, log_offset: int) -> BadBatch:

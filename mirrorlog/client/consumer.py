@@ -174,6 +174,9 @@ class Consumer:
         the log has no more come from the Delta table of a tiered landing, if there is one: TierUnreachable, TierBroken
         or MissingDependency say why not.
 
+        At a batch that an older node took unopened, and that nobody can open, it raises UnreadableBatch each time;
+        `seek` to its `details["go_on_at"]` passes it.
+
         Where a loss was declared it raises PositionLost, behind the last record that is left, wherever the reader
         began; nothing is left out in silence. `seek` to its `details["go_on_at"]` goes on behind the gap.
         """

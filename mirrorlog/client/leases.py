@@ -12,8 +12,9 @@ acknowledges, as long as nobody else has.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -24,12 +25,14 @@ from mirrorlog.client.lease_receipts import LeaseReceipt
 from mirrorlog.client.masters import change_at_master
 from mirrorlog.client.options import check_delay, check_leasing, check_timeout
 from mirrorlog.client.settlements import FINAL
-from mirrorlog.errors import MirrorlogError, NotGranted, OffsetOutOfRange, ReceiptStale
+from mirrorlog.errors import MirrorlogError, NotGranted, OffsetOutOfRange, ReceiptStale, UnreadableBatch
 from mirrorlog.wire.frames import How, Level
 from mirrorlog.wire.messages import ExtendLease, Lease, LeasedRange, Leases, LeasesSettled, SettleLease
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
+
+logger = logging.getLogger(__name__)
 
 _FETCH_BYTES: Final = 1024 * 1024
 # Queues whose reader is kept for the next lease.
@@ -166,8 +169,13 @@ class Leasing:
         self, queue: str, group: str, queue_id: int, leased: LeasedRange, read_from: str
     ) -> list[Leased]:
         reader = await self._reader(queue, queue_id, read_from)
+
+        async def reject(unreadable: LeasedRange, error: UnreadableBatch) -> None:
+            logger.warning("unreadable_rejected queue=%s group=%s reason=%r", queue, group, error.message)
+            await self._ask_settle(queue, group, [unreadable], How.DEAD)
+
         async with reader.lock:
-            records = [record for batch in await _batches(reader.bytes, leased) for record in batch.records()]
+            records = [record for batch in await _batches(reader.bytes, leased, reject) for record in batch.records()]
         return [
             Leased(self, LeaseReceipt(queue, group, record.queue_offset, leased.lease), record, leased)
             for record in records
@@ -199,8 +207,13 @@ class _Reader:
         self.lock = asyncio.Lock()
 
 
-async def _batches(source: GrantedBytes, leased: LeasedRange) -> list[ConsumedBatch]:
-    """What there is of a leased range; what was freed since it was leased is left out."""
+async def _batches(
+    source: GrantedBytes,
+    leased: LeasedRange,
+    reject: Callable[[LeasedRange, UnreadableBatch], Awaitable[None]],
+) -> list[ConsumedBatch]:
+    """What there is of a leased range; what was freed since it was leased is left out, and what nobody can open is
+    dead: it would come back for ever."""
     found: list[ConsumedBatch] = []
     at = leased.first
     while at < leased.next:
@@ -211,6 +224,11 @@ async def _batches(source: GrantedBytes, leased: LeasedRange) -> list[ConsumedBa
             if not isinstance(begin, int) or begin <= at:
                 raise
             at = begin
+            continue
+        except UnreadableBatch as error:
+            following = min(error.details["go_on_at"], leased.next)
+            await reject(LeasedRange(first=at, next=following, lease=leased.lease), error)
+            at = following
             continue
         if batch.first < leased.next:
             found.append(batch.before(leased.next))

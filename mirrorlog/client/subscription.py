@@ -19,6 +19,7 @@ becomes of what is settled) are pure; `subscribing`, `settling`, `granted_bytes`
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
@@ -42,12 +43,14 @@ from mirrorlog.client.settling import Settling
 from mirrorlog.client.sightings import Sighting
 from mirrorlog.client.silence import SILENCE_S, Silence
 from mirrorlog.client.subscribing import Session
-from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, OffsetOutOfRange
+from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, OffsetOutOfRange, UnreadableBatch
 from mirrorlog.wire.frames import Grant, How
 from mirrorlog.wire.messages import QueueInfo, Subscribe
 
 if TYPE_CHECKING:
     from mirrorlog.client.client import Client
+
+logger = logging.getLogger(__name__)
 
 _PIECE = tuple[Granted, ConsumedBatch]
 _FETCH_BYTES_MIN: Final = 64 * 1024
@@ -467,12 +470,17 @@ class Subscription:
                 raise
             self._skip(granted, begin)
             return None
+        except UnreadableBatch as error:
+            # No use to anybody, now or later: it would come back for ever.
+            logger.warning("unreadable_rejected queue=%s reason=%r", self.queue, error.message)
+            self._skip(granted, error.details["go_on_at"], How.DEAD)
+            return None
         except MirrorlogError:
             if granted.session != self._hand.session:
                 return None  # it comes again
             raise
 
-    def _skip(self, granted: Granted, following: int) -> None:
+    def _skip(self, granted: Granted, following: int, how: How = How.ACK) -> None:
         """What is not there is not given out. Its node is told, or it would be in hand until the consumer timeout, come
         again, and be missing again."""
         skipped = self._hand.skip(granted, following)
@@ -480,7 +488,7 @@ class Subscription:
         if skipped is None or session is None or granted.session != self._hand.session:
             return
         with suppress(ConnectionLost):  # then it is nobody's, and its node finds out itself
-            session.give_back(How.EXTEND if self._message.auto_ack else How.ACK, [skipped])
+            session.give_back(How.EXTEND if self._message.auto_ack else how, [skipped])
 
     def _was_taken(self, granted: Granted) -> None:
         """With auto-ack the node sends no more than the prefetch ahead of what the program has taken: it is told when a

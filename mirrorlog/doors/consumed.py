@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from mirrorlog.client.consumed import unreadable
 from mirrorlog.commitlog.attributes import attributes_of
 from mirrorlog.commitlog.body import BinaryColumn, Body, HeadersColumn, Int64s
 from mirrorlog.commitlog.codec import open_body
@@ -52,18 +53,24 @@ def raw(fetched: Fetched) -> pb.ConsumeResponse:
 
 
 def records(fetched: Fetched, *, max_bytes: int, body_bytes_max: int) -> Iterator[pb.ConsumeResponse]:
-    """The reader's records, at most `max_bytes` or one record in each response. Raises BadBatch with its place.
+    """The reader's records, at most `max_bytes` or one record in each response. Raises BadBatch with its place, behind
+    what is good before it.
 
     `body_bytes_max`: what a compressed body may have when opened.
     """
     first, size = fetched.first, 0
     held: list[_Rows] = []
-    for rows in _all_rows(fetched, max_bytes, body_bytes_max):
-        if held and size + rows.size_bytes > max_bytes:
-            yield _records_response(fetched, held, first, following=rows.first)
-            first, size, held = rows.first, 0, []
-        held.append(rows)
-        size += rows.size_bytes
+    try:
+        for rows in _all_rows(fetched, max_bytes, body_bytes_max):
+            if held and size + rows.size_bytes > max_bytes:
+                yield _records_response(fetched, held, first, following=rows.first)
+                first, size, held = rows.first, 0, []
+            held.append(rows)
+            size += rows.size_bytes
+    except BadBatch:
+        if held:
+            yield _records_response(fetched, held, first, following=held[-1].next)
+        raise
     yield _records_response(fetched, held, first, following=fetched.next)
 
 
@@ -117,10 +124,18 @@ def _all_rows(fetched: Fetched, max_bytes: int, body_bytes_max: int) -> Iterator
 def _opened(fetched: Fetched, place: Place, body_bytes_max: int) -> Body:
     try:
         attributes_of(place.header, fetched.content, place.at)  # sound here, so also where they are given out
+    except BadBatch as error:
+        raise BadBatch(f"{_where(fetched, place)}: {error}") from None
+    try:
         return open_body(fetched.content, place.at, body_bytes_max=body_bytes_max)
     except BadBatch as error:
-        where = f"queue {fetched.source.queue!r}, log offset {place.header.log_offset}"
-        raise BadBatch(f"{where}: {error}") from None
+        if place.header.body_length > body_bytes_max:
+            raise BadBatch(f"{_where(fetched, place)}: {error}") from None
+        raise unreadable(error, fetched.source.queue, place.header) from None
+
+
+def _where(fetched: Fetched, place: Place) -> str:
+    return f"queue {fetched.source.queue!r}, log offset {place.header.log_offset}"
 
 
 def _sizes(body: Body) -> Int64s:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from mirrorlog.client import Client, ConsumedBatch
-from mirrorlog.errors import LogCorrupt, OffsetOutOfRange, PositionLost
+from mirrorlog.errors import LogCorrupt, OffsetOutOfRange, PositionLost, UnreadableBatch
 from mirrorlog.spark.arrow import merged
 from mirrorlog.spark.errors import RangeNotDense, RecordsMissing
 from mirrorlog.spark.filters import EVERY_TIME, TimeRange
@@ -39,16 +39,23 @@ _REQUEST_TIMEOUT_MS: Final = 30_000
 # Well above the client's own deadlines, which end in an error that says more.
 _PATIENCE_S: Final = 90.0
 
+_ADVICE: Final = (
+    "; failOnDataLoss = false leaves it out; a landing has it in dead_letters, or leaves it out by on_data_loss = skip"
+)
+
 logger: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Queue offsets `first` up to `next` (exclusive) that are gone, as the log says, or cannot be read."""
+    """Queue offsets `first` up to `next` (exclusive) that are gone, as the log says, or cannot be read.
+
+    `append_time_us`: of records that are there and that nobody can open, µs UTC; None of others."""
 
     first: int
     next: int
     why: str
+    append_time_us: int | None = None
 
 
 OnMissing = Callable[[Missing], None]
@@ -66,16 +73,22 @@ def record_batches(
 
 
 def consumed_batches(
-    options: SourceOptions, wanted: QueueRange, on_missing: OnMissing = lambda missing: None
+    options: SourceOptions,
+    wanted: QueueRange,
+    on_missing: OnMissing = lambda missing: None,
+    on_unreadable: OnMissing | None = None,
 ) -> Iterator[ConsumedBatch]:
     """The same records as the log's own batches, cut to the range. Raises as `record_batches`.
 
-    `on_missing`: hears of what is left out, in order; nothing is without `failOnDataLoss=false`.
+    `on_missing`: hears of what is left out, in order; nothing is without `failOnDataLoss=false`. `on_unreadable`: takes
+    what nobody can open, whatever that option says.
     """
-    for stretch in dense(wanted, _stretches(options, wanted)):
+    for stretch in dense(wanted, _stretches(options, wanted, takes_unreadable=on_unreadable is not None)):
         if isinstance(stretch, ConsumedBatch):
             _check_identity(wanted, stretch)
             yield stretch
+        elif stretch.append_time_us is not None and on_unreadable is not None:
+            on_unreadable(stretch)
         else:
             _tell(wanted, stretch)
             on_missing(stretch)
@@ -87,16 +100,23 @@ def _tell(wanted: QueueRange, missing: Missing) -> None:
     )
 
 
-def _stretches(options: SourceOptions, wanted: QueueRange) -> Iterator[ConsumedBatch | Missing]:
+def _stretches(
+    options: SourceOptions, wanted: QueueRange, *, takes_unreadable: bool
+) -> Iterator[ConsumedBatch | Missing]:
     if options.path is not None:
         yield from _from_files(options, options.path, wanted)
         return
-    with Pump(lambda: _from_nodes(options, wanted), patience_s=_PATIENCE_S, what=str(wanted)) as groups:
+    passes_unreadable = takes_unreadable or not options.fail_on_data_loss
+    with Pump(
+        lambda: _from_nodes(options, wanted, passes_unreadable), patience_s=_PATIENCE_S, what=str(wanted)
+    ) as groups:
         for group in groups:
             yield from group
 
 
-async def _from_nodes(options: SourceOptions, wanted: QueueRange) -> AsyncGenerator[list[ConsumedBatch | Missing]]:
+async def _from_nodes(
+    options: SourceOptions, wanted: QueueRange, passes_unreadable: bool
+) -> AsyncGenerator[list[ConsumedBatch | Missing]]:
     """In groups: to hand something to another thread costs more than to receive a small batch."""
     group: list[ConsumedBatch | Missing]
     client = Client(
@@ -132,6 +152,13 @@ async def _from_nodes(options: SourceOptions, wanted: QueueRange) -> AsyncGenera
                 group.append(missing)
                 at = missing.next
                 await consumer.seek(at)
+            except UnreadableBatch as error:
+                missing = _unreadable(wanted, at, error)
+                if not passes_unreadable:
+                    raise UnreadableBatch(f"{error.message}{_ADVICE}", **error.details) from error
+                group.append(missing)
+                at = missing.next
+                await consumer.seek(at)
             except LogCorrupt as error:
                 # A node knows its log; whose records they are is known here.
                 raise LogCorrupt(
@@ -163,6 +190,11 @@ def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterat
             missing = _missing(options, wanted, at, error)
             yield missing
             at = missing.next
+
+
+def _unreadable(wanted: QueueRange, at: int, error: UnreadableBatch) -> Missing:
+    first, following = error.details["queue_offset"], error.details["go_on_at"]
+    return Missing(max(at, first), min(following, wanted.next), error.message, error.details["append_time_us"])
 
 
 def _missing(options: SourceOptions, wanted: QueueRange, at: int, error: OffsetOutOfRange | RecordsMissing) -> Missing:

@@ -40,6 +40,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from mirrorlog.client.arrow import BINARY, TIMESTAMP
+from mirrorlog.spark.arrow import APPEND_TIME, HEADERS
 from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, TableOutOfStep, TableRefused, from_spark
 from mirrorlog.spark.landing.conflicts import is_conflict
 from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, table_state
@@ -51,6 +53,7 @@ from mirrorlog.spark.landing.tables import DEAD_LETTERS, refuse_shape, same_type
 from mirrorlog.spark.landing.upsert import shut_out
 from mirrorlog.spark.landing.upsert_positions import UpsertIds
 from mirrorlog.spark.plan import QueueFacts
+from mirrorlog.spark.reading import Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +230,28 @@ class DeadLetters:
                 schema_version=self._of.schema_version,
             )
         )
+
+    def bury_unreadable(self, queue: str, missing: Missing) -> None:
+        """Records of a batch that nobody can open: that they were there, and why nothing else is known of them."""
+        rows = unreadable_rows(queue, missing)
+        self.bury(rows, _same(missing.why, rows.num_rows))
+
+
+def unreadable_rows(queue: str, missing: Missing) -> pa.RecordBatch:
+    """Raw rows without anything that stood in their batch."""
+    count = missing.next - missing.first
+    appended = pa.repeat(pa.scalar(missing.append_time_us, pa.int64()), count).cast(TIMESTAMP)
+    columns = {
+        "topic": _same(queue, count),
+        "offset": pa.array(range(missing.first, missing.next), pa.int64()),
+        "key": pa.nulls(count, BINARY),
+        "value": pa.nulls(count, BINARY),
+        "headers": pa.nulls(count, HEADERS),
+        "timestamp": appended,
+        "timestampType": pa.repeat(pa.scalar(APPEND_TIME, pa.int32()), count),
+        "appendTime": appended,
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def dead_rows(

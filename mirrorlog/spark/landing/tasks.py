@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
@@ -124,7 +125,8 @@ def _write_range(number: int, work: Work) -> Written:
         decoding = None if work.decoder is None else Decoding(work.decoder, write, letters)
         take = write if decoding is None else decoding.take
         for wanted in work.ranges:
-            batches = consumed_batches(work.options_for(wanted.queue), wanted, counted.missing(wanted.queue))
+            bury = None if letters is None else partial(letters.bury_unreadable, wanted.queue)
+            batches = consumed_batches(work.options_for(wanted.queue), wanted, counted.missing(wanted.queue), bury)
             if work.as_received:
                 for table in raw_tables(counted.passed(batches)):
                     writer.write_unsplit(table)
