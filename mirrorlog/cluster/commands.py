@@ -433,7 +433,7 @@ def decode_command(data: bytes) -> AnyCommand:
     """The other way. Raises UnsupportedVersion: whoever made it knew what it says, and so do all of its version."""
     try:
         return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnsupportedVersion(
             f"a command of the cluster says what software of version {versions.OWN} cannot read: {error}; start newer "
             "software, on this disk what ran there last"

@@ -275,6 +275,7 @@ class AcceptedLink:
 
     def __init__(self, hello: Hello, *, endpoint: Endpoint, events: MemberEvents) -> None:
         """`hello`: with a node id and a start id."""
+        endpoint.trust(FRAME_BYTES_MAX)
         self.node = hello.node_id or ""
         self.start_id = hello.start_id or ""
         self.incarnation = hello.incarnation
@@ -413,7 +414,7 @@ def _nobody_asks(welcome: Welcome) -> None:
 def _decoded(payload: memoryview) -> AnyMessage:
     try:
         message = _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a Raft message does not fit: {error}") from None
     if isinstance(message, Append):
         indexes = [entry.index for entry in message.entries]

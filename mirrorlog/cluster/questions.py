@@ -165,7 +165,7 @@ def decode_question(data: bytes) -> AnyQuestion:
     """Raises UnsupportedVersion for a question that is none here, ProtocolError for one that does not fit."""
     try:
         return _questions.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         if (name := _unknown(data)) is not None:
             raise UnsupportedVersion(
                 f"software of version {versions.OWN} does not know the question {name!r}; update this node"
@@ -177,7 +177,7 @@ def _unknown(data: bytes) -> str | None:
     """The name of a question that is well formed and not known."""
     try:
         name = _any.decode(data).type
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return name[:_NAME_SHOWN] if name not in _KNOWN else None
 
@@ -186,7 +186,7 @@ def decode_answer(data: bytes, kind: type[_A]) -> _A:
     """Raises ProtocolError for anything but that kind."""
     try:
         answer = _answers.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"an answer does not fit: {error}") from None
     if not isinstance(answer, kind):
         raise ProtocolError(f"{type(answer).__name__} where {kind.__name__} was expected")

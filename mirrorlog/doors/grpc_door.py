@@ -27,6 +27,7 @@ from mirrorlog.doors.callers import Callers
 from mirrorlog.doors.consumer_service import ConsumeLimits, ConsumerService
 from mirrorlog.doors.door_tls import NO_TLS, DoorTls
 from mirrorlog.doors.heap import keep_freed_memory
+from mirrorlog.doors.malformed import RefuseMalformed
 from mirrorlog.doors.node_watch import NodeWatch
 from mirrorlog.doors.producer_service import ProducerService, StreamLimits
 from mirrorlog.doors.running import Given, client_of, run_door
@@ -112,7 +113,9 @@ class GrpcDoor:
             await self._client.close()
 
     async def _serve(self, limits: Limits) -> None:
-        server = grpc.aio.server(options=server_options(limits), maximum_concurrent_rpcs=CALLS_MAX)
+        server = grpc.aio.server(
+            interceptors=(RefuseMalformed(),), options=server_options(limits), maximum_concurrent_rpcs=CALLS_MAX
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin, server)
         self._producer.add_to(server)

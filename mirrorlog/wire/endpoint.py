@@ -98,9 +98,10 @@ class Endpoint(asyncio.BufferedProtocol):
 
     # --- the handler's side ---
 
-    def trust(self) -> None:
-        """The greeting was accepted: frames up to the full limit may come."""
-        self._reader.frame_bytes_max = self._frame_bytes_max
+    def trust(self, frame_bytes_max: int | None = None) -> None:
+        """The greeting was accepted: frames up to the full limit may come. `frame_bytes_max`: a larger one, of who has
+        proven to be more than who usually comes."""
+        self._reader.frame_bytes_max = frame_bytes_max or self._frame_bytes_max
 
     def known(self, known: bool = True) -> None:
         """Who it is has been proven; or not any more."""

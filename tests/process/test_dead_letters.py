@@ -16,6 +16,7 @@ from tests.process.clusters import fast_cluster
 pytestmark = pytest.mark.process
 
 RECORDS: Final = 5_000
+MIB: Final = 1024 * 1024
 TWO_LOGS: Final[list[dict[str, Any]]] = [{}, {"name": "two", "master": "n2", "flush": "disk"}]
 
 
@@ -104,3 +105,24 @@ async def test_in_a_cluster_with_users_nodes_need_no_user_and_people_a_right() -
                 await again.release()
             assert await admin.admin.redrive("dead") == 1
             assert await received(admin, "q", 3) == [b"v"] * 3
+
+
+async def test_a_letter_of_many_megabytes_comes_to_another_nodes_queue() -> None:
+    """Goal: whatever a queue takes can leave it, for the queue of another node too. Method: records of 20 MiB and of
+    the largest size that a node may be told to take, between logs of two masters."""
+    limits = {"limits.max_record_bytes": 64 * MIB, "limits.max_batch_bytes": 80 * MIB, "log.segment_bytes": 256 * MIB}
+    with fast_cluster(2, logs=TWO_LOGS, settings=limits) as cluster:
+        async with asyncio.timeout(90), Client(*cluster.servers) as client:
+            dead = await client.admin.declare("dead", {"flush": "disk"})
+            q = await client.admin.declare("q", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+            assert dead.master != q.master
+            async with client.producer("q", delivery_timeout_ms=60_000) as producer:
+                for size in (20 * MIB, 64 * MIB):
+                    await producer.send(bytes(size))
+            rejecting = asyncio.ensure_future(reject(client, "q", 2))
+            async with client.consumer("dead", start="earliest") as consumer:
+                found: list[int] = []
+                while len(found) < 2:
+                    found += [len(record.value or b"") for record in await consumer.read(1, timeout_ms=1000)]
+            assert sorted(found) == [20 * MIB, 64 * MIB]
+            rejecting.cancel()
