@@ -23,7 +23,7 @@ class MalformedRequest(BadRequest):
     """Bytes that are not the message that the method takes."""
 
 
-class RefuseMalformed(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the stubs give it no type
+class RefuseMalformed(grpc.aio.ServerInterceptor):
     """For all services of a server."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:

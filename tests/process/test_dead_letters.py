@@ -110,7 +110,12 @@ async def test_in_a_cluster_with_users_nodes_need_no_user_and_people_a_right() -
 async def test_a_letter_of_many_megabytes_comes_to_another_nodes_queue() -> None:
     """Goal: whatever a queue takes can leave it, for the queue of another node too. Method: records of 20 MiB and of
     the largest size that a node may be told to take, between logs of two masters."""
-    limits = {"limits.max_record_bytes": 64 * MIB, "limits.max_batch_bytes": 80 * MIB, "log.segment_bytes": 256 * MIB}
+    limits = {
+        "limits.max_record_bytes": 64 * MIB,
+        "limits.max_batch_bytes": 72 * MIB,
+        "limits.outgoing_bytes_max": 256 * MIB,
+        "log.segment_bytes": 256 * MIB,
+    }
     with fast_cluster(2, logs=TWO_LOGS, settings=limits) as cluster:
         async with asyncio.timeout(90), Client(*cluster.servers) as client:
             dead = await client.admin.declare("dead", {"flush": "disk"})
