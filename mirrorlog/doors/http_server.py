@@ -2,7 +2,9 @@
 
 uvicorn bounds the head of a request and how long a connection may be idle between two. Not how many connections there
 are, nor how long a request may take to come in or an answer to be taken; a few lines here do, by one timer for each
-connection.
+connection. Who connects when all places are taken gets one: the connection goes that has waited longest for a request,
+or for its answer to be taken, of the address that has most of these. So strangers who say nothing drive out themselves,
+and a probe is answered. Only when all are being served is one more refused.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -88,14 +91,35 @@ class _Connection(H11Protocol):
         super().__init__(*args, **options)
         self._limits = limits
         self._overdue: asyncio.TimerHandle | None = None
+        self._since = 0.0
 
     # Narrower than asyncio's, as uvicorn's own is: a server's transports are no others.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._begin_exchange()
-        if len(self.connections) > self._limits.connections_max:
+        if len(self.connections) > self._limits.connections_max and not self._made_room():
             transport.write(_refusal(self._limits.connections_max))
             transport.close()
+
+    def _made_room(self) -> bool:
+        waiting = [each for each in self.connections if isinstance(each, _Connection) and each._waits and each != self]
+        if not waiting:
+            return False
+        of = Counter(each._address for each in waiting)
+        longest = max(waiting, key=lambda each: (of[each._address], -each._since))
+        # It counts no more, whenever its transport is done with it.
+        self.connections.discard(longest)
+        longest.transport.abort()
+        return True
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client is not None else ""
+
+    @property
+    def _waits(self) -> bool:
+        """For a request, or for its answer to be taken: and not for the node."""
+        return self.cycle is None or self.cycle.response_complete or self.flow.write_paused
 
     def on_response_complete(self) -> None:
         # The answer may still wait to be taken: the time of the next exchange bounds that as well.
@@ -110,6 +134,7 @@ class _Connection(H11Protocol):
     def _begin_exchange(self) -> None:
         if self._overdue is not None:
             self._overdue.cancel()
+        self._since = self.loop.time()
         self._overdue = self.loop.call_later(self._limits.exchange_s_max, self.transport.abort)
 
 

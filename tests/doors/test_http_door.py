@@ -19,6 +19,7 @@ from mirrorlog.testing import Cluster
 from mirrorlog.testing.ports import free_ports
 from mirrorlog.wire.frames import Level
 from mirrorlog.wire.messages import CommitPosition, Done, HoldGiven, LogCounts, NodeCounts, Position, SetHold
+from tests.attacks.half_open_http import half_open
 from tests.doors.http_door import HOST, HttpDoor, samples, value
 from tests.process.clusters import declare, eventually, fast_cluster, log_of
 from tests.process.raw import Raw, batch_of
@@ -333,6 +334,14 @@ def test_a_port_that_is_taken_is_named(door: HttpDoor, cluster: Cluster) -> None
         second.close()
     assert code == PortTaken.exit_code
     assert door.address in errors.splitlines()[-1]
+
+
+def test_half_open_connections_keep_no_probe_out(door: HttpDoor) -> None:
+    """Goal: `/health` answers whatever strangers do. Method: more half-open connections than there are places, then a
+    probe, three times."""
+    with half_open(door.address, 140):
+        for _ in range(3):
+            assert door.get("/health").status == 200
 
 
 # --- The page that lists them ---

@@ -133,28 +133,71 @@ async def test_a_body_without_an_end_is_cut_off() -> None:
         writer.close()
 
 
-async def test_connections_above_the_limit_are_told_so_and_the_others_go_on() -> None:
-    """Goal: a named limit with an answer. Method: three connections where two may be, then close one and come again."""
-    async with served(door(), HttpLimits(connections_max=2, idle_s_max=LONG_S, exchange_s_max=LONG_S)) as here:
-        kept = [await here.open() for _ in range(2)]
+async def healthy(here: Served) -> bool:
+    """Whether a probe on a connection of its own is answered."""
+    reader, writer = await here.open()
+    writer.write(b"GET /health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+    answer = await rest_of(reader)
+    writer.close()
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_who_says_nothing_makes_room_for_who_asks() -> None:
+    """Goal: half-open connections keep no probe out. Method: as many as may be, one of which has been answered before,
+    others with half a request; then a probe ten times: it is answered, and the one that has waited longest has gone."""
+    async with served(door(), HttpLimits(connections_max=4, idle_s_max=LONG_S, exchange_s_max=LONG_S)) as here:
+        silent = [await here.open() for _ in range(4)]
+        await here.has(4)
+        for place, (_, writer) in enumerate(silent[:2]):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: here\r\n" + b"\r\n" * (place == 0))
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await silent[0][0].readline()).startswith(b"HTTP/1.1 200")
+        assert await healthy(here)
+        assert await rest_of(silent[1][0]) == b"", "it has waited longest: the one before was answered meanwhile"
+        for _ in range(10):
+            assert await healthy(here)
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_answers_that_nobody_takes_make_room_too() -> None:
+    """Goal: who asks and does not read is no better than who does not ask. Method: as many as may be; one more."""
+    async with served(large, HttpLimits(connections_max=2, idle_s_max=LONG_S, exchange_s_max=LONG_S)) as here:
+        readers = []
+        for _ in range(3):
+            reader, writer = await here.open()
+            readers.append((reader, writer))
+            writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+            async with asyncio.timeout(DEADLINE_S):
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         await here.has(2)
+        for _, each in readers:
+            each.close()
+
+
+async def test_connections_above_the_limit_are_told_so_while_all_are_being_served() -> None:
+    """Goal: a named limit with an answer. Method: two requests that wait for the node where two may be, and a third;
+    then the node answers, and another one is served."""
+    go = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await go.wait()
+        await door()(scope, receive, send)
+
+    async with served(slow, HttpLimits(connections_max=2, idle_s_max=LONG_S, exchange_s_max=LONG_S)) as here:
+        probes = [asyncio.ensure_future(healthy(here)) for _ in range(2)]
+        await here.has(2)
+        async with asyncio.timeout(DEADLINE_S):
+            while any(each.cycle is None for each in here.server.server_state.connections):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         refused, third = await here.open()
         head, _, body = (await rest_of(refused)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
         assert json.loads(body) == {"error": "2 connections are open; close some"}
         third.close()
-        await here.has(2)
-        reader, writer = kept[0]
-        writer.write(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n")
-        async with asyncio.timeout(DEADLINE_S):
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        writer.close()
-        await here.has(1)
-        again, writer = await here.open()
-        writer.write(b"GET /health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
-        assert (await rest_of(again)).startswith(b"HTTP/1.1 200")
-        for _, each in (*kept, (again, writer)):
-            each.close()
+        go.set()
+        assert all(await asyncio.gather(*probes))
+        assert await healthy(here)
 
 
 @pytest.mark.parametrize(
