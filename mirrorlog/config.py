@@ -320,7 +320,21 @@ class LimitSettings(_Section):
 
     max_record_bytes: int = Field(4 * _MIB, ge=1, le=64 * _MIB, alias="maxMessageSize")
     max_batch_bytes: int = Field(8 * _MIB, ge=64 * _KIB, le=256 * _MIB)
-    max_connections: int = Field(4096, ge=1)
+    max_connections: int = Field(
+        4096, ge=1, description="of clients that are let in; less where the limit of open files is too low for so many"
+    )
+    max_links: int = Field(
+        512, ge=16, description="of nodes that are let in on the replication port: members, mirrors, those that join"
+    )
+    max_strangers: int = Field(
+        1024,
+        ge=8,
+        description="connections that have not greeted, or not logged in where there are users, on each port; for one "
+        "more the oldest of the address that has most goes",
+    )
+    max_strangers_per_address: int = Field(
+        256, ge=4, description="and of one address (of IPv6: one /64); for one more its oldest goes"
+    )
     unpacking_bytes: int = Field(
         128 * _MIB, ge=_MIB, description="of compressed batches that wait to be opened before they are stored"
     )
@@ -359,7 +373,9 @@ class LimitSettings(_Section):
         ge=0,
         description="a new master waits so long for subscribers of queues with auto-delete before their absence counts",
     )
-    hello_timeout_ms: int = Field(10_000, ge=1)
+    hello_timeout_ms: int = Field(
+        5_000, ge=1, description="a connection that has not greeted by then, or not logged in, is closed"
+    )
     frame_timeout_ms: int = Field(30_000, ge=1, description="a frame once begun must be complete within this time")
     idle_timeout_ms: int = Field(120_000, ge=1, description="a client that sends nothing, not even PING, is closed")
     outgoing_bytes_max: int = Field(64 * _MIB, ge=_MIB, description="per connection, queued to a slow reader")

@@ -9,6 +9,7 @@ call that is forgotten would only be found by a run that does not repeat.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
@@ -25,6 +26,7 @@ from mirrorlog.client.consumer import Consumer
 from mirrorlog.client.producer import Producer
 from mirrorlog.cluster import seeds
 from mirrorlog.ha.accept import MasterLink
+from mirrorlog.wire.listening import Port
 from mirrorlog.wire.tls import Refusals
 from sim.loop import START_S, VirtualLoop
 from sim.processes import Process, current_process
@@ -82,6 +84,7 @@ def patched(loop: VirtualLoop, seed: str) -> Iterator[None]:
             (threading.Thread, "start", _blocks("a thread")),
             (ThreadPoolExecutor, "submit", _blocks("ThreadPoolExecutor.submit")),
             (ThreadPoolExecutor, "shutdown", shut_down),
+            (Port, "open", _listen),
             (seeds, "_refusals", Refusals()),  # what was told in one run is told in the next one, too
         ):
             patches.enter_context(patch.object(owner, name, new))
@@ -104,6 +107,12 @@ def _numbering() -> Callable[[object], int]:
         return found
 
     return number_of
+
+
+async def _listen(port: Port, host: str, number: int) -> None:
+    """The network of the run accepts, and there are no descriptors to be short of."""
+    loop = asyncio.get_running_loop()
+    port._server = await loop.create_server(lambda: port.made(port.come("")), host, number)
 
 
 def _process_number() -> int:

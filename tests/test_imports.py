@@ -137,6 +137,7 @@ PURE = [
     "mirrorlog/wire/locations.py",
     "mirrorlog/wire/messages.py",
     "mirrorlog/wire/names.py",
+    "mirrorlog/wire/places.py",
     "mirrorlog/wire/proof.py",
     "mirrorlog/wire/routing.py",
     "mirrorlog/wire/turns.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
 import time
@@ -47,8 +46,9 @@ from mirrorlog.wire.frames import (
 )
 from mirrorlog.wire.greeting import check_hello
 from mirrorlog.wire.lines import Lines
-from mirrorlog.wire.listening import listen
+from mirrorlog.wire.listening import Place, Port, listen
 from mirrorlog.wire.messages import DeclareQueue, Done, Hello, Login, Message, Welcome, decode, encode, error_frame
+from mirrorlog.wire.places import Places
 
 logger = logging.getLogger(__name__)
 
@@ -89,14 +89,18 @@ class NativeDoor:
         self._push = push
         self._lines = lines
         self.sessions: set[ClientSession] = set()
-        self._newcomers: dict[ClientSession, None] = {}
         self.accepted = 0
         """Connections since this process began."""
         self.refused: Counter[str] = Counter()
         """Publishes of which nothing was stored, by the error's code."""
         self.log_of = logs.of_queue
         self._logs = logs
-        self._server: asyncio.Server | None = None
+        self.places: Places[Place] = Places(
+            strangers_max=settings.limits.max_strangers,
+            per_address_max=settings.limits.max_strangers_per_address,
+            let_in_max=settings.limits.max_connections,
+        )
+        self._port: Port | None = None
         self._contact_at = contact_at
         self.gatekeeper = Gatekeeper(
             users, self._key_of, login_helper, has_heard, tier_locations=settings.log.tier_locations
@@ -111,14 +115,14 @@ class NativeDoor:
     async def start(self, address: str, tls: ssl.SSLContext | None = None) -> None:
         """Raises PortTaken."""
         limits = self.settings.limits
-        self._server = await listen(address, lambda: Endpoint(
-            ClientSession(self),
+        self._port = await listen(address, lambda place: Endpoint(
+            ClientSession(self, place),
             frame_bytes_max=FRAME_HEADER_SIZE + max(
                 PRODUCE.size + limits.max_batch_bytes, SETTLE.size + SETTLE_RANGE.size * limits.max_ranges_per_settle
             ),
             outgoing_bytes_max=limits.outgoing_bytes_max,
             lines=self._lines,
-        ), tls)  # fmt: skip
+        ), self.places, tls)  # fmt: skip
 
     def _key_of(self, queue_id: int) -> str:
         return self.log_of(queue_id).replica.queues.find_id(queue_id).name
@@ -127,29 +131,10 @@ class NativeDoor:
         """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""
         self._push()
 
-    def let_in(self, session: ClientSession) -> bool:
-        """Whether there is a place for another connection. Where there are users the one that has been there longest
-        without having logged in makes room: who cannot log in must not keep those out who can."""
-        if len(self.sessions) >= self.settings.limits.max_connections and not self._made_room():
-            return False
-        self.sessions.add(session)
-        self._newcomers[session] = None
-        return True
-
-    def _made_room(self) -> bool:
-        for session in list(self._newcomers) if self.gatekeeper.users() else ():
-            del self._newcomers[session]
-            if session.is_stranger:
-                session.endpoint.close(Overloaded("others wait to be let in; log in at once", limit="max_connections"))
-                self.forget(session)
-                return True
-        return False
-
     def forget(self, session: ClientSession) -> None:
         """Its connection is gone."""
         if session in self.sessions:
             self.sessions.remove(session)
-            self._newcomers.pop(session, None)
             self.groups.forget(session)
             if self.requests.exclusives.forget(session):
                 self.requests.lifetimes.look_soon()
@@ -179,7 +164,6 @@ class NativeDoor:
                 log.deliverer.end_refused(_read_refused)
         for session in list(self.sessions):
             session.look_at_trust()
-            self._newcomers.setdefault(session)
 
     def tick(self, now: float) -> None:
         self.look_at_rights()
@@ -207,8 +191,8 @@ class NativeDoor:
 
     def close(self) -> None:
         """No new connections; those that are there end when they have sent what they hold."""
-        if self._server is not None:
-            self._server.close()
+        if self._port is not None:
+            self._port.close()
         for session in list(self.sessions):
             session.endpoint.send([frame(FrameType.GOODBYE)])
             session.endpoint.close()
@@ -229,8 +213,9 @@ def _read_refused(receiver: Receiver, queue_id: int) -> MirrorlogError | None:
 class ClientSession:
     """One client's connection."""
 
-    def __init__(self, door: NativeDoor) -> None:
+    def __init__(self, door: NativeDoor, place: Place) -> None:
         self._door = door
+        self._place = place
         self._endpoint: Endpoint | None = None
         self._greeted = False
         self._gate: Gate | None = None
@@ -250,13 +235,8 @@ class ClientSession:
     def connected(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._last_read = time.monotonic()
-        door = self._door
-        door.accepted += 1
-        if not door.let_in(self):
-            limit = door.settings.limits.max_connections
-            endpoint.close(
-                Overloaded(f"{limit} connections are open (limits.max_connections)", limit="max_connections")
-            )
+        self._door.accepted += 1
+        self._door.sessions.add(self)
 
     def frame(self, frame_: Frame) -> None:
         self._last_read = time.monotonic()
@@ -324,11 +304,6 @@ class ClientSession:
         assert self._gate is not None
         return self._gate
 
-    @property
-    def is_stranger(self) -> bool:
-        """Whether it has not logged in, as far as it knows of users."""
-        return self._gate is None or self._gate.is_stranger
-
     def must_log_in_again(self) -> bool:
         """What logged in before there were users is closed, to come back and do so again."""
         if not self.gate.must_log_in:
@@ -339,7 +314,10 @@ class ClientSession:
     def look_at_trust(self) -> None:
         """The last user may have gone."""
         if self._greeted:
-            self._trust()
+            try:
+                self._trust()
+            except Overloaded as error:
+                self.endpoint.close(error)
 
     def tick(self, now: float) -> None:
         """Close a connection that does not greet, leaves a frame unfinished or has fallen silent."""
@@ -370,6 +348,7 @@ class ClientSession:
         self._gate = Gate(
             self._door.gatekeeper, private=self.endpoint.is_private, peer=self.endpoint.peer.rpartition(":")[0]
         )
+        self._place.went_on()
         self._trust()
         self.answer(frame(FrameType.WELCOME, encode(welcome), frame_.correlation_id))
 
@@ -422,6 +401,7 @@ class ClientSession:
         self.refuse(error, correlation_id)
 
     async def _login(self, message: Login, respond: Callable[[Message | MirrorlogError], None]) -> None:
+        self._place.went_on()
         try:
             await self.gate.login(message)
         except LoginFailed as error:
@@ -429,12 +409,19 @@ class ClientSession:
             if self.gate.failures >= FAILURES_MAX:
                 self.endpoint.close(error)
             return
-        self._trust()
+        try:
+            self._trust()
+        except Overloaded as error:
+            respond(error)
+            self.endpoint.close(error)
+            return
         respond(Done())
 
     def _trust(self) -> None:
-        """Frames up to the full limit are taken from who may be here: others would fill the node's memory with them.
-        Nor have others a claim on its time."""
+        """Who may be here has a place among those that are let in. Frames up to the full limit are taken from him:
+        others would fill the node's memory with them. Nor have others a claim on its time. Raises Overloaded."""
+        if not self.gate.is_stranger:
+            self._place.let_in()
         if self.gate.trusted:
             self.endpoint.trust()
         self.endpoint.known(not self.gate.is_stranger)

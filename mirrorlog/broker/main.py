@@ -14,6 +14,7 @@ import typer
 import uvloop
 
 from mirrorlog import __version__
+from mirrorlog.broker.descriptors import fit
 from mirrorlog.broker.logs import configure_logs
 from mirrorlog.broker.node import Node
 from mirrorlog.broker.settings_report import as_json, as_toml
@@ -106,13 +107,14 @@ def run_node(settings: Settings, *, debug: bool = False, bootstrap: bool = False
     configure_logs(settings.node.id, debug=debug)
     os.umask(0o077)  # what is made from here on, by the index and by doors too, is nobody else's
     close_directory(settings.node.data_dir)
+    settings, capped = fit(settings)
 
     # The objects of a publish die with it. Looking for cycles among them every few publishes, and among all that lives
     # now and then, would hold the loop up for nothing.
     gc.set_threshold(50_000, 20, 100)
 
     async def main() -> int:
-        node = Node(settings, debug=debug, bootstrap=bootstrap, discard=discard)
+        node = Node(settings, debug=debug, bootstrap=bootstrap, discard=discard, capped=capped)
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, node.stop)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -86,15 +87,18 @@ class Node:
         measure: Callable[[Path], DiskSpace] = measure,
         boot_id: Callable[[], str] = own_boot_id,
         ready: Callable[[str], None] = _print,
+        capped: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`bootstrap`, `discard`: see `Entry`. `files`: the disk; `measure`: how much space is on it; `boot_id`: of the
-        machine's boot; `ready`: is told, in a line, that the node serves, and where. Raises ConfigError."""
+        machine's boot; `ready`: is told, in a line, that the node serves, and where; `capped`: see `NodeCounts`. Raises
+        ConfigError."""
         self._settings = settings
         self._debug = debug
         self._credentials = credentials_of(settings)
         self._entry = Entry(settings, files, bootstrap=bootstrap, discard=discard, credentials=self._credentials)
         self._files = files
         self._measure = measure
+        self._capped = capped
         self._boot_id = boot_id
         self._ready = ready
         self._stopping = asyncio.Event()
@@ -162,6 +166,7 @@ class Node:
             files=files,
             measure=self._measure,
             credentials=self._credentials,
+            capped=self._capped,
             children=lambda: [door.pid for door in self._doors if door.pid is not None],
         )
         self._warn_if_open()

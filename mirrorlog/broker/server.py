@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
@@ -53,7 +54,8 @@ _STOP_WAIT_S: Final = 2.0
 
 class Server:
     """`view`: what the node knows of its cluster; `cluster`: what decides about it; `failed`: the node must end;
-    `files`: the disk; `measure`: how much space is on it; `children`: its doors, by process id."""
+    `files`: the disk; `measure`: how much space is on it; `children`: its doors, by process id; `capped`: see
+    `NodeCounts`."""
 
     def __init__(
         self,
@@ -67,10 +69,12 @@ class Server:
         files: Files = OS_FILES,
         measure: Callable[[Path], DiskSpace] = measure,
         credentials: Credentials = OPEN,
+        capped: Mapping[str, int] = MappingProxyType({}),
         children: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self._settings = settings
         self._credentials = credentials
+        self._capped = capped
         self._directory = directory
         self._start_id = start_id
         self._failed = failed
@@ -301,4 +305,4 @@ class Server:
     def _counts(self) -> NodeCounts:
         logs, accept = self.logs.everyone(), self.ha.accept
         told = [log.replica.counters.told(log.name, sent_bytes=accept.sent_bytes(log.log_id)) for log in logs]
-        return node_counts(accept, self._door, links=self._view.links(), logs=told)
+        return node_counts(accept, self._door, links=self._view.links(), logs=told, capped=self._capped)

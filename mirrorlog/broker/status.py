@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -119,9 +119,14 @@ def memory_status(report: MemoryReport | None) -> MemoryStatus | None:
 
 
 def node_counts(
-    accept: AcceptSocketService, door: NativeDoor | None, *, links: tuple[int, int, int], logs: list[LogCounts]
+    accept: AcceptSocketService,
+    door: NativeDoor | None,
+    *,
+    links: tuple[int, int, int],
+    logs: list[LogCounts],
+    capped: Mapping[str, int],
 ) -> NodeCounts:
-    """What was counted since the process began. `links`: see `ClusterView.links`."""
+    """What was counted since the process began. `links`: see `ClusterView.links`; `capped`: see `NodeCounts`."""
     opened, standing, failed = links
     return NodeCounts(
         accepted={"client": door.accepted if door else 0, "replication": accept.accepted},
@@ -131,6 +136,8 @@ def node_counts(
         links_open=standing,
         questions_failed=failed,
         logs=logs,
+        strangers={"client": door.places.strangers if door else 0, "replication": accept.places.strangers},
+        capped=dict(capped),
     )
 
 

@@ -39,8 +39,9 @@ from mirrorlog.wire.dialling import LINK_UNACKED_MS, dial
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Frame, FrameType, frame
 from mirrorlog.wire.greeting import check_hello
-from mirrorlog.wire.listening import listen
+from mirrorlog.wire.listening import Place, Port, listen
 from mirrorlog.wire.messages import Failure, Hello, Limits, Welcome, as_error, error_frame, expect_message
+from mirrorlog.wire.places import Places
 from mirrorlog.wire.proof import AcceptedGreeting, DialledGreeting
 from mirrorlog.wire.tls import Refusals
 
@@ -278,21 +279,27 @@ class SeekingPort:
         """Cluster and node of those who took this node for a member; what they say is not proven."""
         self._asked_by: set[str] = set()
         self._limits = limits
-        self._server: asyncio.Server | None = None
+        self._places: Places[Place] = Places(
+            strangers_max=limits.max_strangers,
+            per_address_max=limits.max_strangers_per_address,
+            let_in_max=LINKS_MAX,
+        )
+        self._port: Port | None = None
 
     async def start(self, address: str) -> None:
         """Raises PortTaken."""
-        self._server = await listen(address, self._endpoint, self.credentials.accepting, unacked_ms=LINK_UNACKED_MS)
+        self._port = await listen(
+            address, self._endpoint, self._places, self.credentials.accepting,
+            limit="max_links", unacked_ms=LINK_UNACKED_MS,
+        )  # fmt: skip
 
     async def stop(self) -> None:
         """The port is free when it returns. Idempotent."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        port, self._port = self._port, None
+        if port is not None:
+            port.close()
         for link in list(self.links):
             link.abort()
-        if server is not None:
-            await server.wait_closed()
 
     async def until_known_to(self, runs: Collection[str], timeout_s: float) -> None:
         """Until these have asked and were answered, or for so long: who founds is not there any more for who looks."""
@@ -332,15 +339,16 @@ class SeekingPort:
             return Looking(address=self.own.address, seeds=self.own.seeds)
         raise NotLeader(f"node {self.own.node} is in no cluster yet")
 
-    def _endpoint(self) -> Endpoint:
-        return Endpoint(_SeekerLink(self), frame_bytes_max=FRAME_BYTES_MAX, outgoing_bytes_max=FRAME_BYTES_MAX)
+    def _endpoint(self, place: Place) -> Endpoint:
+        return Endpoint(_SeekerLink(self, place), frame_bytes_max=FRAME_BYTES_MAX, outgoing_bytes_max=FRAME_BYTES_MAX)
 
 
 class _SeekerLink:
     """One connection to a node that looks."""
 
-    def __init__(self, port: SeekingPort) -> None:
+    def __init__(self, port: SeekingPort, place: Place) -> None:
         self._port = port
+        self._place = place
         self._endpoint: Endpoint | None = None
         self._link: JoinerLink | None = None
         self._version = 0
@@ -355,9 +363,6 @@ class _SeekerLink:
 
     def connected(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        if len(self._port.links) >= LINKS_MAX:
-            endpoint.abort()
-            return
         self._port.links[self] = None
         self._end = asyncio.get_running_loop().call_later(LINK_S, self.abort)
 
@@ -377,6 +382,7 @@ class _SeekerLink:
                 return
         else:
             self._greeting.proven(frame_)
+        self._place.let_in()
         self._endpoint.trust()
         welcome = self._greeting.sealed(self._port.welcome(self._version))
         self._endpoint.send([frame(FrameType.WELCOME, messages.encode(welcome))])

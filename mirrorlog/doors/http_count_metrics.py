@@ -34,6 +34,9 @@ def _connections(known: Sequence[NodeCounts]) -> Iterator[Metric]:
     yield counter("mirrorlog_connections_accepted_total", meaning, ("port",), accepted)
     standing = [sample for each in known for sample in _by(each.open)]
     yield gauge("mirrorlog_connections", "Connections that are open, by port", ("port",), standing)
+    strangers = [sample for each in known for sample in _by(each.strangers)]
+    meaning = "Of which have not been let in: in a handshake, without a greeting or without a login"
+    yield gauge("mirrorlog_connections_strangers", meaning, ("port",), strangers)
 
 
 def _member_links(known: Sequence[NodeCounts]) -> Iterator[Metric]:

@@ -43,8 +43,9 @@ from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame, read_ack
 from mirrorlog.wire.greeting import check_hello
 from mirrorlog.wire.lines import Lines
-from mirrorlog.wire.listening import listen
+from mirrorlog.wire.listening import Place, Port, listen
 from mirrorlog.wire.messages import Failure, Follow, Hello, Pull, Welcome, as_error, encode, expect_message
+from mirrorlog.wire.places import Places
 from mirrorlog.wire.proof import AcceptedGreeting
 from mirrorlog.wire.tls import Refusals
 
@@ -78,8 +79,9 @@ class MemberLink(Protocol):
 class MasterLink:
     """The master's end of one mirror's connection: frames to an HAConnection, its actions to the socket."""
 
-    def __init__(self, service: AcceptSocketService) -> None:
+    def __init__(self, service: AcceptSocketService, place: Place) -> None:
         self._service = service
+        self._place = place
         self._endpoint: Endpoint | None = None
         self._greeted: Hello | None = None
         self._greeting: AcceptedGreeting | None = None
@@ -90,6 +92,11 @@ class MasterLink:
         self.reading: asyncio.Task[None] | None = None
         """The cold read that is under way, or the last one."""
         self.opened_at = 0.0
+
+    @property
+    def greeted(self) -> bool:
+        """Whether it was let in."""
+        return self._greeted is not None
 
     def is_of(self, log: MasteredLog) -> bool:
         """Whether it belongs to this mastership."""
@@ -111,10 +118,7 @@ class MasterLink:
         self._endpoint = endpoint
         self.opened_at = self._service.now()
         self._service.accepted += 1
-        if len(self._service.links) >= self._service.links_max:
-            endpoint.close(Overloaded(f"{self._service.links_max} links are open on this port", limit="links_max"))
-        else:
-            self._service.links.add(self)
+        self._service.links.add(self)
 
     def frame(self, frame_: Frame) -> None:
         now = self._service.now()
@@ -192,6 +196,7 @@ class MasterLink:
                 raise ProtocolError(f"role {hello.role!r} on the replication port; clients use the client port")
             self._greeting = self._service.credentials.accepted(hello, self.endpoint)
             if self._greeting.challenge is not None:
+                self._place.went_on()
                 self.endpoint.send([self._greeting.challenge])
                 return
         else:
@@ -199,9 +204,13 @@ class MasterLink:
         self._welcome(self._greeting)
 
     def _welcome(self, greeting: AcceptedGreeting) -> None:
-        hello = self._greeted = greeting.hello
+        hello = greeting.hello
         assert hello.node_id is not None
         assert hello.start_id is not None
+        if hello.role != "member":
+            self._service.check_links()
+        self._place.let_in()
+        self._greeted = hello
         self.endpoint.trust()
         if hello.role == "joiner":
             self.endpoint.known()
@@ -389,6 +398,11 @@ class AcceptSocketService:
         self.links: set[MasterLink] = set()
         self.members: set[MasterLink] = set()
         """Links of other members of the cluster."""
+        self.places: Places[Place] = Places(
+            strangers_max=limits.max_strangers,
+            per_address_max=limits.max_strangers_per_address,
+            let_in_max=limits.max_links,
+        )
         self.accepted = 0
         """Connections since this process began."""
         self.sent: Counter[tuple[UUID, str]] = Counter()
@@ -401,27 +415,33 @@ class AcceptSocketService:
         self._logs: dict[str, MasteredLog] = {}
         self._refusals: dict[str, MirrorlogError] = {}
         self._limits = limits
-        self._server: asyncio.Server | None = None
+        self._port: Port | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._pump_due = False
         self._announce_due = False
 
     async def start(self, address: str) -> None:
         """Listen for mirrors. Raises PortTaken."""
-        self._server = await listen(address, lambda: Endpoint(
-            MasterLink(self),
+        self._port = await listen(address, lambda place: Endpoint(
+            MasterLink(self, place),
             frame_bytes_max=LIST_BYTES_MAX,  # a mirror sends greetings and acks; epoch lists are the largest
             outgoing_bytes_max=2**62,  # bounded by in_flight_bytes_max
             lines=self._lines,
-        ), self.credentials.accepting, unacked_ms=LINK_UNACKED_MS)  # fmt: skip
+        ), self.places, self.credentials.accepting, limit="max_links", unacked_ms=LINK_UNACKED_MS)  # fmt: skip
 
     def now(self) -> float:
         return time.monotonic()  # the loop's clock, without the way to the loop
 
     @property
     def links_max(self) -> int:
-        """Each mirror has one link per log; the rest is room for those that are being replaced or refused."""
+        """Of mirrors and joiners. Each mirror has one link per log; the rest is room for those that are being replaced
+        or refused."""
         return 2 * sum(len(log.mastership.mirrors) for log in self._logs.values()) + _SPARE_LINKS
+
+    def check_links(self) -> None:
+        """Whether there is a place for one more of them. Raises Overloaded."""
+        if sum(link.greeted for link in self.links) >= self.links_max:
+            raise Overloaded(f"{self.links_max} links are open on this port", limit="links_max")
 
     def sent_bytes(self, log_id: UUID) -> dict[str, int]:
         """Of a log, to each mirror, since this process began."""
@@ -507,8 +527,8 @@ class AcceptSocketService:
 
     async def stop(self) -> None:
         """Tell the mirrors the last confirmed offset and goodbye."""
-        if self._server is not None:
-            self._server.close()
+        if self._port is not None:
+            self._port.close()
         for link in list(self.links):
             link.pump(announce=True)
             link.endpoint.send([frame(FrameType.GOODBYE)])

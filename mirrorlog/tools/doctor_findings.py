@@ -93,6 +93,7 @@ def _nodes(status: ClusterStatus) -> Iterator[Finding]:
     for node in status.nodes:
         yield from _disk(node)
         yield from _memory(node)
+        yield from _capped(node)
         if node.cluster is not None and not node.cluster.coordinator:
             yield Finding(
                 what="node", name=node.node_id, reason="no-coordinator", weight=STOPS,
@@ -124,6 +125,19 @@ def _memory(node: Status) -> Iterator[Finding]:
         text=f"the memory of node {node.node_id} is high, publishes are refused there: {memory.reason}",
         advice="look who takes it: connections that do not read, many queues or unsettled records; give the node more "
         "(limits.memory_bytes), or end what else runs on its machine",
+    )  # fmt: skip
+
+
+def _capped(node: Status) -> Iterator[Finding]:
+    capped = node.counts.capped if node.counts is not None else {}
+    if not capped:
+        return
+    lower = ", ".join(f"limits.{name} is {number}" for name, number in sorted(capped.items()))
+    yield Finding(
+        what="node", name=node.node_id, reason="connections-capped", weight=NOTED,
+        text=f"node {node.node_id} may not open as many files as its settings ask for: {lower}",
+        advice="raise the hard limit of open files of its process (LimitNOFILE=65536, or ulimit -Hn) and start it "
+        "again, or lower these settings",
     )  # fmt: skip
 
 

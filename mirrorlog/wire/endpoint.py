@@ -21,7 +21,7 @@ import ipaddress
 import logging
 import ssl
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -80,6 +80,8 @@ class Endpoint(asyncio.BufferedProtocol):
         """`lines`: where it waits for its turns, a stranger at first; None: it is served at once, whatever it sends."""
         self.paused = False
         self.peer = "?"
+        self.on_closed: Callable[[], None] | None = None
+        """Is told once that the descriptor is closed."""
         self._handler = handler
         self._reader = FrameReader(frame_bytes_max=HELLO_BYTES_MAX, place=handler.place)
         self._frame_bytes_max = frame_bytes_max
@@ -117,6 +119,11 @@ class Endpoint(asyncio.BufferedProtocol):
         return self._transport is not None and not self._ended and not self._transport.is_closing()
 
     @property
+    def stands(self) -> bool:
+        """Whether there is a connection, be it one that lingers."""
+        return self._transport is not None
+
+    @property
     def unsent_bytes(self) -> int:
         """What was given to `send` and has not left; 0 when it is not open."""
         return self._transport.get_write_buffer_size() if self.open and self._transport is not None else 0
@@ -152,6 +159,14 @@ class Endpoint(asyncio.BufferedProtocol):
     def close(self, error: MirrorlogError | None = None) -> None:
         """Say why, if there is a reason, and close; what was written before has a moment to get through."""
         self._end(b"" if error is None else error_frame(error), error)
+
+    def drop(self, error: MirrorlogError, wait_s: float) -> None:
+        """Close, and have the descriptor free in so long, whether the other side takes what is said or not."""
+        self.close(error)
+        if self._transport is not None:
+            if self._linger is not None:
+                self._linger.cancel()
+            self._linger = asyncio.get_running_loop().call_later(wait_s, self._transport.abort)
 
     def abort(self, error: MirrorlogError | None = None) -> None:
         """Close at once; what was not sent is lost. `error`: why, for this side: the other one would not read it."""
@@ -212,6 +227,9 @@ class Endpoint(asyncio.BufferedProtocol):
         if isinstance(exc, ssl.SSLError) and self._error is None:
             self._error = ConnectionLost(f"TLS with {self.peer} ended: {why(exc)}")
         self._gone()
+        if self.on_closed is not None:
+            closed, self.on_closed = self.on_closed, None
+            closed()
 
     # --- inside ---
 

@@ -1,54 +1,294 @@
-"""A server on an address, or the reason why not. Thin."""
+"""A port that accepts, or the reason why not. Thin.
+
+The node accepts by itself, a few connections each time its loop turns: so each has a place (`wire.places`) from
+`accept` until its descriptor is closed, in a TLS handshake and while it lingers too. asyncio tells of neither.
+
+Without a free descriptor a kept one is given up, the connection that waits is accepted with it and closed, and it is
+taken again: the line never stands still. Where that does not help the port rests for a moment; a loop would otherwise
+find the same connection waiting again and again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import ipaddress
+import logging
+import os
+import socket
 import ssl
 from collections.abc import Callable
+from typing import Final
 
 from mirrorlog.config import split_address
-from mirrorlog.errors import PortTaken
+from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded, PortTaken
 from mirrorlog.wire.dialling import end_unacked
-from mirrorlog.wire.endpoint import LINGER_S
-from mirrorlog.wire.tls import HANDSHAKE_S
+from mirrorlog.wire.endpoint import LINGER_S, Endpoint
+from mirrorlog.wire.places import Places
+from mirrorlog.wire.tls import HANDSHAKE_S, Refusals
+
+logger = logging.getLogger(__name__)
+
+BACKLOG: Final = 1024
+ACCEPTS_PER_TURN: Final = 8
+"""A flood of connections must not hold the loop up: accepting one costs it some 100 us."""
+REST_S: Final = 0.1
+"""How long a port rests that cannot accept."""
+DROP_S: Final = 0.05
+"""How long a stranger that makes room may take its last words."""
+DROPPED_MAX: Final = 32
+"""So many may be at that; more are closed at once: each still has a descriptor."""
+
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_refusals: Final = Refusals()
+
+
+class Place:
+    """A connection's, at the port that accepted it."""
+
+    def __init__(self, port: Port, address: str) -> None:
+        self._port = port
+        self.address = address
+        self.endpoint: Endpoint | None = None
+        self.connecting: asyncio.Task[None] | None = None
+
+    def let_in(self) -> None:
+        """It is no stranger any more. Raises Overloaded when as many are in as may be."""
+        places = self._port.places
+        if not places.take(self):
+            raise Overloaded(
+                f"{places.let_in_max} connections are open (limits.{self._port.limit})", limit=self._port.limit
+            )
+
+    def went_on(self) -> None:
+        """It has done a step towards being let in."""
+        self._port.places.went_on(self)
+
+    def closed(self) -> None:
+        """Its descriptor is closed. Idempotent."""
+        self._port.closed(self)
+
+
+class Port:
+    """A port that is listened at. `limit`: the setting that says how many may be let in; `unacked_ms`: of what it
+    accepts, see `dialling`."""
+
+    def __init__(
+        self,
+        factory: Callable[[Place], Endpoint],
+        places: Places[Place],
+        *,
+        tls: ssl.SSLContext | None = None,
+        limit: str = "max_connections",
+        unacked_ms: int | None = None,
+    ) -> None:
+        self.places = places
+        self.limit = limit
+        self.address = ("", 0)
+        """Where it listens."""
+        self._factory = factory
+        self._tls = tls
+        self._unacked_ms = unacked_ms
+        self._sockets: list[socket.socket] = []
+        self._server: asyncio.AbstractServer | None = None  # of a loop that has no sockets
+        self._loop = asyncio.get_running_loop()
+        self._spare: int | None = None
+        self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._dropped: set[Place] = set()
+
+    async def open(self, host: str, port: int) -> None:
+        """Listen. Raises OSError."""
+        self._sockets = await _bound(host, port)
+        self.address = self._sockets[0].getsockname()[:2]
+        self._keep_spare()
+        for each in self._sockets:
+            if self._unacked_ms is not None:
+                end_unacked(each, self._unacked_ms)
+            self._loop.add_reader(each, self._accept, each)
+
+    def close(self) -> None:
+        """No more connections; those that are there stay. Idempotent."""
+        for timer in self._resting.values():
+            timer.cancel()
+        for each in self._sockets:
+            self._loop.remove_reader(each)
+            each.close()
+        self._sockets.clear()
+        if self._server is not None:
+            self._server.close()
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
+    def come(self, address: str) -> Place:
+        """Somebody has connected; perhaps another one goes for it."""
+        place = Place(self, address)
+        if (goes := self.places.come(place, address)) is not None:
+            self._drop(goes, Overloaded("others wait to be let in; greet and log in at once", limit="max_strangers"))
+        return place
+
+    def made(self, place: Place) -> Endpoint:
+        """The end of a connection that stands."""
+        place.endpoint = made = self._factory(place)
+        made.on_closed = place.closed
+        return made
+
+    def closed(self, place: Place) -> None:
+        self.places.leave(place)
+        self._dropped.discard(place)
+        place.endpoint = None
+
+    # --- accepting ---
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                accepted, peer = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:  # it went before it came
+                continue
+            except OSError as error:
+                self._cannot_accept(listening, error)
+                return
+            self._connect(accepted, peer[0] if peer else "")
+
+    def _connect(self, accepted: socket.socket, address: str) -> None:
+        accepted.setblocking(False)
+        with contextlib.suppress(OSError):  # it is gone already
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        place = self.come(address)
+        place.connecting = self._loop.create_task(self._begin(place, accepted))
+
+    async def _begin(self, place: Place, accepted: socket.socket) -> None:
+        """Until its handshake is over, if there is one."""
+        handshake_s, shutdown_s = (None, None) if self._tls is None else (HANDSHAKE_S, LINGER_S)
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self.made(place),
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=handshake_s,
+                ssl_shutdown_timeout=shutdown_s,
+            )
+        except BaseException as error:
+            if place.endpoint is not None and place.endpoint.stands:
+                place.endpoint.abort()
+            else:
+                accepted.close()
+                place.closed()
+            if not isinstance(error, OSError | TimeoutError | asyncio.CancelledError):
+                raise  # else it is the other side's; what was wrong with TLS is told by `wire.tls`
+        finally:
+            place.connecting = None
+
+    def _drop(self, place: Place, error: MirrorlogError) -> None:
+        """It has no place any more; it is told why, if that takes no time."""
+        if place.endpoint is None or not place.endpoint.stands:
+            if place.connecting is not None:
+                place.connecting.cancel()
+        elif len(self._dropped) < DROPPED_MAX:
+            self._dropped.add(place)
+            place.endpoint.drop(error, DROP_S)
+        else:
+            place.endpoint.abort()
+
+    # --- descriptors ---
+
+    def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        if _refusals.is_news(reason):
+            logger.warning(
+                "cannot_accept reason=%r strangers=%s let_in=%s; raise the limit of open files",
+                reason, self.places.strangers, self.places.let_in,
+            )  # fmt: skip
+        if (goes := self.places.oldest()) is not None:
+            self.places.leave(goes)
+            self._drop(goes, Overloaded("this node has no more files", limit="open files"))
+        if error.errno in _NO_DESCRIPTOR and self._spare is not None:
+            self._refuse_one(listening)
+        if error.errno not in _NO_DESCRIPTOR or self._spare is None:
+            self._rest(listening)
+
+    def _refuse_one(self, listening: socket.socket) -> None:
+        """The one that waits longest. Whoever else opens a file may be quicker than this."""
+        assert self._spare is not None
+        os.close(self._spare)
+        self._spare = None
+        with contextlib.suppress(OSError):
+            listening.accept()[0].close()
+        self._keep_spare()
+
+    def _keep_spare(self) -> None:
+        with contextlib.suppress(OSError):  # then the next one that cannot be accepted makes the port rest
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _rest(self, listening: socket.socket) -> None:
+        self._loop.remove_reader(listening)
+        self._resting[listening] = self._loop.call_later(REST_S, self._go_on, listening)
+
+    def _go_on(self, listening: socket.socket) -> None:
+        del self._resting[listening]
+        if self._spare is None:
+            self._keep_spare()
+        self._loop.add_reader(listening, self._accept, listening)
+
+
+async def listen(
+    address: str,
+    factory: Callable[[Place], Endpoint],
+    places: Places[Place],
+    tls: ssl.SSLContext | None = None,
+    *,
+    limit: str = "max_connections",
+    unacked_ms: int | None = None,
+) -> Port:
+    """Accept at `host:port`; see `Port`. Raises PortTaken naming the address and what to do."""
+    port = Port(factory, places, tls=tls, limit=limit, unacked_ms=unacked_ms)
+    try:
+        await port.open(*split_address(address))
+    except OSError as error:
+        raise _taken(address, error) from None
+    return port
 
 
 async def check_free(address: str) -> None:
     """Whether `listen` will get the address, before anything is done that a node which cannot listen should not do.
     Raises PortTaken."""
-    server = await listen(address, asyncio.Protocol)
-    server.close()
-    await server.wait_closed()
+    port = await listen(address, _nobody, Places(strangers_max=1, per_address_max=1, let_in_max=0))
+    port.close()
 
 
-async def listen(
-    address: str,
-    factory: Callable[[], asyncio.BaseProtocol],
-    tls: ssl.SSLContext | None = None,
-    *,
-    unacked_ms: int | None = None,
-) -> asyncio.Server:
-    """A server on `host:port`. `unacked_ms`: of what it accepts, see `dialling`. Raises PortTaken naming the address
-    and what to do."""
-    host, port = split_address(address)
-    handshake_s, shutdown_s = (None, None) if tls is None else (HANDSHAKE_S, LINGER_S)
+def _nobody(place: Place) -> Endpoint:
+    raise ConnectionLost("this port is not served yet")
+
+
+async def _bound(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets at all addresses of the host. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
     try:
-        server = await asyncio.get_running_loop().create_server(
-            factory,
-            host,
-            port,
-            backlog=1024,
-            ssl=tls,
-            ssl_handshake_timeout=handshake_s,
-            ssl_shutdown_timeout=shutdown_s,
-        )
-    except OSError as error:
-        raise PortTaken(f"cannot listen on {address}: {error.strerror or error}; free it or bind another one") from None
-    if unacked_ms is not None:
-        for sock in server.sockets:
-            end_unacked(sock, unacked_ms)
-    return server
+        for family, kind, protocol, _, place in dict.fromkeys(found):
+            made = socket.socket(family, kind, protocol)
+            sockets.append(made)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.bind(place)
+            made.listen(BACKLOG)
+            made.setblocking(False)
+    except OSError:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets
+
+
+def _taken(address: str, error: OSError) -> PortTaken:
+    return PortTaken(f"cannot listen on {address}: {error.strerror or error}; free it or bind another one")
 
 
 def is_loopback(address: str) -> bool:

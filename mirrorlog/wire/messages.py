@@ -882,7 +882,9 @@ class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
 class NodeCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Of one node since its process began. `accepted`: connections by port, client or replication; `open`: those that
     are there now. `refused`: publishes of which nothing was stored, by the error's code. `links_opened`: to other
-    members of the cluster, of which `links_open` stand; `questions_failed`: to these, without an answer that serves."""
+    members of the cluster, of which `links_open` stand; `questions_failed`: to these, without an answer that serves.
+    `strangers`: of those that are open, who have not been let in, by port; `capped`: limits of connections that its
+    limit of open files makes lower than its settings, with the number that holds."""
 
     accepted: dict[str, int]
     open: dict[str, int]
@@ -891,6 +893,8 @@ class NodeCounts(msgspec.Struct, frozen=True, kw_only=True):
     links_open: int
     questions_failed: int
     logs: list[LogCounts]
+    strangers: dict[str, int] = {}
+    capped: dict[str, int] = {}
 
 
 class Status(Message, frozen=True):

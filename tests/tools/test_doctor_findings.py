@@ -19,6 +19,7 @@ from mirrorlog.wire.messages import (
     LogStatus,
     MemoryStatus,
     MirrorStatus,
+    NodeCounts,
     NodeStatus,
     PlacedLog,
     ProducerStatus,
@@ -302,7 +303,11 @@ def test_nodes_disks_and_logs_without_a_master_are_told() -> None:
     low = DiskStatus(state="low", reason="9 GiB are free of 100", free_bytes=9, size_bytes=100)
     one: Status = msgspec.structs.replace(node_status("n1"), disk=full, cluster=view)
     high = MemoryStatus(state="high", reason="80 of 70", used_bytes=80, high_bytes=70, size_bytes=100)
-    two: Status = msgspec.structs.replace(node_status("n2"), disk=low, memory=high)
+    counts = NodeCounts(
+        accepted={}, open={}, refused={}, links_opened=0, links_open=0, questions_failed=0, logs=[],
+        capped={"max_connections": 416},
+    )  # fmt: skip
+    two: Status = msgspec.structs.replace(node_status("n2"), disk=low, memory=high, counts=counts)
     found = findings(Facts(status=cluster_status(one, two, unreachable=(N3_DOWN,))))
     assert [(each.reason, each.weight) for each in found] == [
         ("disk-full", STOPS),
@@ -311,7 +316,9 @@ def test_nodes_disks_and_logs_without_a_master_are_told() -> None:
         ("no-master", STOPS),
         ("node-unreachable", NOTED),
         ("disk-low", NOTED),
+        ("connections-capped", NOTED),
     ]
+    assert "limits.max_connections is 416" in found[6].text
     assert "the memory of node n2 is high" in found[2].text
     assert "log main has no master and waits for n2" in found[3].text
     assert "node n3" in found[4].text

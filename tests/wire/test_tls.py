@@ -20,7 +20,8 @@ from mirrorlog.wire.credentials import OPEN, credentials_of
 from mirrorlog.wire.dialling import dial
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame
-from mirrorlog.wire.listening import is_loopback, listen
+from mirrorlog.wire.listening import Place, is_loopback, listen
+from mirrorlog.wire.places import Places
 from mirrorlog.wire.renewal import RenewableContext, Renewal, renew
 from mirrorlog.wire.tls import TOLD_AGAIN_S, Refusals, client_context, server_context
 
@@ -95,12 +96,13 @@ def endpoint_of(handler: Handler) -> Endpoint:
 
 async def with_port(tls: ssl.SSLContext | None, body: Callable[[str], Awaitable[None]]) -> None:
     """`body`, with the address of a port that answers each frame with its bytes; ten seconds for all of it."""
-    server = await listen(f"{HOST}:0", lambda: endpoint_of(Handler(echo=True)), tls)
+    places: Places[Place] = Places(strangers_max=8, per_address_max=8, let_in_max=0)
+    port = await listen(f"{HOST}:0", lambda _: endpoint_of(Handler(echo=True)), places, tls)
     try:
         async with asyncio.timeout(10):
-            await body(f"{HOST}:{server.sockets[0].getsockname()[1]}")
+            await body(f"{HOST}:{port.address[1]}")
     finally:
-        server.close()
+        port.close()
 
 
 async def ending(address: str, tls: ssl.SSLContext | None) -> str:
