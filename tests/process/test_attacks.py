@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -39,6 +40,7 @@ from mirrorlog.wire.messages import (
     FoundOffset,
     FoundPosition,
     GetMetadata,
+    Hello,
     Metadata,
     Position,
     QueueInfo,
@@ -142,16 +144,21 @@ def room_at(address: str) -> Raw | None:
 
 
 def test_links_above_the_limit(cluster: Cluster) -> None:
-    """Goal: whoever opens connections to the replication port is bounded and told so, and the mirror gets in once they
-    are gone. Method: let the mirror's link go by pausing it, take all places, resume it, see it refused, leave."""
+    """Goal: who takes the replication port for a mirror's is bounded and told so, and the mirror gets in once they are
+    gone. Method: let the mirror's link go by pausing it, greet as mirrors until all places are taken, resume it, see it
+    refused, leave."""
     master, mirror = cluster.nodes.values()
+    cluster_id = master.status().cluster_id
+    as_mirror = Hello(
+        version_min=1, version_max=1, role="mirror", cluster_id=cluster_id, node_id="n9", start_id=str(uuid4())
+    )
     mirror.pause()
     try:
         eventually(lambda: not log_of(master).mirrors[0].connected, "the silent link is closed")
         with contextlib.ExitStack() as held:
             for _ in range(LINKS_MAX):
-                held.enter_context(Raw(master.replication, hello=None))
-            extra = Raw(master.replication, hello=None).last_words()
+                held.enter_context(Raw(master.replication, hello=as_mirror))
+            extra = error_of(lambda: Raw(master.replication, hello=as_mirror))
             assert type(extra) is Overloaded, repr(extra)
             assert extra.details["limit"] == "links_max"
             mirror.resume()
@@ -159,6 +166,27 @@ def test_links_above_the_limit(cluster: Cluster) -> None:
     finally:
         mirror.resume()
     cluster.wait_in_sync()
+
+
+def test_strangers_keep_no_mirror_out(cluster: Cluster) -> None:
+    """Goal: sockets on the replication port that say nothing do not stand between a master and its mirror. Method: let
+    the mirror's link go by pausing it, open sixty such sockets and go on opening them, resume it: it follows."""
+    master, mirror = cluster.nodes.values()
+    mirror.pause()
+    try:
+        eventually(lambda: not log_of(master).mirrors[0].connected, "the silent link is closed")
+        with contextlib.ExitStack() as held:
+            for _ in range(60):
+                held.enter_context(Raw(master.replication, hello=None))
+            mirror.resume()
+
+            def follows() -> bool:
+                held.enter_context(Raw(master.replication, hello=None))
+                return log_of(master).mirrors[0].in_sync and log_of(master).mirrors[0].connected
+
+            eventually(follows, "the mirror follows")
+    finally:
+        mirror.resume()
 
 
 def test_a_client_that_never_reads(cluster: Cluster, queue: QueueInfo) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from mirrorlog.testing import Node
+import pytest
+
+from mirrorlog.client.sync import Client
+from mirrorlog.testing import Cluster, Node
+from mirrorlog.wire.messages import Status
+from mirrorlog.wire.passwords import hashed
 from tests.attacks.large_frames import send_one
+from tests.attacks.silent_sockets import HELD, silent
 from tests.attacks.target import Target
-from tests.process.clusters import MIB, fast_cluster
+from tests.process.clusters import MIB, eventually, fast_cluster, log_lines, start_all
+
+SECRET = "what only the nodes of this cluster know"
+LOGIN = {"user": "admin", "password": "the administrator's password"}
+FILES = 1_024
 
 
 def memory_bytes(node: Node) -> int:
@@ -16,6 +27,76 @@ def memory_bytes(node: Node) -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("no RssAnon")
+
+
+def open_files(node: Node) -> int:
+    return len(os.listdir(f"/proc/{node.pid}/fd"))  # noqa: PTH208 - names are wanted, not paths
+
+
+def statuses(cluster: Cluster, client: Client) -> list[Status]:
+    return [client.admin.status(node) for node in cluster.nodes]
+
+
+def mastership(cluster: Cluster, client: Client) -> tuple[dict[str, int], int, int]:
+    """Processes, elections and promotions so far."""
+    views = [status.cluster for status in statuses(cluster, client) if status.cluster is not None]
+    epochs = max(sum(log.epoch for log in view.logs) for view in views)
+    return {node.id: node.pid for node in cluster.nodes.values()}, max(view.term for view in views), epochs
+
+
+def mirrors_follow(cluster: Cluster, client: Client) -> bool:
+    logs = [log for status in statuses(cluster, client) for log in status.logs if log.role == "master"]
+    mirrors = [mirror for log in logs for mirror in log.mirrors]
+    return len(mirrors) == 2 and all(mirror.connected and mirror.in_sync for mirror in mirrors)
+
+
+def restart_limited(cluster: Cluster, how: str) -> None:
+    """From then on its nodes may have so many files: `soft`, until they ask for more, or `hard`, and no more."""
+    command = {"soft": f"ulimit -S -n {FILES}", "hard": f"ulimit -n {FILES}"}[how]
+    for node in cluster.nodes.values():
+        node.stop()
+        node.command_prefix = ("sh", "-c", f'{command} && exec "$@"', "sh")
+    start_all(cluster)
+    cluster.wait_in_sync()
+
+
+def give_user(cluster: Cluster) -> None:
+    with Client(*cluster.servers, tls=cluster.tls) as client:
+        client.admin.declare("q")
+        client.admin.topology.set_user(LOGIN["user"], password_hash=hashed(LOGIN["password"]), tags=["administrator"])
+    with Client(*cluster.servers, tls=cluster.tls, **LOGIN) as client:
+        client.admin.topology.set_permissions(LOGIN["user"], configure=".*", write=".*", read=".*")
+
+
+@pytest.mark.parametrize("tls", [None, "server"], ids=["plain", "tls"])
+@pytest.mark.parametrize("how", ["soft", "hard"])
+def test_silent_sockets_end_no_node_and_keep_nobody_out(how: str, tls: str | None) -> None:
+    """Goal: who never logs in costs a cluster nothing but its places for strangers. Method: three nodes that may have
+    1,024 files, at first or for good; 1,150 sockets to each of two nodes, on both ports, silent or, with TLS, in a
+    handshake that they do not go on with. Nobody ends and nobody is elected, a user goes on and another one logs in,
+    the mirrors follow all the time, and files are left."""
+    with fast_cluster(3, tls=tls, settings={"cluster.secret": SECRET}) as three:
+        restart_limited(three, how)
+        give_user(three)
+        with Client(*three.servers, tls=three.tls, **LOGIN) as user, user.producer("q") as producer:
+            producer.send(b"before")
+            before = mastership(three, user)
+            attacked = list(three.nodes.values())[:2]
+            addresses = [address for node in attacked for address in (node.client, node.replication)]
+            with silent(addresses, HELD // 2, half_open=tls is not None) as held:
+                assert held > HELD
+                for number in range(20):
+                    producer.send(b"%d" % number)
+                for node in attacked:
+                    with Client(node.client, tls=three.tls, **LOGIN) as late:
+                        assert late.admin.status(node.id).node_id == node.id
+                    assert open_files(node) < FILES
+                eventually(lambda: mirrors_follow(three, user), "the mirrors follow")
+            producer.send(b"after")
+            assert mastership(three, user) == before
+        for node in three.nodes.values():
+            assert bool(log_lines(node, "connections_capped")) == (how == "hard")
+            assert not log_lines(node, "cannot_accept")
 
 
 def test_connections_that_left_leave_their_memory() -> None:
