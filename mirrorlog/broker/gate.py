@@ -307,8 +307,9 @@ class Gate:
         return self._unproven and bool(self._keeper.users())
 
     def shut_s(self, now: float) -> float:
-        """For how long there have been users of whom this is none, as far as it was asked; 0 when it may stay."""
-        if not self._keeper.users() or self._is_door or self._own() is not None:
+        """For how long there have been users of whom this is none, as far as it was asked; 0 when it may stay, and
+        while its login is looked at: it has so long for each."""
+        if not self._keeper.users() or self._is_door or self._trying is not None or self._own() is not None:
             self._shut_at = None
             return 0.0
         self._shut_at = now if self._shut_at is None else self._shut_at

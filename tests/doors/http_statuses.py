@@ -143,6 +143,7 @@ def counts(*logs: LogCounts) -> NodeCounts:
         links_open=2,
         questions_failed=76,
         logs=[*logs],
+        strangers={"client": 77, "replication": 78},
     )
 
 

@@ -14,7 +14,8 @@ import uvloop
 
 from mirrorlog.testing.ports import HOST
 from mirrorlog.wire.dialling import CLIENT_UNACKED_MS, LINK_UNACKED_MS, dial
-from mirrorlog.wire.listening import listen
+from mirrorlog.wire.listening import Place, listen
+from mirrorlog.wire.places import Places
 from tests.process.clusters import eventually
 
 _SYN_SENT = "02"
@@ -105,7 +106,7 @@ async def test_who_is_refused_everywhere_is_refused_at_once(host: str) -> None:
 
 async def test_a_name_stands_at_the_address_that_answers() -> None:
     """Goal: localhost may be ::1 first, where nobody listens."""
-    server = await listen(f"{HOST}:0", asyncio.Protocol)
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, HOST, 0)
     try:
         protocol = Kept()
         await dial(f"localhost:{server.sockets[0].getsockname()[1]}", lambda: protocol)
@@ -117,18 +118,19 @@ async def test_a_name_stands_at_the_address_that_answers() -> None:
 async def test_both_ends_are_ended_by_the_system_when_nothing_is_acknowledged() -> None:
     """Goal: neither side sends into a cut for longer than said. Method: what the sockets of both ends are set to."""
     accepted = Kept()
-    server = await listen(f"{HOST}:0", lambda: accepted, unacked_ms=LINK_UNACKED_MS)
+    places: Places[Place] = Places(strangers_max=8, per_address_max=8, let_in_max=8)
+    port = await listen(f"{HOST}:0", lambda _: accepted, places, unacked_ms=LINK_UNACKED_MS)  # type: ignore[arg-type, return-value]
     try:
         for unacked_ms in (LINK_UNACKED_MS, CLIENT_UNACKED_MS):
             accepted, dialled = Kept(), Kept()
-            address = f"{HOST}:{server.sockets[0].getsockname()[1]}"
+            address = f"{HOST}:{port.address[1]}"
             await dial(address, lambda: dialled, unacked_ms=unacked_ms)  # noqa: B023
             ends = [await dialled.made, await accepted.made]
             assert [_unacked_ms(each) for each in ends] == [unacked_ms, LINK_UNACKED_MS]
             for each in ends:
                 each.close()
     finally:
-        server.close()
+        port.close()
 
 
 def _unacked_ms(transport: asyncio.BaseTransport) -> int:
