@@ -8,15 +8,16 @@ them go from the log of queues that he may configure, for that is to delete them
 for the right to write to the queues that it lands in, for routing is done at the edge and a node sees queues only.
 
 Expressions come from administrators and meet names of up to 255 characters on the node's loop, so they may not be such
-that Python's matcher takes for ever: `check_expression` refuses repeats within repeats, and those that have more ways
-to match than a bounded number: each open repeat multiplies them, and each choice whose alternatives may begin alike. It
-refuses some that would be harmless. Nothing that is too long for a name is held against an expression at all.
+that they take for ever: `check_expression` refuses repeats within repeats, and those that have more ways to match than
+a bounded number: each open repeat multiplies them, and each choice whose alternatives may begin alike. It refuses some
+that would be harmless. Python's matcher, which tries one way after the other, is given those with few of them, and
+`matching` the others. Nothing that is too long for a name is held against an expression at all.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from math import prod
@@ -27,6 +28,7 @@ from typing import Any, Final
 
 from mirrorlog.cluster.topology import ADMINISTRATOR, Permissions, User
 from mirrorlog.errors import AccessRefused, BadRequest
+from mirrorlog.queues.matching import Matcher
 from mirrorlog.wire.locations import is_within
 from mirrorlog.wire.names import NAME_CHARS_MAX, split
 
@@ -38,9 +40,12 @@ LOOKERS: Final = frozenset({ADMINISTRATOR, "monitoring", "management", "policyma
 EXPRESSION_CHARS_MAX: Final = 1_000
 WAYS_MAX: Final = NAME_CHARS_MAX**3
 """In which an expression may be held against a name: three open repeats, of which the search for the place where to
-begin is one; or 24 choices of two."""
+begin is one; or 23 choices of two."""
+_WAYS_TRIED_MAX: Final = NAME_CHARS_MAX**2
+"""One after the other: at some 50 ns each, 3 ms."""
 
 _COMPILED_MAX: Final = 4_096
+_FOUND_MAX: Final = 16_384
 _PLAIN: Final = frozenset({"LITERAL", "NOT_LITERAL", "ANY", "IN", "AT", "RANGE", "CATEGORY"})
 _REPEATS: Final = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
 
@@ -95,17 +100,38 @@ def has_tag(user: User, tags: Iterable[str]) -> bool:
 
 def check_expression(expression: str) -> None:
     """Raises BadRequest for what is no regular expression, too long, or such that matching it could take too long."""
+    _checked_ways(expression)
+
+
+def _checked_ways(expression: str) -> int:
+    """In which it may be held against a name. Raises BadRequest, as `check_expression`."""
     if len(expression) > EXPRESSION_CHARS_MAX:
         raise BadRequest(f"an expression of {len(expression)} characters is above the limit of {EXPRESSION_CHARS_MAX}")
     try:
         parsed = list(_parser.parse(expression))
     except (re.error, RecursionError, OverflowError) as error:
         raise BadRequest(f"{expression[:64]!r} is no regular expression: {error}") from None
-    if _ways(parsed) * (1 if _anchored(parsed) else NAME_CHARS_MAX) > WAYS_MAX:
+    ways = _ways(parsed) * (1 if _anchored(parsed) else NAME_CHARS_MAX)
+    if ways > WAYS_MAX:
         raise BadRequest(
             f"{expression[:64]!r} could take too long: up to two open repeats in a row are taken, three behind a ^, "
             "and few choices whose alternatives begin alike"
         )
+    if ways > _WAYS_TRIED_MAX and _forgets(parsed):
+        raise BadRequest(f"{expression[:64]!r} could take too long: a possessive repeat is taken beside few others")
+    return ways
+
+
+def _forgets(parsed: Iterable[Any]) -> bool:
+    """Whether a repeat in it is possessive."""
+    for operation, argument in parsed:
+        name = str(operation)
+        if name == "POSSESSIVE_REPEAT":
+            return True
+        inner = argument[1] if name == "BRANCH" else [argument[-1]] if name in ("SUBPATTERN", *_REPEATS) else []
+        if any(map(_forgets, inner)):
+            return True
+    return False
 
 
 def _anchored(parsed: Sequence[Any]) -> bool:
@@ -148,15 +174,16 @@ def _expression(permissions: Permissions, right: Right) -> str:
     return permissions.write if right is Right.WRITE else permissions.read
 
 
+@lru_cache(_FOUND_MAX)
 def _found(expression: str, name: str) -> bool:
-    return bool(expression) and _compiled(expression).search(name) is not None
+    return bool(expression) and bool(_search(expression)(name))
 
 
 @lru_cache(_COMPILED_MAX)
-def _compiled(expression: str) -> re.Pattern[str]:
+def _search(expression: str) -> Callable[[str], object]:
     """One that is not taken matches nothing: it came from software that took it."""
     try:
-        check_expression(expression)
-        return re.compile(expression)
+        ways = _checked_ways(expression)
     except BadRequest:
-        return re.compile(r"(?!)")
+        return re.compile(r"(?!)").search
+    return re.compile(expression).search if ways <= _WAYS_TRIED_MAX else Matcher(expression).found_in
