@@ -16,7 +16,7 @@ export MIRRORLOG_JARS ?= $(CURDIR)/.build/jars
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help venv jars proto check format test torture chaos attack sim fuzz demo demo-keep bench bench-peers bench-spark clean
+.PHONY: help venv lock audit jars proto check format test torture chaos attack sim fuzz demo demo-keep bench bench-peers bench-spark clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,8 +28,23 @@ $(INSTALLED): pyproject.toml
 	  "apt-get install python3.11-venv) or name another one with make PYTHON=..." >&2; exit 1; }
 	@echo "installing into $(VENV); the first time takes minutes, pyspark alone is 450 MB"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check --editable ".[dev]"
+	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes --requirement requirements.lock
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# What it says of its own making, and of the package itself, is left out: paths of one machine.
+lock: ## choose the versions of all dependencies anew, and write requirements.lock with their hashes
+	@$(PYTHON) -m venv .build/lock && .build/lock/bin/python -m pip install --disable-pip-version-check --quiet pip-tools
+	@.build/lock/bin/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-annotate \
+	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --build-deps-for editable --extra dev \
+	  --output-file .build/requirements.lock pyproject.toml
+	@{ echo '# Made by `make lock`: what .[dev] needs and what builds it, each file by its hash. Python 3.11.'; \
+	  sed -e '/^mirrorlog @/d' -e '/^#/d' -e '/^$$/d' .build/requirements.lock; } > requirements.lock
+
+# Advisories change by the day, so what is found is told and ends nothing; nor does a database that is not reached.
+audit: ## look the locked dependencies up in the database of known vulnerabilities
+	@.ci/audit
+
 
 jars: venv ## fetch the Delta jars that Spark loads
 	@$(BIN)/python -m mirrorlog.spark.jars --dir "$(MIRRORLOG_JARS)"

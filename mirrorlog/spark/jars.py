@@ -13,6 +13,7 @@ a POM without its jar; and a lasting cache, which can hold half a download and w
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 import shutil
@@ -27,13 +28,15 @@ from mirrorlog.errors import MissingDependency
 from mirrorlog.spark import command_line
 
 DELTA_VERSION = "4.4.0"
-DELTA_ARTIFACTS = (
-    "delta-spark_4.2_2.13",
-    "delta-storage",
-    "delta-kernel-api",
-    "delta-kernel-defaults",
-    "delta-kernel-unitycatalog",
-)
+DELTA_SHA256 = {
+    "delta-spark_4.2_2.13": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
+    "delta-storage": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
+    "delta-kernel-api": "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11",
+    "delta-kernel-defaults": "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b",
+    "delta-kernel-unitycatalog": "cea22dfb4ac562b3cd27bf652697750e8336009d73fb06631363aaaad5345ffa",
+}
+"""Of each artifact of `DELTA_VERSION`: code that Spark runs is what it was when this was written, or is not run."""
+DELTA_ARTIFACTS = tuple(DELTA_SHA256)
 DIRECTORY_VARIABLE = "MIRRORLOG_JARS"
 DEFAULT_DIRECTORY = Path(".build/jars")
 JAVA_MAJOR_MIN = 17
@@ -64,7 +67,7 @@ def delta_jars(directory: Path) -> list[Path]:
     """The five jars in `directory`, absolute, in the order of `DELTA_ARTIFACTS`.
 
     Raises:
-        MissingJars: at least one is absent.
+        MissingJars: at least one is absent, or is not the one that it should be.
     """
     jars = [_jar_path(directory, artifact) for artifact in DELTA_ARTIFACTS]
     missing = [jar.name for jar in jars if not jar.is_file()]
@@ -73,6 +76,8 @@ def delta_jars(directory: Path) -> list[Path]:
             f"{len(missing)} of {len(jars)} Delta jars are missing in {directory} ({', '.join(missing)}): "
             f"run `make jars` or `python -m mirrorlog.spark.jars --dir {directory}`"
         )
+    for artifact, jar in zip(DELTA_ARTIFACTS, jars, strict=True):
+        _check(artifact, jar)
     return jars
 
 
@@ -103,6 +108,7 @@ def fetch_delta_jars(directory: Path) -> Iterator[tuple[Path, bool]]:
         absent = not jar.is_file()
         if absent:
             _fetch(java, artifact, jar)
+        _check(artifact, jar)
         yield jar, absent
 
 
@@ -172,9 +178,23 @@ def _fetch(java: Path, artifact: str, jar: Path) -> None:
                     f"cannot fetch {jar.name} from Maven Central ({_reason(output)}): "
                     "check the network and Java's proxy settings, then run it again"
                 )
+            _check(artifact, fetched)
             fetched.replace(jar)
     except OSError as error:
         raise MissingJars(f"cannot write {jar} ({error.strerror}): use another --dir") from error
+
+
+def _check(artifact: str, jar: Path) -> None:
+    try:
+        with jar.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise MissingJars(f"cannot read {jar} ({error.strerror})") from error
+    if found != DELTA_SHA256[artifact]:
+        raise MissingJars(
+            f"{jar.name} is not the one that this was made with (SHA-256 {found[:16]}…, not "
+            f"{DELTA_SHA256[artifact][:16]}…): remove {jar}, and fetch it anew with `make jars`"
+        )
 
 
 def _run_ivy(java: Path, artifact: str, folder: str) -> str:

@@ -1,5 +1,6 @@
 """What a user is told when Java or the Delta jars are not there. No test here touches the network."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -9,6 +10,12 @@ from mirrorlog.errors import MissingDependency
 from mirrorlog.spark import jars
 
 ADVICE = "Java 17 is needed: install a JDK 17 (for Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+
+
+@pytest.fixture(autouse=True)
+def sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jars of these tests say `jar`."""
+    monkeypatch.setattr(jars, "DELTA_SHA256", dict.fromkeys(jars.DELTA_ARTIFACTS, hashlib.sha256(b"jar").hexdigest()))
 
 
 def fill(directory: Path) -> list[Path]:
@@ -158,3 +165,23 @@ def test_the_folder_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert jars.default_directory() == Path("elsewhere/jars")
     monkeypatch.delenv("MIRRORLOG_JARS")
     assert jars.default_directory() == Path(".build/jars")
+
+
+def test_a_jar_that_is_another_one_is_not_loaded(tmp_path: Path, home: Path) -> None:
+    """Present, or fetched: it is named, and what was fetched does not stay."""
+    fake_java(home, specification="17", ivy='printf another > "$8-$9.jar"')
+    paths = fill(tmp_path)
+    paths[2].write_bytes(b"another")
+    for look in (jars.delta_jars, lambda directory: list(jars.fetch_delta_jars(directory))):
+        with pytest.raises(jars.MissingJars, match=r"delta-kernel-api-4\.4\.0\.jar is not the one .* remove "):
+            look(tmp_path)
+    empty = tmp_path / "empty"
+    with pytest.raises(jars.MissingJars, match="is not the one"):
+        list(jars.fetch_delta_jars(empty))
+    assert list(empty.iterdir()) == []
+
+
+def test_the_jars_that_tests_run_with_are_the_pinned_ones() -> None:
+    """All five sums are of SHA-256, and each artifact has one."""
+    source = Path(jars.__file__).read_text()
+    assert len(set(re.findall(r'": "([0-9a-f]{64})"', source))) == len(jars.DELTA_ARTIFACTS) == 5

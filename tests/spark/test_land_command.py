@@ -70,7 +70,8 @@ def test_every_option_is_known_to_be_for_one_landing_or_for_a_service(tmp_path: 
     options = parser().parse_args(words)
     (made,) = landings_of(options)
     assert made.servers == ("a:1",)
-    with_a_file = {name for name, value in vars(options).items() if value not in (None, False, [])} | {"metrics_port"}
+    with_a_file = {name for name, value in vars(options).items() if value not in (None, False, [])}
+    with_a_file |= {"metrics_port", "metrics_host"}
     refused = {"queue", "queue_option", "to", "servers", "path", "mode", "partition_by", "dead_letters", "read_from"}
     refused |= {"on_data_loss", "hold", "name", "set", "follow", "tls_ca", "tls_cert", "tls_key", "user"}
     assert with_a_file | refused == set(vars(options))

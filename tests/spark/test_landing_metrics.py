@@ -336,3 +336,14 @@ def test_the_live_view_counts_and_shows_what_was_missed() -> None:
     assert "orders: upkeep failed: disk full" in out.getvalue()
     totals, _ = view.counts.copy()
     assert (totals["orders"].rows, totals["orders"].queues["o2"].lag_records) == (98, 2)
+
+
+def test_only_this_machine_reaches_them_unless_an_address_says_so() -> None:
+    """Nobody is asked who he is: by default the socket is loopback's, and another address of loopback does not reach
+    it; with an address it is that one's."""
+    with serve_metrics(LandingCounts([]), 0) as port:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=5)
+    with serve_metrics(LandingCounts([]), 0, "127.0.0.2") as port:
+        socket.create_connection(("127.0.0.2", port), timeout=5).close()

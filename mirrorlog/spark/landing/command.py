@@ -35,7 +35,7 @@ _KEYS: Final = {
     **{key: key for key in ("name", "tls_ca", "tls_cert", "tls_key", "user")},
     "table": "to",
 }
-_WITH_CONFIG: Final = {"config", "once", "take_over", "metrics_port", "json", "debug"}
+_WITH_CONFIG: Final = {"config", "once", "take_over", "metrics_port", "metrics_host", "json", "debug"}
 _PORT_MAX: Final = 65_535
 
 
@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_access(parser)
     told = "serve Prometheus metrics while it runs, with --follow or --config (0: any port)"
     add("--metrics-port", type=_port, metavar="PORT", help=told)
+    add("--metrics-host", metavar="ADDRESS", help="where: 127.0.0.1, or an address that other machines reach")
     command_line.add_json(parser, "print a JSON object per step")
     return parser
 
@@ -247,7 +248,9 @@ def _serve(options: argparse.Namespace, landings: Sequence[Landing]) -> int:
         with command_line.status("starting Spark"):
             spark = stack.enter_context(command_line.started_spark(_app_name(landings)))
         _stop_on_signals(stop)
-        with watching(landings, as_json=options.json, metrics_port=options.metrics_port) as observer:
+        with watching(
+            landings, as_json=options.json, metrics_port=options.metrics_port, metrics_host=options.metrics_host
+        ) as observer:
             upkeep = TableUpkeep(spark, on_done=observer.upkeep_done)
             take_over = options.take_over
             service = Service(spark, landings, observer=observer, once=once, take_over=take_over, upkeep=upkeep)

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.landing.counts import LandingCounts
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.metrics import serve_metrics
+from mirrorlog.spark.landing.metrics import LOOPBACK, serve_metrics
 from mirrorlog.spark.landing.progress_view import LiveView
 from mirrorlog.spark.landing.results import Observer, Several, Silent, StepResult, Tidied
 from mirrorlog.spark.landing.runner import Moment
@@ -37,12 +37,14 @@ _STAGES: Final = {
 
 
 @contextmanager
-def watching(landings: Sequence[Landing], *, as_json: bool, metrics_port: int | None = None) -> Iterator[Observer]:
+def watching(
+    landings: Sequence[Landing], *, as_json: bool, metrics_port: int | None = None, metrics_host: str | None = None
+) -> Iterator[Observer]:
     """The observer of a service on this terminal, or in this log. Raises PortTaken."""
     counts = LandingCounts(landings)
     with ExitStack() as stack:
         if metrics_port is not None:
-            stack.enter_context(serve_metrics(counts, metrics_port))
+            stack.enter_context(serve_metrics(counts, metrics_port, metrics_host or LOOPBACK))
         if as_json:
             yield Several(JsonLines(sys.stdout), counts)
         elif sys.stderr.isatty():

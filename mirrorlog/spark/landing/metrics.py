@@ -129,15 +129,19 @@ def _counter(name: str, meaning: str, labels: Sequence[str], samples: Iterable[_
     return family
 
 
+LOOPBACK: Final = "127.0.0.1"
+
+
 @contextmanager
-def serve_metrics(counts: LandingCounts, port: int, host: str = "") -> Iterator[int]:
-    """Answer scrapes on `port` (0: any) while the block runs; yields the port. Raises PortTaken."""
+def serve_metrics(counts: LandingCounts, port: int, host: str = LOOPBACK) -> Iterator[int]:
+    """Answer scrapes on `port` (0: any) while the block runs; yields the port. Nobody is asked who he is, so other
+    machines reach it only where `host` says so. Raises PortTaken."""
     registry = CollectorRegistry()
     registry.register(LandingMetrics(counts))
     try:
-        server, thread = start_http_server(port, host or "0.0.0.0", registry)
+        server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise PortTaken(f"port {port} for metrics cannot be had: {error.strerror}; give another one") from None
+        raise PortTaken(f"{host}:{port} for metrics cannot be had: {error.strerror}; give another one") from None
     try:
         yield int(server.server_port)
     finally:
