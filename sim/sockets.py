@@ -209,6 +209,9 @@ class _Socket:
     def getsockname(self) -> tuple[str, int]:
         return self._name
 
+    def setsockopt(self, *_: int) -> None:
+        """What options change is not modelled."""
+
 
 class SocketServer(asyncio.AbstractServer):
     """A port that listens. `process`: whose it is."""

@@ -4,21 +4,23 @@ TCP waits longer after each loss: what was sent into a cut is sent again after 0
 So a cut that lasted ten seconds keeps both sides apart for up to ten more after it has healed. Two bounds here:
 
 - **A connection that is not there yet** is tried anew every `AGAIN_S`, whatever becomes of the attempts before; the
-  first one that stands is it. Those in between are given up after a second; the very first goes on, for a way so long
-  that no answer comes within that.
+  first one that stands is it. The first attempt and the last ones go on side by side: the first for a way so long that
+  no answer comes in that time.
 - **One that stands** is ended by the system when nothing of what was sent has been acknowledged for `unacked_ms`
   (TCP_USER_TIMEOUT), and its owner dials again. That counts a side that has read nothing for so long, too.
 
 Rejected: to bound each attempt and begin again (a bound that is short enough for a heal is too short for a long way).
+Attempts are the loop's own, on a protocol that only waits, so that a simulated network has them as a real one has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
-from collections.abc import Callable, Sequence
-from itertools import cycle
+from collections.abc import Callable
 from typing import Any, Final
 
 from mirrorlog.config import split_address
@@ -27,13 +29,15 @@ from mirrorlog.wire.endpoint import LINGER_S
 from mirrorlog.wire.tls import HANDSHAKE_S, why
 
 AGAIN_S: Final = 0.25
+TLS_AGAIN_S: Final = 1.0
+"""Each attempt is a handshake, which takes both sides some of their time."""
 _AT_ONCE_MAX: Final = 4
 LINK_UNACKED_MS: Final = 1_500
 """Between nodes. What is lost is sent again 0.2, 0.6 and 1.4 s later, so a heal is noticed within 0.8 s."""
 CLIENT_UNACKED_MS: Final = 3_000
 """Of what a client has sent: as long as a node may be silent before it is replaced (`cluster.node_timeout_ms`)."""
 
-_Place = tuple[int, int, int, str, Any]
+_Attempt = asyncio.Task[asyncio.Transport]
 
 
 async def dial(
@@ -47,30 +51,15 @@ async def dial(
     deadline. Raises ConfigError, ConnectionLost when TLS fails, OSError (ConnectionRefusedError when nobody listens
     there), UnicodeError."""
     host, port = split_address(address)
-    loop = asyncio.get_running_loop()
-    sock = await _connected(await _places(host, port))
-    try:
+    transport = await _first_of(lambda: _attempt(host, port, tls), again_s=AGAIN_S if tls is None else TLS_AGAIN_S)
+    if transport.is_closing():
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+    if (sock := transport.get_extra_info("socket")) is not None:
         end_unacked(sock, unacked_ms)
-        if tls is None:
-            await loop.create_connection(factory, sock=sock)
-            return
-        await loop.create_connection(
-            factory,
-            sock=sock,
-            server_hostname=host,
-            ssl=tls,
-            ssl_handshake_timeout=HANDSHAKE_S,
-            ssl_shutdown_timeout=LINGER_S,
-        )
-    except ssl.SSLError as error:
-        sock.close()
-        raise ConnectionLost(f"no TLS with {address}: {why(error)}") from None
-    except (ConnectionResetError, ConnectionAbortedError) as error:
-        sock.close()
-        raise ConnectionLost(f"no TLS with {address}: the handshake was cut off: {error}") from None
-    except BaseException:
-        sock.close()
-        raise
+    protocol = factory()
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    transport.resume_reading()
 
 
 def end_unacked(sock: socket.socket, unacked_ms: int) -> None:
@@ -83,61 +72,55 @@ def end_unacked(sock: socket.socket, unacked_ms: int) -> None:
 # --- inside -----------------------------------------------------------------------------------------------------------
 
 
-async def _places(host: str, port: int) -> Sequence[_Place]:
-    """Where that may be. An address in numbers costs no thread."""
-    try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except socket.gaierror:
-        return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+class _Waiting(asyncio.Protocol):
+    """Until the connection has an owner: what comes is his."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.pause_reading()  # type: ignore[attr-defined]  # uvloop's transports do not derive from asyncio's
 
 
-async def _connected(places: Sequence[_Place]) -> socket.socket:
-    """A socket that is connected to one of them. Raises ConnectionRefusedError when all refuse, else what the last one
-    said when none is left."""
-    turn = cycle(places)
-    failures: dict[_Place, OSError] = {}
-    attempts: dict[asyncio.Task[socket.socket], _Place] = {}
+async def _first_of(attempt: Callable[[], Any], *, again_s: float) -> asyncio.Transport:
+    """What the first attempt gives, or raises, that has ended."""
+    attempts: list[_Attempt] = []
     try:
-        while len(failures) < len(places):
-            place = next(each for each in turn if each not in failures)
-            attempts[asyncio.ensure_future(_attempt(place))] = place
+        while True:
+            attempts.append(asyncio.ensure_future(attempt()))
             if len(attempts) > _AT_ONCE_MAX:
-                _give_up(list(attempts)[1], attempts)
-            done, _ = await asyncio.wait(attempts, timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                try:
-                    found = task.result()
-                except OSError as error:
-                    failures[attempts.pop(task)] = error
-                else:
-                    del attempts[task]
-                    return found
+                _give_up(attempts.pop(1))
+            done, _ = await asyncio.wait(attempts, timeout=again_s, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                first = next(each for each in attempts if each in done)
+                attempts.remove(first)
+                return first.result()
     finally:
-        for task in list(attempts):
-            _give_up(task, attempts)
-    refused = [error for error in failures.values() if isinstance(error, ConnectionRefusedError)]
-    raise refused[0] if len(refused) == len(places) else list(failures.values())[-1]
+        for each in attempts:
+            _give_up(each)
 
 
-def _give_up(task: asyncio.Task[socket.socket], attempts: dict[asyncio.Task[socket.socket], _Place]) -> None:
-    del attempts[task]
-    task.cancel()
-    task.add_done_callback(_close_unused)
+def _give_up(attempt: _Attempt) -> None:
+    attempt.cancel()
+    attempt.add_done_callback(_close_unused)
 
 
-def _close_unused(task: asyncio.Task[socket.socket]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        task.result().close()
+def _close_unused(attempt: _Attempt) -> None:
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().abort()
 
 
-async def _attempt(place: _Place) -> socket.socket:
-    family, kind, protocol, _, address = place
-    sock = socket.socket(family, kind, protocol)
+async def _attempt(host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Transport:
+    loop = asyncio.get_running_loop()
+    if tls is None:
+        transport, _ = await loop.create_connection(_Waiting, host, port)
+        return transport
+    address = f"{host}:{port}"
     try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(sock, address)
-    except BaseException:
-        sock.close()
+        transport, _ = await loop.create_connection(
+            _Waiting, host, port, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=LINGER_S
+        )
+    except ssl.SSLError as error:
+        raise ConnectionLost(f"no TLS with {address}: {why(error)}") from None
+    except ConnectionRefusedError:
         raise
-    return sock
+    except (ConnectionResetError, ConnectionAbortedError) as error:
+        raise ConnectionLost(f"no TLS with {address}: the handshake was cut off: {error}") from None
+    return transport
