@@ -438,6 +438,15 @@ class DiskFailed(LogUnavailable):
     exit_code = 16
 
 
+class DirectoryGone(DiskFailed):
+    """The directory of the node, or of a log, was removed or replaced while the node ran: what is written reaches
+    nobody who looks for it. The node ends, as of a failed disk."""
+
+    code = "DIRECTORY_GONE"
+    grpc_status = "UNAVAILABLE"
+    exit_code = 19
+
+
 # --- Exchanges, virtual hosts, users. -----------------------------------------------------------------------------
 
 

@@ -322,6 +322,9 @@ class SimulatedFile:
     def size(self) -> int:
         return len(self._open().cache)
 
+    def stands_at(self, path: Path) -> bool:
+        return self._files._names.files.get(path) is self._open()
+
     def close(self) -> None:
         if self._inode is not None and self._locks:
             self._files._unlock(self._inode)

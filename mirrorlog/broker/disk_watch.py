@@ -1,4 +1,4 @@
-"""Looks at the disk of the data directory once a second and tells who asked for it. Thin: `disk_limits` decides.
+"""Looks at the disk of the data directory, and whether that is still there, once a second. Thin: `disk_limits` decides.
 
 On a helper of its own: asking a disk that does not answer may take for ever, and then nobody else is to wait for it.
 Rejected: to ask before each publish (a system call each), or only when a file cannot be made (too late to warn, and
@@ -20,6 +20,7 @@ from mirrorlog.broker.watching import INTERVAL_S, Looking
 from mirrorlog.commitlog.aside import all_aside
 from mirrorlog.commitlog.directory import LOGS_NAME
 from mirrorlog.config import LogSettings
+from mirrorlog.errors import MirrorlogError
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,14 @@ def measure(path: Path) -> DiskSpace:
     found = os.statvfs(path)
     size = found.f_blocks - found.f_bfree + found.f_bavail
     return DiskSpace(size * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def _in_place() -> None:
+    """Nobody asks whether it is."""
+
+
+def _nobody(error: MirrorlogError) -> None:
+    """Nobody is to hear of it."""
 
 
 def find_aside(path: Path) -> tuple[str, ...]:
@@ -50,14 +59,19 @@ class DiskWatch:
         *,
         helper: Executor,
         measure: Callable[[Path], DiskSpace] = measure,
+        check: Callable[[], None] = _in_place,
+        failed: Callable[[MirrorlogError], None] = _nobody,
         interval_s: float = INTERVAL_S,
     ) -> None:
+        """`check`: blocking, whether the directory is still the one that was opened; `failed` is told when not."""
         self.report: DiskReport | None = None
         self.on_measured: list[Callable[[DiskReport], None]] = []
         self._path = path
         self._settings = settings
         self._helper = helper
         self._measure = measure
+        self._check = check
+        self._failed_with = failed
         self._failed = ""
         self._aside: tuple[str, ...] = ()
         self._looking = Looking("disk", self._look, interval_s=interval_s)
@@ -71,6 +85,11 @@ class DiskWatch:
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._helper, self._check)
+        except MirrorlogError as error:
+            self._failed_with(error)
+            return
         with contextlib.suppress(OSError):  # only named beside what was measured
             self._aside = await loop.run_in_executor(self._helper, find_aside, self._path)
         try:

@@ -51,7 +51,7 @@ from mirrorlog.cluster.state import ClusterState, LogFacts
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.config import Settings
-from mirrorlog.errors import DiskFailed, MirrorlogError, ProtocolError
+from mirrorlog.errors import DirectoryGone, DiskFailed, MirrorlogError, ProtocolError
 from mirrorlog.wire.credentials import credentials_of
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
@@ -131,8 +131,18 @@ class Node:
         """Stop because this node can no longer be trusted with its copy."""
         if isinstance(error, DiskFailed) and self._starts is not None:
             self._starts.disk_failed()  # now: a stop may not come to its end any more
+            error = self._named(error)
         self._failure = self._failure or error
         self._stopping.set()
+
+    def _named(self, error: DiskFailed) -> DiskFailed:
+        """A disk that seems to fail since its directory was removed is not the one to look at."""
+        try:
+            if self._directory is not None:
+                self._directory.check_in_place()
+        except DirectoryGone as gone:
+            return gone
+        return error
 
     async def run(self) -> int:
         """Serve until stopped; the exit code. Raises MirrorlogError when the start fails."""

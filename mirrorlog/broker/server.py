@@ -84,7 +84,14 @@ class Server:
         self.helpers = Helpers()
         self.operations: Operations | None = None
         """What operators ask of the cluster; set before it listens."""
-        self._disk = DiskWatch(settings.node.data_dir, settings.log, helper=self.helpers.disk, measure=measure)
+        self._disk = DiskWatch(
+            settings.node.data_dir,
+            settings.log,
+            helper=self.helpers.disk,
+            measure=measure,
+            check=directory.check_in_place,
+            failed=failed,
+        )
         self._disk.on_measured.append(self._disk_measured)
         self._memory = MemoryWatch(settings.limits, helper=self.helpers.memory, children=children)
         self._memory.on_changed.append(self._memory_changed)

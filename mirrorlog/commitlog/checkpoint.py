@@ -108,6 +108,10 @@ class CheckpointFile:
         self.write(checkpoint)
         self.write(checkpoint)
 
+    def in_place(self) -> bool:
+        """Whether the next start will find this file."""
+        return self._file.stands_at(self.path)
+
     def close(self) -> None:
         self._file.close()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Self
 from uuid import UUID
 
-from mirrorlog.commitlog.files import DIRECTORY_MODE, OS_FILES, File, Files, disk_error, read_file
+from mirrorlog.commitlog.files import DIRECTORY_MODE, OS_FILES, File, Files, directory_gone, disk_error, read_file
 from mirrorlog.commitlog.identity import FORMAT_VERSION, check_identity, write_identity
 from mirrorlog.errors import DirectoryInUse
 
@@ -68,6 +68,11 @@ class DataDirectory:
 
     def log_directory(self, log_id: UUID) -> Path:
         return self.path / LOGS_NAME / str(log_id)
+
+    def check_in_place(self) -> None:
+        """Blocking. Raises DirectoryGone when a start of this node would not find this directory."""
+        if not self._lock.stands_at(self.path / LOCK_NAME):
+            raise directory_gone(self.path)
 
     def close(self) -> None:
         """Let the directory go. Idempotent."""

@@ -29,7 +29,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, Protocol, Self
 
-from mirrorlog.errors import DiskFailed, DiskFull
+from mirrorlog.errors import DirectoryGone, DiskFailed, DiskFull
 
 _MADV_POPULATE_WRITE: Final = 23  # linux/mman.h, since Linux 5.14; Python has no name for it
 _RWF_DONTCACHE: Final = 0x80  # linux/fs.h, since Linux 6.14
@@ -44,7 +44,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class File(Protocol):
-    """One open file. Offsets and sizes are bytes. Every method but `close` raises OSError."""
+    """One open file. Offsets and sizes are bytes. Every method but `close` and `stands_at` raises OSError."""
 
     def allocate(self, size: int) -> None:
         """Reserve `size` bytes from the start; what was not there reads as zero."""
@@ -70,6 +70,9 @@ class File(Protocol):
     def fdatasync(self) -> None: ...
 
     def size(self) -> int: ...
+
+    def stands_at(self, path: Path) -> bool:
+        """Whether `path` leads to this file, and not to another one, or nowhere; True where that cannot be told."""
 
     def close(self) -> None:
         """Idempotent. A file that nobody holds any more is closed too."""
@@ -190,6 +193,15 @@ class OsFile:
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
+    def stands_at(self, path: Path) -> bool:
+        try:
+            there = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return os.path.samestat(os.fstat(self._fd), there)
+
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
@@ -267,6 +279,15 @@ def disk_error(error: OSError, what: str, path: Path) -> DiskFull | DiskFailed:
         link = error.filename or path
         return DiskFailed(f"cannot {what} {path}: {link} is a symbolic link, remove it", path=str(path))
     return DiskFailed(f"cannot {what} {path}: {error.strerror}; check the disk", path=str(path))
+
+
+def directory_gone(path: Path) -> DirectoryGone:
+    """For whoever works in a directory that is not there any more."""
+    return DirectoryGone(
+        f"{path} was removed, moved or replaced while it was in use; start the node again: what the other copies have, "
+        "it copies from them",
+        path=str(path),
+    )
 
 
 @contextmanager

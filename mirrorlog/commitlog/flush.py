@@ -13,8 +13,8 @@ from pathlib import Path
 
 from mirrorlog.commitlog.chain import SegmentChain
 from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
-from mirrorlog.commitlog.files import File, Files, disk_error
-from mirrorlog.errors import DiskFailed
+from mirrorlog.commitlog.files import File, Files, directory_gone, disk_error
+from mirrorlog.errors import DiskFailed, DiskFull
 
 
 class FlushJob:
@@ -92,7 +92,7 @@ class Flusher:
         try:
             yield
         except OSError as error:
-            named = disk_error(error, what, self._directory)
+            named = self._named(error, what)
             if isinstance(named, DiskFailed):
                 self.fail(named)
             raise named from None
@@ -114,7 +114,7 @@ class Flusher:
     def commit(self, files: list[File], directory: Path | None, checkpoint: Checkpoint | None) -> None:
         """Sync the files, then their names, then say so in the checkpoint, if one is given. The lock is held.
 
-        Raises DiskFailed.
+        Raises DiskFailed, DirectoryGone.
         """
         if self.failure is not None:
             raise self.failure
@@ -126,6 +126,7 @@ class Flusher:
             if self.failure is not None:  # of a sync beside this one, which the kernel told about alone
                 raise self.failure
             if checkpoint is not None:
+                self._check_in_place()
                 self._store(checkpoint)
         except OSError as error:
             raise self.sync_failed(error) from None
@@ -133,10 +134,26 @@ class Flusher:
     def sync_failed(self, error: OSError) -> DiskFailed:
         """Any sync of the log's files has failed; gives the first reason why nothing is written any more."""
         # A full disk is no excuse here: the space was allocated, so bytes that were taken are at stake.
-        failed = disk_error(error, "sync", self._directory)
-        self.fail(DiskFailed(failed.message, **failed.details))
+        failed = self._named(error, "sync")
+        self.fail(failed if isinstance(failed, DiskFailed) else DiskFailed(failed.message, **failed.details))
         assert self.failure is not None
         return self.failure
+
+    def _check_in_place(self) -> None:
+        """Files that were removed take everything, sync without an error, and are gone with the process: such a copy is
+        none. Raises DirectoryGone."""
+        if not self._checkpoints.in_place():
+            gone = directory_gone(self._directory)
+            self.fail(gone)
+            raise gone
+
+    def _named(self, error: OSError, what: str) -> DiskFull | DiskFailed:
+        """No disk is to be looked at for files that somebody has removed."""
+        return (
+            disk_error(error, what, self._directory)
+            if self._checkpoints.in_place()
+            else directory_gone(self._directory)
+        )
 
     def _store(self, checkpoint: Checkpoint) -> None:
         """Flushes may be run in another order than they were asked for: what is stored never goes back."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from mirrorlog.broker.disk_limits import DiskReport, DiskSpace
 from mirrorlog.broker.disk_watch import DiskWatch, measure
+from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.config import LogSettings
+from mirrorlog.errors import DirectoryGone, MirrorlogError
 
 GIB = 1024**3
 
@@ -100,3 +104,29 @@ async def test_former_copies_are_looked_for(
     assert watch.report.aside == tuple(map(str, paths))
     (line,) = (record.getMessage() for record in caplog.records if "disk_state_changed" in record.getMessage())
     assert line.endswith(f"aside={paths[0]},{paths[1]}")
+
+
+async def test_a_directory_that_was_removed_is_told_to_who_ends_the_node(
+    tmp_path: Path, helper: ThreadPoolExecutor
+) -> None:
+    """Goal: a member that holds no log has a vote to lose. Its directory stands, then it is removed."""
+    told: asyncio.Future[MirrorlogError] = asyncio.get_running_loop().create_future()
+    path = tmp_path / "data"
+    with DataDirectory.open(path, cluster_id=uuid4(), node_id="n1") as directory:
+        watch = DiskWatch(
+            path,
+            LogSettings(),
+            helper=helper,
+            measure=Disk(1).measure,
+            check=directory.check_in_place,
+            failed=lambda error: None if told.done() else told.set_result(error),
+            interval_s=0.001,
+        )
+        await watch.start()
+        assert watch.report is not None
+        assert not told.done()
+        shutil.rmtree(path)
+        try:
+            assert isinstance(await asyncio.wait_for(told, 10), DirectoryGone)
+        finally:
+            await watch.stop()

@@ -85,6 +85,9 @@ class FaultyFile:
     def size(self) -> int:
         return self._file.size()
 
+    def stands_at(self, path: Path) -> bool:
+        return self._file.stands_at(path)
+
     def close(self) -> None:
         self._file.close()
 

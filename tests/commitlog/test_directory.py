@@ -1,6 +1,7 @@
 """The data directory of a node: its lock and its identity."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.commitlog.directory import DataDirectory
-from mirrorlog.errors import DirectoryInUse, ForeignDirectory
-from tests.commitlog.logs import CLUSTER_ID, LOG_ID
+from mirrorlog.commitlog.files import OS_FILES, Files
+from mirrorlog.errors import DirectoryGone, DirectoryInUse, DiskFailed, ForeignDirectory
+from sim.disk import SimulatedFiles
+from tests.commitlog.logs import CLUSTER_ID, LOG_ID, append, make_batch, open_log
 
 
 def open_directory(path: Path, node_id: str = "n1") -> DataDirectory:
@@ -53,3 +56,39 @@ def test_a_directory_of_another_node_or_cluster_is_refused_and_not_kept_locked(t
     with pytest.raises(ForeignDirectory, match="cluster_id"):
         DataDirectory.open(tmp_path, cluster_id=LOG_ID, node_id="n1")
     open_directory(tmp_path).close()
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced", "a file now"])
+def test_a_directory_that_is_not_there_any_more_is_told(tmp_path: Path, how: str) -> None:
+    """Goal: what is open goes on working without its name, so it must be asked for. Each way to lose it, and none."""
+    path = tmp_path / "data"
+    with open_directory(path) as directory:
+        directory.check_in_place()
+        path.rename(tmp_path / "moved")
+        if how == "removed":
+            shutil.rmtree(tmp_path / "moved")
+        elif how == "replaced":
+            open_directory(path).close()
+        elif how == "a file now":
+            path.touch()
+        with pytest.raises(DirectoryGone, match=f"{path} was removed, moved or replaced") as caught:
+            directory.check_in_place()
+        assert caught.value.exit_code == 19
+
+
+@pytest.mark.parametrize("files", [OS_FILES, SimulatedFiles(Path("/sim"))], ids=["real", "simulated"])
+def test_a_log_whose_directory_is_gone_flushes_no_more(tmp_path: Path, files: Files) -> None:
+    """Goal: the next checkpoint, which is written once a second at most, tells. Real and simulated files alike."""
+    path = (tmp_path if files is OS_FILES else Path("/sim")) / "log"
+    log = open_log(path, files=files, epoch=1)
+    append(log, make_batch())
+    log.start_flush().run()
+    if isinstance(files, SimulatedFiles):
+        files.remove_tree(path)
+    else:
+        shutil.rmtree(path)
+    with pytest.raises(DirectoryGone, match="was removed"):
+        log.start_flush().run()
+    with pytest.raises(DiskFailed):
+        append(log, make_batch())
+    log.close()
