@@ -10,7 +10,8 @@ perhaps; only an idempotent retry is safe) and `BadInput` (the same call can nev
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Self
 
 
 class MirrorlogError(Exception):
@@ -533,6 +534,60 @@ class NotGranted(BadInput):
 
     code = "NOT_GRANTED"
     grpc_status = "FAILED_PRECONDITION"
+
+
+class SettledOtherwise(NotGranted):
+    """Some records of a settlement were settled before, as something else: that stands, and is confirmed. `details`:
+    `otherwise`, the runs that are concerned as [first, next, stands], and of the first one `first`, `next`, `stands`:
+    `acked` (acknowledged, purged, or not there any more: no dead letter comes), `dead` (rejected, expired, dropped,
+    come back too often, or sent back to where they died), or `unknown` (so many have died since that nobody knows).
+    What else the settlement named counts, of a subscription; nothing of it, of leases and in transactions."""
+
+    code = "SETTLED_OTHERWISE"
+
+    @classmethod
+    def of(cls, runs: Sequence[tuple[int, int, str]], *, passed_over: int = 0) -> Self:
+        """`runs`: (first, next, stands), ascending, at least one; `passed_over`: how many others somebody else has."""
+        first, following, stands = runs[0]
+        records = f"record {first} is" if following == first + 1 else f"records {first} to {following} are"
+        return cls(
+            f"{records} settled already{_STANDS.get(stands, '')}; that stands",
+            first=first,
+            next=following,
+            stands=stands,
+            otherwise=[list(each) for each in runs],
+            passed_over=passed_over,
+        )
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The records that are settled otherwise: [first, next)."""
+        return [(low, high) for low, high, _ in self.details.get("otherwise", ())]
+
+    @property
+    def passed_over(self) -> int:
+        """How many other records of the settlement somebody else has."""
+        return int(self.details.get("passed_over", 0))
+
+    def within(self, first: int, following: int) -> MirrorlogError | None:
+        """What it says of records [first, following) of the settlement; None when they count."""
+        runs = [
+            (max(first, low), min(following, high), stands)
+            for low, high, stands in self.details.get("otherwise", ())
+            if low < following and first < high
+        ]
+        if runs:
+            return type(self).of(runs)
+        if self.passed_over:
+            return NotGranted(f"{self.passed_over} of the records are in somebody else's hands by now")
+        return None
+
+
+_STANDS: Final = {
+    "acked": " as acknowledged, and are no dead letters",
+    "dead": ": dead",
+    "unknown": ", so long ago that nobody knows as what",
+}
 
 
 class ReceiptStale(BadInput):

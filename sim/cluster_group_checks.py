@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from typing import Final
 
+from mirrorlog.queues.verdicts import ACKED, DEAD, DEAD_WHYS, UNKNOWN
 from mirrorlog.wire.messages import PlacedLog
 from sim.cluster_checks import Outside, _batches
 from sim.cluster_ledgers import Ledgers, facts, rebuilt
 from sim.cluster_letters import SOURCES, TARGETS, WAYS
-from sim.cluster_logged import UNACKED, LoggedQueue, logged
+from sim.cluster_logged import UNACKED, Ended, LoggedQueue, logged
 from sim.cluster_queues import WILD, QueueHistory
 from sim.cluster_sorts import RECORDS
 from sim.cluster_takers import OPEN_MAX_S, GroupHistory, GroupKey, Taken, Taking
@@ -122,6 +123,18 @@ class GroupsOutside:
                 )
         return {queue: each for queue, each in found.items() if name_of(queue) in (*SOURCES, *TARGETS)}
 
+    @cached_property
+    def stands(self) -> Mapping[tuple[str, str], Sequence[Ended]]:
+        """By queue, see `one_of`, and group: what the logs say that its records were settled as, in their order."""
+        found: dict[tuple[str, str], list[Ended]] = defaultdict(list)
+        seen: set[str] = set()
+        for log_id, _, batches in _logs(self.outside):
+            for queue_id, known in logged(log_id, batches).items() if log_id not in seen else ():
+                for each in known.ended if queue_id in self._names else ():
+                    found[self._names[queue_id], each.group].append(each)
+            seen.add(log_id)
+        return found
+
     def log_of(self, queue: str) -> PlacedLog:
         return self.outside.logs[{**self.queues.log_ids, **self.outside.history.log_ids}[name_of(queue)]]
 
@@ -176,6 +189,7 @@ def check_groups(groups: GroupsOutside) -> None:
         no_record_is_in_two_hands,
         one_at_a_time,
         no_confirmed_ack_comes_back,
+        one_verdict_stands,
         leases_hold,
         nothing_is_settled_that_nobody_settled,
         not_redelivered_means_never_delivered,
@@ -228,6 +242,25 @@ def no_confirmed_ack_comes_back(groups: GroupsOutside) -> None:
                     or granted.epoch < newest
                     or groups.excused(taken.queue, groups.given_at(record, taken))
                 ), f"no confirmed ack comes back: {taken}; and then {granted}"
+
+
+def one_verdict_stands(groups: GroupsOutside) -> None:
+    """Of two that contradict each other one is confirmed, at level `all`: the one that is in the log; and who hears
+    that another one stands hears which."""
+    for (queue, group, offset), those in groups.taken.items():
+        said = [each for each in those if each.stands or (each.outcome == "confirmed" and each.how in FINAL)]
+        ended = groups.stands.get((queue, group), ())
+        for taken in said:
+            # The first one stands; none when nothing that was settled so long ago is in the log any more.
+            why = next((each.why for each in ended if each.first <= offset < each.until), "") if ended else ""
+            stands = (DEAD if why in DEAD_WHYS else ACKED) if why else ""
+            heard = taken.stands or (DEAD if taken.how == "reject" else ACKED)
+            assert (
+                heard in (stands, UNKNOWN)
+                or not stands
+                or taken.level != "all"
+                or groups.excused(taken.queue, groups.given_at((queue, group, offset), taken))
+            ), f"one verdict stands: {offset} of group {group!r} of {queue} is {stands} ({why}): {taken}"
 
 
 def leases_hold(groups: GroupsOutside) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from sim.cluster_checks import Outside
 from sim.cluster_faults import SimulatedCluster
 from sim.cluster_filler import Filler
-from sim.cluster_group_checks import GroupsOutside, check_groups
+from sim.cluster_group_checks import FINAL, GroupsOutside, check_groups
 from sim.cluster_ledgers import Ledgers
 from sim.cluster_letter_checks import check_letters
 from sim.cluster_letters import letter_queues_of, takings_of_letters
@@ -201,11 +201,17 @@ class Groups:
     def counts(self) -> Counter[str]:
         """What happened, counted."""
         taken = self._history.taken
+        verdicts: dict[tuple[str, str, int], set[str]] = {}
+        for each in taken:
+            if each.how in FINAL:
+                verdicts.setdefault((each.queue, each.group, each.queue_offset), set()).add(each.how)
         counts = Counter(f"groups: {each.how} {each.outcome or 'not answered'}" for each in taken if each.how)
         counts.update(
             {
                 "groups: records taken": len(taken),
                 "groups: records taken again": sum(each.redelivered for each in taken),
+                "groups: contrary verdicts": sum(len(each) > 1 for each in verdicts.values()),
+                "groups: settled otherwise": sum(bool(each.stands) for each in taken),
                 "groups: grants": len(self.tap.granted),
                 "groups: ledgers compared": self._ledgers.compared,
                 "queues: records sent": len(self._fed.sent),

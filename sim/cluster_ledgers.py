@@ -15,6 +15,7 @@ from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, QueueDele
 from mirrorlog.queues.departures import NONE, DepartureTable
 from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.ledger import Ledger, State
+from mirrorlog.queues.verdicts import ACKED
 from sim.cluster_logged import flattened
 from sim.nodes import SimulatedNode
 
@@ -130,7 +131,8 @@ def _facts(ledger: Ledger) -> str:
         f"{number} {row} {list(_joined(ledger.lease_ranges(number)))}" for number, row in sorted(ledger.leases.items())
     ]
     stands = f"floor {ledger.floor}, watermark {ledger.watermark}"
-    return f"{stands}, {told}, attempts {counts}, parked {parked}, leases {leases}"
+    dead = [tuple(each) for each in ledger.verdicts.parts(0, until) if each.stands != ACKED]
+    return f"{stands}, {told}, attempts {counts}, parked {parked}, leases {leases}, dead {dead}"
 
 
 def _attempts(ledger: Ledger, until: int) -> Iterator[tuple[int, int, int]]:

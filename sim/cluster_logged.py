@@ -28,7 +28,7 @@ _Queue = tuple[str, int]
 """Log and queue id."""
 
 
-UNACKED: Final = frozenset({"expired", "dropped", "limit", "redriven"})
+UNACKED: Final = frozenset({"expired", "dropped", "limit", "redriven", "gone"})
 """Reasons for which records are done that nobody has settled."""
 GROUPS_MAX: Final = 1_000
 

@@ -171,7 +171,7 @@ def nothing_comes_back_too_often(outside: RecordsOutside) -> None:
 
 def records_are_done_for_a_reason(outside: RecordsOutside) -> None:
     """That its queue has."""
-    reasons = {"timed": {"expired"}, "short": {"dropped"}, "fragile": {"limit"}}
+    reasons = {"timed": {"expired", "gone"}, "short": {"dropped"}, "fragile": {"limit"}}
     for queue, known in outside.logged.items():
         for ended in known.ended:
             assert not ended.among(known.records) or ended.why not in UNACKED - reasons.get(queue, set()), (

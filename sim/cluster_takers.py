@@ -20,7 +20,7 @@ from mirrorlog.client.delivered import Settleable
 from mirrorlog.client.leases import Leased
 from mirrorlog.client.subscription import Subscription
 from mirrorlog.client.transaction import Transaction
-from mirrorlog.errors import MirrorlogError, NotGranted, OutcomeUnknown
+from mirrorlog.errors import MirrorlogError, NotGranted, OutcomeUnknown, SettledOtherwise
 from sim.cluster_clients import AGAIN_S, insist
 from sim.machines import Machine
 
@@ -30,10 +30,14 @@ OPEN_MAX_S: Final = 45.0
 _HELD_MAX: Final = 20
 _DELAYS_MS: Final = (0, 30, 300)
 _IDLE_MS: Final = 100
+_LATE_S: Final = 1.5
 
 INVOICES: Final = "invoices"
 AUDIT: Final = "audit"
 """What transactions send to."""
+
+TORN: Final = "torn"
+"""The group whose takers are not of one mind."""
 
 GroupKey = tuple[str, str]
 """Queue and group."""
@@ -43,7 +47,8 @@ GroupKey = tuple[str, str]
 class Taken:
     """A record as a taker got it, and what it did. `at`, `asked_at`, `answered_at`: s of the run, inf for not yet;
     `how`: ack, nack, reject or release; `outcome`: confirmed, refused, unknown or none yet. Of a lease also
-    `lease_ms`, and `lease_from`: since when it runs at the latest it was asked for."""
+    `lease_ms`, and `lease_from`: since when it runs at the latest it was asked for. `stands`: what it was told that the
+    record is settled as, when that is something else."""
 
     taker: str
     queue: str
@@ -61,6 +66,7 @@ class Taken:
     lease_ms: int = 0
     lease_from: float = 0.0
     receipt: str = ""
+    stands: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Taking:
     """A taker of a group. `way`: push, auto (acknowledged as it is sent), tx (by transactions) or lease; `obedient`:
     acknowledges everything, in order, one by one; `alone`: nobody else has records of the group at the same time;
     `level`: of its settlements; `exclusive`, `priority`: of its subscriptions; `rejects`: how much of what it gets,
-    from 0 to 1, also in peace."""
+    from 0 to 1, also in peace; `late`: how much of it it settles up to 1.5 s later, whoever has it by then."""
 
     name: str
     queue: str
@@ -82,6 +88,7 @@ class Taking:
     exclusive: bool = False
     priority: int = 0
     rejects: float = 0.0
+    late: float = 0.0
 
 
 @dataclass(slots=True)
@@ -295,6 +302,8 @@ class _Taker:
     async def _settle(self, taken: Taken, delivery: _Settles) -> None:
         if not (self._program.peace or self._what.obedient) and self._random.random() < 0.2:
             await asyncio.sleep(self._random.random() * 0.5)
+        if self._what.late and not self._program.peace and self._random.random() < self._what.late:
+            await asyncio.sleep(self._random.random() * _LATE_S)
         how, delay_ms = self._how(), self._random.choice(_DELAYS_MS)
         taken.how, taken.level, taken.asked_at = how, self._what.level, self._loop.time()
         if taken.lease_ms:
@@ -318,6 +327,8 @@ class _Taker:
             taken.outcome = "unknown"
         except MirrorlogError as error:
             taken.outcome = "refused"
+            if isinstance(error, SettledOtherwise):
+                taken.stands = str(error.details["stands"])
             self._history.errors[f"{self._what.name} {taken.how}"] = f"{type(error).__name__}: {error}"
             return not isinstance(error, NotGranted)
         return False
@@ -426,7 +437,7 @@ class GroupWatcher:
 def takings(seed: str, queues: Sequence[str]) -> list[Taking]:
     """Who takes from what: in the first queue its own group, of which two take, and one whose only taker keeps the
     order; in the last one a group that is leased from and subscribed to, one that is only leased from, and one that
-    acknowledges as it is sent."""
+    acknowledges as it is sent; and in the first one a group of two who reject half of it, and say so late."""
     random = Random(f"{seed} takings")
     first, last = queues[0], queues[-1]
 
@@ -444,4 +455,6 @@ def takings(seed: str, queues: Sequence[str]) -> list[Taking]:
         Taking("t4", last, "mixed", "lease", random.choice((1, 10, 100)), lease_ms=random.choice((200, 1_000, 3_000))),
         Taking("t5", last, "leased", "lease", random.choice((10, 100)), lease_ms=random.choice((200, 1_000, 3_000))),
         Taking("t6", last, "auto", "auto", 0),
+        Taking("t7", first, TORN, "push", 20, rejects=0.5, late=0.5),
+        Taking("t8", first, TORN, "push", 20, rejects=0.5, late=0.5),
     ]

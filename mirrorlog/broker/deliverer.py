@@ -178,8 +178,8 @@ class Deliverer:
                 self._leasing.leave(number)
 
     def settle(self, settle: Settle, ranges: Sequence[int], receiver: Receiver, correlation_id: int) -> None:
-        """Answered with SETTLED when so many copies have it. Raises BadRequest, NotGranted, NoSuchSubscription or
-        Overloaded: then nothing of it counts."""
+        """Answered with SETTLED when so many copies have it, or SettledOtherwise when they have what some of it is
+        contrary to. Raises BadRequest, NotGranted, NoSuchSubscription or Overloaded: then nothing of it counts."""
         self._subscribing.settle(settle, ranges, receiver, correlation_id)
 
     def queue_of(self, number: int) -> int:
@@ -188,8 +188,9 @@ class Deliverer:
 
     def settle_within(self, settle: Settle, ranges: Sequence[int], *, whole: bool = False) -> Within:
         """Check a settlement that is to be logged by somebody else, with other things; nothing of it counts before
-        `logged_within`, in the same step of the loop. Raises as `settle`, and NotGranted for what somebody else has;
-        `whole`: also for what is settled already, or something else would count beside it once more."""
+        `logged_within`, in the same step of the loop. Raises as `settle`, SettledOtherwise, and NotGranted for what
+        somebody else has; `whole`: also for what is settled already, or something else would count beside it once
+        more."""
         return Within(self, *self._subscribing.settle_within(settle, ranges, whole=whole))
 
     def logged_within(self, within: Within) -> None:
@@ -204,7 +205,7 @@ class Deliverer:
         self._leasing.lease(message, queue_id, receiver, respond)
 
     def settle_lease(self, message: SettleLease, queue_id: int, respond: Respond) -> None:
-        """Answered with LeasesSettled at its level. Raises BadRequest."""
+        """Answered with LeasesSettled at its level, or SettledOtherwise at that. Raises BadRequest."""
         self._leasing.settle(message, queue_id, respond)
 
     def extend_lease(self, message: ExtendLease, queue_id: int, respond: Respond) -> None:

@@ -159,7 +159,9 @@ class Leasing:
             self._deliveries.drop_if_idle(work)
             raise
         answer = LeasesSettled(records=settlement.records)
-        self._settling.gather(work, Asked(settlement, copies, lambda error: respond(error or answer)))
+        self._settling.gather(
+            work, Asked(settlement, copies, lambda error: respond(error or settlement.refusal or answer))
+        )
 
     def extend(self, message: ExtendLease, queue_id: int, respond: Respond) -> None:
         """See `Deliverer.extend_lease`."""

@@ -16,7 +16,7 @@ from mirrorlog.broker.works import Key, Work, WorkTable
 from mirrorlog.commitlog.gaps import NO_GAP
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import Settled
-from mirrorlog.queues.deaths import EXPIRED
+from mirrorlog.queues.outcomes import GONE
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class MissingRecords:
         if not unsettled:
             return
         ranges = [edge for first, until in unsettled for edge in (max(first, ledger.floor), until)]
-        change = Settled(group=group, ranges=ranges, why=EXPIRED)
+        change = Settled(group=group, ranges=ranges, why=GONE)
         try:
             self._log.append(queue_id, [change])
         except MirrorlogError as error:  # whoever takes from it has it settled then

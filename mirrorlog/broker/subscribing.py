@@ -134,8 +134,8 @@ class Subscribing:
         )
 
         def done(error: MirrorlogError | None) -> None:
-            if error is not None:
-                receiver.refuse(error, correlation_id)
+            if (wrong := error or settlement.refusal) is not None:
+                receiver.refuse(wrong, correlation_id)
             else:
                 receiver.answer(settled_frame(settlement.records, correlation_id, settlement.passed_over))
 
@@ -151,6 +151,8 @@ class Subscribing:
         if settle.how == How.RETURN and not settlement.ranges:
             # They went back with a former session. That is as asked, if they could still be settled from there.
             judged = work.delivery.settle(number, epoch, How.ACK, ranges, again=again)
+        if (contrary := settlement.refusal) is not None:
+            raise contrary
         if judged.passed_over:
             raise NotGranted(f"{judged.passed_over} of the records are in somebody else's hands by now")
         missed = sum(ranges[1::2]) - sum(ranges[::2]) - judged.records

@@ -37,7 +37,9 @@ from mirrorlog.errors import (
     MirrorlogError,
     NotGranted,
     OutOfSequence,
+    SettledOtherwise,
 )
+from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, encode_changes
 from mirrorlog.queues.producers import REMEMBERED_BATCHES, Landed, ProducerTable
 from mirrorlog.queues.ranges import RangeSet
@@ -198,7 +200,17 @@ class Transactions:
             raise BadRequest(f"a transaction has up to {REMEMBERED_BATCHES} batches of one queue; join some of them")
         publisher = log.publisher
         assert isinstance(publisher, Publisher)
-        within = self._settled(asked.settlements, caller.connection, whole=bool(headers))
+        try:
+            within = self._settled(asked.settlements, caller.connection, whole=bool(headers))
+        except SettledOtherwise as error:
+            # What stands is said when that is confirmed: another master may never have heard of it.
+            refused = error
+            publisher.wait_at(
+                log.replica.end,
+                ALL_MEMBERS,
+                lambda unknown: caller.connection.refuse(unknown or refused, caller.correlation_id),
+            )
+            return
         changes = [memoryview(each) for each in _changes(within)]
         size = envelope_bytes([*asked.batches, *changes])
         if size > self._limits.max_batch_bytes:

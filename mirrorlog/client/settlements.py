@@ -6,8 +6,9 @@ it was. A return is not, once its master has logged it: the record may be in the
 delivery would go back, and be counted. Its confirm is waited for by a frame without ranges. For the same reason a later
 master is told of it once, however many follow.
 
-A settlement ends in one of four ways: confirmed; refused, and nothing of it counts; unknown at its deadline; or void,
-when its records went back by themselves with the session that had them, which is what was asked for.
+A settlement ends in one of five ways: confirmed; refused, and nothing of it counts; contrary, when some of it is
+settled otherwise, and the rest counts; unknown at its deadline; or void, when its records went back by themselves with
+the session that had them, which is what was asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final, NamedTuple
 from mirrorlog.attempts import leaves_doubt, outcome_of
 from mirrorlog.client.in_hand import Granted
 from mirrorlog.client.masters import MOVED, REPLACED_PERHAPS
-from mirrorlog.client.ranges import RANGES_MAX, Range, flat, joined
+from mirrorlog.client.ranges import RANGES_MAX, Range, flat, joined, without
 from mirrorlog.errors import (
     ConnectionLost,
     FlushDiskTimeout,
@@ -30,6 +31,7 @@ from mirrorlog.errors import (
     OutcomeUnknown,
     Overloaded,
     Refused,
+    SettledOtherwise,
     SlaveNotAvailable,
 )
 from mirrorlog.wire.frames import How
@@ -61,7 +63,8 @@ class Settlement:
 
     __slots__ = (
         "_listeners", "_ranges",
-        "deadline", "done", "error", "heard", "kind", "last_error", "logged", "parts", "sent", "told_again", "unknown",
+        "deadline", "done", "error", "heard", "heard_of", "kind", "last_error", "logged", "parts", "sent", "told_again",
+        "unknown",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, deadline: float) -> None:
@@ -70,8 +73,9 @@ class Settlement:
         self.parts: list[tuple[Granted, int, int]] = []
         self.done = False
         self.error: MirrorlogError | None = None
-        # Whether somebody has heard, or will, how it ended.
+        # Whether somebody has heard, or will, how it ended; and those of its records of which somebody will.
         self.heard = False
+        self.heard_of: list[Range] = []
         self.sent = False
         # An attempt ended without an answer that says that nothing was settled.
         self.unknown = False
@@ -102,10 +106,43 @@ class Settlement:
                 return
         self.parts.append((granted, first, following))
 
-    def listen(self, listener: Listener) -> None:
-        """`listener` is called once, with None or the error that it ended with."""
-        self.heard = True
+    def listen(self, listener: Listener, of: Range | None = None) -> None:
+        """`listener` is called once, with None or the error that it ended with. `of`: it hears of these records alone,
+        see `error_of`."""
+        self.hear(of)
         self._listeners.append(listener)
+
+    def hear(self, of: Range | None) -> None:
+        """Somebody will hear how it ends, or what these records of it end with."""
+        if of is None:
+            self.heard = True
+        else:
+            self.heard_of.append(of)
+
+    def error_of(self, first: int, following: int) -> MirrorlogError | None:
+        """What these records of it ended with: one that is settled otherwise fails, and not what was told with it."""
+        if isinstance(self.error, SettledOtherwise):
+            return self.error.within(first, following)
+        return self.error
+
+    def left(self) -> list[tuple[Granted, int, int]]:
+        """What of it, having failed, may be settled again: not what is settled, be it otherwise."""
+        error = self.error
+        if not isinstance(error, SettledOtherwise):
+            return self.parts
+        if not error.passed_over:
+            return []
+        return [(granted, *cut) for granted, *part in self.parts for cut in without(*part, error.runs)]
+
+    def unheard(self) -> MirrorlogError | None:
+        """What it ended with that nobody hears of."""
+        if self.heard or self.error is None:
+            return None
+        if not isinstance(self.error, SettledOtherwise):
+            return None if self.heard_of else self.error
+        heard = joined(self.heard_of)
+        parts = (cut for _, first, following in self.parts for cut in without(first, following, heard))
+        return next((error for cut in parts if (error := self.error_of(*cut)) is not None), None)
 
     def end(self, error: MirrorlogError | None) -> None:
         """Tell whoever listens."""

@@ -12,9 +12,10 @@ from functools import partial
 
 from mirrorlog.client.backoff import Backoff
 from mirrorlog.client.in_hand import Granted, Hand
+from mirrorlog.client.ranges import Range
 from mirrorlog.client.settlements import FINAL, Gathering, Kind, Settlement, Verdict, judged, resumed
 from mirrorlog.client.subscribing import Session
-from mirrorlog.errors import ConnectionLost, MirrorlogError, NotGranted
+from mirrorlog.errors import ConnectionLost, MirrorlogError, NotGranted, SettledOtherwise
 from mirrorlog.wire.frames import How
 
 
@@ -66,20 +67,23 @@ class Settling:
             self._leave_soon()
         return settlements
 
-    async def ended(self, settlements: list[Settlement]) -> None:
-        """Wait until they have, each by its deadline. Raises the first error among them."""
+    async def ended(self, settlements: list[Settlement], of: Range | None = None) -> None:
+        """Wait until they have, each by its deadline. Raises the first error among them. `of`: which of their records
+        is asked about; all of them without."""
         waiters: list[asyncio.Future[None]] = []
         for each in settlements:
-            each.heard = True
-            if not each.done:
-                waiter: asyncio.Future[None] = self._loop.create_future()
-                each.listen(partial(_resolve, waiter))
-                waiters.append(waiter)
+            if each.done:
+                each.hear(of)
+                continue
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            each.listen(partial(_resolve, waiter), of)
+            waiters.append(waiter)
         for waiter in waiters:
             await waiter
         for each in settlements:
-            if each.error is not None:
-                raise type(each.error)(each.error.message, **each.error.details)
+            error = each.error if of is None else each.error_of(*of)
+            if error is not None:
+                raise type(error)(error.message, **error.details)
 
     async def drained(self) -> None:
         """Wait until everything settled so far has ended, well or not."""
@@ -209,13 +213,14 @@ class Settling:
 
     def _end(self, settlement: Settlement, error: MirrorlogError | None) -> None:
         self._unanswered.pop(settlement, None)
+        settlement.error = error
         if error is not None:
             if settlement.kind.how != How.EXTEND:
-                for part in settlement.parts:
+                for part in settlement.left():
                     self._hand.reopen(*part)
-            if not settlement.heard:
-                self._failure = self._failure or error
-        if self._hand.release(settlement, settled=error is None) and error is not None:
+            self._failure = self._failure or settlement.unheard()
+        settled = error is None or isinstance(error, SettledOtherwise)
+        if self._hand.release(settlement, settled=settled) and not settled:
             self._changed()
         settlement.end(error)
         if not self._unanswered and not self._gathering:

@@ -291,7 +291,8 @@ class Subscription:
     ) -> None:
         """For what it gives out: settle it, and wait until that has ended."""
         settling = self._may_settle(delay_ms)
-        await settling.ended(settling.settle(granted, first, following, how, delay_ms=delay_ms, multiple=multiple))
+        settlements = settling.settle(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
+        await settling.ended(settlements, None if multiple else (first, following))
 
     def settle_nowait(
         self, granted: Granted, first: int, following: int, how: How, *, delay_ms: int = 0, multiple: bool = False

@@ -3,8 +3,9 @@
     CONTROL      queue id 0   EpochStarted, QueueDeclared, QueueDeleted, BeginMoved, QueueBeginsMoved, OffsetsLeapt
     QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded, Settled, Returned, Watermark, Leased, GroupReset,
                               GroupDeleted, QueueUsed, Departing, Addressed, Departed
-    CHECKPOINT   queue id 0   CheckpointBegan, QueueState, HoldsState, GroupState, LedgerChunk, LeasesState,
-                              RunState, DeparturesState, BeginsState, GapsState, ProducerState, CheckpointEnded
+    CHECKPOINT   queue id 0   CheckpointBegan, QueueState, HoldsState, GroupState, LedgerChunk, VerdictsState,
+                              LeasesState, RunState, DeparturesState, BeginsState, GapsState, ProducerState,
+                              CheckpointEnded
 
 They use the ordinary columnar body (one value per change), so every tool that reads batches reads them too, and they
 are replicated, confirmed, recovered and truncated like records. Unknown fields are ignored, so fields can be added.
@@ -28,9 +29,10 @@ RANGES_PER_CHANGE: Final = 3000
 """Of 18 bytes each, at most: the smallest batch that nodes can be told to allow, 64 KiB, takes a change with so
 many."""
 
-SETTLED_WHYS: Final = ("acked", "dead", "limit", "expired", "dropped", "purged", "redriven")
+SETTLED_WHYS: Final = ("acked", "dead", "limit", "expired", "dropped", "purged", "redriven", "gone")
 """Why records are done: acknowledged; rejected; come back too often; too old; too many of them in the queue;
-purged; sent back to where they died."""
+purged; sent back to where they died; freed by retention or lost, before anybody settled them (software before said
+`expired`)."""
 
 
 class _Change(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
@@ -304,14 +306,16 @@ class HoldsState(_State, frozen=True, tag="H"):
 
 
 class GroupState(_State, frozen=True, tag="A"):
-    """An acking group of a queue as of this place in the log. Its exceptions come behind it, in `LedgerChunk`s, and its
-    leases behind these. `void`: see `GroupReset`."""
+    """An acking group of a queue as of this place in the log. Its exceptions come behind it, in `LedgerChunk`s, its
+    dead behind these, and its leases at the end. `void`: see `GroupReset`. `known_from`: of what was settled below it,
+    nobody knows as what; -1: of nothing that was settled so far, as software before has it."""
 
     queue_id: int
     group: str
     floor: int
     watermark: int
     void: int = 0
+    known_from: int = -1
 
 
 class LedgerChunk(_State, frozen=True, tag="C"):
@@ -331,6 +335,19 @@ class LedgerChunk(_State, frozen=True, tag="C"):
     attempts: bytes = b""
     parked: list[tuple[int, int, int, int]] = []
     leased: list[tuple[int, int, int]] = []
+
+
+class VerdictsState(_State, frozen=True, tag="V"):
+    """Which of the settled records [first, next) of an acking group died, as of this place in the log; `known_from`: as
+    of `GroupState`, by now. `dead`: runs, ascending; of each where it begins, counted from the end of the one before,
+    the first one from `first`, and how long it is."""
+
+    queue_id: int
+    group: str
+    first: int
+    next: int
+    known_from: int
+    dead: list[int] = []
 
 
 class LeasesState(_State, frozen=True, tag="S"):
@@ -475,6 +492,7 @@ State = (
     | HoldsState
     | GroupState
     | LedgerChunk
+    | VerdictsState
     | LeasesState
     | BeginsState
     | GapsState
@@ -504,7 +522,7 @@ _KNOWN: Final = frozenset(
     )
 )
 _STATE_TAG_DECODER: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQHACSRDLGPE")
+_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQHACVSRDLGPE")
 
 
 def split_ranges(ranges: Sequence[int], ranges_max: int = RANGES_PER_CHANGE) -> Iterator[list[int]]:

@@ -10,10 +10,9 @@ from typing import Final
 
 from mirrorlog.queues.attributed import Attributed
 from mirrorlog.queues.changes import Settled
-from mirrorlog.queues.deaths import EXPIRED
 from mirrorlog.queues.free_records import RANGES_AT_ONCE
 from mirrorlog.queues.ledger import Ledger, State
-from mirrorlog.queues.outcomes import PURGED, Outcomes
+from mirrorlog.queues.outcomes import GONE, PURGED, Outcomes
 from mirrorlog.queues.settling import Settling
 from mirrorlog.queues.stretches import pairs_of
 from mirrorlog.queues.subscriber import Range
@@ -53,7 +52,7 @@ class Clearing:
         ranges = [(floor, begin)] if floor < begin else []
         if low < high and self._ledger.unsettled(low, high):
             ranges.append((low, high))
-        return self._outcomes.settle(ranges, EXPIRED) if ranges else None
+        return self._outcomes.settle(ranges, GONE) if ranges else None
 
     def missing_done(self, change: Settled) -> None:
         """It is appended: nobody has these in hand any more."""

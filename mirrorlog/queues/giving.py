@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from mirrorlog.queues.changes import Leased, Settled
-from mirrorlog.queues.deaths import EXPIRED
 from mirrorlog.queues.free_records import FreeRecords
 from mirrorlog.queues.front import Front
 from mirrorlog.queues.ledger import Ledger
-from mirrorlog.queues.outcomes import ACKED, Outcomes
+from mirrorlog.queues.outcomes import ACKED, GONE, Outcomes
 from mirrorlog.queues.subscriber import Range, Subscriber
 from mirrorlog.queues.takers import LeaseWish, Takers
 from mirrorlog.wire.frames import GRANT_REDELIVERED, Grant
@@ -154,7 +153,7 @@ class Giving:
 
     def _missing(self, first: int, until: int) -> Given:
         """Records that are there no more, or never were: a gap that a loss has left, or retention went over them."""
-        return Given(0, (), self._outcomes.settle([(first, until)], EXPIRED))
+        return Given(0, (), self._outcomes.settle([(first, until)], GONE))
 
     def _hand_out(self, reach: Reach, grants_max: int) -> list[Grant]:
         """Take what is reached, as grants in which all records are alike, so many at most."""

@@ -36,11 +36,13 @@ from mirrorlog.queues.changes import (
     Returned,
     Settled,
     State,
+    VerdictsState,
     Watermark,
     decode_changes,
 )
-from mirrorlog.queues.group_states import GroupWalk, Part, restore_chunk, restore_leases
+from mirrorlog.queues.group_states import GroupWalk, Part, restore_chunk, restore_leases, restore_verdicts
 from mirrorlog.queues.ledger import Journal, LeaseRow, Ledger
+from mirrorlog.queues.verdicts import DEAD_WHYS
 
 OWN_GROUP: Final = ""
 """The queue's own."""
@@ -52,6 +54,7 @@ _OFFSETS: Final = 1 << 63
 Key = tuple[int, str]
 """Queue id and group."""
 _OnLedger = Settled | Returned | Watermark | Leased | Departing
+_OfLedger = LedgerChunk | VerdictsState | LeasesState
 
 
 class _Undo(NamedTuple):
@@ -188,9 +191,10 @@ class GroupTable:
         for state in states:
             if isinstance(state, GroupState):
                 if self.get(state.queue_id, state.group) is None:
-                    ledger = Ledger(state.floor, state.watermark, state.void)
+                    known = state.known_from if state.known_from >= 0 else max(state.floor, state.watermark)
+                    ledger = Ledger(state.floor, state.watermark, state.void, known_from=known)
                     self._put(header, (state.queue_id, state.group), ledger, partial=True)
-            elif isinstance(state, LedgerChunk | LeasesState):
+            elif isinstance(state, _OfLedger):
                 key = (state.queue_id, state.group)
                 if key in self._partial:
                     self._change(header, key, self._queues[key[0]][key[1]], state)
@@ -240,9 +244,7 @@ class GroupTable:
 
     # --- inside ---
 
-    def _change(
-        self, header: BatchHeader, key: Key, ledger: Ledger, change: _OnLedger | LedgerChunk | LeasesState
-    ) -> None:
+    def _change(self, header: BatchHeader, key: Key, ledger: Ledger, change: _OnLedger | _OfLedger) -> None:
         """Change a ledger in place."""
         undo = None
         if header.next_log_offset > self._confirmed:
@@ -299,7 +301,7 @@ def no_such_group(group: str) -> NoSuchGroup:
     return NoSuchGroup(f"{what} this queue; the first subscription or lease makes it", group=group)
 
 
-def _follow(ledger: Ledger, change: _OnLedger | LedgerChunk | LeasesState, logged_at: int) -> None:
+def _follow(ledger: Ledger, change: _OnLedger | _OfLedger, logged_at: int) -> None:
     """Raises ValueError for one that makes no sense."""
     match change:
         case Settled() | Returned():
@@ -312,6 +314,8 @@ def _follow(ledger: Ledger, change: _OnLedger | LedgerChunk | LeasesState, logge
             _lease(ledger, change.departure, LeaseRow("", 0, logged_at), change.ranges)
         case LedgerChunk():
             restore_chunk(ledger, change)
+        case VerdictsState():
+            restore_verdicts(ledger, change)
         case LeasesState():
             restore_leases(ledger, change)
 
@@ -319,7 +323,7 @@ def _follow(ledger: Ledger, change: _OnLedger | LedgerChunk | LeasesState, logge
 def _give_or_settle(ledger: Ledger, change: Settled | Returned, logged_at: int) -> None:
     for first, until in _ranges(change.ranges):
         if isinstance(change, Settled):
-            ledger.settle(first, until)
+            (ledger.die if change.why in DEAD_WHYS else ledger.settle)(first, until)
         else:
             ledger.give_again(first, until, counted=change.counted, delay_ms=change.delay_ms, logged_at=logged_at)
 

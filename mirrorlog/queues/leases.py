@@ -40,7 +40,8 @@ class Leases:
 
     def settle(self, receipts: Iterable[Receipt], how: int, delay_ms: int, *, end: int) -> Settlement:
         """A receipt of a lease that has ended acks what nobody has, and returns nothing. `end`: where what is confirmed
-        ends. Raises BadRequest, or ReceiptStale; then nothing of it counts."""
+        ends. Raises BadRequest, or ReceiptStale; then nothing of it counts, nor does it when some of it is `contrary`
+        to what stands."""
         if how == How.EXTEND:
             raise BadRequest("a lease is extended by ExtendLease")
         leased = _Leased(self._ledger, self._attributed)
@@ -48,6 +49,8 @@ class Leases:
         for receipt in receipts:
             self._check(receipt, end)
             add_all(found, leased.ranges(receipt, settles=how in SETTLING))
+        if contrary := self._outcomes.contrary(how, leased.settled):
+            return Settlement(0, how, (), (), 0, contrary=contrary)
         settlement = self._outcomes.settlement(0, how, tuple(found.runs()), delay_ms)
         if how == How.RELEASE and not settlement.changes and settlement.ranges:
             # What is leased is free again by a change alone.
@@ -81,12 +84,13 @@ class Leases:
 
 
 class _Leased:
-    """What leases have, for receipts of them: each is looked up once."""
+    """What leases have, for receipts of them: each is looked up once. `settled`: what receipts named and is done."""
 
     def __init__(self, ledger: Ledger, attributed: Attributed) -> None:
         self._ledger = ledger
         self._attributed = attributed
         self._known: dict[int, RangeSet] = {}
+        self.settled: list[Range] = []
 
     def of(self, lease: int) -> RangeSet:
         known = self._known.get(lease)
@@ -101,24 +105,31 @@ class _Leased:
             if state in _IDLE:
                 if settles:
                     yield first, until
+            elif state == State.SETTLED:
+                self.settled.append((first, until))
             elif self._ledger.lease_has(receipt.lease, first, until):
                 yield first, until
-            elif state != State.SETTLED:
-                nobodys = sorted(self._attributed.nobodys(first, until)) if state == State.OUT else []
+            elif state == State.OUT:
+                nobodys = sorted(self._attributed.nobodys(first, until))
                 yield from nobodys if settles else ()
-                for low, high in self._others(receipt.lease, first, until, nobodys):
-                    raise ReceiptStale(
-                        f"lease {receipt.lease} has ended, and records {low} to {high} are somebody else's by now",
-                        first=low,
-                        next=high,
-                    )
-                if state == State.LEASED:
-                    yield first, until
+                _check_others(receipt.lease, first, until, but=nobodys)
+            else:
+                yield from self._leased(receipt.lease, first, until)
 
-    def _others(self, lease: int, first: int, until: int, nobodys: Iterable[Range]) -> Iterator[Range]:
-        """What of these neither the lease has nor nobody."""
-        known = self.of(lease)
-        if nobodys:
-            known = RangeSet()
-            add_all(known, nobodys)
-        return known.without(first, until)
+    def _leased(self, lease: int, first: int, until: int) -> Iterator[Range]:
+        """What the lease has of leased records. What leaves among them is done."""
+        leaves = list(self._ledger.departing_within(first, until))
+        self.settled += leaves
+        own = self.of(lease).within(first, until)
+        _check_others(lease, first, until, but=[*own, *leaves])
+        yield from own
+
+
+def _check_others(lease: int, first: int, until: int, *, but: Iterable[Range]) -> None:
+    """Raises ReceiptStale when somebody has some of these, `but` those."""
+    known = RangeSet()
+    add_all(known, but)
+    for low, high in known.without(first, until):
+        raise ReceiptStale(
+            f"lease {lease} has ended, and records {low} to {high} are somebody else's by now", first=low, next=high
+        )

@@ -16,7 +16,7 @@ Pure. Queue offsets everywhere; ranges are [first, until).
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -33,6 +33,7 @@ from mirrorlog.queues.ledger_chunk import (
     State,
 )
 from mirrorlog.queues.spans import Spans
+from mirrorlog.queues.verdicts import Before, Verdicts
 
 __all__ = ["CHUNK_RECORDS", "LeaseRow", "Ledger", "Parked", "State"]
 
@@ -68,22 +69,27 @@ class _LeaseBefore(NamedTuple):
     row: LeaseRow | None
 
 
-Journal = list[Piece | _LeaseBefore]
+Journal = list[Piece | _LeaseBefore | Before]
 _Part = tuple[int, int, Chunk | None, int]
 """first, until, the chunk that they are in or None, then the state of all of them."""
 
 
 class Ledger:
     """One group. `floor`: all below are settled. `watermark`: those below may have been given out. `void`: see
-    `GroupReset`."""
+    `GroupReset`. `verdicts`: what the settled ones stand as; `known_from`: of those below nothing is known, by default
+    of all below the floor."""
 
     __slots__ = (
-        "_chunks", "_lease_chunks", "_order", "_totals", "_wholes", "floor", "journal", "leases", "void", "watermark",
+        "_chunks", "_lease_chunks", "_order", "_totals", "_wholes",
+        "floor", "journal", "leases", "verdicts", "void", "watermark",
     )  # fmt: skip
 
-    def __init__(self, floor: int = 0, watermark: int | None = None, void: int = 0) -> None:
+    def __init__(
+        self, floor: int = 0, watermark: int | None = None, void: int = 0, *, known_from: int | None = None
+    ) -> None:
         self.floor = floor
         self.void = void
+        self.verdicts = Verdicts(floor if known_from is None else known_from)
         self.watermark = floor if watermark is None else watermark
         self.leases: dict[int, LeaseRow] = {}
         self.journal: Journal | None = None
@@ -231,12 +237,15 @@ class Ledger:
         return row is not None and (row.number, row.logged_at) == (lease, NOT_PARKED) and until <= row.until
 
     def departing(self, first: int, until: int) -> int:
-        """How many of [first, until) leave for other queues: those of leases below 2^32."""
-        if not self.leased:
-            return 0
-        chunks = (chunk.rows_in(at, end) for at, end, chunk, _ in self._parts(first, until) if chunk is not None)
-        rows = (row for those in chunks for row in those if row.logged_at == NOT_PARKED and row.number >> 32 == 0)
-        return sum(row.until - row.first for row in rows)
+        """How many of [first, until) leave for other queues."""
+        return sum(high - low for low, high in self.departing_within(first, until)) if self.leased else 0
+
+    def departing_within(self, first: int, until: int) -> Iterator[tuple[int, int]]:
+        """What of [first, until) leaves for other queues, by queue offset: what leases below 2^32 have."""
+        for at, end, chunk, _ in self._parts(first, until):
+            for row in chunk.rows_in(at, end) if chunk is not None else ():
+                if row.logged_at == NOT_PARKED and row.number >> 32 == 0:
+                    yield row.first, row.until
 
     # --- volatile: the master's memory of what it has given out ---
 
@@ -273,6 +282,13 @@ class Ledger:
         self._raise_floor()
         return changed
 
+    def die(self, first: int, until: int) -> int:
+        """They are done as by `settle`, and stand as dead if they were not settled before."""
+        for low, high, state in list(self.runs(first, until)):
+            for before in self.verdicts.died(low, high) if state != State.SETTLED else ():
+                self._note(before)
+        return self.settle(first, until)
+
     def give_again(self, first: int, until: int, *, counted: bool, delay_ms: int = 0, logged_at: int = 0) -> None:
         """What is not settled of it is free, or waits for `delay_ms`; `counted`: one attempt more for each."""
         row = (delay_ms, logged_at) if delay_ms else None
@@ -305,6 +321,8 @@ class Ledger:
         for entry in reversed(journal):
             if isinstance(entry, Piece):
                 self._put_back(entry)
+            elif isinstance(entry, Before):
+                self.verdicts.take_back(entry)
             elif entry.row is None:
                 self.leases.pop(entry.number, None)
             else:
@@ -348,6 +366,10 @@ class Ledger:
         self._note(chunk.piece(piece.first, piece.until))
         self._put_back(piece)
         self._raise_floor()
+
+    def restore_verdicts(self, first: int, until: int, dead: Sequence[int], known_from: int) -> None:
+        """What a checkpoint knows of the dead of [first, until), in place of what is known here. `dead`: as borders."""
+        self._note(self.verdicts.put(first, until, dead, known_from))
 
     # --- inside: where things are ---
 
@@ -421,7 +443,7 @@ class Ledger:
 
     # --- inside: changing ---
 
-    def _note(self, entry: Piece | _LeaseBefore) -> None:
+    def _note(self, entry: Piece | _LeaseBefore | Before) -> None:
         if self.journal is not None:
             self.journal.append(entry)
 

@@ -3,28 +3,35 @@ before they are appended. Pure. Ranges are [first, until), queue offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
+from mirrorlog.errors import SettledOtherwise
 from mirrorlog.queues.changes import Change, Leased, Returned, Settled
 from mirrorlog.queues.deaths import DEAD, LIMIT, Deaths
-from mirrorlog.queues.ledger import Ledger
+from mirrorlog.queues.ledger import Ledger, State
 from mirrorlog.queues.rules import Rules
 from mirrorlog.queues.stretches import flat, joined
 from mirrorlog.queues.subscriber import Range
+from mirrorlog.queues.verdicts import UNKNOWN, Standing
 from mirrorlog.wire.frames import How
 
 ACKED: Final = "acked"
 PURGED: Final = "purged"
+GONE: Final = "gone"
 """Why records are settled: see `Settled`."""
+CONTRARY_MAX: Final = 1_000
+"""Runs that an answer names; of what stands behind them it says that nobody knows."""
 SETTLING: Final = frozenset({int(How.ACK), int(How.DEAD)})
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """What is to be done with `ranges`; `records`: how many of them it changes. `number`: whose hand they leave, 0 for
-    nobody's."""
+    nobody's. `passed_over`: how many of those that were named somebody else has; `contrary`: which of them are settled
+    as something else, at most `CONTRARY_MAX` runs."""
 
     number: int
     how: int
@@ -33,6 +40,12 @@ class Settlement:
     records: int
     delay_ms: int = 0
     passed_over: int = 0
+    contrary: tuple[Standing, ...] = ()
+
+    @property
+    def refusal(self) -> SettledOtherwise | None:
+        """What whoever has asked for it is told, when that is confirmed which stands."""
+        return SettledOtherwise.of(self.contrary, passed_over=self.passed_over) if self.contrary else None
 
 
 class Outcomes:
@@ -56,6 +69,25 @@ class Outcomes:
             changes = [self.again(ranges, delay_ms, counted=False)]
         records = sum(self._ledger.unsettled(first, until) for first, until in ranges)
         return Settlement(number, how, ranges, tuple(changes), records, delay_ms)
+
+    def contrary(self, how: int, ranges: Sequence[Range]) -> tuple[Standing, ...]:
+        """What of these is settled already, or leaves, and stands as something else than `how` makes of records.
+        Nothing for what settles none."""
+        if how not in SETTLING or not ranges:
+            return ()
+        found = self._contrary(DEAD if how == How.DEAD else ACKED, ranges)
+        named = tuple(islice(found, CONTRARY_MAX))
+        more = next(found, None)
+        return named if more is None else (*named, Standing(more.first, ranges[-1][1], UNKNOWN))
+
+    def _contrary(self, own: str, ranges: Iterable[Range]) -> Iterator[Standing]:
+        ledger = self._ledger
+        for first, until in ranges:
+            for low, high, state in ledger.runs(first, until):
+                if state == State.SETTLED:
+                    yield from (each for each in ledger.verdicts.parts(low, high) if each.stands != own)
+                elif state == State.LEASED and own == ACKED:
+                    yield from (Standing(*each, DEAD) for each in ledger.departing_within(low, high))
 
     def come_back(self, ranges: Iterable[Range], delay_ms: int) -> list[Change]:
         """The changes that count a return of each; of those that came back too often, that end them."""

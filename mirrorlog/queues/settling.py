@@ -52,7 +52,8 @@ class Settling:
         self, number: int, epoch: int, how: int, ranges: Sequence[int], delay_ms: int, *, again: bool
     ) -> Settlement:
         """Of what the subscriber had in an older epoch, or (`again`) on a connection that was lost, only that counts
-        which nobody else has by now. Raises BadRequest, NotGranted or NoSuchSubscription; then nothing of it counts."""
+        which nobody else has by now. What is settled already stays as it is, and `contrary` says of which that is
+        another word. Raises BadRequest, NotGranted or NoSuchSubscription; then nothing of it counts."""
         subscriber = self._takers.find(number)
         pairs = self.given(ranges)
         if epoch > self._epoch:
@@ -60,7 +61,9 @@ class Settling:
         if epoch < self._ledger.void >> EPOCH_BITS:
             raise NotGranted(f"the group was reset since epoch {epoch}: what was given out before is nobody's any more")
         if epoch == self._epoch and not again:
-            return self._outcomes.settlement(number, how, self._in_hand(subscriber, pairs), delay_ms)
+            found, settled = self._in_hand(subscriber, pairs)
+            settlement = self._outcomes.settlement(number, how, found, delay_ms)
+            return replace(settlement, contrary=self._outcomes.contrary(how, settled)) if settled else settlement
         given = max(self._front.found, self._ledger.floor, self._front.given if epoch == self._epoch else 0)
         for first, until in pairs:
             if until > given:
@@ -113,11 +116,12 @@ class Settling:
             return settlement
         ledger = self._ledger
         left = sum(ledger.unsettled(first, until) - ledger.departing(first, until) for first, until in pairs)
-        return replace(settlement, passed_over=left - settlement.records)
+        return replace(settlement, passed_over=left - settlement.records, contrary=self._outcomes.contrary(how, pairs))
 
-    def _in_hand(self, subscriber: Subscriber, pairs: Iterable[Range]) -> list[Range]:
-        """What of it the subscriber has; the rest must be settled. Raises NotGranted."""
+    def _in_hand(self, subscriber: Subscriber, pairs: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+        """What of it the subscriber has; and the rest, which must be settled. Raises NotGranted."""
         found: list[Range] = []
+        settled: list[Range] = []
         for first, until in pairs:
             found += subscriber.hand.within(first, until)
             for low, high in subscriber.hand.without(first, until):
@@ -127,7 +131,8 @@ class Settling:
                         first=low,
                         next=high,
                     )
-        return found
+                settled.append((low, high))
+        return found, settled
 
     def _had(self, subscriber: Subscriber, how: int, pairs: Iterable[Range]) -> Iterator[Range]:
         """What of it a word from before can change: what lies free; and a settlement what the same one has again."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any, Final
 
-from mirrorlog.queues.changes import Change, GroupDeleted, Leased, Returned, Settled, Watermark
+from mirrorlog.queues.changes import SETTLED_WHYS, Change, GroupDeleted, Leased, Returned, Settled, Watermark
 from mirrorlog.queues.groups import GroupTable
 from mirrorlog.queues.ledger import CHUNK_RECORDS, Ledger, State
 
@@ -30,7 +30,7 @@ def random_change(random: Random, group: str, at: int, floor: int = 0) -> Change
     if until + 7 < END and random.random() < 0.3:
         ranges += [until + 5, until + 7]
     changes: list[tuple[Change, int]] = [
-        (Settled(group=group, ranges=ranges), 10),
+        (Settled(group=group, ranges=ranges, why=random.choice(SETTLED_WHYS)), 10),
         (Returned(group=group, ranges=ranges, counted=random.random() < 0.5), 5),
         (Returned(group=group, ranges=ranges, counted=random.random() < 0.5, delay_ms=random.randrange(1, 4)), 4),
         (Watermark(group=group, queue_offset=random.randrange(END)), 2),
@@ -64,6 +64,12 @@ def attempts_of(ledger: Ledger, first: int, until: int) -> list[tuple[int, int, 
     return merged(row for row in found if row[2])
 
 
+def verdicts_of(ledger: Ledger, until: int) -> list[tuple[Any, ...]]:
+    """(first, until, what it stands as) of what is settled."""
+    settled = [(low, high) for low, high, state in ledger.runs(0, until) if state == State.SETTLED]
+    return merged(part for each in settled for part in ledger.verdicts.parts(*each))
+
+
 def facts(ledger: Ledger, until: int) -> dict[str, Any]:
     """All that a copy knows of a group below `until`; what is out is free to a copy."""
     runs = [(low, high, 0 if state == State.OUT else int(state)) for low, high, state in ledger.runs(0, until)]
@@ -74,6 +80,7 @@ def facts(ledger: Ledger, until: int) -> dict[str, Any]:
         "attempts": attempts_of(ledger, 0, until),
         "parked": merged(ledger.parked_rows()),
         "leases": {number: (row, merged(ledger.lease_ranges(number))) for number, row in sorted(ledger.leases.items())},
+        "verdicts": verdicts_of(ledger, until),
         "counts": (ledger.parked, ledger.leased, ledger.unsettled_total(until), ledger.ready(until) + ledger.out),
     }
 

@@ -125,7 +125,7 @@ def test_what_is_gone_from_the_queue_is_settled_in_whosever_hands_it_is() -> Non
     assert before[1:] == (1, 1)
     it.begin = 8
     change = it.delivery.missing(8, (0, 0))
-    assert change == Settled(group="", ranges=[0, 8], why="expired")
+    assert change == Settled(group="", ranges=[0, 8], why="gone")
     it.append([change])
     it.delivery.missing_done(change)
     assert (it.ledger.floor, it.ledger.out, it.ledger.leased, it.ledger.parked) == (8, 0, 0, 0)
@@ -146,8 +146,8 @@ def test_a_gap_that_a_loss_has_left_is_settled_in_one_step() -> None:
     change = it.delivery.missing(0, gap)
     assert change is not None
     assert change.ranges == list(gap)
-    assert it.delivery.missing(7, gap) == Settled(group="", ranges=[0, gap[1]], why="expired")
-    assert it.delivery.missing(gap[1] + 1, gap) == Settled(group="", ranges=[0, gap[1] + 1], why="expired")
+    assert it.delivery.missing(7, gap) == Settled(group="", ranges=[0, gap[1]], why="gone")
+    assert it.delivery.missing(gap[1] + 1, gap) == Settled(group="", ranges=[0, gap[1] + 1], why="gone")
     it.append([change])
     it.delivery.missing_done(change)
     assert it.delivery.missing(0, gap) is None

@@ -19,6 +19,7 @@ from mirrorlog.queues.changes import (
     Returned,
     Settled,
     State,
+    VerdictsState,
     Watermark,
     decode_changes,
     decode_checkpoint,
@@ -63,7 +64,8 @@ CHANGES: list[tuple[Change, bytes]] = [
     (GroupDeleted(group="g"), b"\x82\xa4type\xacGroupDeleted\xa5group\xa1g"),
 ]
 
-GROUP = GroupState(queue_id=1, group="", floor=2, watermark=4096, void=7)
+GROUP_BEFORE = GroupState(queue_id=1, group="", floor=2, watermark=4096, void=7)
+GROUP = GroupState(queue_id=1, group="", floor=2, watermark=4096, void=7, known_from=1)
 WHOLE = LedgerChunk(queue_id=1, group="", first=4096, next=12_288)
 PART = LedgerChunk(
     queue_id=1,
@@ -75,9 +77,11 @@ PART = LedgerChunk(
     parked=[(7, 8, 1000, 640)],
     leased=[(8, 9, 7)],
 )
+VERDICTS = VerdictsState(queue_id=1, group="", first=2, next=4096, known_from=1, dead=[1, 2, 4, 1])
 LEASES = LeasesState(queue_id=1, group="", leases={7: ("x", 30_000, 800)})
 STATES: list[tuple[State, bytes]] = [
-    (GROUP, bytes.fromhex("96 a1 41 01 a0 02 cd 10 00 07")),
+    (GROUP, bytes.fromhex("97 a1 41 01 a0 02 cd 10 00 07 01")),
+    (VERDICTS, bytes.fromhex("97 a1 56 01 a0 02 cd 10 00 01 94 01 02 04 01")),
     (WHOLE, bytes.fromhex("99 a1 43 01 a0 cd 10 00 cd 30 00 c4 00 c4 00 90 90")),
     (
         PART,
@@ -115,10 +119,16 @@ def test_the_bytes_of_a_state(state: State, said: bytes) -> None:
     assert decode_checkpoint(encode_checkpoint([said])) == [state]
 
 
+def test_the_bytes_of_a_state_of_software_before_are_read() -> None:
+    """A group that says nothing of how far back it is known what died."""
+    assert decode_checkpoint(encode_checkpoint([bytes.fromhex("96 a1 41 01 a0 02 cd 10 00 07")])) == [GROUP_BEFORE]
+    assert GROUP_BEFORE.known_from == -1
+
+
 def test_the_format_page_shows_the_real_bytes() -> None:
     """Goal: the examples of docs/format.md are true."""
     text = " ".join(PAGE.read_text().split())
-    for state in (GROUP, WHOLE, LEASES):
+    for state in (GROUP, WHOLE, VERDICTS, LEASES):
         assert encode_state(state).hex(" ") in text
     assert CHANGES[0][1].hex(" ") in text
 

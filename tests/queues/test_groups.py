@@ -486,7 +486,7 @@ def test_a_group_that_goes_before_a_checkpoint_comes_to_it_leaves_nothing(book: 
     for change in (GroupDeleted(group=""), GroupReset(group="", queue_offset=0)):
         book.append(GroupReset(group="", queue_offset=0))
         part = next(book.table.parts())
-        assert book.table.state(part) == GroupState(queue_id=QUEUE, group="", floor=0, watermark=0)
+        assert book.table.state(part) == GroupState(queue_id=QUEUE, group="", floor=0, watermark=0, known_from=0)
         book.append(change)
         assert book.table.state(part) is None
 
@@ -551,7 +551,7 @@ def test_a_checkpoint_says_what_is_void() -> None:
     header, batch = log.append(encode_change(table.reset(1, "g", 5, void=7 << 32), queue_id=1))
     table.apply(header, batch)
     state = table.state(next(table.parts()))
-    assert state == GroupState(queue_id=1, group="g", floor=5, watermark=5, void=7 << 32)
+    assert state == GroupState(queue_id=1, group="g", floor=5, watermark=5, void=7 << 32, known_from=5)
     header, _ = log.append(encode_checkpoint([encode_state(state)]))
     later.restore(header, [state])
     assert (table.find(1, "g").void, later.find(1, "g").void) == (7 << 32, 7 << 32)

@@ -17,6 +17,7 @@ from mirrorlog.queues.ledger import Ledger
 from mirrorlog.queues.ledger_chunk import Piece
 from mirrorlog.queues.outcomes import Outcomes
 from mirrorlog.queues.takers import Takers
+from mirrorlog.queues.verdicts import Verdicts
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
 from sim.cluster_queues import queues_of
@@ -119,6 +120,24 @@ def test_an_undo_that_is_forgotten_at_a_cut_is_found(monkeypatch: pytest.MonkeyP
     """By a former master that goes on with settlements which its log has lost."""
     monkeypatch.setattr(GroupTable, "_take_back", lambda self, undo: None)
     assert caught(*CUT_OFF, by=("copies know the same", "nothing is settled that nobody settled"))
+
+
+def test_two_verdicts_that_are_both_confirmed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a master that answers whoever comes second as the first time."""
+    monkeypatch.setattr(Outcomes, "contrary", lambda self, how, ranges: ())
+    assert caught(*FALLING, by=("one verdict stands",))
+
+
+def test_a_verdict_that_nobody_remembers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By masters that take for acknowledged whatever is settled."""
+    monkeypatch.setattr(Verdicts, "died", lambda self, first, until: [])
+    assert caught(*FALLING, by=("one verdict stands",))
+
+
+def test_a_checkpoint_without_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a copy that begins there, and takes them for acknowledged."""
+    monkeypatch.setattr(Verdicts, "runs", lambda self, at, runs_max: [])
+    assert caught(*FALLING, by=("a checkpoint tells", "copies know the same", "one verdict stands"))
 
 
 def test_a_checkpoint_without_a_chunk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
