@@ -82,8 +82,8 @@ def takings_of_letters(seed: str, queues: list[str]) -> list[Taking]:
 
     every = [
         Taking("b0", "brief", "", "push", prefetch(1, 2)),
-        Taking("c0", "court", "", "push", prefetch(), rejects=0.5, late=0.3),
-        Taking("c1", "court", "", "lease", prefetch(1, 10), lease_ms=lease_ms(), rejects=0.5, late=0.3),
+        Taking("c0", "court", "", "push", prefetch(), rejects=0.5),
+        Taking("c1", "court", "", "lease", prefetch(1, 10), lease_ms=lease_ms(), rejects=0.5),
         Taking("c2", "court", "g", "push", prefetch(), rejects=0.2),
         Taking("a0", "frail", "", "push", prefetch(1, 5), rejects=0.1),
         Taking("a1", "frail", "", "push", prefetch(1, 5)),

@@ -413,9 +413,10 @@ class Client:
 
         `how`: ack, return (it comes again, counted), release (uncounted) or reject; `delay_ms`: before it may come
         again. The receipt of a lease that is over still acks as long as nobody else has got the record (ReceiptStale),
-        and returns nothing. Raises BadRequest for what is no receipt of that queue and group; NoSuchQueue, Refused, or
-        ConnectionLost when no node was reached: nothing was settled; or OutcomeUnknown: it may count or not, and to
-        settle it once more in the same way counts once.
+        and returns nothing; what somebody has settled as something else stays so (SettledOtherwise). Raises BadRequest
+        for what is no receipt of that queue and group; NoSuchQueue, Refused, or ConnectionLost when no node was
+        reached: nothing was settled; or OutcomeUnknown: it may count or not, and to settle it once more in the same way
+        counts once.
         """
         if how not in _HOWS:
             raise BadRequest(f"how {how!r:.32} is none of {', '.join(_HOWS)}")

@@ -37,8 +37,8 @@ class Settleable:
 
     What is awaited returns when it is confirmed at the subscription's level, and raises what it ended with: Refused
     (nothing was settled), OutcomeUnknown at its deadline, NotGranted for what was settled before or is somebody else's
-    by now. What is not awaited leaves with all that is settled before the loop turns; `Subscription.flush` tells what
-    became of it.
+    by now, SettledOtherwise for what somebody has acknowledged where this rejects it, or the other way round. What is
+    not awaited leaves with all that is settled before the loop turns; `Subscription.flush` tells what became of it.
     """
 
     __slots__ = ()  # their places are those of whoever inherits: a record has others than a batch

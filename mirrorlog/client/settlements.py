@@ -132,7 +132,8 @@ class Settlement:
             return self.parts
         if not error.passed_over:
             return []
-        return [(granted, *cut) for granted, *part in self.parts for cut in without(*part, error.runs)]
+        runs = error.runs
+        return [(granted, *cut) for granted, low, high in self.parts for cut in without(low, high, runs)]
 
     def unheard(self) -> MirrorlogError | None:
         """What it ended with that nobody hears of."""

@@ -381,7 +381,8 @@ class Leases(Message, frozen=True):
 class SettleLease(Message, frozen=True):
     """`how`: see `frames.How`, but EXTEND; `level`: a confirm level. A receipt of a lease that has ended acks as long
     as nobody else has the record, and returns nothing. Answered with LeasesSettled; with ReceiptStale, and nothing of
-    it counts, when somebody else has one of the records now."""
+    it counts, when somebody else has one of the records now; with SettledOtherwise, and nothing of it counts, when one
+    is settled as something else."""
 
     queue: str
     receipts: list[LeasedRange]

@@ -21,6 +21,7 @@ from mirrorlog.errors import (
     NotMaster,
     OutcomeUnknown,
     Refused,
+    SettledOtherwise,
     SubscriptionCancelled,
 )
 from mirrorlog.wire.frames import DELIVER, GRANT, GRANT_REDELIVERED, FrameType, Grant, How, Level, frame
@@ -312,6 +313,44 @@ async def test_an_ack_of_what_somebody_else_has_by_now_is_no_success(nodes: Node
         n2.passed_over = 1
         with pytest.raises(NotGranted, match="somebody else's hands"):
             await held[1].ack(multiple=True)
+
+
+async def test_each_hears_of_his_own_records_what_they_are_settled_as(nodes: Nodes, client: Client) -> None:
+    """Goal: one record that is settled otherwise fails alone, whoever waits for what. Method: six leave in one frame,
+    of which two are dead: some are awaited, one of the dead is not."""
+    n1 = giver(nodes)
+    n1.settling = SettledOtherwise.of([(1, 2, "dead"), (4, 5, "unknown")])
+    async with client.subscribe(QUEUE) as subscription:
+        n1.give(Grant(0, 4), Grant(4, 6), batches=(0, 1))
+        held = await take(subscription, 6)
+        waits = [asyncio.ensure_future(held[number].ack()) for number in (0, 1, 2)]
+        for number in (3, 4, 5):
+            held[number].ack_nowait()
+        outcomes = await asyncio.gather(*waits, return_exceptions=True)
+        assert [type(each) for each in outcomes] == [type(None), SettledOtherwise, type(None)]
+        assert len(n1.settled) == 1
+        with pytest.raises(SettledOtherwise, match="record 4 is settled already, so long ago"):
+            await subscription.flush()
+        await subscription.flush()
+        for each in held:  # all of them are settled, in one way or another
+            with pytest.raises(NotGranted, match="settled before"):
+                await each.ack()
+
+
+async def test_what_somebody_else_has_beside_what_is_settled_otherwise_may_be_tried_again(
+    nodes: Nodes, client: Client
+) -> None:
+    """Goal: each record is told right, and what did not count stays in hand. Method: of two one is dead, and one is
+    somebody else's."""
+    n1 = giver(nodes)
+    n1.settling = SettledOtherwise.of([(1, 2, "dead")], passed_over=1)
+    async with client.subscribe(QUEUE) as subscription:
+        n1.give(Grant(0, 4), batches=(0,))
+        held = await take(subscription, 2)
+        outcomes = await asyncio.gather(*(each.ack() for each in held), return_exceptions=True)
+        assert [type(each) for each in outcomes] == [NotGranted, SettledOtherwise]
+        n1.settling = None
+        await held[0].ack()
 
 
 async def test_who_asked_for_it_is_told_of_a_failover(nodes: Nodes, client: Client) -> None:

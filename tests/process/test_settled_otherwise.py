@@ -125,3 +125,35 @@ async def test_each_of_many_hears_of_its_own(three: Cluster) -> None:
         with pytest.raises(SettledOtherwise, match="record 2 is settled already: dead"):
             await subscription.flush()
         await until_letters(client, "many", [b"many 0", b"many 2"])
+
+
+async def test_of_a_transaction_nothing_counts(three: Cluster) -> None:
+    """Goal: what a transaction sends stands for what it acknowledges. Method: it acknowledges a record that is dead by
+    then beside one that is free to be settled, and sends one."""
+    async with held_by_two(three, "whole") as (mine, theirs, subscription, client):
+        await theirs[0].reject()
+        await theirs[1].release()
+        transaction = subscription.client.transaction()
+        transaction.send(LETTERS, b"whole sent")
+        for each in mine[:2]:
+            transaction.ack(each)
+        with pytest.raises(SettledOtherwise, match="record 0 is settled already: dead"):
+            await transaction.commit()
+        assert (await client.admin.groups("whole")).groups[0].unsettled >= RECORDS - 1
+        assert b"whole sent" not in await letters(client, "whole")
+
+
+async def test_a_receipt_of_a_lease_that_is_over_hears_it(three: Cluster) -> None:
+    """Goal: the same for leases. Method: a lease ends, somebody else leases the record and rejects it, and the first
+    holder acknowledges; his receipt rejects as well, which is what stands."""
+    async with Client(*three.servers) as client:
+        await client.admin.declare("leased")
+        async with client.producer("leased") as producer:
+            await producer.send(b"leased 0")
+        [first] = await client.lease("leased", lease_ms=100, wait_ms=10_000)
+        [second] = await client.lease("leased", lease_ms=60_000, wait_ms=10_000)
+        await second.reject()
+        with pytest.raises(SettledOtherwise, match="dead"):
+            await first.ack()
+        await first.reject()
+        await second.reject()

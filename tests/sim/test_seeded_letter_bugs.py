@@ -164,7 +164,7 @@ def test_a_rejection_that_is_taken_for_an_ack_is_found(monkeypatch: pytest.Monke
 def test_an_ack_that_is_taken_for_a_rejection_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a node that has everything die."""
     monkeypatch.setattr(Outcomes, "settlement", _as({How.ACK: How.DEAD}))
-    assert caught(monkeypatch, *PEACE, by=("records die for a reason",))
+    assert caught(monkeypatch, *PEACE, by=("records die for a reason", "what is acknowledged stays"))
 
 
 def _as(others: dict[How, How]) -> Any:
@@ -185,7 +185,7 @@ def test_an_ack_that_is_answered_too_early_is_found(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Publisher, "wait_at", at_once)
     storm = tuple(Event(0.3 + 0.8 * number, "isolate", ("@master", "nodes", 0.7)) for number in range(4))
-    assert caught(monkeypatch, *storm, by=("what is acknowledged stays",), source="brief")
+    assert caught(monkeypatch, *storm, by=("what is acknowledged stays", "what is rejected leaves"), source="brief")
 
 
 def test_a_letter_that_tells_of_another_queue_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
