@@ -54,7 +54,7 @@ from mirrorlog.wire.messages import (
     VirtualHosts,
     encode,
 )
-from mirrorlog.wire.names import split
+from mirrorlog.wire.names import check_new, split
 from mirrorlog.wire.routing import no_such_exchange
 
 DECIDE_S: Final = 5.0
@@ -95,11 +95,17 @@ class RoutingRequests:
             if self._host(asked.virtual_host).exchange(asked.name) is None:
                 raise no_such_exchange(asked.name)
             return Done()
+        if self._host(asked.virtual_host).exchange(asked.name) is None:
+            check_new("exchange", asked.name)
         return await self._decide(
             ExchangeDeclared(virtual_host=asked.virtual_host, name=asked.name, exchange=asked.exchange)
         )
 
     async def _change(self, asked: Message) -> Message:
+        if isinstance(asked, AddVirtualHost) and self._topology.virtual_host(asked.name) is None:
+            check_new("virtual host", asked.name)
+        if isinstance(asked, SetUser) and asked.name not in self._topology.users:
+            check_new("user", asked.name)
         return await self._decide(_COMMANDS[type(asked)](asked))
 
     async def _decide(self, command: AnyCommand) -> Message:

@@ -43,6 +43,7 @@ from mirrorlog.queues.changes import (
 from mirrorlog.queues.group_states import GroupWalk, Part, restore_chunk, restore_leases, restore_verdicts
 from mirrorlog.queues.ledger import Journal, LeaseRow, Ledger
 from mirrorlog.queues.verdicts import DEAD_WHYS
+from mirrorlog.wire.names import check_new
 
 OWN_GROUP: Final = ""
 """The queue's own."""
@@ -145,6 +146,8 @@ class GroupTable:
                 "another name, or make it an acking group with a reset that says so"
             )
         there = self.groups(queue_id)
+        if group not in there:
+            check_new("group", group)
         others = len(streams) - (group in streams)
         if group not in there and len(there) + others >= self._per_queue_max:
             raise Overloaded(

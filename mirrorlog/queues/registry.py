@@ -55,7 +55,7 @@ from mirrorlog.queues.changes import (
     encode_change,
 )
 from mirrorlog.queues.lifetimes import Lifetime, lifetime_of
-from mirrorlog.wire.names import is_key
+from mirrorlog.wire.names import check_new, is_key, split
 
 IDS_PER_LOG: Final = 1 << 24
 """Queue id = number of the log << 24 | number of the queue in it, from 1."""
@@ -242,6 +242,7 @@ class QueueRegistry:
         if there is not None:
             _refuse_difference(there, arguments)
             return None
+        check_new("queue", split(name)[1])
         check_values(arguments)
         if len(self._by_id) >= self._queues_max:
             raise Overloaded(f"this log has {self._queues_max} queues (limits.max_queues)", limit="max_queues")
@@ -262,6 +263,8 @@ class QueueRegistry:
                 f"group {change.group!r} of queue {name!r} acknowledges what it reads, and has no position; take "
                 "another name, or delete that group"
             )
+        if change.group not in queue.newest:
+            check_new("group", change.group)
         if change.group not in queue.newest and len(queue.newest) >= self._groups_max:
             raise Overloaded(
                 f"queue {name!r} has {self._groups_max} groups (limits.max_groups_per_queue)",
@@ -495,6 +498,7 @@ def no_such_queue(name: str) -> NoSuchQueue:
 def check_declaration(name: str, arguments: Mapping[str, Any]) -> None:
     """Whether a new queue may be declared so, wherever it will be. Raises BadRequest."""
     _check_shape(name, arguments)
+    check_new("queue", split(name)[1])
     check_names(arguments, known={})
     check_values(arguments)
 

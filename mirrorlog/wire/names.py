@@ -8,6 +8,7 @@ was. Rejected: a virtual host beside every name, which each of its places would 
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Final
 
 from mirrorlog.errors import BadRequest
@@ -18,6 +19,8 @@ NAME_CHARS_MAX: Final = 255
 
 _NAME: Final = re.compile(rf"[^\x00-\x1f\x7f-\x9f]{{1,{NAME_CHARS_MAX}}}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_HIDDEN: Final = frozenset({"Cf", "Zl", "Zp", "Cs"})
+"""Unicode's categories: format, line separator, paragraph separator, surrogate."""
 _SHOWN_CHARS: Final = 64
 
 
@@ -43,6 +46,18 @@ def check_name(kind: str, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise BadRequest(
             f"{kind} {name[:_SHOWN_CHARS]!r}: a name has 1 to {NAME_CHARS_MAX} characters and no control characters"
+        )
+
+
+def check_new(kind: str, name: str) -> None:
+    """Of what is made now: nothing in its name may change how the text around it reads, or cannot be seen: directions,
+    line and paragraph separators, joiners and the like. What was made with such a name goes on with it, so this is
+    asked of who makes something, and never of what was decided. Raises BadRequest."""
+    bad = next((character for character in name if unicodedata.category(character) in _HIDDEN), None)
+    if bad is not None:
+        raise BadRequest(
+            f"{kind} {name[:_SHOWN_CHARS]!a}: U+{ord(bad):04X} cannot be seen, or changes how other text reads; a "
+            "new name has none such"
         )
 
 

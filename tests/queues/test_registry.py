@@ -412,3 +412,15 @@ def test_what_an_argument_of_delivery_does_not_take_is_refused(arguments: dict[s
     ):
         for value in taken:
             assert Book().registry.declare("q", {name: value})
+
+
+def test_a_queue_with_a_name_that_no_new_one_may_have_goes_on_with_it() -> None:
+    """It was declared by an older node: declared again it is there, and its groups commit. A new one is refused."""
+    book = Book()
+    book.declare_as_before("orders\u202egnp")
+    assert book.registry.declare("orders\u202egnp", {}) is None
+    book.commit("orders\u202egnp", "g", 7)
+    with pytest.raises(BadRequest, match=r"U\+202E"):
+        book.registry.declare("others\u202egnp", {})
+    with pytest.raises(BadRequest, match=r"U\+2028"):
+        book.commit("orders\u202egnp", "g\u2028", 7)
