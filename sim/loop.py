@@ -311,18 +311,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.network.listen(protocol_factory, host, port)
 
     async def create_connection(  # type: ignore[override]
-        self,
-        protocol_factory: Callable[[], asyncio.BaseProtocol],
-        host: Any = None,
-        port: Any = None,
-        *,
-        sock: Any = None,
-        **_: Any,
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: Any = None, port: Any = None, **_: Any
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """`sock`: see `patches`."""
         assert self.network is not None
-        if sock is not None:
-            host, port = sock.place
         return await self.network.connect(protocol_factory, host, port)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

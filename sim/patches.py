@@ -26,7 +26,6 @@ from mirrorlog.client.consumer import Consumer
 from mirrorlog.client.producer import Producer
 from mirrorlog.cluster import seeds
 from mirrorlog.ha.accept import MasterLink
-from mirrorlog.wire import dialling
 from mirrorlog.wire.listening import Port
 from mirrorlog.wire.tls import Refusals
 from sim.loop import START_S, VirtualLoop
@@ -86,8 +85,6 @@ def patched(loop: VirtualLoop, seed: str) -> Iterator[None]:
             (ThreadPoolExecutor, "submit", _blocks("ThreadPoolExecutor.submit")),
             (ThreadPoolExecutor, "shutdown", shut_down),
             (Port, "open", _listen),
-            (dialling, "_places", _places),
-            (dialling, "_connected", _connected),
             (seeds, "_refusals", Refusals()),  # what was told in one run is told in the next one, too
         ):
             patches.enter_context(patch.object(owner, name, new))
@@ -116,25 +113,6 @@ async def _listen(port: Port, host: str, number: int) -> None:
     """The network of the run accepts, and there are no descriptors to be short of."""
     loop = asyncio.get_running_loop()
     port._server = await loop.create_server(lambda: port.made(port.come("")), host, number)
-
-
-class _Unconnected:
-    """What is dialled, until the network of the run connects it: its machines have names, and its loop no sockets."""
-
-    def __init__(self, place: tuple[str, int]) -> None:
-        self.place = place
-
-    def setsockopt(self, *_: object) -> None: ...
-
-    def close(self) -> None: ...
-
-
-async def _places(host: str, number: int) -> list[tuple[str, int]]:
-    return [(host, number)]
-
-
-async def _connected(places: list[tuple[str, int]]) -> _Unconnected:
-    return _Unconnected(places[0])
 
 
 def _process_number() -> int:
