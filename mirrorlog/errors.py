@@ -80,6 +80,13 @@ class DiskFull(Refused):
     code = "DISK_FULL"
 
 
+class FileRefused(DiskFull):
+    """The system refused an operation on a file, for want of descriptors, memory or rights; the disk is as sound as it
+    was. Handled as a full one: nothing was stored, the copy stays, and what was to be done is tried again."""
+
+    code = "FILE_REFUSED"
+
+
 class Overloaded(Refused):
     """A named limit was reached; `details["limit"]` names it."""
 

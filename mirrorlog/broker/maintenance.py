@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeVar
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.prepare import PrepareJob
-from mirrorlog.errors import DiskFailed, MirrorlogError
+from mirrorlog.errors import DiskFailed, FileRefused, MirrorlogError
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class Maintenance:
         self._recorded_at = 0.0
         # Where the log ended when it was last looked at: it is idle while it still does.
         self._noted_at = 0.0
+        self._refused = ""
         self._end_before = -1
         self._looked_in = self._looked_at = -1
         self._stopped = False
@@ -129,7 +130,12 @@ class Maintenance:
                         await self._due.wait()
                 self._due.clear()
                 self._note_growth()
-                await self._flush()
+                try:
+                    await self._flush()
+                except FileRefused as error:  # the next one does it, in a moment
+                    self._tell_refused(error)
+                else:
+                    self._refused = ""
         except DiskFailed as error:
             logger.critical("disk_failed log=%s reason=%r", self._replica.assignment.name, str(error))
             self._failed(error)
@@ -137,6 +143,12 @@ class Maintenance:
             # A node that flushes no more must not live on: under flush=disk every publish would end as unknown.
             logger.critical("flush_loop_failed log=%s", self._replica.assignment.name, exc_info=error)
             self._failed(MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
+
+    def _tell_refused(self, error: FileRefused) -> None:
+        """Once, however often it is tried."""
+        if self._refused != str(error):
+            self._refused = str(error)
+            logger.error("flush_refused log=%s reason=%r", self._replica.assignment.name, str(error))
 
     def _note_growth(self) -> None:
         now = asyncio.get_running_loop().time()

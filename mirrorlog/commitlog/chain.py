@@ -28,7 +28,7 @@ from mirrorlog.commitlog.format import HEADER_SIZE, KIND_AT, Kind
 from mirrorlog.commitlog.prepare import Preparer
 from mirrorlog.commitlog.scan import zero_out
 from mirrorlog.commitlog.segment import FreedFile, Segment, SpareFile, pin_of, segment_name
-from mirrorlog.errors import BatchTooLarge, DiskFailed
+from mirrorlog.errors import BatchTooLarge, DiskFailed, FileRefused
 
 _END_MARK: Final = bytes(HEADER_SIZE)
 # Plain numbers: comparing with a member of an enum takes a microsecond.
@@ -170,6 +170,8 @@ class SegmentChain:
         except OSError as error:
             # A full disk is no excuse: the space was allocated.
             failed = disk_error(error, "append to", active.path)
+            if isinstance(failed, FileRefused):
+                raise failed from None
             raise DiskFailed(failed.message, **failed.details) from None
 
     def begin_first(self, start: int) -> None:

@@ -29,11 +29,18 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, Protocol, Self
 
-from mirrorlog.errors import DirectoryGone, DiskFailed, DiskFull
+from mirrorlog.errors import DirectoryGone, DiskFailed, DiskFull, FileRefused
 
 _MADV_POPULATE_WRITE: Final = 23  # linux/mman.h, since Linux 5.14; Python has no name for it
 _RWF_DONTCACHE: Final = 0x80  # linux/fs.h, since Linux 6.14
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOT_OPENED: Final = {
+    errno.EMFILE: "raise the node's limit of open files (LimitNOFILE)",
+    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
+    errno.EACCES: "give the node's user the right to it",
+    errno.EPERM: "give the node's user the right to it",
+}
+_REFUSED: Final = {**_NOT_OPENED, errno.ENOMEM: "give the machine more memory, or end what else takes it"}
 
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
@@ -272,7 +279,10 @@ OS_FILES: Final = OsFiles()
 
 
 def disk_error(error: OSError, what: str, path: Path) -> DiskFull | DiskFailed:
-    """The named error for a failed call on `path`. `what` completes "cannot …"."""
+    """The named error for a failed call on `path`. `what` completes "cannot …". What the system refuses before it comes
+    to the medium is FileRefused, and says nothing of the disk."""
+    if error.errno in _REFUSED:
+        return FileRefused(f"cannot {what} {path}: {error.strerror}; {_REFUSED[error.errno]}", path=str(path))
     if error.errno in _FULL:
         return DiskFull(f"cannot {what} {path}: {error.strerror}; free space on its disk", path=str(path))
     if error.errno == errno.ELOOP:
@@ -288,6 +298,12 @@ def directory_gone(path: Path) -> DirectoryGone:
         "it copies from them",
         path=str(path),
     )
+
+
+def was_not_begun(error: OSError) -> bool:
+    """Of a sync: whether there was none, because the file or directory could not even be opened. A sync that was begun
+    and failed, for want of memory too, leaves nobody knowing what is on disk."""
+    return error.errno in _NOT_OPENED
 
 
 @contextmanager

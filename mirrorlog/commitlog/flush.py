@@ -13,12 +13,13 @@ from pathlib import Path
 
 from mirrorlog.commitlog.chain import SegmentChain
 from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
-from mirrorlog.commitlog.files import File, Files, directory_gone, disk_error
-from mirrorlog.errors import DiskFailed, DiskFull
+from mirrorlog.commitlog.files import File, Files, directory_gone, disk_error, was_not_begun
+from mirrorlog.errors import DiskFailed, DiskFull, FileRefused
 
 
 class FlushJob:
-    """One group commit. `run` belongs on a helper thread; it raises DiskFailed, and so does completing it then."""
+    """One group commit. `run` belongs on a helper thread; it raises DiskFailed or FileRefused, and so does completing
+    it then; after the latter nothing has changed, and another one may do it."""
 
     __slots__ = (
         "_directory", "_files", "_flusher", "_record", "_retired", "changes", "checkpoint", "error", "generation",
@@ -35,7 +36,7 @@ class FlushJob:
         self.checkpoint = checkpoint
         self.changes = chain.directory_changes
         self.generation = flusher.generation
-        self.error: DiskFailed | None = None
+        self.error: DiskFailed | FileRefused | None = None
 
     @property
     def target(self) -> int:
@@ -54,7 +55,7 @@ class FlushJob:
             if self.generation == self._flusher.generation:
                 try:
                     self._flusher.commit(self._files, self._directory, self.checkpoint if self._record else None)
-                except DiskFailed as error:
+                except (DiskFailed, FileRefused) as error:
                     self.error = error
                     raise
         self._files.clear()
@@ -103,7 +104,7 @@ class Flusher:
         return FlushJob(self, chain, checkpoint, chain.directory if changed else None, record=record)
 
     def complete(self, job: FlushJob) -> int:
-        """The flushed offset now. Raises DiskFailed."""
+        """The flushed offset now. Raises DiskFailed, FileRefused."""
         if job.error is not None:
             raise job.error
         if job.generation == self.generation:
@@ -114,7 +115,7 @@ class Flusher:
     def commit(self, files: list[File], directory: Path | None, checkpoint: Checkpoint | None) -> None:
         """Sync the files, then their names, then say so in the checkpoint, if one is given. The lock is held.
 
-        Raises DiskFailed, DirectoryGone.
+        Raises DiskFailed, DirectoryGone, and FileRefused when a name could not be synced because nothing can be opened.
         """
         if self.failure is not None:
             raise self.failure
@@ -129,6 +130,8 @@ class Flusher:
                 self._check_in_place()
                 self._store(checkpoint)
         except OSError as error:
+            if was_not_begun(error):
+                raise disk_error(error, "sync", self._directory) from None
             raise self.sync_failed(error) from None
 
     def sync_failed(self, error: OSError) -> DiskFailed:

@@ -656,7 +656,8 @@ class CommitLog:
         return self._flusher.start(self._chain, checkpoint, record=record)
 
     def complete_flush(self, job: FlushJob) -> int:
-        """The flushed offset now. Raises DiskFailed when the job failed: the log takes nothing more then."""
+        """The flushed offset now. Raises DiskFailed when the job failed: the log takes nothing more then; FileRefused:
+        it goes on, and another job may do it."""
         before = self.flushed
         flushed = self._flusher.complete(job)
         if flushed > before:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.commitlog.log import LogState
-from mirrorlog.errors import DiskFailed, DiskFull, LogCorrupt, OffsetOutOfRange
+from mirrorlog.errors import DiskFailed, DiskFull, FileRefused, LogCorrupt, OffsetOutOfRange
 from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import (
     abandon,
@@ -192,3 +192,78 @@ def test_a_new_log_on_a_full_disk_is_refused_and_works_later(tmp_path: Path) -> 
         else:
             break
     assert number > 4
+
+
+REFUSED = [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM]
+
+
+@pytest.mark.parametrize("code", [*REFUSED, errno.ENOMEM])
+@pytest.mark.parametrize("operation", ["create", "allocate", "map", "rename"])
+def test_a_segment_that_the_system_refuses_to_make_is_no_failing_disk(
+    tmp_path: Path, operation: str, code: int
+) -> None:
+    """Goal: a node without a free descriptor, without memory or rights keeps its copy. Method: refuse each step of
+    making the next segment; the append is refused by name, what is there is read and flushed, and later it goes on."""
+    files = FaultyFiles()
+    log = open_log(tmp_path, segment_bytes=1000, epoch=1, files=files)
+    append_sizes(log, [600])
+    content = stored(log)
+    files.disk.fail(operation, code)
+    for _ in range(2):
+        with pytest.raises(FileRefused, match="cannot"):
+            append(log, sized_batch(600))
+    assert (log.end, log.state) == (600, LogState.OPEN)
+    assert stored(log) == content
+    assert flush(log) == 600
+    files.disk.heal()
+    assert append(log, sized_batch(600)).log_offset == 600
+    log.close()
+    assert open_log(tmp_path, segment_bytes=1000).recovery.clean
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_a_directory_that_cannot_be_opened_is_synced_by_a_later_flush(tmp_path: Path, code: int) -> None:
+    """Goal: a flush that could not begin claims nothing and spoils nothing. Method: refuse to open the directory whose
+    names are to be synced; the flushed offset stays, the log is open, and the next flush does all of it."""
+    files = FaultyFiles()
+    log = open_log(tmp_path, segment_bytes=1000, epoch=1, files=files)
+    append_sizes(log, [600, 600])
+    before = log.flushed
+    files.disk.fail("fsync_directory", code)
+    with pytest.raises(FileRefused):
+        flush(log)
+    assert (log.flushed, log.state) == (before, LogState.OPEN)
+    append(log, sized_batch(300))
+    files.disk.heal()
+    synced = files.disk.calls["fsync_directory"]
+    assert flush(log) == log.end > before
+    assert files.disk.calls["fsync_directory"] == synced + 1
+    log.close()
+    assert open_log(tmp_path, segment_bytes=1000).recovery.clean
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOMEM, errno.ENOSPC])
+def test_a_sync_that_began_and_failed_is_a_failing_disk(tmp_path: Path, code: int) -> None:
+    """Goal: after it nobody knows what the disk has, whatever the reason. Method: fail the sync of the bytes."""
+    files = FaultyFiles()
+    log = open_log(tmp_path, segment_bytes=1000, epoch=1, files=files)
+    append_sizes(log, [600])
+    files.disk.fail("fdatasync", code)
+    with pytest.raises(DiskFailed):
+        flush(log)
+    assert log.state is LogState.FAILED
+    abandon(log)
+
+
+@pytest.mark.parametrize("code", [*REFUSED, errno.ENOMEM])
+def test_a_cold_read_that_the_system_refuses_is_asked_again(tmp_path: Path, code: int) -> None:
+    """Goal: a reader of the past is refused and the node goes on. Method: refuse to open the segment, then not."""
+    files = FaultyFiles()
+    log = open_log(tmp_path, segment_bytes=1000, epoch=1, files=files)
+    append_sizes(log, [600, 600])
+    files.disk.fail("open", code)
+    with pytest.raises(FileRefused, match="cannot read"):
+        log.read_cold(0, 600, until=600).run()
+    assert log.state is LogState.OPEN
+    files.disk.heal()
+    assert len(log.read_cold(0, 600, until=600).run()) == 600
