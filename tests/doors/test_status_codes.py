@@ -31,7 +31,7 @@ CLASSES = sorted(set(tree(MirrorlogError)), key=lambda kind: kind.__name__)
 STATUSES = {
     "ABORTED": ["StaleRouting", "SubscriptionCancelled"],
     "ALREADY_EXISTS": ["ExchangeExists", "QueueExists"],
-    "DATA_LOSS": ["LogCorrupt", "TierBroken"],
+    "DATA_LOSS": ["LogCorrupt", "TierBroken", "UnreadableBatch"],
     "DEADLINE_EXCEEDED": [
         "FlushDiskTimeout", "FlushSlaveTimeout", "MasterChanged", "OutcomeUnknown", "RequestTimeout",
         "SlaveNotAvailable",
@@ -39,7 +39,7 @@ STATUSES = {
     "FAILED_PRECONDITION": [
         "ConfigError", "ConsumerTimedOut", "CrossLogTransaction", "DirectoryInUse", "ExclusiveTaken",
         "ForeignDirectory", "HoldTaken", "InUse", "MirrorAhead", "MissingDependency", "NotGranted", "PortTaken",
-        "QueueExclusive", "ReceiptStale", "UnsupportedVersion", "WrongCluster",
+        "QueueExclusive", "ReceiptStale", "SettledOtherwise", "UnsupportedVersion", "WrongCluster",
     ],
     "INTERNAL": ["AckBeyondEnd", "FrameTooLarge", "MirrorlogError", "ProtocolError", "StalledFrame"],
     "INVALID_ARGUMENT": [
@@ -54,9 +54,9 @@ STATUSES = {
     "RESOURCE_EXHAUSTED": ["LimitReached", "QueueFull", "SentToDeadLetters"],
     "UNAUTHENTICATED": ["LoginFailed", "NotProven"],
     "UNAVAILABLE": [
-        "ConnectionLost", "DiskFailed", "DiskFull", "InSyncReplicasNotEnough", "IndexDoubtful", "LogRecovering",
-        "LogUnavailable", "NodeStopping", "NotCurrent", "NotLeader", "NotMaster", "Overloaded", "Refused",
-        "TierUnreachable",
+        "ConnectionLost", "DirectoryGone", "DiskFailed", "DiskFull", "FileRefused", "InSyncReplicasNotEnough",
+        "IndexDoubtful", "LogRecovering", "LogUnavailable", "NodeStopping", "NotCurrent", "NotLeader", "NotMaster",
+        "Overloaded", "Refused", "TierUnreachable",
     ],
 }  # fmt: skip
 
