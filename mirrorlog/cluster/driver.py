@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 JOURNAL_BYTES_MAX: Final = 4 * 1024 * 1024
 """A snapshot is due when the journal is longer."""
+LATE_S: Final = 0.02
+"""A timer may be so late without a reason."""
+_TURNS_TO_READ: Final = 2
+"""A turn of the loop may come to what waits already before it looks at its sockets."""
 
 
 class Watcher(Protocol):
@@ -61,6 +65,7 @@ class RaftDriver:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
+        self._excused = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -88,11 +93,30 @@ class RaftDriver:
         """Something was asked of the core: see what is to be done."""
         self._wake.set()
 
+    @property
+    def _is_late(self) -> bool:
+        """Whether this loop stood still beyond the time when the member wanted to be asked. Then what the others said
+        meanwhile lies unread in sockets. It is read first: else a follower would take its leader for gone, and a leader
+        its majority."""
+        return self._loop.time() - self.raft.next_deadline > LATE_S
+
+    async def _hear_first(self) -> None:
+        """Once: who is always late is not excused for ever."""
+        for _ in range(_TURNS_TO_READ):
+            await asyncio.sleep(0)
+        self._excused = self._is_late and not self._excused
+        if self._excused:
+            self.raft.excuse(self._loop.time())
+
     async def _run(self) -> None:
         try:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
+                if self._is_late:
+                    await self._hear_first()
+                else:
+                    self._excused = False
                 self.raft.tick(self._loop.time())
                 while not (effects := self.raft.take(self._loop.time())).nothing:
                     await self._do(effects)

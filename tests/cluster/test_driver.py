@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -174,6 +177,50 @@ def test_a_member_that_stopped_comes_back_with_what_it_had(tmp_path: Path) -> No
             await found.join("b")
             found.start(3)
             await until(lambda: list(found.drivers[3].machine.state.nodes) == ["a", "b"])
+
+    asyncio.run(run())
+
+
+def test_who_was_late_himself_reads_first_what_was_said_meanwhile(tmp_path: Path) -> None:
+    """Goal: a loop that stood still takes nobody for gone. Method: messages lie in sockets until a loop reads them; the
+    loop of all three is held up for longer than an election takes; the term stays."""
+
+    class Sockets(Mesh):
+        """Messages are there when the loop has looked at its sockets, and not before."""
+
+        def __init__(self, directory: Path) -> None:
+            super().__init__(directory)
+            self.unread: deque[AnyMessage] = deque()
+            self.ends = socket.socketpair()
+            self.ends[0].setblocking(False)
+            asyncio.get_running_loop().add_reader(self.ends[0], self._read)
+
+        def _send(self, message: AnyMessage) -> None:
+            self.unread.append(message)
+            self.ends[1].send(b"!")
+
+        def _read(self) -> None:
+            self.ends[0].recv(1 << 16)
+            while self.unread:
+                self._deliver(self.unread.popleft())
+
+    async def run() -> None:
+        found = Sockets(tmp_path)
+        try:
+            for number in (1, 2, 3):
+                found.start(number)
+            leader = await found.leader()
+            term = leader.raft.term
+            for name in ("a", "b", "c", "d"):
+                time.sleep(0.9)  # noqa: ASYNC251  (that is the point)
+                await found.join(name)
+            assert {each.raft.term for each in found.drivers.values()} == {term}
+        finally:
+            asyncio.get_running_loop().remove_reader(found.ends[0])
+            for number in list(found.drivers):
+                await found.stop(number)
+            for end in found.ends:
+                end.close()
 
     asyncio.run(run())
 

@@ -173,6 +173,12 @@ class Raft:
         elif now >= self._election_at:
             self._stand(now, trial=True)
 
+    def excuse(self, now: float) -> None:
+        """It was this member that stood still, and perhaps its machine with all the others: whoever leads has a moment
+        to be heard before this one stands for election."""
+        if self.role is not Role.LEADER:
+            self._election_at = max(self._election_at, now + 2 * self._timing.heartbeat_s)
+
     def step(self, message: AnyMessage, now: float) -> None:
         """A message came. One that makes no sense here is ignored: it is late, or from someone who left."""
         if message.to != self.own or not self._heed_term(message, now):
