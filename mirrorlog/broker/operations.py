@@ -54,12 +54,13 @@ WISH_ATTEMPTS: Final = 5
 
 
 class Operations:
-    """`handlers`: by request, what answers it. Each raises MirrorlogError as the answer."""
+    """`handlers`: by request, what answers it, at once where nothing has to be waited for: then it is done in the turn
+    of who asks. Each raises MirrorlogError as the answer."""
 
     def __init__(self, service: ClusterService, events: EventRing) -> None:
         self._service = service
         self._events = events
-        self.handlers: Mapping[type[Message], Callable[[Any], Awaitable[Message]]] = {
+        self.handlers: Mapping[type[Message], Callable[[Any], Awaitable[Message] | Message]] = {
             DrainNode: self._drain,
             ForgetNode: self._forget,
             Rebalance: self._rebalance,
@@ -183,11 +184,19 @@ class Operations:
 
     # --- events ---
 
-    async def _get_events(self, asked: GetEvents) -> Message:
+    def _get_events(self, asked: GetEvents) -> Awaitable[Message] | Message:
         if asked.after < 0 or asked.limit < 1:
             raise BadRequest(f"events are numbered from 1, and one at least is asked for: {asked.after}, {asked.limit}")
+        if self._events.last > asked.after or asked.wait_ms <= 0:
+            return self._events_behind(asked)
+        return self._events_later(asked)
+
+    async def _events_later(self, asked: GetEvents) -> Message:
+        await self._events.wait(asked.after, min(asked.wait_ms, WAIT_MS_MAX) / 1000)
+        return self._events_behind(asked)
+
+    def _events_behind(self, asked: GetEvents) -> Message:
         events, identity = self._events, self._service.identity
-        await events.wait(asked.after, min(asked.wait_ms, WAIT_MS_MAX) / 1000)
         return Events(
             node_id=identity.node,
             start_id=identity.start_id,

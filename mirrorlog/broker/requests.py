@@ -22,6 +22,7 @@ from mirrorlog.broker.lifetime_keeper import LifetimeKeeper
 from mirrorlog.broker.operations import Operations
 from mirrorlog.broker.publish import not_master
 from mirrorlog.broker.status import hold_info
+from mirrorlog.broker.told import Told
 from mirrorlog.cluster.topology import User, VirtualHost
 from mirrorlog.commitlog.epochs import EPOCH_MAX
 from mirrorlog.config import LogAssignment, Member, Settings
@@ -56,14 +57,10 @@ from mirrorlog.wire.messages import (
     HoldsFound,
     ListHolds,
     Message,
-    Metadata,
-    NodeInfo,
     Position,
-    QueueInfo,
     QueueOutage,
     SetHold,
     Status,
-    TierInfo,
 )
 from mirrorlog.wire.names import qualified, split
 
@@ -201,6 +198,7 @@ class Requests:
         )
         self.exclusives = self.lifetimes.exclusives = Exclusives(self._transient_queue)
         self._deletions.on_deleted = self.exclusives.dropped
+        self._told = Told(settings, logs, view, self.lifetimes.is_there)
         self._handlers: dict[type[Message], Callable[..., Message | None]] = {
             GetMetadata: self._metadata,
             DeclareQueue: self._declare,
@@ -231,7 +229,11 @@ class Requests:
         """Answer through `respond`, now or when a change is confirmed. Raises MirrorlogError as the answer."""
         operation = self._operations.handlers.get(type(message)) if self._operations is not None else None
         if operation is not None:
-            self.later(self._operate(operation(message), respond), respond)
+            told = operation(message)
+            if isinstance(told, Message):
+                respond(told)
+            else:
+                self.later(self._operate(told, respond), respond)
             return
         handler = self._handlers.get(type(message))
         if handler is None:
@@ -281,21 +283,15 @@ class Requests:
 
     def _metadata(self, message: GetMetadata, respond: Respond) -> Message:
         if message.queues is None:
-            found = [
-                self._queue_info(log, queue)
-                for log in self._logs
-                for queue in log.replica.queues
-                if self.lifetimes.is_there(log, queue)
-            ]
-            missing = []
-        else:
-            places = {name: self._place(name) for name in message.queues}
-            found = [self._queue_info(*place) for place in places.values() if place is not None]
-            missing = [name for name, place in places.items() if place is None]
+            if self._logs.refused and not self._logs:
+                raise self._unavailable()
+            return self._told.all()
+        places = {name: self._place(name) for name in message.queues}
+        missing = [name for name, place in places.items() if place is None]
         if self._logs.refused and (missing or not self._logs):
             raise self._unavailable()
-        outages = self._view.outages(message.queues)
-        return replace(self._as_metadata(found, missing), outages=outages)
+        found = [self._told.queue(*place) for place in places.values() if place is not None]
+        return replace(self._told.of(found, missing), outages=self._view.outages(message.queues))
 
     def _declare(self, message: DeclareQueue, respond: Respond) -> Message | None:
         needed = version_needed(message.arguments)
@@ -357,7 +353,7 @@ class Requests:
             return None
 
         def answer() -> Message:
-            return self._as_metadata([self._queue_info(log, log.replica.queues.find(message.name))], [])
+            return self._told.of([self._told.queue(log, log.replica.queues.find(message.name))], [])
 
         def done(error: MirrorlogError | None) -> None:
             if error is None and log.replica.queues.get(message.name) is None:
@@ -669,51 +665,6 @@ class Requests:
             return log.error.with_traceback(None)  # shared: it must not collect the frames of all who raise it
         return LogUnavailable("this node holds no log")
 
-    def _queue_info(self, log: HostedLog, queue: Queue) -> QueueInfo:
-        replica = log.replica
-        return QueueInfo(
-            name=queue.name,
-            queue_id=queue.queue_id,
-            incarnation=queue.incarnation,
-            log_id=str(replica.log_id),
-            epoch=replica.epochs.current,
-            master=master.id if (master := self._view.master(replica.log_id)) is not None else "",
-            mirrors=_mirrors(log, queue, master),
-            begin=replica.index.begin(queue.queue_id),
-            next=replica.index.next_confirmed(queue.queue_id),
-            producer_epoch=replica.producers.epoch_floor,
-            arguments=queue.arguments,
-            current=log.knows_confirmed,
-            tiers=_tiers(log, queue),
-            gaps=_gaps(log, queue),
-            # Who has not heard the cluster may know the version of its founding alone: others are asked then (`heard`).
-            attributes=self._view.has_heard() and self._view.cluster_version() >= versions.ATTRIBUTES,
-        )
-
-    def _as_metadata(self, queues: list[QueueInfo], missing: list[str]) -> Metadata:
-        cluster = self._settings.cluster
-        nodes = [
-            NodeInfo(
-                node_id=member.id,
-                client=member.client,
-                replication=member.replication,
-                grpc=member.grpc,
-                http=member.http,
-            )
-            for member in self._view.members()
-        ]
-        return Metadata(
-            cluster_id=str(cluster.cluster_id),
-            cluster_name=cluster.name,
-            node_id=self._settings.node.id,
-            nodes=nodes,
-            queues=queues,
-            missing=missing,
-            placed=[name for name in missing if self._view.placed(name) is not None],
-            version=self._view.version(),
-            heard=self._view.has_heard(),
-        )
-
 
 def _check_epoch(log: HostedLog, epoch: int) -> None:
     """Of a position. Any former one will do: who goes on at another record still has that of the last one he read, and
@@ -748,25 +699,3 @@ def _naming(name: str, respond: Respond) -> Respond:
 
 def _nobody_waits(answer: Message | MirrorlogError) -> None:
     """What the node does by itself."""
-
-
-def _mirrors(log: HostedLog, queue: Queue, master: Member | None) -> list[str]:
-    """None of a queue that expires unless it is used: what is read at mirrors its master does not see."""
-    lifetime = log.replica.queues.lifetimes.get(queue.queue_id)
-    if lifetime is not None and lifetime.expires_ms is not None:
-        return []
-    return [node for node in log.replica.assignment.nodes if master is None or node != master.id]
-
-
-def _tiers(log: HostedLog, queue: Queue) -> list[TierInfo]:
-    """The tables that have more first. Ended holds too: what was landed is there still; of none that has landed nothing
-    yet: its table may not be there."""
-    holds = log.replica.holds.confirmed(queue.queue_id).values()
-    found = [TierInfo(name=hold.name, location=hold.location, next=hold.queue_offset) for hold in holds if hold.is_tier]
-    return sorted(found, key=lambda tier: (-tier.next, tier.name))
-
-
-def _gaps(log: HostedLog, queue: Queue) -> list[tuple[int, int]]:
-    index, queue_id = log.replica.index, queue.queue_id
-    begin, confirmed = index.begin(queue_id), index.next_confirmed(queue_id)
-    return [gap for gap in index.gaps_of(queue_id) if begin <= gap[0] and gap[1] <= confirmed]

@@ -76,7 +76,7 @@ class RoutingRequests:
         self._history = RoutingHistory()
         self._encoded: dict[str, tuple[VirtualHost, Encoded]] = {}
         service.followed = self._history.follow
-        self.handlers: Mapping[type[Message], Callable[[Any], Awaitable[Message]]] = {
+        self.handlers: Mapping[type[Message], Callable[[Any], Awaitable[Message] | Message]] = {
             DeclareExchange: self._declare,
             GetRouting: self._routing,
             ListVirtualHosts: self._virtual_hosts,
@@ -119,7 +119,7 @@ class RoutingRequests:
 
     # --- what is there ---
 
-    async def _routing(self, asked: GetRouting) -> Message:
+    def _routing(self, asked: GetRouting) -> Message:
         if asked.to_publish and not self._service.in_touch():
             raise NotCurrent("this node is not in touch with a majority of its cluster: bindings may have changed")
         host = self._host(asked.virtual_host)
@@ -139,14 +139,14 @@ class RoutingRequests:
             kept = self._encoded[name] = host, Encoded(data=encode(whole))
         return kept[1]
 
-    async def _virtual_hosts(self, asked: ListVirtualHosts) -> Message:
+    def _virtual_hosts(self, asked: ListVirtualHosts) -> Message:
         topology, queues = self._topology, Counter(split(key)[0] for key in self._service.state.queues)
         found = [(name, topology.virtual_host(name)) for name in topology.names]
         return VirtualHosts(
             virtual_hosts=[_host_info(name, host, queues[name]) for name, host in found if host is not None]
         )
 
-    async def _users(self, asked: ListUsers) -> Message:
+    def _users(self, asked: ListUsers) -> Message:
         return Users(users=[_user_info(name, user) for name, user in sorted(self._topology.users.items())])
 
     def _host(self, name: str) -> VirtualHost:

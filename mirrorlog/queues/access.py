@@ -70,6 +70,11 @@ def allowed_in(user: User, right: Right, virtual_host: str, name: str) -> bool:
     return _found(_expression(permissions, right), name)
 
 
+def may_see(user: User, key: str) -> bool:
+    """Whether the user is told that a queue is there, by its key: who has any right to it, and who may look."""
+    return has_tag(user, LOOKERS) or any(allowed(user, right, key) for right in Right)
+
+
 def check_allowed(user_name: str, user: User, right: Right, virtual_host: str, name: str) -> None:
     """Raises AccessRefused; BadRequest for what is too long for a name."""
     if len(name) > NAME_CHARS_MAX:

@@ -191,7 +191,7 @@ async def test_who_others_are_and_what_they_may_is_for_administrators(
     service: Any = SimpleNamespace(state=watched.state, identity=SimpleNamespace(node="a", start_id="1"))
     operations = Operations(service, watched.ring)
     with asked_by("asker"):
-        answer = await operations.handlers[GetEvents](GetEvents())
+        answer = operations.handlers[GetEvents](GetEvents())
     assert isinstance(answer, Events)
     assert [event.number for event in answer.events] == list(range(1, answer.last + 1))
     assert [event.kind for event in answer.events[:3]] == ["user_set", "permissions_set", "virtual_host_added"]
@@ -205,6 +205,6 @@ async def test_without_users_everybody_reads_all_events() -> None:
     watched = Watched(version=versions.ROUTING)
     watched.decide(UserSet(name="ann", password_hash=HASH, tags=("administrator",)), UserRemoved(name="ann"))
     service: Any = SimpleNamespace(state=watched.state, identity=SimpleNamespace(node="a", start_id="1"))
-    answer = await Operations(service, watched.ring).handlers[GetEvents](GetEvents())
+    answer = Operations(service, watched.ring).handlers[GetEvents](GetEvents())
     assert isinstance(answer, Events)
     assert "user ann was deleted" in answer.events[-1].text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from random import Random
 from typing import Any
 
@@ -178,15 +177,15 @@ def test_who_publishes_is_told_nothing_by_a_node_that_is_cut_off() -> None:
     version = known.virtual_hosts["/"].version
     publishes, looks = GetRouting(to_publish=True), GetRouting()
     for asked in (publishes, looks):
-        answer = decode(encode(asyncio.run(ask(asked))))  # type: ignore[arg-type]
+        answer = decode(encode(ask(asked)))  # type: ignore[arg-type]
         assert isinstance(answer, Routing)
         assert (answer.version, list(answer.exchanges)) == (version, ["e"])
-    only = asyncio.run(ask(GetRouting(to_publish=True, only_version=True)))  # type: ignore[arg-type]
+    only = ask(GetRouting(to_publish=True, only_version=True))  # type: ignore[arg-type]
     assert only == Routing(version=version, changed=False)
     service.touched = False
-    assert decode(encode(asyncio.run(ask(looks)))) == answer  # type: ignore[arg-type]
+    assert decode(encode(ask(looks))) == answer  # type: ignore[arg-type]
     with pytest.raises(NotCurrent):
-        asyncio.run(ask(publishes))  # type: ignore[arg-type]
+        ask(publishes)  # type: ignore[arg-type]
 
 
 def test_a_whole_routing_is_encoded_once_for_each_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +197,7 @@ def test_a_whole_routing_is_encoded_once_for_each_version(monkeypatch: pytest.Mo
     requests = RoutingRequests(service)  # type: ignore[arg-type]
 
     def ask(host: str = "/") -> Message:
-        return asyncio.run(requests.handlers[GetRouting](GetRouting(virtual_host=host)))  # type: ignore[arg-type]
+        return requests.handlers[GetRouting](GetRouting(virtual_host=host))  # type: ignore[arg-type]
 
     first = ask()
     assert ask() is first

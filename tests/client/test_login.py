@@ -428,3 +428,36 @@ async def test_a_node_that_is_started_alone_lets_in_whom_its_disk_knows() -> Non
             assert facts.batch_count
             with pytest.raises(MirrorlogError):
                 await connection.request(DeleteUser(name="admin"), Done, timeout_ms=9_000)
+
+
+async def test_a_user_lists_the_queues_that_he_has_a_right_to(guarded: Cluster) -> None:
+    """Goal: a list tells nobody of what is not his, and is never old. Method: lists of four users; again after a
+    publish, a new queue and a change of rights, each of which must show at once."""
+
+    async def listed(client: Client) -> dict[str, int]:
+        return {each.name: each.next for each in await client.admin.queues()}
+
+    async with (
+        as_user(guarded, "admin") as admin,
+        as_user(guarded, "reader") as reader,
+        as_user(guarded, "writer") as writer,
+        as_user(guarded, "nobody") as nobody,
+    ):
+        everything = await listed(admin)
+        assert {"orders", "other"} <= everything.keys()
+        seen = (await listed(reader)).keys()
+        assert seen == {"orders"}
+        assert (await listed(writer)).keys() == {name for name in everything if name == "orders" or name[:3] == "new"}
+        assert await listed(nobody) == {}
+        async with writer.producer("orders") as producer:
+            await producer.send(b"x")
+        assert (await listed(reader))["orders"] == everything["orders"] + 1
+        assert (await listed(admin))["orders"] == everything["orders"] + 1
+        await admin.admin.declare("orders-2")
+        assert "orders-2" in await listed(admin)
+        await admin.admin.topology.set_permissions("reader", configure="", write="", read="^orders")
+        assert (await listed(reader)).keys() == {"orders", "orders-2"}
+        await admin.admin.delete_queue("orders-2")
+        await admin.admin.topology.set_permissions("reader", configure="", write="", read="^orders$")
+        assert (await listed(reader)).keys() == {"orders"}
+        assert "orders-2" not in await listed(admin)
