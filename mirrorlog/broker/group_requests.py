@@ -5,6 +5,7 @@ A mirror sends on to the master. A master whose epoch has not begun lets whoever
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import time
@@ -55,6 +56,8 @@ _OfQueue = Subscribe | Lease | SettleLease | ExtendLease | PurgeGroup | DeleteGr
 _Act = Callable[[Deliverer, Queue], None]
 _T = TypeVar("_T")
 
+ENDED_AT_ONCE: Final = 64
+"""Subscriptions of a connection that is gone, in a turn of the loop: each takes 10 to 30 µs."""
 NAMED_IN_ANSWER_MAX: Final = 1_000
 """Of each sort: 255 characters each are 1 MB at most."""
 
@@ -107,10 +110,21 @@ class GroupRequests:
     def forget(self, receiver: Receiver) -> None:
         """Its connection is gone."""
         self._readers.forget(receiver)
-        for number, deliverer in self._book.of(receiver):
-            deliverer.gone(number)
+        leaving = self._book.of(receiver)
+        for number, deliverer in leaving:
+            deliverer.held(number)
+        self._end_some(leaving)
 
     # --- inside ---
+
+    def _end_some(self, leaving: list[tuple[int, Deliverer]]) -> None:
+        """Those of a connection that is gone, which are given nothing more. It may have had thousands, and the loop has
+        others to serve; the oldest ones last, for one that is active alone is replaced by the next one."""
+        for _ in range(min(len(leaving), ENDED_AT_ONCE)):
+            number, deliverer = leaving.pop()
+            deliverer.gone(number)
+        if leaving:
+            asyncio.get_running_loop().call_soon(self._end_some, leaving)
 
     def _subscribe(
         self, message: Subscribe, log: Deliverer, queue: Queue, receiver: Receiver, respond: Respond

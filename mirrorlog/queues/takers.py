@@ -253,8 +253,8 @@ class Takers:
         self._active = max(
             self._subscribers, key=lambda number: self._subscribers[number].facts.priority, default=_NOBODY
         )
-        for subscriber in self:
-            self.look(subscriber)
+        if (subscriber := self._subscribers.get(self._active)) is not None:
+            self.look(subscriber)  # the others had no room before either
 
 
 def taken_from(those: Iterable[Subscriber], ranges: Iterable[Range]) -> None:

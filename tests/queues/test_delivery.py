@@ -15,6 +15,8 @@ from mirrorlog.errors import BadRequest, ExclusiveTaken, NoSuchSubscription, Not
 from mirrorlog.queues.changes import GroupReset, Settled
 from mirrorlog.queues.delivery import Receipt, Rules
 from mirrorlog.queues.ledger import State
+from mirrorlog.queues.subscriber import Subscriber, Subscription
+from mirrorlog.queues.takers import Takers
 from mirrorlog.wire.frames import Grant, How
 from tests.queues.delivered import RECORD_BYTES, Refusal, Stage, records
 
@@ -913,3 +915,26 @@ class DeliveryMachine(RuleBasedStateMachine):
 
 DeliveryMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 TestDelivery = DeliveryMachine.TestCase
+
+
+def test_a_thousand_who_leave_a_single_active_group_cost_what_each_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a connection that drops with all its subscriptions does not hold up the loop. Method: the looks at
+    subscribers, counted, while they come and the one that is active goes each time."""
+    takers, looks = Takers(Rules(single_active=True)), 0
+    look = Takers.look
+
+    def counted(self: Takers, subscriber: Subscriber) -> None:
+        nonlocal looks
+        looks += 1
+        look(self, subscriber)
+
+    monkeypatch.setattr(Takers, "look", counted)
+    for number in range(1, 1_001):
+        takers.subscribe(Subscription(number, prefetch_records=1, prefetch_bytes=1))
+    for number in range(1, 1_001):
+        assert takers.alone == number
+        gone = takers.gone(number)
+        assert gone is not None
+        takers.let_go(gone, [])
+    assert not takers.any
+    assert looks <= 4_000
