@@ -40,7 +40,7 @@ class Budget:
     pause_s: float = 0.0
 
 
-KNOWN: Final = Budget(turn_s=0.005, slice_s=0.001, frames=64)
+KNOWN: Final = Budget(turn_s=0.002, slice_s=0.0005, frames=64)
 STRANGER: Final = Budget(turn_s=0.0005, slice_s=0.00025, frames=4, pause_s=0.003)
 """Every 3 ms: all strangers together have a seventh of the loop, and no core for themselves."""
 
