@@ -261,6 +261,21 @@ class NodeSettings(_Section):
     id: Name = "n1"
     data_dir: Path = Path("mirrorlog-data")
     witness: bool = Field(False, description="it votes and holds no messages")
+    insecure: bool = Field(
+        False,
+        description="it may be reached by other machines although it trusts whoever says that he is a node, and serves "
+        "whoever comes while the cluster has no users",
+    )
+    first_admin: Name | None = Field(
+        None, description="the administrator whom a cluster without users gets from this node"
+    )
+    first_admin_file: Path | None = Field(None, description="a file that holds his password and nothing else")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.first_admin is None) != (self.first_admin_file is None):
+            raise ValueError("first_admin and first_admin_file are needed together")
+        return self
 
 
 class ListenSettings(_Section):

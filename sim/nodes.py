@@ -146,7 +146,7 @@ def joining_settings(
     """Of a node whose disk is blank, and that is to join."""
     given = {
         **(settings or {}),
-        "node": {"id": name, "data_dir": str(DATA)},
+        "node": {"id": name, "data_dir": str(DATA), "insecure": True},
         "client": {"bind": f"{name}:{CLIENT_PORT}"},
         "replication": {"bind": f"{name}:{REPLICATION_PORT}"},
     }
@@ -162,7 +162,7 @@ def joining_settings(
 def settings_of(name: str, given: Mapping[str, Mapping[str, Any]]) -> Settings:
     """`SMALL` with what is given, by section, above it."""
     sections = {section: {**SMALL.get(section, {}), **given.get(section, {})} for section in (*SMALL, *given)}
-    return Settings.model_validate({**sections, "node": {"id": name, "data_dir": DATA}})
+    return Settings.model_validate({**sections, "node": {"id": name, "data_dir": DATA, "insecure": True}})
 
 
 def _member(name: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 from mirrorlog.broker.budgets import OutgoingBudget, longest_begun
+from mirrorlog.broker.exposure import Exposure
 from mirrorlog.broker.gate import FAILURES_MAX, Gate, Gatekeeper
 from mirrorlog.broker.group_requests import GroupRequests
 from mirrorlog.broker.hosted_logs import HostedLogs
@@ -105,6 +106,7 @@ class NativeDoor:
         self.gatekeeper = Gatekeeper(
             users, self._key_of, login_helper, has_heard, tier_locations=settings.log.tier_locations
         )
+        self.exposure = Exposure.of(settings)
         self._users = users()
         self._outgoing = outgoing
         # A node that is cut off is replaced after the whole of it: nobody else has confirmed more before.
@@ -345,8 +347,13 @@ class ClientSession:
         self._stale_reads = hello.stale_reads
         self._client_id = hello.client_id
         self._takes_credit = hello.credit
+        local, served = self._door.exposure.seen(here=self.endpoint.is_local, role=hello.role)
         self._gate = Gate(
-            self._door.gatekeeper, private=self.endpoint.is_private, peer=self.endpoint.peer.rpartition(":")[0]
+            self._door.gatekeeper,
+            private=self.endpoint.is_private,
+            peer=self.endpoint.peer.rpartition(":")[0],
+            local=local,
+            welcome=served,
         )
         self._place.went_on()
         self._trust()

@@ -1,6 +1,7 @@
 """Gate: who a connection is, and what it may do. Asked before everything that a client wants.
 
-A cluster without users takes everybody, as it did before there were any. With users a connection logs in first, and
+A cluster without users takes everybody whom its node welcomes: those on its own machine, and others where it was told
+so. With users a connection logs in first, and
 each thing that it asks for is held against the user's permissions, as this node knows them. A batch or a fetch costs a
 look into a set: what was allowed for a queue is kept until users change. A connection whose user is gone (also if there
 is another one of that name), and one that never logged in, is closed when the door looks round.
@@ -110,6 +111,11 @@ _LOCAL: Final = (
 )  # fmt: skip
 """What the cluster decides nothing for: it is read, or the master of a log sees to it, and nobody masters one who has
 not heard the cluster."""
+
+_FIRST: Final = (
+    "make the first user on a node's own machine: mqtool user-set NAME --tag administrator, or mqnode --first-admin"
+)
+_NO_USERS: Final = f"this cluster has no users yet, and until then this node serves its own machine only; {_FIRST}"
 
 Users = Mapping[str, User]
 
@@ -236,9 +242,11 @@ class Gatekeeper:
 
 class Gate:
     """Of one connection. `private`: nobody else reads it: TLS, or from this machine. `peer`: the address of its other
-    end."""
+    end. `local`: who asks is on this machine; `welcome`: he is served while there are no users."""
 
-    def __init__(self, keeper: Gatekeeper, *, private: bool, peer: str = "") -> None:
+    def __init__(
+        self, keeper: Gatekeeper, *, private: bool, peer: str = "", local: bool = True, welcome: bool = True
+    ) -> None:
         self.user = ""
         self._peer = peer
         self._born = 0
@@ -249,6 +257,8 @@ class Gate:
         self._trying: asyncio.Task[Any] | None = None
         self._keeper = keeper
         self._private = private
+        self._local = local
+        self._welcome = welcome
         self._users: Users | None = None
         self._open = False
         self._shut_at: float | None = None
@@ -263,6 +273,8 @@ class Gate:
             self._let_door_in(asked.password)
             return
         if not self._keeper.users():
+            if not self._welcome:
+                raise LoginFailed(_NO_USERS)
             self._unproven = True
             return
         if self._trying is not None:
@@ -294,12 +306,16 @@ class Gate:
     @property
     def trusted(self) -> bool:
         """Whether it may send as much as anybody: it has logged in, or need not."""
-        return not self._keeper.users() or self._own() is not None
+        return self._takes_everybody or self._own() is not None
 
     @property
     def is_stranger(self) -> bool:
-        """Whether there are users, and this is none of them, and no door either."""
-        return bool(self._keeper.users()) and not self._is_door and self._own() is None
+        """Whether one has to log in, and this has not, and is no door either."""
+        return not (self._takes_everybody or self._is_door) and self._own() is None
+
+    @property
+    def _takes_everybody(self) -> bool:
+        return self._welcome and not self._keeper.users()
 
     @property
     def must_log_in(self) -> bool:
@@ -309,7 +325,7 @@ class Gate:
     def shut_s(self, now: float) -> float:
         """For how long there have been users of whom this is none, as far as it was asked; 0 when it may stay, and
         while its login is looked at: it has so long for each."""
-        if not self._keeper.users() or self._is_door or self._trying is not None or self._own() is not None:
+        if self._takes_everybody or self._is_door or self._trying is not None or self._own() is not None:
             self._shut_at = None
             return 0.0
         self._shut_at = now if self._shut_at is None else self._shut_at
@@ -347,7 +363,9 @@ class Gate:
         _check_texts(message)
         if isinstance(message, SetHold) and message.tiered:
             check_location(message.location, self._keeper.tier_locations, has_users=bool(self._keeper.users()))
-        if not self._keeper.users() or (self._is_door and isinstance(message, _FOR_DOORS)):
+        if not self._local and isinstance(message, SetUser) and not self._keeper.users():
+            raise AccessRefused(f"who is first is not decided over the network: {_FIRST}")
+        if self._takes_everybody or (self._is_door and isinstance(message, _FOR_DOORS)):
             return
         user = self._known()
         if isinstance(message, DeclareExchange) and message.passive and message.virtual_host in user.permissions:
@@ -380,6 +398,8 @@ class Gate:
 
     def _known(self) -> User:
         user = self._own()
+        if user is None and not self._keeper.users():
+            raise LoginFailed(_NO_USERS)
         if user is None:
             raise LoginFailed("this cluster has users: log in first (user and password of the client, or of mqtool)")
         return user
@@ -392,7 +412,7 @@ class Gate:
     def _renew(self) -> None:
         """Users have changed since."""
         self._users = self._keeper.users()
-        self._open = not self._users
+        self._open = self._takes_everybody
         self._writes.clear()
         self._reads.clear()
 

@@ -52,6 +52,20 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
     witness: Annotated[
         bool, typer.Option("--witness", help="Short for --set node.witness=true: it votes and holds no messages.")
     ] = False,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Short for --set node.insecure=true: other machines need prove nothing."),
+    ] = False,
+    first_admin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The administrator whom a cluster without users gets; his password is in --first-admin-file.",
+        ),
+    ] = None,
+    first_admin_file: Annotated[
+        Path | None, typer.Option(help="Holds the password of --first-admin; nobody else may read it.")
+    ] = None,
     discard: Annotated[
         bool, typer.Option("--discard", help="Set data of another cluster aside, renamed, and join anew.")
     ] = False,
@@ -71,6 +85,9 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
     flags += [f"node.data_dir={str(data_dir)!r}"] if data_dir else []
     flags += [f"cluster.join={[seed.strip() for each in join for seed in each.split(',')]!r}"] if join else []
     flags += ["node.witness=true"] if witness else []
+    flags += ["node.insecure=true"] if insecure else []
+    flags += [f"node.first_admin={first_admin!r}"] if first_admin is not None else []
+    flags += [f"node.first_admin_file={str(first_admin_file)!r}"] if first_admin_file is not None else []
     try:
         loaded = load(config, flags)
         if bootstrap:

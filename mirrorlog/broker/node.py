@@ -26,6 +26,8 @@ from mirrorlog.broker.disk_watch import measure
 from mirrorlog.broker.door_process import DoorProcess, tls_flags
 from mirrorlog.broker.entry import RAFT_NAME, Entry
 from mirrorlog.broker.events import EventRing
+from mirrorlog.broker.exposure import check_replication
+from mirrorlog.broker.first_admin import FirstAdmin
 from mirrorlog.broker.grpc_process import GrpcDoorProcess
 from mirrorlog.broker.handover import hand_over
 from mirrorlog.broker.host import now_us
@@ -55,7 +57,6 @@ from mirrorlog.errors import DirectoryGone, DiskFailed, MirrorlogError, Protocol
 from mirrorlog.wire.credentials import credentials_of
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
-from mirrorlog.wire.listening import is_loopback
 from mirrorlog.wire.messages import Hello
 from mirrorlog.wire.renewal import Renewal
 
@@ -95,7 +96,9 @@ class Node:
         self._settings = settings
         self._debug = debug
         self._credentials = credentials_of(settings)
+        check_replication(settings, self._credentials)
         self._entry = Entry(settings, files, bootstrap=bootstrap, discard=discard, credentials=self._credentials)
+        self._first_admin = FirstAdmin.of(settings)
         self._files = files
         self._measure = measure
         self._capped = capped
@@ -250,14 +253,14 @@ class Node:
         )
 
     def _warn_if_open(self) -> None:
-        """Said once: who reaches the port may say that it is a node."""
-        address = self._settings.replication_bind
-        if self._credentials.trusts_everybody and not is_loopback(address):
+        """Said once: who reaches the ports may say that it is a node, or needs no user."""
+        settings = self._settings
+        if settings.node.insecure:
             logger.warning(
-                "replication_port_open address=%s; it trusts whoever reaches it: set cluster.secret or tls.replication "
-                "on all nodes",
-                address,
-            )
+                "insecure client=%s replication=%s; node.insecure is set: without users, and without a secret or "
+                "certificates of nodes, whoever reaches these ports may do everything",
+                settings.client_bind, settings.replication_bind,
+            )  # fmt: skip
 
     def _identity(self, starts: Starts) -> Identity:
         return Identity(
@@ -394,7 +397,13 @@ class Node:
         """The cluster knows of this run: the disk shall, too."""
         assert self._starts is not None
         self._registered.set()
-        task = asyncio.ensure_future(self._keep_registered(self._starts))
+        assert self._service is not None
+        if self._first_admin is not None:
+            self._spawn(self._first_admin.make(self._service))
+        self._spawn(self._keep_registered(self._starts))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from mirrorlog.errors import BadInput, ConnectionLost, NodeStopping, PortTaken, RequestTimeout
+from mirrorlog.errors import BadInput, ConnectionLost, LoginFailed, NodeStopping, PortTaken, RequestTimeout
 from mirrorlog.testing.asking import wait_for
 from mirrorlog.testing.certificates import MODES, Certificates
 from mirrorlog.testing.guard import Guard
@@ -197,10 +197,11 @@ class Cluster:
         return directory
 
     def statuses(self, timeout: float = 5.0) -> dict[str, Status]:
-        """By node id, of the running nodes that answer; each is given `timeout` seconds."""
+        """By node id, of the running nodes that answer; each is given `timeout` seconds. None does to who is no user,
+        once there are users."""
         found: dict[str, Status] = {}
         for node in self.nodes.values():
-            with contextlib.suppress(ConnectionLost, NodeStopping, RequestTimeout):
+            with contextlib.suppress(ConnectionLost, NodeStopping, RequestTimeout, LoginFailed):
                 if node.running:
                     found[node.id] = node.status(timeout=timeout)
         return found

@@ -88,6 +88,8 @@ class Endpoint(asyncio.BufferedProtocol):
         self._outgoing_bytes_max = outgoing_bytes_max
         self._transport: asyncio.Transport | None = None
         self._error: MirrorlogError | None = None
+        self.is_local = False
+        """Whether the other end is on this machine."""
         self._private = False
         self._ended = False
         self._told_gone = False
@@ -192,7 +194,8 @@ class Endpoint(asyncio.BufferedProtocol):
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports do not derive from asyncio's
         peer = transport.get_extra_info("peername")
         own = transport.get_extra_info("sockname")
-        self._private = transport.get_extra_info("sslcontext") is not None or _is_here(peer, own)
+        self.is_local = _is_here(peer, own)
+        self._private = transport.get_extra_info("sslcontext") is not None or self.is_local
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "?"
         self._handler.connected(self)
 

@@ -33,10 +33,15 @@ _NOBODY: Final = f"{OURS}${ROUNDS}${b64encode(bytes(_SALT_BYTES)).decode()}${b64
 
 def hashed(password: str) -> str:
     """A new hash of it, with a salt of its own; takes a tenth of a second. Raises BadRequest."""
-    if not 0 < len(password) <= PASSWORD_CHARS_MAX:
-        raise BadRequest(f"a password has 1 to {PASSWORD_CHARS_MAX} characters")
+    check_password(password)
     salt = secrets.token_bytes(_SALT_BYTES)
     return f"{OURS}${ROUNDS}${_text(salt)}${_text(_slow(password, salt, ROUNDS))}"
+
+
+def check_password(password: str) -> None:
+    """Whether it can be one. Raises BadRequest."""
+    if not 0 < len(password) <= PASSWORD_CHARS_MAX:
+        raise BadRequest(f"a password has 1 to {PASSWORD_CHARS_MAX} characters")
 
 
 def check_hash(password_hash: str) -> None:

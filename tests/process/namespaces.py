@@ -14,7 +14,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from mirrorlog.testing import Cluster
 
@@ -117,8 +117,8 @@ class Network:
 class SeparatedCluster(Cluster):
     """As `Cluster`, each node in its namespace of `network`, which must have one by each node's name."""
 
-    def __init__(self, network: Network, copies: int = 3, **options: object) -> None:
-        super().__init__(copies, **options)  # type: ignore[arg-type]
+    def __init__(self, network: Network, copies: int = 3, *, settings: dict[str, Any] | None = None, **options: Any):
+        super().__init__(copies, settings={"node.insecure": True, **(settings or {})}, **options)
         self._network = network
 
     def _addresses(self) -> dict[str, dict[str, str]]:

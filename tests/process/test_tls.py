@@ -381,15 +381,6 @@ async def test_a_client_without_a_certificate_that_counts_is_told_why(
     )
 
 
-@pytest.mark.parametrize("guarded_by", [{}, {"cluster.secret": SECRET}], ids=["nothing", "a secret"])
-def test_a_port_that_trusts_everybody_is_told_of_once(guarded_by: dict[str, Any], tmp_path: Path) -> None:
-    """Listen for nodes on all addresses, with and without a secret."""
-    port = free_ports(1)[0]
-    bound = {"replication.bind": f"0.0.0.0:{port}", "replication.advertise": f"{HOST}:{port}"}
-    for doors in run_node(tmp_path, {**bound, **guarded_by, "grpc.enabled": False, "http.enabled": False}):
-        assert len(log_lines(doors.node, "replication_port_open")) == (0 if guarded_by else 1)
-
-
 # --- Files that change ------------------------------------------------------------------------------------------------
 
 
