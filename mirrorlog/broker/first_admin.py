@@ -13,9 +13,9 @@ from typing import Final, Self
 
 from mirrorlog.cluster.commands import PermissionsSet, UserSet
 from mirrorlog.cluster.service import ClusterService
+from mirrorlog.cluster.topology import ADMINISTRATOR
 from mirrorlog.config import Settings, check_private
 from mirrorlog.errors import BadRequest, ConfigError, MirrorlogError
-from mirrorlog.queues.access import ADMINISTRATOR
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 from mirrorlog.wire.passwords import PASSWORD_CHARS_MAX, check_password, hashed
 
