@@ -30,6 +30,7 @@ from mirrorlog.doors.heap import keep_freed_memory
 from mirrorlog.doors.malformed import RefuseMalformed
 from mirrorlog.doors.node_watch import NodeWatch
 from mirrorlog.doors.producer_service import ProducerService, StreamLimits
+from mirrorlog.doors.receiving import ReceiveInTurn, Receiving
 from mirrorlog.doors.running import Given, client_of, run_door
 from mirrorlog.errors import PortTaken
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2
@@ -59,6 +60,7 @@ _SERVICES: Final = (
     producer_pb2.DESCRIPTOR.services_by_name["Producer"].full_name,
     consumer_pb2.DESCRIPTOR.services_by_name["Consumer"].full_name,
 )
+_BATCHES: Final = f"/{producer_pb2.DESCRIPTOR.services_by_name['Producer'].full_name}/Publish"
 
 
 def server_options(limits: Limits) -> list[tuple[str, int]]:
@@ -68,6 +70,8 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION_MAX),
         ("grpc.max_metadata_size", METADATA_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+        # Else each connection's window grows, with what nobody has asked for yet, up to megabytes.
+        ("grpc.http2.bdp_probe", 0),
         # HTTP/2's default is 16 KiB: a batch would come in dozens of frames.
         ("grpc.http2.max_frame_size", FRAME_BYTES_MAX),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
@@ -114,7 +118,9 @@ class GrpcDoor:
 
     async def _serve(self, limits: Limits) -> None:
         server = grpc.aio.server(
-            interceptors=(RefuseMalformed(),), options=server_options(limits), maximum_concurrent_rpcs=CALLS_MAX
+            interceptors=(ReceiveInTurn(Receiving(), batches=_BATCHES), RefuseMalformed()),
+            options=server_options(limits),
+            maximum_concurrent_rpcs=CALLS_MAX,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin, server)
