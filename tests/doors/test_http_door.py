@@ -49,6 +49,7 @@ UNITS = {
     "term": "number",
     "mirror": "logs",
     "connections": "connections",
+    "strangers": "connections",
     "accepted": "connections",
     "opened": "links",
     "closed": "links",
