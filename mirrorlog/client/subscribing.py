@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
+from weakref import ref
 
 from mirrorlog.client.connection import Connection
 from mirrorlog.client.granted_bytes import BODY_BYTES_MIN, SentBatches, Sources
@@ -46,7 +47,9 @@ class Session:
         self.secret = ""
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._message = message
-        self._owner: Owner | None = owner
+        # Not kept by it: who let go of his subscription wants nothing more.
+        self._owner_of: Callable[[], Owner | None] = ref(owner)
+        self._left = False
         self._began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._batches: SentBatches | None = None
         # The node was asked to grant no more; it has said that it does not; what comes nevertheless is given back.
@@ -97,8 +100,8 @@ class Session:
 
     def leave(self) -> None:
         """Nobody wants what comes any more: it is given back. Idempotent."""
-        owner, self._owner = self._owner, None
-        if owner is not None and self.number and self.connection.usable:
+        left, self._left = self._left, True
+        if not left and self.number and self.connection.usable:
             self._unsubscribe()
         self._end()
 
@@ -114,13 +117,13 @@ class Session:
     def subscribed(self, answer: Subscribed) -> None:
         self.number, self.epoch, self.log_id = answer.subscription, answer.epoch, answer.log_id
         self.secret = answer.secret
-        if self._owner is None:
+        if (owner := self._owner) is None:
             self._unsubscribe()
             return
         limits = self.connection.welcome.limits
         self._batches = SentBatches(answer.log_id, body_bytes_max=max(limits.max_batch_bytes, BODY_BYTES_MIN))
         try:
-            self._owner.began(self)
+            owner.began(self)
         except (NotMaster, SubscriptionCancelled) as error:
             self.leave()
             self._began.set_exception(error)
@@ -131,17 +134,18 @@ class Session:
 
     def delivered(self, facts: Deliver, content: memoryview) -> None:
         grants, batches = read_grants(content, facts.grant_count)
-        if self._owner is None or self._batches is None or self._unwanted:
+        owner = self._owner
+        if owner is None or self._batches is None or self._unwanted:
             self._return_unwanted(facts.epoch, grants)
             return
         try:
             sources = self._batches.sources(grants, batches, facts.batch_count)
         except BadBatch as error:
             raise ProtocolError(f"a DELIVER frame of {self.connection.address}: {error}") from None
-        self._owner.granted(self, grants, sources)
+        owner.granted(self, grants, sources)
 
     def ended(self, error: MirrorlogError) -> None:
-        owner, self._owner = self._owner, None
+        owner, self._left = self._owner, True
         if not self.number:
             if not self._began.done():
                 self._began.set_exception(error)
@@ -151,9 +155,14 @@ class Session:
         self._end()
 
     def room(self, size: int) -> memoryview:
-        return memoryview(bytearray(size)) if self._owner is None else self._owner.room(size)
+        return memoryview(bytearray(size)) if (owner := self._owner) is None else owner.room(size)
 
     # --- inside ---
+
+    @property
+    def _owner(self) -> Owner | None:
+        """None when it was left, or when nobody has it any more."""
+        return None if self._left else self._owner_of()
 
     def _end(self) -> None:
         if not self.over.done():

@@ -21,11 +21,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Iterator
+import warnings
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
+from weakref import WeakMethod, ref
 
 import msgspec
 
@@ -60,7 +62,10 @@ _IN_A_ROW_MAX: Final = 100
 
 class Subscription:
     """Of one queue's group. Made by `Client.subscribe`; use it with `async with`. Several tasks may read from it: each
-    record goes to one of them."""
+    record goes to one of them. One that is let go without `close` is abandoned, with a ResourceWarning."""
+
+    # For one whose options were refused.
+    _task: asyncio.Task[None] | None = None
 
     def __init__(
         self,
@@ -98,7 +103,6 @@ class Subscription:
         self._found: QueueInfo | None = None
         self._resumption: Resumption | None = None
         self._settling: Settling | None = None
-        self._task: asyncio.Task[None] | None = None
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._reading = asyncio.Lock()
         # What is given out record by record now.
@@ -123,9 +127,9 @@ class Subscription:
             cancel_on_failover=self._cancel_on_failover,
         )
         self._settling = Settling(
-            self._hand, level=self._level, timeout_s=self._settle_timeout_s, changed=self._changed
+            self._hand, level=self._level, timeout_s=self._settle_timeout_s, changed=_weakly(self._changed)
         )
-        self._task = asyncio.ensure_future(self._run(resumption))
+        self._task = asyncio.ensure_future(_run(ref(self), resumption, self._settling))
         try:
             while self._session is None:
                 self._check(resumption)
@@ -164,6 +168,16 @@ class Subscription:
             with suppress(ConnectionLost):
                 self._give_back(self._session, requeue=True)
         self._end(ConnectionLost("the subscription was abandoned"), leaves=True)
+
+    def __del__(self) -> None:
+        """Nobody has it, nor a record of it, any more: what it was granted goes back, as `abandon` gives it."""
+        if self._task is None or not self.unclosed:
+            return
+        told = f"a subscription to queue {self.queue!r} was not closed"
+        warnings.warn(told, ResourceWarning, stacklevel=2, source=self)
+        loop = self._task.get_loop()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self.abandon)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -330,6 +344,11 @@ class Subscription:
         """Whether it was: a session that it has not got then does not come any more."""
         return self._closed
 
+    @property
+    def unclosed(self) -> bool:
+        """Whether it was started, and neither closed nor abandoned."""
+        return self._task is not None and not self._closed
+
     def wake(self) -> None:
         """Something may be given out that was kept back."""
         self._changed()
@@ -379,34 +398,6 @@ class Subscription:
 
     # --- inside: staying subscribed ---
 
-    async def _run(self, resumption: Resumption) -> None:
-        """Whatever ends this ends the subscription: nobody waits for what does not come."""
-        try:
-            await self._stay(resumption)
-        except MirrorlogError as error:
-            resumption.end(error)
-        except Exception as error:
-            resumption.end(MirrorlogError(f"the client failed: {type(error).__name__}: {error}"))
-            raise
-        finally:
-            if resumption.error is not None and self._settling is not None and not self._closed:
-                self._settling.end(resumption.error)
-            self._changed()
-
-    async def _stay(self, resumption: Resumption) -> None:
-        backoff = Backoff(random.random)
-        while not resumption.over:
-            try:
-                session, found = await self._subscribe()
-            except MirrorlogError as error:
-                resumption.refused(error, asyncio.get_running_loop().time())
-                self._changed()
-                if not resumption.over:
-                    await asyncio.sleep(backoff.next_s())
-            else:
-                backoff.reset()
-                await self._hold(session, found)
-
     async def _subscribe(self) -> tuple[Session, Sighting]:
         client = self._client
         connection, found = await client.master_of(self.queue)
@@ -427,20 +418,6 @@ class Subscription:
             return self._message
         create = self._message.create and not self._was_granted
         return msgspec.structs.replace(self._message, create=create, replaces=former.number, secret=former.secret)
-
-    async def _hold(self, session: Session, found: Sighting) -> None:
-        """Until it is over. A node that is silent may have been replaced, and say nothing of it."""
-        while not session.over.done():
-            await asyncio.wait({session.over}, timeout=SILENCE_S)
-            if session.over.done() or not self._doubtful(session):
-                continue
-            if await self._client.has_moved(found):
-                address = session.connection.address
-                session.end(ConnectionLost(f"{address} is silent, and no longer master of queue {self.queue!r}"))
-
-    def _doubtful(self, session: Session) -> bool:
-        assert self._settling is not None
-        return session.connection.owes_answer or self._settling.waits(SILENCE_S)
 
     # --- inside: giving out ---
 
@@ -594,3 +571,62 @@ class Subscription:
         if self._settling is not None and (leaves or session is None):
             self._settling.end(error)
         self._changed()
+
+
+# --- Staying subscribed, for as long as somebody has the subscription -------------------------------------------------
+
+
+async def _run(subscription: Callable[[], Subscription | None], resumption: Resumption, settling: Settling) -> None:
+    """Whatever ends this ends the subscription: nobody waits for what does not come."""
+    try:
+        await _stay(subscription, resumption, settling)
+    except MirrorlogError as error:
+        resumption.end(error)
+    except Exception as error:
+        resumption.end(MirrorlogError(f"the client failed: {type(error).__name__}: {error}"))
+        raise
+    finally:
+        if (own := subscription()) is not None:
+            if resumption.error is not None and not own.closed:
+                settling.end(resumption.error)
+            own.wake()
+
+
+async def _stay(subscription: Callable[[], Subscription | None], resumption: Resumption, settling: Settling) -> None:
+    """It is held while it subscribes, and not while it waits."""
+    backoff = Backoff(random.random)
+    while not resumption.over and (own := subscription()) is not None:
+        try:
+            session, found = await own._subscribe()
+        except MirrorlogError as error:
+            resumption.refused(error, asyncio.get_running_loop().time())
+            own.wake()
+            del own
+            if not resumption.over:
+                await asyncio.sleep(backoff.next_s())
+        else:
+            backoff.reset()
+            client = own.client
+            del own
+            await _hold(client, session, found, settling)
+
+
+async def _hold(client: Client, session: Session, found: Sighting, settling: Settling) -> None:
+    """Until it is over. A node that is silent may have been replaced, and say nothing of it."""
+    while not session.over.done():
+        await asyncio.wait({session.over}, timeout=SILENCE_S)
+        doubtful = session.connection.owes_answer or settling.waits(SILENCE_S)
+        if not session.over.done() and doubtful and await client.has_moved(found):
+            address = session.connection.address
+            session.end(ConnectionLost(f"{address} is silent, and no longer master of queue {found.queue!r}"))
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """A bound method that does nothing once its object is gone."""
+    found = WeakMethod(method)
+
+    def called() -> None:
+        if (still := found()) is not None:
+            still()
+
+    return called

@@ -7,10 +7,14 @@ been seen.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from mirrorlog.client import delivered as awaited
@@ -26,6 +30,10 @@ if TYPE_CHECKING:
 
     from mirrorlog.client import client as awaited_client
 
+logger = logging.getLogger(__name__)
+
+# Those that nobody has any more, until they are closed.
+_CLOSING: Final[dict[asyncio.Task[None], None]] = {}
 # Behind the deadlines of the calls themselves: they say more about what is wrong.
 _MARGIN_S: Final = 5.0
 # Records that cross together.
@@ -151,7 +159,7 @@ class DeliveredBatch(Settleable):
 
 class Subscription(SyncWithBlock):
     """Of one queue's group. Made by `Client.subscribe`; use it with `with`, from any number of threads: each record
-    goes to one of them."""
+    goes to one of them. One that is let go without `close` is closed, with a ResourceWarning."""
 
     def __init__(self, client: Caller, queue: str, group: str, options: Mapping[str, Any]) -> None:
         """Use `Client.subscribe`. Raises BadRequest for a wrong option."""
@@ -188,6 +196,15 @@ class Subscription(SyncWithBlock):
     def abandon(self) -> None:
         """Close without waiting: what is settled and not confirmed ends as OutcomeUnknown. Idempotent."""
         self._thread.call_soon(self._awaited.abandon)
+
+    def __del__(self) -> None:
+        """Nobody has it, nor a record of it, any more: it is closed, as of `close`, without waiting."""
+        awaited: awaited_subscription.Subscription | None = self.__dict__.get("_awaited")  # unless options were refused
+        if awaited is None or not awaited.unclosed or self._thread.elsewhere:
+            return
+        told = f"a subscription to queue {self.queue!r} was not closed"
+        warnings.warn(told, ResourceWarning, stacklevel=2, source=self)
+        self._thread.call_soon(partial(_let_go, awaited, self._crossed))
 
     # --- reading ---
 
@@ -286,10 +303,30 @@ class Subscription(SyncWithBlock):
 
     async def _close(self, requeue: bool) -> None:
         self._act()
-        with suppress(MirrorlogError):  # its session is over: it is nobody's already
-            while self._crossed:
-                self._crossed.popleft().release_nowait()
-        await self._awaited.close(requeue=requeue)
+        await _close(self._awaited, self._crossed, requeue=requeue)
+
+
+async def _close(
+    subscription: awaited_subscription.Subscription, crossed: deque[awaited.Delivered], *, requeue: bool
+) -> None:
+    """What has crossed and nobody has read goes back as if it had not been seen."""
+    with suppress(MirrorlogError):  # its session is over: it is nobody's already
+        while crossed:
+            crossed.popleft().release_nowait()
+    await subscription.close(requeue=requeue)
+
+
+def _let_go(subscription: awaited_subscription.Subscription, crossed: deque[awaited.Delivered]) -> None:
+    """On the loop, which keeps the task until it has ended; nobody hears how."""
+    closing = asyncio.ensure_future(_close(subscription, crossed, requeue=True))
+    _CLOSING[closing] = None
+    closing.add_done_callback(_closed)
+
+
+def _closed(closing: asyncio.Task[None]) -> None:
+    del _CLOSING[closing]
+    if not closing.cancelled() and (error := closing.exception()) is not None:
+        logger.warning("subscription_let_go reason=%r", str(error))
 
 
 async def _made(make: Callable[[], _T]) -> _T:
