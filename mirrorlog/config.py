@@ -169,7 +169,9 @@ class ClusterSettings(_Section):
     secret: SecretStr | None = Field(
         None, description="proven by nodes to each other on replication ports, the same on all; it is never shown"
     )
-    secret_file: Path | None = Field(None, description="a file that holds the secret and nothing else")
+    secret_file: Path | None = Field(
+        None, description="a file that holds the secret, or while it is changed two, a line each"
+    )
 
     @field_serializer("secret")
     def _hidden(self, secret: SecretStr | None) -> None:

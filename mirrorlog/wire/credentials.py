@@ -24,13 +24,33 @@ from mirrorlog.wire.proof import (
 from mirrorlog.wire.renewal import RenewableContext
 from mirrorlog.wire.tls import client_context, server_context
 
+SECRETS_MAX: Final = 2
+"""In a file: the one that is used, and another one that is taken too."""
+
+
+class SecretFile:
+    """The secrets in a file, one in each line: the first is proven to others, each is taken from them. So nodes change
+    theirs one after the other: old and new on all, then new and old, then the new one alone. Raises ConfigError."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.current = self.make()
+
+    def make(self) -> tuple[bytes, ...]:
+        """See `Renewable`."""
+        found = _read(self._file).splitlines()
+        what = f"cluster.secret_file {self._file}"
+        if len(found) > SECRETS_MAX:
+            raise ConfigError(f"{what}: {len(found)} lines; one secret, or while it is changed {SECRETS_MAX}")
+        return tuple(_checked(each, what) for each in found or [b""])
+
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """Of one node. `accepting` and `dialling` are for replication ports, `client` for its own client port; None: no
     TLS there."""
 
-    secret: bytes | None = field(default=None, repr=False)
+    secret: bytes | SecretFile | None = field(default=None, repr=False)
     accepting: ssl.SSLContext | None = None
     dialling: ssl.SSLContext | None = None
     client: ssl.SSLContext | None = None
@@ -41,19 +61,24 @@ class Credentials:
         return self.secret is None and self.accepting is None
 
     @property
-    def renewable(self) -> list[RenewableContext]:
+    def renewable(self) -> list[RenewableContext | SecretFile]:
         """Those whose files can be read anew."""
-        contexts = (self.accepting, self.dialling, self.client)
-        return [context for context in contexts if isinstance(context, RenewableContext)]
+        everything = (self.accepting, self.dialling, self.client, self.secret)
+        return [each for each in everything if isinstance(each, RenewableContext | SecretFile)]
 
     def dialled(self, hello: Hello, endpoint: Endpoint) -> DialledGreeting:
         """For one connection that this node has made. Its `hello` is sent first."""
-        return DialledGreeting(hello, secret=self.secret, nonce=self._nonce(), certificate=endpoint.certificate)
+        return DialledGreeting(hello, secret=self._secret, nonce=self._nonce(), certificate=endpoint.certificate)
 
     def accepted(self, hello: Hello, endpoint: Endpoint) -> AcceptedGreeting:
         """For one connection that this node has accepted, once it was greeted. Raises NotProven."""
         check_certificate(endpoint.certificate, hello.node_id or "")
-        return AcceptedGreeting(hello, secret=self.secret, nonce=self._nonce())
+        also = self.secret.current[1:] if isinstance(self.secret, SecretFile) else ()
+        return AcceptedGreeting(hello, secret=self._secret, also=also, nonce=self._nonce())
+
+    @property
+    def _secret(self) -> bytes | None:
+        return self.secret.current[0] if isinstance(self.secret, SecretFile) else self.secret
 
     def _nonce(self) -> bytes:
         return b"" if self.secret is None else secrets.token_bytes(NONCE_BYTES)
@@ -92,18 +117,20 @@ def own_context(tls: TlsSettings) -> RenewableContext:
     return RenewableContext(partial(client_context, ca=ca, certificate=certificate, key=key, check_hostname=False))
 
 
-def _secret_of(settings: Settings) -> bytes | None:
+def _secret_of(settings: Settings) -> bytes | SecretFile | None:
     """Raises ConfigError, which does not tell it."""
     cluster = settings.cluster
     if cluster.secret_file is not None:
-        secret, key = _read(cluster.secret_file), f"cluster.secret_file {cluster.secret_file}"
-    elif cluster.secret is not None:
-        secret, key = cluster.secret.get_secret_value().encode(), "cluster.secret"
-    else:
-        return None
+        return SecretFile(cluster.secret_file)
+    if cluster.secret is not None:
+        return _checked(cluster.secret.get_secret_value().encode(), "cluster.secret")
+    return None
+
+
+def _checked(secret: bytes, what: str) -> bytes:
     if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
         raise ConfigError(
-            f"{key}: {len(secret)} bytes; {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} are taken, for example those of: "
+            f"{what}: {len(secret)} bytes; {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} are taken, for example those of: "
             "openssl rand -hex 32"
         )
     return secret
@@ -114,6 +141,6 @@ def _read(file: Path) -> bytes:
     check_private(file, "cluster.secret_file")
     try:
         with file.open("rb") as opened:
-            return opened.read(SECRET_BYTES_MAX + 3).rstrip(b"\r\n")
+            return opened.read(SECRETS_MAX * (SECRET_BYTES_MAX + 2) + 1).rstrip(b"\r\n")
     except OSError as error:
         raise ConfigError(f"cluster.secret_file {file}: {error.strerror}") from None

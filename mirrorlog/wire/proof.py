@@ -24,7 +24,7 @@ names. One without a common name may be any node's.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -108,10 +108,13 @@ class DialledGreeting:
 class AcceptedGreeting:
     """The side that accepted, once it has heard HELLO. Raises NotProven when only one of both has a secret.
 
+    `also`: other secrets that are taken, while the nodes change theirs; who proves one is answered by it.
     `nonce`: fresh. `challenge`: the frame to be answered by a proof; None when nothing is asked for.
     """
 
-    def __init__(self, hello: Hello, *, secret: bytes | None = None, nonce: bytes = b"") -> None:
+    def __init__(
+        self, hello: Hello, *, secret: bytes | None = None, also: Sequence[bytes] = (), nonce: bytes = b""
+    ) -> None:
         if (secret is None) != (hello.credential is None):
             which = "the node that was dialled has" if secret is not None else "that node has"
             other = "has not" if secret is not None else "the one that was dialled has not"
@@ -124,6 +127,7 @@ class AcceptedGreeting:
         self.hello = hello
         self.challenge = None if secret is None else frame(FrameType.CHALLENGE, encode(Challenge(nonce=nonce)))
         self._secret = secret
+        self._taken = (secret, *also) if secret is not None else ()
         self._nonce = nonce
         self._theirs: bytes | None = None
 
@@ -132,12 +136,14 @@ class AcceptedGreeting:
         assert self._secret is not None
         proof = expect_message(frame_, FrameType.PROOF, Proof)
         _check_nonce(proof.nonce)
-        if not hmac.compare_digest(mac_dialled(self._secret, self.hello, self._nonce, proof.nonce), proof.mac):
-            raise NotProven(
-                f"node {self.hello.node_id or '?':.128} has another cluster.secret than the node that it dialled; set "
-                "the same on all nodes"
-            )
-        self._theirs = proof.nonce
+        for secret in self._taken:
+            if hmac.compare_digest(mac_dialled(secret, self.hello, self._nonce, proof.nonce), proof.mac):
+                self._secret, self._theirs = secret, proof.nonce
+                return
+        raise NotProven(
+            f"node {self.hello.node_id or '?':.128} has another cluster.secret than the node that it dialled; set "
+            "the same on all nodes"
+        )
 
     def sealed(self, welcome: Welcome) -> Welcome:
         """The welcome with the proof of this side, if one is due. Only after `proven`."""
