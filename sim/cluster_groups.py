@@ -202,9 +202,9 @@ class Groups:
         """What happened, counted."""
         taken = self._history.taken
         verdicts: dict[tuple[str, str, int], set[str]] = {}
-        for each in taken:
-            if each.how in FINAL:
-                verdicts.setdefault((each.queue, each.group, each.queue_offset), set()).add(each.how)
+        for one in taken:
+            if one.how in FINAL:
+                verdicts.setdefault((one.queue, one.group, one.queue_offset), set()).add(one.how)
         counts = Counter(f"groups: {each.how} {each.outcome or 'not answered'}" for each in taken if each.how)
         counts.update(
             {
