@@ -47,10 +47,10 @@ def silent(addresses: Sequence[str], count: int, *, half_open: bool = False) -> 
         yield len(made) - made.count(None)
 
 
-def open_one(address: str, *, half_open: bool = False) -> socket.socket | None:
-    """None when it was refused."""
+def open_one(address: str, *, half_open: bool = False, source: str = "") -> socket.socket | None:
+    """None when it was refused. `source`: an own address that it comes from."""
     with contextlib.suppress(OSError):
-        made = socket.create_connection(split_address(address), timeout=_TIMEOUT_S)
+        made = socket.create_connection(split_address(address), timeout=_TIMEOUT_S, source_address=(source, 0))
         if half_open:
             with contextlib.suppress(OSError):
                 made.sendall(_BEGUN_HANDSHAKE)

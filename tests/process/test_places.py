@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -12,13 +19,15 @@ from mirrorlog.testing import Cluster, Node
 from mirrorlog.wire.messages import Status
 from mirrorlog.wire.passwords import hashed
 from tests.attacks.large_frames import send_one
-from tests.attacks.silent_sockets import HELD, silent
+from tests.attacks.reconnects import connect_many
+from tests.attacks.silent_sockets import HELD, open_one, silent
 from tests.attacks.target import Target
-from tests.process.clusters import MIB, eventually, fast_cluster, log_lines, start_all
+from tests.process.clusters import MIB, eventually, fast_cluster, log_lines, log_of, start_all
 
 SECRET = "what only the nodes of this cluster know"
 LOGIN = {"user": "admin", "password": "the administrator's password"}
 FILES = 1_024
+NOBODY = {"client": 0, "replication": 0}
 
 
 def memory_bytes(node: Node) -> int:
@@ -99,6 +108,53 @@ def test_silent_sockets_end_no_node_and_keep_nobody_out(how: str, tls: str | Non
             assert not log_lines(node, "cannot_accept")
 
 
+@contextmanager
+def flooded(address: str, source: str) -> Iterator[list[int]]:
+    """Silent sockets from an address, one after the other as fast as they get through; how many there were, so far."""
+    ended, made = threading.Event(), [0]
+
+    def flood() -> None:
+        held: deque[socket.socket] = deque()
+        while not ended.is_set():
+            if (opened := open_one(address, source=source)) is not None:
+                held.append(opened)
+                made[0] += 1
+            if len(held) > 500:
+                held.popleft().close()
+        for each in held:
+            each.close()
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        yield made
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"], ids=["own address", "another address"])
+def test_a_flood_of_the_replication_port_keeps_no_mirror_out(source: str) -> None:
+    """Goal: places are guarded, not only what is behind them: a mirror comes back through a flood of strangers, from an
+    address of their own and from its own. Method: let its link go by pausing it, flood until all places are taken and
+    taken again, let it go on: it follows while the flood goes on."""
+    with fast_cluster(2, settings={"cluster.secret": SECRET}) as two:
+        two.wait_in_sync()
+        master, mirror = two.master, two.mirrors[0]
+        mirror.pause()
+        try:
+            eventually(lambda: not log_of(master).mirrors[0].connected, "the silent link is closed")
+            with flooded(master.replication, source) as made:
+                eventually(lambda: made[0] > 600, "all places are taken")
+                before = made[0]
+                mirror.resume()
+                eventually(lambda: (found := log_of(master).mirrors[0]).connected and found.in_sync, "it follows")
+                eventually(lambda: made[0] > before + 100, "the flood goes on")
+                assert log_of(master).mirrors[0].connected
+        finally:
+            mirror.resume()
+
+
 def test_connections_that_left_leave_their_memory() -> None:
     """Goal: what a connection made the node hold goes with it. Method: 800 that each send one frame of 2 MiB, in all
     1.6 GiB, and leave: the node is as small as before."""
@@ -109,3 +165,19 @@ def test_connections_that_left_leave_their_memory() -> None:
         before = memory_bytes(node)
         assert sum(send_one(target, node.client) for _ in range(800)) == 800
         assert memory_bytes(node) < before + 100 * MIB
+
+
+def test_connections_that_come_and_go_leave_nothing() -> None:
+    """Goal: a fleet that reconnects all the time costs a node nothing for good. Method: 3,000 connections to both ports
+    that greet or do not and go; memory and open files are as before."""
+    with fast_cluster(1) as one:
+        (node,) = one.nodes.values()
+        target = Target(client=(node.client,), replication=(node.replication,))
+        addresses = (node.client, node.replication)
+        asyncio.run(connect_many(target, addresses, Random(1), count=200))
+        eventually(lambda: node.status().counts.strangers == NOBODY, "they are gone")  # type: ignore[union-attr]
+        memory, files = memory_bytes(node), open_files(node)
+        assert asyncio.run(connect_many(target, addresses, Random(2), count=3_000)) > 2_900
+        eventually(lambda: node.status().counts.strangers == NOBODY, "they are gone")  # type: ignore[union-attr]
+        assert memory_bytes(node) < memory + 50 * MIB
+        assert open_files(node) < files + 20
