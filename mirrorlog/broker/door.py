@@ -220,6 +220,7 @@ class ClientSession:
         self._place = place
         self._endpoint: Endpoint | None = None
         self._greeted = False
+        self._asked = False
         self._gate: Gate | None = None
         self._stale_reads = False
         self._client_id = ""
@@ -245,6 +246,9 @@ class ClientSession:
         if not self._greeted:
             self._greet(frame_)
             return
+        if not self._asked and frame_.type != FrameType.PING:
+            self._asked = True
+            self._meter()
         if self.gate.must_log_in and frame_.type != FrameType.PING and self.must_log_in_again():
             return
         try:
@@ -426,12 +430,16 @@ class ClientSession:
 
     def _trust(self) -> None:
         """Who may be here has a place among those that are let in. Frames up to the full limit are taken from him:
-        others would fill the node's memory with them. Nor have others a claim on its time. Raises Overloaded."""
+        others would fill the node's memory with them. Raises Overloaded."""
         if not self.gate.is_stranger:
             self._place.let_in()
         if self.gate.trusted:
             self.endpoint.trust()
-        self.endpoint.known(not self.gate.is_stranger)
+        self._meter()
+
+    def _meter(self) -> None:
+        """Strangers have next to no claim on the node's time; nor has who has only ever said that he is there."""
+        self.endpoint.known(self._asked and not self.gate.is_stranger)
 
     def _request(self, frame_: Frame) -> None:
         correlation_id = frame_.correlation_id

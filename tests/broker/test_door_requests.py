@@ -39,7 +39,7 @@ def session_with(requests: Requests) -> ClientSession:
     groups = SimpleNamespace(note=lambda *of: None, handles=lambda of: True, handle=requests.handle)
     unpacking = SimpleNamespace(limits=LimitSettings())
     door: Any = SimpleNamespace(requests=requests, groups=groups, sessions=(), unpacking=unpacking, push=lambda: None)
-    return ClientSession(door)
+    return ClientSession(door, SimpleNamespace())  # type: ignore[arg-type]
 
 
 def test_a_subscription_that_is_refused_is_a_use_of_the_queue() -> None:
