@@ -123,8 +123,9 @@ def run(where: str, *, seconds: float, seed: int, tls: bool) -> Outcome:
             cluster.wait_in_sync()
             before = {node.id: (node.pid, _memory(node)) for node in cluster.nodes.values()}
             sent, confirmed = asyncio.run(_publish(cluster, middle, seconds))
-            stored = asyncio.run(_read(cluster, len(confirmed)))
-            wrong = [node.id + " ended" for node in cluster.nodes.values() if node.pid != before[node.id][0]]
+            stored, why = asyncio.run(_read(cluster, len(confirmed)))
+            wrong = [f"it cannot be read: {why}"] if why else []
+            wrong += [node.id + " ended" for node in cluster.nodes.values() if node.pid != before[node.id][0]]
             wrong += [
                 f"{node.id} grew by {_memory(node) - before[node.id][1]} bytes"
                 for node in cluster.nodes.values()
@@ -162,19 +163,23 @@ async def _publish(cluster: Cluster, middle: Middle, seconds: float) -> tuple[in
     return sent, confirmed
 
 
-async def _read(cluster: Cluster, at_least: int) -> list[int]:
-    """The numbers of all records, once the cluster has calmed down and shows as many as were confirmed."""
+async def _read(cluster: Cluster, at_least: int) -> tuple[list[int], str]:
+    """The numbers of all records, once the cluster has calmed down and shows as many as were confirmed; what the last
+    attempt ended with."""
     give_up_at = time.monotonic() + _SETTLE_S
     found: list[int] = []
     while True:
-        with contextlib.suppress(MirrorlogError):
+        why = ""
+        try:
             async with _client(cluster) as client:
                 async with client.consumer("q", start="earliest", until="confirmed") as consumer:
                     found = [int((record.value or b"").rstrip(b"\0")) async for record in consumer]
                 if len(found) >= at_least:
-                    return found
+                    return found, ""
+        except MirrorlogError as error:
+            why = f"{error.code}: {error}"
         if time.monotonic() >= give_up_at:
-            return found
+            return found, why
         await asyncio.sleep(0.5)
 
 
