@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -89,6 +90,7 @@ from mirrorlog.wire.messages import (
 from mirrorlog.wire.names import NAME_CHARS_MAX, split
 from mirrorlog.wire.passwords import PASSWORD_CHARS_MAX, check_hash, matches
 from mirrorlog.wire.routing import Binding
+from mirrorlog.wire.tls import Refusals
 
 FAILURES_MAX: Final = 3
 """Logins that may fail on one connection; then it is closed."""
@@ -118,6 +120,8 @@ _FIRST: Final = (
 _NO_USERS: Final = f"this cluster has no users yet, and until then this node serves its own machine only; {_FIRST}"
 
 Users = Mapping[str, User]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -155,6 +159,7 @@ class Gatekeeper:
         self.door_token = secrets.token_urlsafe(32)
         """What this node's doors log in with, in this run."""
         self._secret = secrets.token_bytes(32)
+        self._failures_told = Refusals()
         self._helper = helper
         self._proven: dict[bytes, str] = {}
         self._failed: dict[bytes, tuple[str, float]] = {}
@@ -162,6 +167,13 @@ class Gatekeeper:
         self._compared: dict[tuple[bytes, str], _Comparison] = {}
         self._comparing: asyncio.Task[None] | None = None
         self._failures = LoginFailures()
+
+    def tell_failed(self, name: str, peer: str) -> None:
+        """A line, once a minute for each name and address. A name that nobody has is not in it: it may be a password
+        that was typed in the wrong place."""
+        known = name if name in self.users() else "nobody's"
+        if self._failures_told.is_news(f"{known} {peer}"):
+            logger.warning("login_failed user=%r address=%s", known, peer or "-")
 
     async def found(self, name: str, password: str, peer: str = "", failures: int = 0) -> User | None:
         """The user of that name, if it is his password. As slow for a name that does not exist. `peer`: the address
@@ -284,6 +296,7 @@ class Gate:
             user = await self._keeper.found(asked.user, asked.password, self._peer, self.failures)
             if user is None:
                 self.failures += 1
+                self._keeper.tell_failed(asked.user, self._peer)
                 await asyncio.sleep(self._keeper.failed(asked.user[:NAME_CHARS_MAX], self._peer))
                 raise LoginFailed(f"no user {asked.user[:64]!r} with that password")
         finally:

@@ -372,3 +372,21 @@ def test_who_was_wrong_is_told_so_later_each_time_and_one_who_goes_waits_no_more
         gone.leave()
 
     asyncio.run(run())
+
+
+async def test_a_login_that_fails_is_told_once_without_what_was_typed(caplog: pytest.LogCaptureFixture) -> None:
+    """Goal: an operator sees who is tried, and no log has a password. Method: a wrong password twice, one in the place
+    of the name, and another address."""
+    node = Node(ann=ANN)
+    keeper = Gatekeeper(lambda: node.users, node.key_of)
+    for name, peer in (("ann", "10.0.0.9"), ("ann", "10.0.0.9"), ("my password", "10.0.0.9"), ("ann", "10.0.0.8")):
+        with pytest.raises(LoginFailed):
+            await Gate(keeper, private=True, peer=peer).login(Login(user=name, password="a secret"))
+    told = [each.getMessage() for each in caplog.records if "login_failed" in each.getMessage()]
+    assert told == [
+        "login_failed user='ann' address=10.0.0.9",
+        'login_failed user="nobody\'s" address=10.0.0.9',
+        "login_failed user='ann' address=10.0.0.8",
+    ]
+    assert "secret" not in caplog.text
+    assert "my password" not in caplog.text
