@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
 from mirrorlog import versions
+from mirrorlog.attempts import outcome_of
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.publish import Publisher, not_master
 from mirrorlog.errors import InUse, LogUnavailable, MirrorlogError, NoSuchQueue, UnsupportedVersion
@@ -108,12 +109,13 @@ class Deletions:
 
     async def delete(self, log: HostedLog, message: DeleteQueue, respond: _Respond) -> None:
         """A queue of a log that this node masters, or what is left of it. Raises NoSuchQueue, InUse, NotMaster, or why
-        it cannot be done now."""
+        it cannot be done now; OutcomeUnknown when a part of it is done."""
         name = message.name
         await self.ended(name)
         with self._begun([name]):
             records = await self._delete_from(log, message)
-            await self._remove(log, [name])
+            with _in_part(f"queue {name!r} is deleted, and its name is not free yet; ask again"):
+                await self._remove(log, [name])
         respond(Deleted(records=records))
 
     async def delete_all(self, log: HostedLog, names: Sequence[str], *, held_too: bool = False) -> None:
@@ -177,7 +179,8 @@ class Deletions:
         check_conditions(log, queue, message)
         with self._closed(log, queue, message.if_empty):
             await self._cluster.unbind_queues([message.name], log.log_id, log.replica.epochs.current)
-            return await self._log_deletions(log, [queue])
+            with _in_part(f"queue {message.name!r} has lost its bindings, and may be deleted or not; ask again"):
+                return await self._log_deletions(log, [queue])
 
     @contextmanager
     def _closed(self, log: HostedLog, queue: Queue, closed: bool) -> Iterator[None]:
@@ -257,6 +260,15 @@ async def _confirmed(act: Callable[[_Done], None]) -> None:
     act(done)
     if (error := await told) is not None:
         raise error
+
+
+@contextmanager
+def _in_part(message: str) -> Iterator[None]:
+    """Around what follows something that is done: it is no refusal of the whole."""
+    try:
+        yield
+    except MirrorlogError as error:
+        raise outcome_of(error, in_doubt=True, message=message) from None
 
 
 def check_conditions(log: HostedLog, queue: Queue, message: DeleteQueue) -> None:

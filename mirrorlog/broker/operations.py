@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from mirrorlog.attempts import outcome_of
 from mirrorlog.broker.events import WAIT_MS_MAX, EventRing
 from mirrorlog.broker.host import now_us
 from mirrorlog.broker.routing_requests import RoutingRequests
@@ -90,13 +91,14 @@ class Operations:
     # --- logs ---
 
     async def _rebalance(self, asked: Rebalance) -> Message:
-        moves = []
-        for away in away_from_home(self._state, self._service.life):
-            move = self._move(away)
-            if not move.reason and not asked.dry_run:
+        moves = [(away, self._move(away)) for away in away_from_home(self._state, self._service.life)]
+        wished = [] if asked.dry_run else [away for away, move in moves if not move.reason]
+        for count, away in enumerate(wished):
+            try:
                 await self._wish(away)
-            moves.append(move)
-        return Rebalanced(moves=moves, done=not asked.dry_run)
+            except MirrorlogError as error:
+                raise outcome_of(error, in_doubt=count > 0, message=f"{count} of {len(wished)} logs go home") from None
+        return Rebalanced(moves=[move for _, move in moves], done=not asked.dry_run)
 
     def _move(self, away: Away) -> Move:
         log = self._state.logs[away.log_id]
@@ -247,7 +249,7 @@ class Operations:
         raise NoSuchLog(f"no log {name!r} in this cluster; there are {known}")
 
     async def _decide(self, command: AnyCommand) -> None:
-        """Raises Refused with the cluster's reason, RequestTimeout when no majority decides."""
+        """Raises Refused with the cluster's reason, RequestTimeout when no majority decides, OutcomeUnknown."""
         outcome = await self._service.propose(command, timeout_s=DECIDE_S)
         if outcome.refusal:
-            raise Refused(outcome.refusal)
+            raise outcome.error

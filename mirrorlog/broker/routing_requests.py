@@ -28,7 +28,7 @@ from mirrorlog.cluster.commands import (
 )
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.topology import MAX_BINDING_BYTES_AT_ONCE, Topology, User, VirtualHost
-from mirrorlog.errors import LimitReached, NoSuchVirtualHost, NotCurrent, Refused, from_code
+from mirrorlog.errors import LimitReached, NoSuchVirtualHost, NotCurrent
 from mirrorlog.wire.messages import (
     AddVirtualHost,
     Bind,
@@ -112,8 +112,7 @@ class RoutingRequests:
         _check_size(command)
         outcome = await self._service.decide(command, timeout_s=DECIDE_S)
         if outcome.refusal:
-            details = dict(outcome.details)
-            raise from_code(outcome.code, outcome.refusal, details) if outcome.code else Refused(outcome.refusal)
+            raise outcome.error
         await self._service.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
         return Done()
 

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Hashable
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
+from mirrorlog.attempts import Attempts
 from mirrorlog.cluster.asking import signed
 from mirrorlog.cluster.commands import AnyCommand, NodeStarted, decode_command, encode_command
 from mirrorlog.cluster.driver import RaftDriver
@@ -48,21 +51,26 @@ class Decisions:
         self._last_round = 0
 
     async def propose(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
-        """Have it decided. Raises RequestTimeout: then it may be decided yet."""
+        """Have it decided. Raises NotLeader, or what speaks against it: it is not decided; RequestTimeout or
+        OutcomeUnknown: it may be, or may be yet."""
         give_up_at = self._loop.time() + timeout_s
         data = encode_command(signed(command))
-        while True:
-            try:
-                async with asyncio.timeout_at(give_up_at):
-                    return await self.ask_leader(data)
-            except TimeoutError:
-                raise RequestTimeout(
-                    f"the cluster has not decided within {timeout_s * 1000:.0f} ms; is a majority of its nodes up?"
-                ) from None
-            except (NotLeader, ConnectionLost, RequestTimeout):
-                if self._loop.time() >= give_up_at:
-                    raise
-                await asyncio.sleep(RETRY_S)
+        attempts = Attempts()
+        with attempts.request(telling=(RequestTimeout,)):
+            while True:
+                try:
+                    async with asyncio.timeout_at(give_up_at):
+                        with attempts.one():
+                            outcome = await self.ask_leader(data)
+                    return replace(outcome, in_doubt=bool(outcome.refusal) and attempts.in_doubt)
+                except TimeoutError:
+                    raise RequestTimeout(
+                        f"the cluster has not decided within {timeout_s * 1000:.0f} ms; is a majority of its nodes up?"
+                    ) from None
+                except (NotLeader, ConnectionLost, RequestTimeout):
+                    if self._loop.time() >= give_up_at:
+                        raise
+                    await asyncio.sleep(RETRY_S)
 
     async def decide(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
         """As `propose`; and the state here is as of the outcome or later."""
@@ -161,7 +169,7 @@ class Decisions:
         return Outcome(answer.index, answer.refusal, answer.code, answer.details)
 
     async def lead(self, data: bytes) -> Outcome:
-        """As the leader. Raises NotLeader when it is none, or no more."""
+        """As the leader. Raises NotLeader when it is none, RequestTimeout when it is none any more."""
         command = decode_command(data)
         self._check(command)
         self._ground.check_run(command)
@@ -176,7 +184,7 @@ class Decisions:
         driver.wake()
         outcome = await answer
         if outcome is None:
-            raise NotLeader("this node lost its leadership before the change was decided; ask again")
+            raise RequestTimeout("this node lost its leadership before it knew whether the change was decided")
         return outcome
 
     def _check(self, command: AnyCommand) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from mirrorlog import versions
+from mirrorlog.attempts import outcome_of
 from mirrorlog.cluster import topology
 from mirrorlog.cluster.commands import (
     SINCE,
@@ -48,7 +49,7 @@ from mirrorlog.cluster.commands import (
 )
 from mirrorlog.cluster.topology import Topology
 from mirrorlog.config import LOG_NUMBER_MAX
-from mirrorlog.errors import BadRequest, MirrorlogError, NotAMember, UnsupportedVersion
+from mirrorlog.errors import BadRequest, MirrorlogError, NotAMember, Refused, UnsupportedVersion, from_code
 from mirrorlog.wire.names import SEPARATOR, shown, split
 
 LOSSES_KEPT: Final = 1000
@@ -209,12 +210,20 @@ class ClusterState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Outcome(msgspec.Struct, frozen=True):
     """`refusal`: why nothing changed; empty when it did, or was so already. `code`: of the error that it is, where the
-    rule names one; `details`: of that error."""
+    rule names one; `details`: of that error. `in_doubt`: an earlier attempt got no answer, and it may be that one which
+    the rule forbids now."""
 
     index: int
     refusal: str = ""
     code: str = ""
     details: Mapping[str, Any] = {}
+    in_doubt: bool = False
+
+    @property
+    def error(self) -> MirrorlogError:
+        """What whoever asked for it is told of a refusal."""
+        refusal = from_code(self.code, self.refusal, dict(self.details)) if self.code else Refused(self.refusal)
+        return outcome_of(refusal, in_doubt=self.in_doubt)
 
 
 class _Refused(Exception):

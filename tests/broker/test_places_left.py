@@ -14,7 +14,8 @@ from mirrorlog import versions
 from mirrorlog.broker.deletion import Deletions
 from mirrorlog.broker.hosted import HostedLog
 from mirrorlog.broker.publish import Publisher
-from mirrorlog.errors import MirrorlogError, NotLeader, UnsupportedVersion
+from mirrorlog.errors import MirrorlogError, NotLeader, OutcomeUnknown, UnsupportedVersion
+from mirrorlog.wire.messages import DeleteQueue
 
 
 class Refusing:
@@ -89,3 +90,23 @@ async def test_a_log_whose_places_cannot_be_taken_away_holds_no_other_one_up() -
     assert not waiting.done()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("error", [UnsupportedVersion("until all nodes are updated"), NotLeader("log x has moved on")])
+async def test_who_deletes_a_queue_whose_name_stays_is_not_told_that_nothing_was_done(error: MirrorlogError) -> None:
+    """Goal: a refusal means that the queue is as it was. Method: its records are gone, and the cluster leaves it its
+    place: at once, or until another node masters the log."""
+    log_id = uuid4()
+    cluster = Refusing(log_id, error=error)
+    cluster.places["orders"] = log_id
+    log = log_of(log_id)
+
+    async def master_elsewhere() -> None:
+        await cluster.asked.get()
+        cast(Any, log).publisher.stopping = True
+
+    moving = asyncio.ensure_future(master_elsewhere())
+    with pytest.raises(OutcomeUnknown, match="is deleted"):
+        async with asyncio.timeout(5):
+            await Deletions(cast(Any, cluster)).delete(log, DeleteQueue(name="orders"), lambda answer: None)
+    await moving
