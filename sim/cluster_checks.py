@@ -16,11 +16,13 @@ from uuid import UUID
 
 from mirrorlog.client.receipts import Receipt
 from mirrorlog.commitlog.epochs import Epoch, decode_epochs
-from mirrorlog.commitlog.format import HEADER_SIZE, MAGIC, check_body, check_stamped, log_seed, read_header
+from mirrorlog.commitlog.format import HEADER_SIZE, MAGIC, Kind, check_body, check_stamped, log_seed, read_header
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.queues.changes import PositionCommitted, decode_changes
 from mirrorlog.wire.messages import LossStatus, PlacedLog
 from sim.cluster_clients import History, Reading, Seen, Sent
 from sim.cluster_coverage import Observer
+from sim.cluster_logged import flattened
 from sim.cluster_plan import Plan
 from sim.cluster_troubles import Troubles
 from sim.disk import SimulatedFiles
@@ -80,6 +82,7 @@ def check_all(outside: Outside) -> None:
         receipts_tell_enough_copies,
         below_all_only_what_is_allowed_is_lost,
         nothing_refused_is_stored,
+        no_refused_position_is_stored,
         nothing_lands_twice,
         queue_order_is_kept,
         queue_offsets_are_never_reused,
@@ -294,6 +297,21 @@ def nothing_refused_is_stored(outside: Outside) -> None:
         if sent.outcome == "refused":
             seen = stored[sent.queue].get((sent.producer, sent.number))
             assert seen is None, f"nothing refused is stored: {_named(sent)}, {sent.reason}: {seen}"
+
+
+def no_refused_position_is_stored(outside: Outside) -> None:
+    """One of which every commit was refused is in no log."""
+    history = outside.history
+    refused = {position for position, told in history.told.items() if told == {"refused"}}
+    queues = {(history.log_ids[queue], number): queue for queue, number in history.queue_ids.items()}
+    for log_id, log in outside.logs.items():
+        for node in [each for each in log.replicas if refused and "flip" not in outside.damage.get(each, ())]:
+            for _, batch in flattened(_batches(outside.disks[node], log_id, until=1 << 62)):
+                header = read_header(batch)
+                changes = decode_changes(batch) if header.kind == Kind.QUEUE_STATE else ()
+                for each in (each for each in changes if isinstance(each, PositionCommitted)):
+                    position = queues.get((log_id, header.queue_id), ""), each.group, each.queue_offset
+                    assert position not in refused, f"no refused position is stored: {position} is at {node}"
 
 
 def nothing_lands_twice(outside: Outside) -> None:

@@ -86,8 +86,9 @@ class Committed:
 @dataclass(slots=True)
 class History:
     """`log_ids`, `queue_ids`: of each queue; `readings`: while the storm went on; `finals`: of every copy, when it was
-    over; `committed`: by queue and group, the furthest position that was confirmed; `found`: the same when the storm
-    was over, and what the group then found; `status`: of every node, at the end."""
+    over; `committed`: by queue and group, the furthest position that was confirmed; `told`: by
+    queue, group and queue offset, how the commits of that position ended, "" for one that has not yet; `found`: the
+    furthest when the storm was over, and what the group then found; `status`: of every node, at the end."""
 
     sent: list[Sent] = field(default_factory=list)
     log_ids: dict[str, str] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class History:
     readings: list[Reading] = field(default_factory=list)
     finals: list[Reading] = field(default_factory=list)
     committed: dict[tuple[str, str], Committed] = field(default_factory=dict)
+    told: dict[tuple[str, str, int], set[str]] = field(default_factory=dict)
     found: dict[tuple[str, str], tuple[Committed, int]] = field(default_factory=dict)
     status: dict[str, Status] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -235,13 +237,18 @@ class Readers:
         while True:
             await asyncio.sleep(COMMIT_S)
             position = Committed(consumer.position.queue_offset, asyncio.get_running_loop().time())
+            told = history.told.setdefault((*key, position.queue_offset), set())
+            told.add("")
             try:
                 await consumer.commit()
+                told.add("confirmed")
                 if position.queue_offset > history.committed.get(key, Committed()).queue_offset:
                     history.committed[key] = position
                 history.counts["positions committed"] += 1
-            except MirrorlogError:
+            except MirrorlogError as error:
+                told.add("unknown" if isinstance(error, OutcomeUnknown) else "refused")
                 history.counts["positions not committed"] += 1
+            told.discard("")
 
 
 async def follow(reading: Reading, consumer: Consumer) -> None:

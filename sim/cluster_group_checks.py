@@ -26,6 +26,8 @@ from sim.cluster_queues import WILD, QueueHistory
 from sim.cluster_sorts import RECORDS
 from sim.cluster_takers import OPEN_MAX_S, GroupHistory, GroupKey, Taken, Taking
 from sim.cluster_taps import Granted, Tap
+from sim.loop import START_S
+from sim.patches import WALL_START_NS
 
 FINAL: Final = frozenset({"ack", "reject"})
 _Record = tuple[str, str, int]
@@ -66,6 +68,20 @@ class GroupsOutside:
                     if each.why in UNACKED:
                         found.update((queue, each.group, offset) for offset, _ in each.among(known.records))
         return frozenset(found)
+
+    @cached_property
+    def settled_at(self) -> Mapping[_Record, float]:
+        """When the logs say first, in s of the run, that somebody has settled a record."""
+        found: dict[_Record, float] = {}
+        for log_id, _, batches in _logs(self.outside):
+            for queue_id, known in logged(log_id, batches).items():
+                queue = self._names.get(queue_id, "")
+                for each in (each for each in known.ended if each.why not in UNACKED):
+                    at = (each.at_us - WALL_START_NS // 1000) / 1e6 + START_S
+                    for offset, _ in each.among(known.records):
+                        record = queue, each.group, offset
+                        found[record] = min(at, found.get(record, inf))
+        return found
 
     @property
     def groups(self) -> list[GroupKey]:
@@ -192,6 +208,7 @@ def check_groups(groups: GroupsOutside) -> None:
         one_verdict_stands,
         leases_hold,
         nothing_is_settled_that_nobody_settled,
+        nothing_refused_is_settled,
         not_redelivered_means_never_delivered,
         attempts_are_returns,
         the_order_is_kept_for_one,
@@ -303,6 +320,22 @@ def nothing_is_settled_that_nobody_settled(groups: GroupsOutside) -> None:
                 f"nothing is settled that nobody settled: {offset} of group {group!r} of {queue}; it was given "
                 f"{groups.granted.get(record, [])[-3:]} and taken {groups.taken.get(record, [])[-3:]}"
             )
+
+
+def nothing_refused_is_settled(groups: GroupsOutside) -> None:
+    """Who is refused an ack or a rejection is told that nothing counts: so until somebody else has asked for it, or he
+    himself once more, no log says that the record is settled. Clocks are right wherever there are takers."""
+    refused = [each for each in groups.history.refused if each.how in FINAL]
+    settled_at = groups.settled_at if refused else {}
+    for told in refused:
+        record = groups.queue_taken(told), told.group, told.queue_offset
+        at = settled_at.get(record, -inf)
+        if at < told.asked_at or groups.excused(record[0], told.asked_at):
+            continue
+        others = [each for each in groups.taken[record] if each.how in FINAL and each.outcome != "refused"]
+        assert any(each.asked_at <= at for each in others), (
+            f"nothing refused is settled: it is since {at:.3f}: {told}; {groups.history.errors}"
+        )
 
 
 def not_redelivered_means_never_delivered(groups: GroupsOutside) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final, Protocol, cast
 
@@ -108,10 +108,12 @@ class Transacted:
 
 @dataclass(slots=True)
 class GroupHistory:
-    """What takers noted. `waits`: what is waited for now, by number: what, and since when; `waited_s`: the longest that
-    anything was waited for, and what; `errors`: the last ones that takers met."""
+    """What takers noted. `refused`: each settlement that was, as it was then; it may have been tried again. `waits`:
+    what is waited for now, by number: what, and since when; `waited_s`: the longest that anything was waited for, and
+    what; `errors`: the last ones that takers met."""
 
     taken: list[Taken] = field(default_factory=list)
+    refused: list[Taken] = field(default_factory=list)
     waits: dict[int, tuple[str, float]] = field(default_factory=dict)
     waited_s: tuple[float, str] = (0.0, "")
     errors: dict[str, str] = field(default_factory=dict)
@@ -329,6 +331,7 @@ class _Taker:
             taken.outcome = "refused"
             if isinstance(error, SettledOtherwise):
                 taken.stands = str(error.details["stands"])
+            self._history.refused.append(replace(taken, answered_at=self._loop.time()))
             self._history.errors[f"{self._what.name} {taken.how}"] = f"{type(error).__name__}: {error}"
             return not isinstance(error, NotGranted)
         return False

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.errors import ConnectionLost, InSyncReplicasNotEnough, InUse, MirrorlogError, NoSuchQueue, Refused
+from mirrorlog.errors import (
+    ConnectionLost,
+    InSyncReplicasNotEnough,
+    InUse,
+    MirrorlogError,
+    NoSuchQueue,
+    OutcomeUnknown,
+    Refused,
+)
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages import Deleted, DeleteQueue, QueueInfo
 from tests.process.clusters import eventually, fast_cluster
