@@ -249,7 +249,7 @@ class Link:
             self._welcome()
         elif frame.type == FrameType.REQUEST:
             message = decode(frame.payload)
-            if self.node.mute and not isinstance(message, GetMetadata):
+            if self.node.mute and not isinstance(message, GetMetadata | GetStatus):
                 return
             asks_status = isinstance(message, GetStatus)
             self._respond(self.node.status() if asks_status else self.node.answer(message), frame.correlation_id)
