@@ -37,6 +37,11 @@ MEDDLED = (
     Event(1.9, "meddle", ("reset to earliest", "")),
     Event(2.2, "kill", ("@master", 0.4)),
 )
+LOST_ANSWERS = (
+    *(Event(0.4, "lengthen", (node, takers, 0.06, 2.6)) for node in "abc" for takers in ("takers1", "takers2")),
+    *(Event(at_s, "kill", ("@master", 0.3)) for at_s in (0.7, 1.3, 1.9, 2.5)),
+)
+"""Masters die while what they have settled, and its answers, are on their way."""
 PEACE: tuple[Event, ...] = ()
 
 
@@ -51,7 +56,7 @@ def plan(seed: int, events: tuple[Event, ...]) -> Plan:
     return small_plan(f"seeded groups {seed}", events, groups=True)
 
 
-@pytest.mark.parametrize("events", [FALLING, CUT_OFF, SESSIONS, PEACE])
+@pytest.mark.parametrize("events", [FALLING, CUT_OFF, SESSIONS, LOST_ANSWERS, PEACE])
 def test_nothing_is_found_without_a_bug(events: tuple[Event, ...]) -> None:
     """By the same plans, with nothing put in."""
     found = attempt(plan(0, events))
@@ -191,3 +196,10 @@ def test_records_that_are_never_given_again_are_found(monkeypatch: pytest.Monkey
     """By a master that does not look back for what was returned."""
     monkeypatch.setattr(FreeRecords, "freed", lambda self, first: None)
     assert caught(*SESSIONS, by=("a group is not done",))
+
+
+def test_a_refusal_of_what_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a client that takes the refusal of its last attempt for what became of the request."""
+    monkeypatch.setattr("mirrorlog.attempts.leaves_doubt", lambda error: False)
+    monkeypatch.setattr("mirrorlog.client.settlements.leaves_doubt", lambda error: False)
+    assert caught(*LOST_ANSWERS, by=("nothing refused is settled",))
