@@ -562,7 +562,10 @@ def _settled_in(answer: Frame | MirrorlogError) -> MirrorlogError | None:
     except ProtocolError as error:
         return error
     if passed_over:
-        return NotGranted(f"{passed_over} of the records are in somebody else's hands by now, and were not settled")
+        return NotGranted(
+            f"{passed_over} of the records are in somebody else's hands by now, and were not settled",
+            passed_over=passed_over,
+        )
     return None
 
 

@@ -165,6 +165,11 @@ class Settlement:
     def failed(self, error: MirrorlogError) -> MirrorlogError:
         """What it ends with when `error` was answered, and it is not tried again. That somebody else has the records
         says of what settles for good that it does not count: else nobody would have been given them."""
+        records = sum(following - first for first, following in self.ranges)
+        if type(error) is NotGranted and 0 < error.details.get("passed_over", 0) < records:
+            return OutcomeUnknown(
+                f"{error}; the others of {records} that were told together are, and which nobody says"
+            )
         if self.kind.how in FINAL and isinstance(error, NotGranted):
             return error
         return outcome_of(error, in_doubt=self.unknown, message="the settlement may count or not")

@@ -157,3 +157,13 @@ def test_what_is_refused_behind_a_lost_attempt_may_count_all_the_same() -> None:
     fresh, full = settlement(), DiskFull("full")
     judged(fresh, full, session=1)
     assert fresh.failed(full) is full
+
+
+def test_who_is_told_of_many_that_some_are_somebody_elses_does_not_know_of_which() -> None:
+    """Goal: nobody hears that nothing was settled of a record that was. Method: a frame of three records, of which one
+    is passed over, and then all."""
+    made = settlement()
+    made.add(GRANT, 1, 3)
+    assert type(made.failed(NotGranted("1 is somebody else's", passed_over=1))) is OutcomeUnknown
+    every = NotGranted("3 are somebody else's", passed_over=3)
+    assert made.failed(every) is every
