@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mirrorlog.broker.deliverer import Deliverer
+from mirrorlog.client.settlements import Settlement
 from mirrorlog.queues.delivery import Delivery, Given
 from mirrorlog.queues.free_records import FreeRecords
 from mirrorlog.queues.group_states import GroupWalk, Part
@@ -199,7 +200,6 @@ def test_records_that_are_never_given_again_are_found(monkeypatch: pytest.Monkey
 
 
 def test_a_refusal_of_what_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a client that takes the refusal of its last attempt for what became of the request."""
-    monkeypatch.setattr("mirrorlog.attempts.leaves_doubt", lambda error: False)
-    monkeypatch.setattr("mirrorlog.client.settlements.leaves_doubt", lambda error: False)
+    """By a client that passes on what was answered last, to all whose records left together."""
+    monkeypatch.setattr(Settlement, "failed", lambda self, error: error)
     assert caught(*LOST_ANSWERS, by=("nothing refused is settled",))
