@@ -107,14 +107,15 @@ def port_context(tls: TlsSettings, mode: str) -> RenewableContext | None:
         return None
     certificate, key, ca = tls.files
     trusted = ca if mode == "mutual" else None
-    return RenewableContext(partial(server_context, certificate=certificate, key=key, ca=trusted))
+    return RenewableContext(partial(server_context, certificate=certificate, key=key, ca=trusted), certificate)
 
 
 def own_context(tls: TlsSettings) -> RenewableContext:
     """Of connections to nodes of the cluster, which are trusted by their authority, not by names of hosts. Raises
     ConfigError."""
     certificate, key, ca = tls.files
-    return RenewableContext(partial(client_context, ca=ca, certificate=certificate, key=key, check_hostname=False))
+    source = partial(client_context, ca=ca, certificate=certificate, key=key, check_hostname=False)
+    return RenewableContext(source, certificate)
 
 
 def _secret_of(settings: Settings) -> bytes | SecretFile | None:

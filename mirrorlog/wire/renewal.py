@@ -14,9 +14,11 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from mirrorlog.errors import ConfigError
+from mirrorlog.wire.tls import check_valid_now
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +33,21 @@ class Renewable(Protocol):
 
 
 class RenewableContext(ssl.SSLContext):
-    """A context in front of the newest that `source` has made. Raises ConfigError."""
+    """A context in front of the newest that `source` has made. `certificate`: what it shows; one that is not valid now
+    does not take the place of another one. Raises ConfigError."""
 
-    def __new__(cls, source: Callable[[], ssl.SSLContext]) -> Self:
+    def __new__(cls, source: Callable[[], ssl.SSLContext], certificate: Path | None = None) -> Self:
         return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)  # no connection is ever made with it
 
-    def __init__(self, source: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, source: Callable[[], ssl.SSLContext], certificate: Path | None = None) -> None:
         self.source = source
+        self.certificate = certificate
         self.current = source()
 
     def make(self) -> ssl.SSLContext:
         """See `Renewable`."""
+        if self.certificate is not None:
+            check_valid_now(self.certificate)
         return self.source()
 
     def wrap_bio(self, *bios: Any, **options: Any) -> ssl.SSLObject:

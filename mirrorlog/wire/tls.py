@@ -132,6 +132,18 @@ def _load_own(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         raise ConfigError(f"TLS: {certificate} and {key} are no certificate and its plain key: {error}") from None
 
 
+def check_valid_now(certificate: Path) -> None:
+    """Whether the first certificate in a file has begun and not expired. Raises ConfigError."""
+    try:
+        found = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]  # nothing public reads one
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(f"TLS: {certificate}: {error}") from None
+    begins, ends = (ssl.cert_time_to_seconds(found[key]) for key in ("notBefore", "notAfter"))
+    now = time.time()
+    if not begins <= now < ends:
+        raise ConfigError(f"TLS: {certificate} is valid from {found['notBefore']} to {found['notAfter']}, and not now")
+
+
 def _load_authority(context: ssl.SSLContext, ca: Path) -> None:
     _check_readable(ca)
     try:

@@ -374,3 +374,17 @@ def test_a_reason_is_told_once_and_made_up_ones_are_bounded(monkeypatch: pytest.
 def test_loopback_is_known_by_its_address(address: str, only_here: bool) -> None:
     """Addresses that only this machine reaches, and others."""
     assert is_loopback(address) is only_here
+
+
+def test_an_expired_certificate_does_not_take_the_place_of_a_good_one(tmp_path: Path) -> None:
+    """Goal: a mistake with the files does not cut a node off. Method: what is in use is replaced by an expired one."""
+    authority = trustme.CA()
+    good = Files(tmp_path / "good", authority)
+    context = RenewableContext(good.port, good.certificate)
+    before = context.current
+    expired = Files(tmp_path / "expired", authority, not_after=datetime(2020, 1, 1, tzinfo=UTC))
+    for mine, theirs in ((good.certificate, expired.certificate), (good.key, expired.key)):
+        mine.write_bytes(theirs.read_bytes())
+    with pytest.raises(ConfigError, match="and not now"):
+        renew([context])
+    assert context.current is before
