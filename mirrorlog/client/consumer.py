@@ -368,7 +368,6 @@ class Consumer:
                 # A copy that its node refuses to serve is not the only one.
                 passing = passing or is_elsewhere(error) or isinstance(error, LogUnavailable)
                 passing = passing and not (is_outage(error) and self._info is None)
-                passing = passing and not self._has_others(error)
                 if not passing or is_another(error) or loop.time() >= give_up_at or self._client.closed:
                     raise
                 await asyncio.sleep(backoff.next_s())
@@ -414,12 +413,10 @@ class Consumer:
         """From the node that is read from, or, where bad bytes have come from it, from another one."""
         bad = self._bad
         if bad is None or bad.queue_offset != queue_offset:
-            try:
-                return await self._insist(lambda: self._fetch_once(queue_offset))
-            except LogCorrupt as error:
-                if not self._has_others(error):
-                    raise
-                bad = self._bad = self._refused_bad(queue_offset, error)
+            found = await self._insist(lambda: self._fetch_once(queue_offset))
+            if isinstance(found, Answer):
+                return found
+            bad = self._bad = found
         try:
             return await self._insist(lambda: self._fetch_elsewhere(bad))
         except ConnectionLost:
@@ -430,18 +427,16 @@ class Consumer:
             if self._bad is bad:
                 self._bad = None
 
-    def _has_others(self, error: MirrorlogError) -> bool:
-        """Whether a node refuses its own bytes as bad, and others have copies that may be read."""
-        info = self._info
-        if not isinstance(error, LogCorrupt) or info is None or self._read_from not in _NO_NODE:
-            return False
-        return bool({info.master, *info.mirrors} - {"", self._failed_node})
+    def _has_others(self, node_id: str) -> bool:
+        """Whether other nodes than that one have copies that may be read."""
+        assert self._info is not None
+        return self._read_from in _NO_NODE and bool({self._info.master, *self._info.mirrors} - {"", node_id})
 
-    def _refused_bad(self, queue_offset: int, error: LogCorrupt) -> BadStretch:
-        """What the node that failed last has found bad in its own copy, by then."""
-        assert self._failed_node is not None
+    def _refused_bad(self, queue_offset: int, error: LogCorrupt, node_id: str) -> BadStretch:
+        """What that node has found bad in its own copy, by then."""
+        self._failed_node, self._connection = node_id, None
         bad = refused(self.queue, queue_offset, error, size=self._max_bytes)
-        self._copies.met_bad(bad, self._failed_node, error)
+        self._copies.met_bad(bad, node_id, error)
         return bad
 
     async def _fetch_elsewhere(self, bad: BadStretch) -> Answer:
@@ -462,10 +457,16 @@ class Consumer:
         self._checked(answer.content, 1, answer.body_bytes_max)
         return answer
 
-    async def _fetch_once(self, queue_offset: int) -> Answer:
+    async def _fetch_once(self, queue_offset: int) -> Answer | BadStretch:
+        """What comes, or what its node refuses as bad while others have copies: those are asked at once."""
         connection = await self._connected()
         misplaced = partial(self._misplaced, connection)
-        return await self._fetch_from(connection, queue_offset, max_bytes=self._max_bytes, misplaced=misplaced)
+        try:
+            return await self._fetch_from(connection, queue_offset, max_bytes=self._max_bytes, misplaced=misplaced)
+        except LogCorrupt as error:
+            if not self._has_others(connection.welcome.node_id):
+                raise
+            return self._refused_bad(queue_offset, error, connection.welcome.node_id)
 
     async def _fetch_from(
         self, connection: Connection, queue_offset: int, *, max_bytes: int, misplaced: Callable[[], Awaitable[bool]]

@@ -109,8 +109,9 @@ class Node:
     connections and requests, and answers none. `cuts`: of so many batches and requests that are no questions it takes
     each in, and cuts its connection before it answers. `mute`: it answers all but batches and fetches. `rotten`: by a
     batch's first queue offset, the byte of it that is bad here. `refused_bad`: the first queue offsets of the batches
-    that it has found bad itself, and refuses. `attributes`: what it says of the queue's batches. `known`: how many
-    records it knows to be confirmed, by default all; `current`: whether it says that these are all.
+    that it has found bad itself, and refuses. `damage`: what it answers who asks for the queue. `attributes`: what it
+    says of the queue's batches. `known`: how many records it knows to be confirmed, by default all; `current`: whether
+    it says that these are all.
     `any_copy`: whether it answers as a mirror where that is enough."""
 
     nodes: Nodes
@@ -125,6 +126,7 @@ class Node:
     mute: bool = False
     rotten: dict[int, int] = field(default_factory=dict)
     refused_bad: set[int] = field(default_factory=set)
+    damage: MirrorlogError | None = None
     attributes: bool = True
     known: int | None = None
     current: bool = True
@@ -217,7 +219,7 @@ class Node:
     def answer(self, message: Message) -> Message | MirrorlogError:
         if isinstance(message, GetMetadata):
             self.asked += 1
-            return self.metadata(message.queues)
+            return self.damage if self.damage and QUEUE in (message.queues or ()) else self.metadata(message.queues)
         if isinstance(message, FindOffset) and message.any_copy and self.any_copy:
             return FoundOffset(queue_offset=0)
         if (refusal := self.refused()) is not None:

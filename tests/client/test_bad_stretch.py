@@ -270,6 +270,17 @@ async def test_what_a_node_refuses_as_bad_comes_from_another_copy_at_once(read_f
             assert sorted(caught.value.details["nodes"]) == ["n1", "n2", "n3"]
 
 
+@pytest.mark.parametrize("read_from", ["mirror", "nearest"])
+async def test_a_node_whose_copy_was_found_bad_when_it_started_is_passed_over(read_from: str) -> None:
+    """Goal: who begins to read needs no luck with the node that it comes to first. That one answers nothing of the
+    queue but that its copy is damaged, as until it is repaired: the whole queue is read, from another one."""
+    async with told_nodes() as (nodes, client):
+        nodes["n2"].damage = LogCorrupt("this copy is damaged", first=0, last=4096)
+        async with client.consumer(QUEUE, until=3 * RECORDS, read_from=read_from, max_wait_ms=0) as consumer:
+            assert await read(consumer) == values(QUEUE, 3 * RECORDS)
+            assert consumer.served_by != "n2"
+
+
 async def test_who_names_a_node_hears_that_it_refuses() -> None:
     async with told_nodes() as (nodes, client):
         nodes["n2"].refused_bad = {0}
