@@ -135,6 +135,8 @@ async def test_messages_keep_their_order_while_bindings_change_under_them(
         handed = []
         for number, value in enumerate(expected):
             handed.append(await publisher.hand_over("k", value))
+            if number in (0, 151):  # however slow all is: one that is stored before a change, and one between two
+                await handed[-1]
             if number % 300 == 150:
                 await topology.bind(exchange, moving, "k")
             elif number % 300 == 299:
