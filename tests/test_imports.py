@@ -44,6 +44,7 @@ PURE = [
     "mirrorlog/broker/login_turns.py",
     "mirrorlog/broker/memory_limits.py",
     "mirrorlog/broker/placing.py",
+    "mirrorlog/broker/refused_access.py",
     "mirrorlog/broker/works.py",
     "mirrorlog/client/attributed.py",
     "mirrorlog/client/backoff.py",

@@ -21,6 +21,7 @@ from mirrorlog.broker.subscription_book import Receiver
 from mirrorlog.broker.transactions import Transactions
 from mirrorlog.broker.unpacking import PublishLine, Unpacking
 from mirrorlog.cluster.asking import asked_by
+from mirrorlog.cluster.events import Event
 from mirrorlog.cluster.topology import User
 from mirrorlog.commitlog.format import queue_of
 from mirrorlog.config import Settings
@@ -77,10 +78,11 @@ class NativeDoor:
         outgoing: OutgoingBudget[Endpoint],
         lines: Lines,
         unpack_helper: Executor,
+        tell: Callable[[Event], None],
     ) -> None:
         """`contact_at`: when the node was in touch with a majority of its cluster last, of now; s, the loop's clock.
         `users`, `has_heard`, `login_helper`: see `Gatekeeper`; `unpack_helper`: see `Unpacking`; `outgoing`: see
-        `Host`."""
+        `Host`; `tell`: what happens to it."""
         self.settings = settings
         self.welcome = welcome
         self.requests = requests
@@ -88,6 +90,7 @@ class NativeDoor:
         self.transactions = transactions
         self.unpacking = Unpacking(unpack_helper, settings.limits)
         self._push = push
+        self._tell = tell
         self._lines = lines
         self.sessions: set[ClientSession] = set()
         self.accepted = 0
@@ -104,7 +107,12 @@ class NativeDoor:
         self._port: Port | None = None
         self._contact_at = contact_at
         self.gatekeeper = Gatekeeper(
-            users, self._key_of, login_helper, has_heard, tier_locations=settings.log.tier_locations
+            users,
+            self._key_of,
+            login_helper,
+            has_heard,
+            tier_locations=settings.log.tier_locations,
+            node=settings.node.id,
         )
         self.exposure = Exposure.of(settings)
         self._users = users()
@@ -173,6 +181,8 @@ class NativeDoor:
         for session in list(self.sessions):
             session.tick(now)
         self._keep_budgets(now)
+        for event in self.gatekeeper.refused.due(now):
+            self._tell(event)
         for log in self._logs:
             log.fetcher.tick(now)
 

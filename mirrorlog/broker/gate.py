@@ -31,6 +31,7 @@ from functools import partial
 from typing import Any, Final
 
 from mirrorlog.broker.login_turns import LoginFailures, LoginTurns
+from mirrorlog.broker.refused_access import DOOR, FIRST_USER, IN_THE_OPEN, LOGIN, NO_USERS, PASSWORD, TAG, RefusedAccess
 from mirrorlog.cluster.topology import ADMINISTRATOR, MAX_BINDINGS_AT_ONCE, User
 from mirrorlog.errors import (
     AccessRefused,
@@ -142,7 +143,7 @@ class Gatekeeper:
     """Of one node. `users`: as it knows them; another object after each change. `key_of`: a queue's key by its id;
     raises as the queue's log does. `helper`: where passwords are compared, one at a time and behind everything else:
     guesses must not take the node's cores. `has_heard`: whether this run has heard its cluster. `tier_locations`: see
-    the setting `log.tier_locations`. Raises ConfigError."""
+    the setting `log.tier_locations`; `node`: its id. Raises ConfigError."""
 
     def __init__(
         self,
@@ -150,9 +151,12 @@ class Gatekeeper:
         key_of: Callable[[int], str],
         helper: Executor | None = None,
         has_heard: Callable[[], bool] = lambda: True,
+        *,
         tier_locations: Sequence[str] | None = None,
+        node: str = "",
     ) -> None:
         self.users = users
+        self.refused = RefusedAccess(node)
         self.has_heard = has_heard
         self.key_of = key_of
         self.tier_locations = None if tier_locations is None else [_place(each) for each in tier_locations]
@@ -160,6 +164,7 @@ class Gatekeeper:
         """What this node's doors log in with, in this run."""
         self._secret = secrets.token_bytes(32)
         self._failures_told = Refusals()
+        self._rights_told = Refusals()
         self._helper = helper
         self._proven: dict[bytes, str] = {}
         self._failed: dict[bytes, tuple[str, float]] = {}
@@ -168,12 +173,21 @@ class Gatekeeper:
         self._comparing: asyncio.Task[None] | None = None
         self._failures = LoginFailures()
 
-    def tell_failed(self, name: str, peer: str) -> None:
-        """A line, once a minute for each name and address. A name that nobody has is not in it: it may be a password
-        that was typed in the wrong place."""
-        known = name if name in self.users() else "nobody's"
-        if self._failures_told.is_news(f"{known} {peer}"):
-            logger.warning("login_failed user=%r address=%s", known, peer or "-")
+    def login_failed(self, reason: str, name: str, peer: str) -> None:
+        """Counted; and a line, once a minute for each name and address. A name that nobody has is not in it: it may be
+        a password that was typed in the wrong place."""
+        known = name if name in self.users() else ""
+        self.refused.login_failed(reason, known, peer)
+        told = known or "nobody's"
+        if self._failures_told.is_news(f"{told} {peer}"):
+            logger.warning("login_failed user=%r address=%s", told, peer or "-")
+
+    def right_refused(self, right: str, user: str, what: str, peer: str) -> None:
+        """Counted; and a line, once a minute for each user and right. `what`: of what it is; the first of a minute
+        stands for the others, for whoever tries all names shall not fill the file."""
+        self.refused.right_refused(right, user, peer)
+        if user and self._rights_told.is_news(f"{user} {right}"):
+            logger.warning("right_refused user=%r right=%s object=%r address=%s", user, right, what[:256], peer or "-")
 
     async def found(self, name: str, password: str, peer: str = "", failures: int = 0) -> User | None:
         """The user of that name, if it is his password. As slow for a name that does not exist. `peer`: the address
@@ -280,12 +294,14 @@ class Gate:
     async def login(self, asked: Login) -> None:
         """Raises LoginFailed, Overloaded."""
         if not self._private:
+            self._keeper.login_failed(IN_THE_OPEN, asked.user, self._peer)
             raise LoginFailed("a password is taken over TLS or from this machine only; set tls.client on the nodes")
         if not asked.user:
             self._let_door_in(asked.password)
             return
         if not self._keeper.users():
             if not self._welcome:
+                self._keeper.login_failed(NO_USERS, "", self._peer)
                 raise LoginFailed(_NO_USERS)
             self._unproven = True
             return
@@ -296,7 +312,7 @@ class Gate:
             user = await self._keeper.found(asked.user, asked.password, self._peer, self.failures)
             if user is None:
                 self.failures += 1
-                self._keeper.tell_failed(asked.user, self._peer)
+                self._keeper.login_failed(PASSWORD, asked.user, self._peer)
                 await asyncio.sleep(self._keeper.failed(asked.user[:NAME_CHARS_MAX], self._peer))
                 raise LoginFailed(f"no user {asked.user[:64]!r} with that password")
         finally:
@@ -313,6 +329,7 @@ class Gate:
         """Raises LoginFailed."""
         if not hmac.compare_digest(token.encode(errors="surrogatepass"), self._keeper.door_token.encode()):
             self.failures += 1
+            self._keeper.login_failed(DOOR, "", self._peer)
             raise LoginFailed("a login needs a user; only a door of this node has none, and its token instead")
         self._is_door = True
 
@@ -377,6 +394,7 @@ class Gate:
         if isinstance(message, SetHold) and message.tiered:
             check_location(message.location, self._keeper.tier_locations, has_users=bool(self._keeper.users()))
         if not self._local and isinstance(message, SetUser) and not self._keeper.users():
+            self._note(FIRST_USER, type(message).__name__)
             raise AccessRefused(f"who is first is not decided over the network: {_FIRST}")
         if self._takes_everybody or (self._is_door and isinstance(message, _FOR_DOORS)):
             return
@@ -387,7 +405,7 @@ class Gate:
             return
         wanted = _rights_for(message)
         for right, virtual_host, name in wanted:
-            check_allowed(self.user, user, right, virtual_host, name)
+            self._check_right(user, right, virtual_host, name)
         if isinstance(message, GetRouting) and message.virtual_host in user.permissions:
             return
         self._check_tag(message, user)
@@ -398,12 +416,15 @@ class Gate:
         """Those that are needed beside permissions. Raises AccessRefused."""
         if isinstance(message, Redrive) and not message.to and not has_tag(user, (ADMINISTRATOR,)):
             # Where they go is in records' headers, which anybody may have written.
+            self._note(TAG, f"Redrive {message.queue}")
             raise AccessRefused(f"a redrive to wherever records died needs the tag {ADMINISTRATOR}; name the queue")
         if isinstance(message, SetHold | EndHold) and not has_tag(user, HOLDERS):
+            self._note(TAG, f"{type(message).__name__} {message.queue}")
             raise AccessRefused(f"holds need the tag {LANDING}, which {self.user!r} has not: mqtool user-set --tag")
 
     def _lacks_tag(self, message: Message) -> AccessRefused:
         what = type(message).__name__
+        self._note(TAG, what)
         if isinstance(message, _FOR_LOOKERS):
             enough = ", ".join(sorted(LOOKERS))
             return AccessRefused(f"{what} needs one of the tags {enough}; {self.user!r} has none of them")
@@ -411,11 +432,23 @@ class Gate:
 
     def _known(self) -> User:
         user = self._own()
+        if user is None:
+            self._note(LOGIN, "")
         if user is None and not self._keeper.users():
             raise LoginFailed(_NO_USERS)
         if user is None:
             raise LoginFailed("this cluster has users: log in first (user and password of the client, or of mqtool)")
         return user
+
+    def _check_right(self, user: User, right: Right, virtual_host: str, name: str) -> None:
+        try:
+            check_allowed(self.user, user, right, virtual_host, name)
+        except AccessRefused:
+            self._note(right.value, f"{virtual_host} {name}")
+            raise
+
+    def _note(self, right: str, what: str) -> None:
+        self._keeper.right_refused(right, self.user, what, self._peer)
 
     def _own(self) -> User | None:
         """The one that logged in, and no other one of his name."""
@@ -431,7 +464,7 @@ class Gate:
 
     def _decide(self, right: Right, queue_id: int) -> None:
         user = self._known()
-        check_allowed(self.user, user, right, *split(self._keeper.key_of(queue_id)))
+        self._check_right(user, right, *split(self._keeper.key_of(queue_id)))
 
 
 def _place(text: str) -> str:

@@ -216,7 +216,9 @@ class Operations:
         user = users.get(asker())
         if user is not None and has_tag(user, (ADMINISTRATOR,)):
             return event
-        return replace(event, text=f"users or permissions changed; what, the tag {ADMINISTRATOR} may read", details={})
+        return replace(
+            event, text=f"a matter of users and permissions; what, the tag {ADMINISTRATOR} may read", details={}
+        )
 
     # --- inside ---
 

@@ -167,6 +167,7 @@ class Server:
             outgoing=self._outgoing,
             lines=self._lines,
             unpack_helper=self.helpers.unpack,
+            tell=self._tell,
         )
         await self._door.start(settings.client_bind, self._credentials.client)
         self._ticker = asyncio.ensure_future(self._tick_for_ever())

@@ -138,6 +138,8 @@ def node_counts(
         logs=logs,
         strangers={"client": door.places.strangers if door else 0, "replication": accept.places.strangers},
         capped=dict(capped),
+        logins_failed=dict(door.gatekeeper.refused.logins) if door else {},
+        rights_refused=dict(door.gatekeeper.refused.rights) if door else {},
     )
 
 

@@ -41,7 +41,9 @@ from mirrorlog.cluster.machine import Step
 from mirrorlog.cluster.state import ClusterState
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
 
-OF_USERS: Final = frozenset({"user_set", "user_deleted", "permissions_set", "permissions_cleared"})
+OF_USERS: Final = frozenset(
+    {"user_set", "user_deleted", "permissions_set", "permissions_cleared", "logins_failed", "rights_refused"}
+)
 """Kinds of events that tell who there is and what he may: for administrators, as the list of users is."""
 
 

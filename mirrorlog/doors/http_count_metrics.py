@@ -22,6 +22,7 @@ def count_metrics(counts: NodeCounts | None) -> Iterator[Metric]:
     refused = [sample for each in known for sample in _by(each.refused)]
     meaning = "Publishes of which nothing was stored, by the code of the error"
     yield counter("mirrorlog_publishes_refused_total", meaning, ("code",), refused)
+    yield from _refused_access(known)
     logs = [log for each in known for log in each.logs]
     yield from _published(logs)
     yield from _copied(logs)
@@ -37,6 +38,14 @@ def _connections(known: Sequence[NodeCounts]) -> Iterator[Metric]:
     strangers = [sample for each in known for sample in _by(each.strangers)]
     meaning = "Of which have not been let in: in a handshake, without a greeting or without a login"
     yield gauge("mirrorlog_connections_strangers", meaning, ("port",), strangers)
+
+
+def _refused_access(known: Sequence[NodeCounts]) -> Iterator[Metric]:
+    failed = [sample for each in known for sample in _by(each.logins_failed)]
+    yield counter("mirrorlog_logins_failed_total", "Logins that failed, by reason", ("reason",), failed)
+    refused = [sample for each in known for sample in _by(each.rights_refused)]
+    meaning = "Requests, publishes and fetches refused for want of a right, by right"
+    yield counter("mirrorlog_rights_refused_total", meaning, ("right",), refused)
 
 
 def _member_links(known: Sequence[NodeCounts]) -> Iterator[Metric]:

@@ -885,7 +885,8 @@ class NodeCounts(msgspec.Struct, frozen=True, kw_only=True):
     are there now. `refused`: publishes of which nothing was stored, by the error's code. `links_opened`: to other
     members of the cluster, of which `links_open` stand; `questions_failed`: to these, without an answer that serves.
     `strangers`: of those that are open, who have not been let in, by port; `capped`: limits of connections that its
-    limit of open files makes lower than its settings, with the number that holds."""
+    limit of open files makes lower than its settings, with the number that holds; `logins_failed`, by reason, and
+    `rights_refused`, by right: see `broker.refused_access`."""
 
     accepted: dict[str, int]
     open: dict[str, int]
@@ -896,6 +897,8 @@ class NodeCounts(msgspec.Struct, frozen=True, kw_only=True):
     logs: list[LogCounts]
     strangers: dict[str, int] = {}
     capped: dict[str, int] = {}
+    logins_failed: dict[str, int] = {}
+    rights_refused: dict[str, int] = {}
 
 
 class Status(Message, frozen=True):

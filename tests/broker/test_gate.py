@@ -390,3 +390,46 @@ async def test_a_login_that_fails_is_told_once_without_what_was_typed(caplog: py
     ]
     assert "secret" not in caplog.text
     assert "my password" not in caplog.text
+
+
+async def test_what_is_refused_is_counted_by_right_and_told_once_a_user_and_right(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Goal: an operator sees who tries what; trying all names fills no file. Method: a user who may write one queue
+    asks for others, for a declare and for what needs a tag; a stranger asks; then wrong logins of each sort."""
+    node = Node(ann=replace(ANN, tags=()))
+    keeper = Gatekeeper(lambda: node.users, node.key_of, node="n1")
+    ann = Gate(keeper, private=True, peer="10.0.0.9")
+    ann.user = "ann"
+    for _ in range(3):
+        with pytest.raises(AccessRefused):
+            ann.check_publish(2)
+    for message in (DeclareQueue(name="q1"), DeclareQueue(name="q2"), GetStatus(), DeleteUser(name="bob")):
+        with pytest.raises(AccessRefused):
+            ann.check(message)
+    assert ann.read_refused(1) is not None
+    with pytest.raises(LoginFailed):
+        Gate(keeper, private=True).check(GetStatus())
+    assert keeper.refused.rights == {"write": 3, "configure": 2, "tag": 2, "read": 1, "login": 1, "first_user": 0}
+    assert [each.getMessage() for each in caplog.records] == [
+        "right_refused user='ann' right=write object='/ other' address=10.0.0.9",
+        "right_refused user='ann' right=configure object='/ q1' address=10.0.0.9",
+        "right_refused user='ann' right=tag object='GetStatus' address=10.0.0.9",
+        "right_refused user='ann' right=read object='/ orders' address=10.0.0.9",
+    ]
+    for private, user, password in ((True, "ann", "x"), (True, "nobody", "x"), (False, "ann", "x"), (True, "", "x")):
+        with pytest.raises(LoginFailed):
+            await Gate(keeper, private=private).login(Login(user=user, password=password))
+    assert keeper.refused.logins == {"password": 2, "in_the_open": 1, "door": 1, "no_users": 0}
+    logins, rights = sorted(keeper.refused.due(0.0), key=lambda event: event.kind)
+    assert logins.details == {"count": 4, "users": {"ann": 2}, "addresses": {}}
+    assert rights.details == {"count": 8, "users": {"ann": 8}, "addresses": {"10.0.0.9": 8}}
+
+
+def test_who_would_be_first_over_the_network_is_counted() -> None:
+    """Goal: somebody who tries to take a new cluster is seen."""
+    node = Node()
+    keeper = Gatekeeper(lambda: node.users, node.key_of)
+    with pytest.raises(AccessRefused):
+        Gate(keeper, private=True, local=False).check(SetUser(name="eve"))
+    assert keeper.refused.rights["first_user"] == 1

@@ -144,6 +144,8 @@ def counts(*logs: LogCounts) -> NodeCounts:
         questions_failed=76,
         logs=[*logs],
         strangers={"client": 77, "replication": 78},
+        logins_failed={"password": 79},
+        rights_refused={"read": 92},
     )
 
 

@@ -224,6 +224,8 @@ def test_every_count_is_told_under_its_name() -> None:
     assert [value(found, "mirrorlog_connections_accepted_total", port=port) for port in ports] == [71, 72]
     assert [value(found, "mirrorlog_connections", port=port) for port in ports] == [73, 74]
     assert [value(found, "mirrorlog_connections_strangers", port=port) for port in ports] == [77, 78]
+    assert value(found, "mirrorlog_logins_failed_total", reason="password") == 79
+    assert value(found, "mirrorlog_rights_refused_total", right="read") == 92
     names = ("links_opened", "links_closed", "questions_failed")
     assert [value(found, f"mirrorlog_member_{name}_total") for name in names] == [9, 7, 76]
 
