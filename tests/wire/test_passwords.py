@@ -77,11 +77,23 @@ def test_without_a_hash_nobody_gets_in_and_it_takes_as_long(monkeypatch: pytest.
         return slow(password, salt, 1)
 
     monkeypatch.setattr(passwords, "_slow", counted)
-    monkeypatch.setattr(passwords, "ROUNDS", 210_000)
+    monkeypatch.setattr(passwords, "ROUNDS", 600_000)
     assert not matches("x", None)
     assert not matches("x", "")
     assert not matches("x", "rabbit_password_hashing_sha256$kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR")
-    assert rounds == [210_000, 210_000, 210_000]
+    assert rounds == [600_000, 600_000, 600_000]
+    rounds.clear()
+    assert not matches("x", f"pbkdf2-sha256$210000$YQ==${b64encode(bytes(32)).decode()}")
+    assert rounds == [210_000, 390_000]
+
+
+def test_a_hash_of_fewer_rounds_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: nobody is locked out by today's cost. Method: one of yesterday's, compared after the cost was raised."""
+    old = hashed("secret")
+    monkeypatch.setattr(passwords, "ROUNDS", 20)
+    assert hashed("secret").split("$")[1] == "20"
+    assert matches("secret", old)
+    assert not matches("Secret", old)
 
 
 @pytest.mark.parametrize("password", ["", "x" * 1025])
