@@ -323,6 +323,11 @@ class TlsSettings(_Section):
         assert self.ca is not None
         return self.certificate, self.key, self.ca
 
+    @property
+    def is_used(self) -> bool:
+        """Whether any port speaks TLS."""
+        return any(getattr(self, port) != "off" for port in _PORTS)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         used = [port for port in _PORTS if getattr(self, port) != "off"]

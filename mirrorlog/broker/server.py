@@ -308,6 +308,7 @@ class Server:
             cluster=self._view.status(now),
             counts=self._counts(),
             memory=memory_status(self._memory.report),
+            certificate_expires_s=self._credentials.certificate_expires_s,
         )
 
     def _counts(self) -> NodeCounts:

@@ -54,6 +54,7 @@ def _families(answer: Answer) -> Iterator[Metric]:
         _node(answer.told),
         _disk(status.disk),
         _memory(status.memory),
+        _certificate(status.certificate_expires_s),
         _logs(status.logs),
         _offsets(readable),
         _copies(mastered),
@@ -105,6 +106,13 @@ def _memory(memory: MemoryStatus | None) -> Iterator[Metric]:
     yield gauge("mirrorlog_memory_used_bytes", meaning, (), [((), each.used_bytes) for each in known])
     meaning = "Memory from which on data is refused; 0: never"
     yield gauge("mirrorlog_memory_high_bytes", meaning, (), [((), each.high_bytes) for each in known])
+
+
+def _certificate(expires_s: int) -> Iterator[Metric]:
+    """Without samples where no port speaks TLS."""
+    meaning = "When the node's certificate that is in use expires, in seconds since 1970, UTC"
+    samples = [((), float(expires_s))] if expires_s else []
+    yield gauge("mirrorlog_certificate_expiry_timestamp_seconds", meaning, (), samples)
 
 
 def _logs(logs: Sequence[LogStatus]) -> Iterator[Metric]:

@@ -39,6 +39,8 @@ _NAMED_MAX: Final = 20
 _HOLDERS_SHOWN: Final = 3
 """So many subscribers that are held up a node names."""
 _LAG_BYTES: Final = 16 * 1024 * 1024
+_DAY_S: Final = 86_400
+_EXPIRES_SOON_S: Final = 14 * _DAY_S
 _LAG_S: Final = 1.0
 """A mirror nearer than either is as near as one is that is written to."""
 
@@ -94,6 +96,7 @@ def _nodes(status: ClusterStatus) -> Iterator[Finding]:
         yield from _disk(node)
         yield from _memory(node)
         yield from _capped(node)
+        yield from _certificate(node)
         if node.cluster is not None and not node.cluster.coordinator:
             yield Finding(
                 what="node", name=node.node_id, reason="no-coordinator", weight=STOPS,
@@ -138,6 +141,22 @@ def _capped(node: Status) -> Iterator[Finding]:
         text=f"node {node.node_id} may not open as many files as its settings ask for: {lower}",
         advice="raise the hard limit of open files of its process (LimitNOFILE=65536, or ulimit -Hn) and start it "
         "again, or lower these settings",
+    )  # fmt: skip
+
+
+def _certificate(node: Status) -> Iterator[Finding]:
+    """By the node's own clock."""
+    left_s = node.certificate_expires_s - node.now_us / 1e6
+    if not node.certificate_expires_s or left_s >= _EXPIRES_SOON_S:
+        return
+    expired = left_s <= 0
+    effect = f"expires in {left_s / _DAY_S:.1f} days"
+    if expired:
+        effect = "has expired: nobody who connects anew takes it"
+    yield Finding(
+        what="node", name=node.node_id, reason="certificate-expired" if expired else "certificate-expires",
+        weight=STOPS if expired else NOTED, text=f"the certificate of node {node.node_id} {effect}",
+        advice="put a new one in its place (tls.certificate, tls.key) and send the node a SIGHUP",
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from mirrorlog.wire.proof import (
     check_certificate,
 )
 from mirrorlog.wire.renewal import RenewableContext
-from mirrorlog.wire.tls import client_context, server_context
+from mirrorlog.wire.tls import check_valid_now, client_context, expiry_s, server_context
 
 SECRETS_MAX: Final = 2
 """In a file: the one that is used, and another one that is taken too."""
@@ -45,15 +45,35 @@ class SecretFile:
         return tuple(_checked(each, what) for each in found or [b""])
 
 
+class CertificateFile:
+    """`current`: until when the certificate that is in use is valid, in s since 1970; that of the doors, too, who read
+    it when the node has. Raises ConfigError."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.current = expiry_s(file)
+
+    def make(self) -> int:
+        """See `Renewable`; one that is not valid now is not put in the place of another one."""
+        check_valid_now(self._file)
+        return expiry_s(self._file)
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """Of one node. `accepting` and `dialling` are for replication ports, `client` for its own client port; None: no
-    TLS there."""
+    TLS there. `certificate`: None without TLS on any port."""
 
     secret: bytes | SecretFile | None = field(default=None, repr=False)
     accepting: ssl.SSLContext | None = None
     dialling: ssl.SSLContext | None = None
     client: ssl.SSLContext | None = None
+    certificate: CertificateFile | None = None
+
+    @property
+    def certificate_expires_s(self) -> int:
+        """In s since 1970, of the one in use; 0 without TLS."""
+        return self.certificate.current if self.certificate is not None else 0
 
     @property
     def trusts_everybody(self) -> bool:
@@ -61,10 +81,10 @@ class Credentials:
         return self.secret is None and self.accepting is None
 
     @property
-    def renewable(self) -> list[RenewableContext | SecretFile]:
+    def renewable(self) -> list[RenewableContext | SecretFile | CertificateFile]:
         """Those whose files can be read anew."""
-        everything = (self.accepting, self.dialling, self.client, self.secret)
-        return [each for each in everything if isinstance(each, RenewableContext | SecretFile)]
+        everything = (self.accepting, self.dialling, self.client, self.secret, self.certificate)
+        return [each for each in everything if isinstance(each, RenewableContext | SecretFile | CertificateFile)]
 
     def dialled(self, hello: Hello, endpoint: Endpoint) -> DialledGreeting:
         """For one connection that this node has made. Its `hello` is sent first."""
@@ -98,6 +118,7 @@ def credentials_of(settings: Settings) -> Credentials:
         accepting=port_context(tls, "mutual") if replication else None,
         dialling=own_context(tls) if replication else None,
         client=port_context(tls, tls.client),
+        certificate=CertificateFile(tls.files[0]) if tls.is_used else None,
     )
 
 

@@ -903,7 +903,8 @@ class NodeCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 class Status(Message, frozen=True):
     """`disk`, `memory`: None when it could not be measured; `cluster`: None for a node that is in none; `counts`,
-    `memory`: None from a node that is older than they are."""
+    `memory`: None from a node that is older than they are. `certificate_expires_s`: s since 1970, of the node's
+    certificate that is in use; 0 without TLS."""
 
     cluster_id: str
     cluster_name: str
@@ -915,6 +916,7 @@ class Status(Message, frozen=True):
     cluster: ClusterStatus | None = None
     counts: NodeCounts | None = None
     memory: MemoryStatus | None = None
+    certificate_expires_s: int = 0
 
 
 # --- Operators ------------------------------------------------------------------------------------------------------

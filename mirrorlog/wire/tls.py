@@ -134,14 +134,26 @@ def _load_own(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 def check_valid_now(certificate: Path) -> None:
     """Whether the first certificate in a file has begun and not expired. Raises ConfigError."""
-    try:
-        found = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]  # nothing public reads one
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"TLS: {certificate}: {error}") from None
+    found = _facts(certificate)
     begins, ends = (ssl.cert_time_to_seconds(found[key]) for key in ("notBefore", "notAfter"))
     now = time.time()
     if not begins <= now < ends:
         raise ConfigError(f"TLS: {certificate} is valid from {found['notBefore']} to {found['notAfter']}, and not now")
+
+
+def expiry_s(certificate: Path) -> int:
+    """Until when the first certificate in a file is valid, in s since 1970, UTC. Raises ConfigError."""
+    return ssl.cert_time_to_seconds(_facts(certificate)["notAfter"])
+
+
+def _facts(certificate: Path) -> dict[str, str]:
+    try:
+        found: dict[str, str] = ssl._ssl._test_decode_cert(  # type: ignore[attr-defined]  # nothing public reads one
+            str(certificate)
+        )
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(f"TLS: {certificate}: {error}") from None
+    return found
 
 
 def _load_authority(context: ssl.SSLContext, ca: Path) -> None:

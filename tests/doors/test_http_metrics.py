@@ -74,6 +74,7 @@ def test_every_number_of_the_status_is_told_under_its_name() -> None:
     assert value(found, "mirrorlog_group_position_offset", log="main", queue="q1", group="g") == 11
     assert (value(found, "mirrorlog_disk_free_bytes"), value(found, "mirrorlog_disk_size_bytes")) == (10, 100)
     assert (value(found, "mirrorlog_memory_used_bytes"), value(found, "mirrorlog_memory_high_bytes")) == (80, 70)
+    assert value(found, "mirrorlog_certificate_expiry_timestamp_seconds") == 1_900_000_000
     assert (value(found, "mirrorlog_log_queues", log="main"), value(found, "mirrorlog_log_groups", log="main")) == (
         1,
         1,

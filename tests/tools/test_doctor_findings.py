@@ -394,3 +394,26 @@ def test_mirror_status_is_used_as_it_is() -> None:
     """A mirror that is connected and not proven is neither away nor behind yet."""
     joining: MirrorStatus = msgspec.structs.replace(NEAR, proven=False, in_sync=False)
     assert "mirror-away" not in reasons(findings(with_log(healthy(mirrors=[joining, NEAR]))))
+
+
+@pytest.mark.parametrize(
+    ("left_days", "reason", "weight"),
+    [(-1.0, "certificate-expired", STOPS), (0.0, "certificate-expired", STOPS), (13.9, "certificate-expires", NOTED)],
+)
+def test_a_certificate_that_ends_soon_is_told_and_one_that_has_ended_stops(
+    left_days: float, reason: str, weight: str
+) -> None:
+    now_s = 1_900_000_000
+    ends_s = now_s + int(left_days * 86_400)
+    node: Status = msgspec.structs.replace(node_status("n1"), now_us=now_s * 10**6, certificate_expires_s=ends_s)
+    (found,) = findings(Facts(status=cluster_status(node)))
+    assert (found.what, found.name, found.reason, found.weight) == ("node", "n1", reason, weight)
+    assert "SIGHUP" in found.advice
+
+
+@pytest.mark.parametrize("ends_s", [0, 1_900_000_000 + 15 * 86_400])
+def test_no_certificate_and_one_that_lasts_are_nothing_to_tell(ends_s: int) -> None:
+    node: Status = msgspec.structs.replace(
+        node_status("n1"), now_us=1_900_000_000 * 10**6, certificate_expires_s=ends_s
+    )
+    assert findings(Facts(status=cluster_status(node))) == []

@@ -285,7 +285,8 @@ def test_every_context_of_a_node_is_read_anew(own: Files) -> None:
     settings = Settings(tls=TlsSettings(**files, replication="mutual", client="server"))
     credentials = credentials_of(settings)
     contexts = credentials.renewable
-    assert contexts == [credentials.accepting, credentials.dialling, credentials.client]
+    assert contexts == [credentials.accepting, credentials.dialling, credentials.client, credentials.certificate]
+    contexts.pop()  # a time, and the same one
     before = [each.current for each in contexts]
     renew(contexts)
     assert not set(before) & {each.current for each in contexts}
@@ -388,3 +389,23 @@ def test_an_expired_certificate_does_not_take_the_place_of_a_good_one(tmp_path: 
     with pytest.raises(ConfigError, match="and not now"):
         renew([context])
     assert context.current is before
+
+
+def test_the_expiry_that_is_told_is_that_of_the_certificate_in_use(tmp_path: Path) -> None:
+    """Goal: an operator sees whether the new file is in use. Method: a node whose doors alone speak TLS; another
+    certificate is put in the place of its own, with and without reading it, and then an expired one."""
+    authority = trustme.CA()
+    ends = [datetime(year, 1, 1, tzinfo=UTC) for year in (2090, 2091, 2020)]
+    own, other, expired = (Files(tmp_path / str(end.year), authority, not_after=end) for end in ends)
+    files = {"certificate": own.certificate, "key": own.key, "ca": own.ca}
+    credentials = credentials_of(Settings(tls=TlsSettings(**files, http="server")))
+    assert credentials.certificate_expires_s == ends[0].timestamp()
+    own.certificate.write_bytes(other.certificate.read_bytes())
+    assert credentials.certificate_expires_s == ends[0].timestamp()
+    renew(credentials.renewable)
+    assert credentials.certificate_expires_s == ends[1].timestamp()
+    own.certificate.write_bytes(expired.certificate.read_bytes())
+    with pytest.raises(ConfigError, match="and not now"):
+        renew(credentials.renewable)
+    assert credentials.certificate_expires_s == ends[1].timestamp()
+    assert OPEN.certificate_expires_s == 0
