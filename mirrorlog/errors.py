@@ -536,11 +536,38 @@ class LoginFailed(ProtocolError):
 
 
 class NotGranted(BadInput):
-    """A settlement of records that are in somebody else's hands, or in nobody's; nothing of it counts. `details`:
-    first, next: which."""
+    """A settlement of records that are in somebody else's hands, or in nobody's; nothing of it counts, but where it
+    says which ones somebody else has: then the others do. `details`: first, next: which; or `passed_over`, how many
+    somebody else has, and `elsewhere`, which, as [first, next]; too many to name are not named."""
 
     code = "NOT_GRANTED"
     grpc_status = "FAILED_PRECONDITION"
+
+    @classmethod
+    def elsewhere_of(cls, passed_over: int, elsewhere: Sequence[tuple[int, int]]) -> NotGranted:
+        """Of a settlement of which so many records are somebody else's: `elsewhere`, ascending."""
+        text = f"{passed_over} of the records are in somebody else's hands by now, and were not settled"
+        return NotGranted(text, passed_over=passed_over, elsewhere=[list(each) for each in elsewhere])
+
+    @property
+    def passed_over(self) -> int:
+        """How many records of the settlement somebody else has, where the rest counts."""
+        return int(self.details.get("passed_over", 0))
+
+    @property
+    def elsewhere(self) -> list[tuple[int, int]]:
+        """Which: [first, next). Empty where they are not told."""
+        return [(low, high) for low, high in self.details.get("elsewhere", ())]
+
+    def within(self, first: int, following: int) -> MirrorlogError | None:
+        """What it says of records [first, following) of the settlement; None when they count."""
+        if not self.passed_over:
+            return self
+        if not self.elsewhere:
+            return OutcomeUnknown(f"{self.message}; which ones nobody says, and the others are settled")
+        found = [(max(first, low), min(following, high)) for low, high in self.elsewhere]
+        found = [(low, high) for low, high in found if low < high]
+        return NotGranted.elsewhere_of(sum(high - low for low, high in found), found) if found else None
 
 
 class SettledOtherwise(NotGranted):
@@ -553,8 +580,14 @@ class SettledOtherwise(NotGranted):
     code = "SETTLED_OTHERWISE"
 
     @classmethod
-    def of(cls, runs: Sequence[tuple[int, int, str]], *, passed_over: int = 0) -> Self:
-        """`runs`: (first, next, stands), ascending, at least one; `passed_over`: how many others somebody else has."""
+    def of(
+        cls,
+        runs: Sequence[tuple[int, int, str]],
+        *,
+        passed_over: int = 0,
+        elsewhere: Sequence[tuple[int, int]] = (),
+    ) -> Self:
+        """`runs`: (first, next, stands), ascending, at least one; `passed_over`, `elsewhere`: see `NotGranted`."""
         first, following, stands = runs[0]
         records = f"record {first} is" if following == first + 1 else f"records {first} to {following} are"
         return cls(
@@ -564,6 +597,7 @@ class SettledOtherwise(NotGranted):
             stands=stands,
             otherwise=[list(each) for each in runs],
             passed_over=passed_over,
+            elsewhere=[list(each) for each in elsewhere],
         )
 
     @property
@@ -571,13 +605,7 @@ class SettledOtherwise(NotGranted):
         """The records that are settled otherwise: [first, next)."""
         return [(low, high) for low, high, _ in self.details.get("otherwise", ())]
 
-    @property
-    def passed_over(self) -> int:
-        """How many other records of the settlement somebody else has."""
-        return int(self.details.get("passed_over", 0))
-
     def within(self, first: int, following: int) -> MirrorlogError | None:
-        """What it says of records [first, following) of the settlement; None when they count."""
         runs = [
             (max(first, low), min(following, high), stands)
             for low, high, stands in self.details.get("otherwise", ())
@@ -585,9 +613,7 @@ class SettledOtherwise(NotGranted):
         ]
         if runs:
             return type(self).of(runs)
-        if self.passed_over:
-            return NotGranted(f"{self.passed_over} of the records are in somebody else's hands by now")
-        return None
+        return super().within(first, following) if self.passed_over else None
 
 
 _STANDS: Final = {

@@ -137,7 +137,8 @@ class Subscribing:
             if (wrong := error or settlement.refusal) is not None:
                 receiver.refuse(wrong, correlation_id)
             else:
-                receiver.answer(settled_frame(settlement.records, correlation_id, settlement.passed_over))
+                told = settlement.records, correlation_id, settlement.passed_over, settlement.elsewhere
+                receiver.answer(settled_frame(*told))
 
         self._settling.gather(work, Asked(settlement, copies, done))
 

@@ -558,15 +558,10 @@ def _settled_in(answer: Frame | MirrorlogError) -> MirrorlogError | None:
     if isinstance(answer, MirrorlogError):
         return answer
     try:
-        passed_over = read_settled(_expect(answer, FrameType.SETTLED).payload).passed_over
+        settled, elsewhere = read_settled(_expect(answer, FrameType.SETTLED).payload)
     except ProtocolError as error:
         return error
-    if passed_over:
-        return NotGranted(
-            f"{passed_over} of the records are in somebody else's hands by now, and were not settled",
-            passed_over=passed_over,
-        )
-    return None
+    return NotGranted.elsewhere_of(settled.passed_over, elsewhere) if settled.passed_over else None
 
 
 def _expect(answer: Frame, kind: FrameType) -> Frame:

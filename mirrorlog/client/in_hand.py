@@ -211,13 +211,16 @@ class Hand:
         self._kept_back[by] = ranges
         self.waiting = deque(self._cut(self.waiting, by, ranges))
 
-    def release(self, by: Hashable, *, settled: bool) -> list[Granted]:
-        """What `by` kept back is settled, or is to be given out after all. What it was."""
+    def release(self, by: Hashable, *, settled: bool, but: Sequence[Range] = ()) -> bool:
+        """What `by` kept back is settled, `but` for these ranges, or is to be given out after all. Whether something
+        is."""
         self._kept_back.pop(by, None)
         held = self._withheld.pop(by, [])
-        if held and not settled:
+        if settled:
+            held = [part for each in held for part in each.parts(common(each.given, each.next, but))]
+        if held:
             self.waiting = deque(sorted([*held, *self.waiting], key=lambda each: (each.arrival, each.given)))
-        return held
+        return bool(held)
 
     def lose(self) -> None:
         """The session is over: what was not given out is somebody else's, or comes again."""

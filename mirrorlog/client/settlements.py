@@ -6,9 +6,9 @@ it was. A return is not, once its master has logged it: the record may be in the
 delivery would go back, and be counted. Its confirm is waited for by a frame without ranges. For the same reason a later
 master is told of it once, however many follow.
 
-A settlement ends in one of five ways: confirmed; refused, and nothing of it counts; contrary, when some of it is
-settled otherwise, and the rest counts; unknown at its deadline; or void, when its records went back by themselves with
-the session that had them, which is what was asked for.
+A settlement ends in one of five ways: confirmed; refused, and nothing of it counts; in part, when some of it is
+settled otherwise, or somebody else's, and the rest counts; unknown at its deadline; or void, when its records went back
+by themselves with the session that had them, which is what was asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from mirrorlog.attempts import leaves_doubt, outcome_of
 from mirrorlog.client.in_hand import Granted
 from mirrorlog.client.masters import MOVED, REPLACED_PERHAPS
-from mirrorlog.client.ranges import RANGES_MAX, Range, flat, joined, without
+from mirrorlog.client.ranges import RANGES_MAX, Range, common, flat, joined, without
 from mirrorlog.errors import (
     ConnectionLost,
     FlushDiskTimeout,
@@ -120,26 +120,31 @@ class Settlement:
             self.heard_of.append(of)
 
     def error_of(self, first: int, following: int) -> MirrorlogError | None:
-        """What these records of it ended with: one that is settled otherwise fails, and not what was told with it."""
-        if isinstance(self.error, SettledOtherwise):
-            return self.error.within(first, following)
-        return self.error
+        """What these records of it ended with: one that is settled otherwise, or somebody else's, fails, and not what
+        was told with it."""
+        return self.error.within(first, following) if isinstance(self.error, NotGranted) else self.error
+
+    @property
+    def not_settled(self) -> list[Range] | None:
+        """Which records of it, having failed, are not settled, by what is known; None: that may be all of them."""
+        error = self.error
+        if not isinstance(error, NotGranted) or (error.passed_over and not error.elsewhere):
+            return None
+        return error.elsewhere if error.passed_over or isinstance(error, SettledOtherwise) else None
 
     def left(self) -> list[tuple[Granted, int, int]]:
         """What of it, having failed, may be settled again: not what is settled, be it otherwise."""
-        error = self.error
-        if not isinstance(error, SettledOtherwise):
-            return self.parts
-        if not error.passed_over:
-            return []
-        runs = error.runs
-        return [(granted, *cut) for granted, low, high in self.parts for cut in without(low, high, runs)]
+        known = self.not_settled
+        if known is not None:
+            return [(granted, *cut) for granted, low, high in self.parts for cut in common(low, high, known)]
+        otherwise = self.error.runs if isinstance(self.error, SettledOtherwise) else []
+        return [(granted, *cut) for granted, low, high in self.parts for cut in without(low, high, otherwise)]
 
     def unheard(self) -> MirrorlogError | None:
         """What it ended with that nobody hears of."""
         if self.heard or self.error is None:
             return None
-        if not isinstance(self.error, SettledOtherwise):
+        if not isinstance(self.error, NotGranted):
             return None if self.heard_of else self.error
         heard = joined(self.heard_of)
         parts = (cut for _, first, following in self.parts for cut in without(first, following, heard))
@@ -165,11 +170,11 @@ class Settlement:
     def failed(self, error: MirrorlogError) -> MirrorlogError:
         """What it ends with when `error` was answered, and it is not tried again. That somebody else has the records
         says of what settles for good that it does not count: else nobody would have been given them."""
-        records = sum(following - first for first, following in self.ranges)
-        if type(error) is NotGranted and 0 < error.details.get("passed_over", 0) < records:
-            return OutcomeUnknown(
-                f"{error}; the others of {records} that were told together are, and which nobody says"
-            )
+        if type(error) is NotGranted and error.passed_over and not error.elsewhere:
+            records = sum(following - first for first, following in self.ranges)
+            if error.passed_over < records:
+                text = f"{error}; the others of {records} that were told together are, and which nobody says"
+                return OutcomeUnknown(text)
         if self.kind.how in FINAL and isinstance(error, NotGranted):
             return error
         return outcome_of(error, in_doubt=self.unknown, message="the settlement may count or not")

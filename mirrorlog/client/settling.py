@@ -15,7 +15,7 @@ from mirrorlog.client.in_hand import Granted, Hand
 from mirrorlog.client.ranges import Range
 from mirrorlog.client.settlements import FINAL, Gathering, Kind, Settlement, Verdict, judged, resumed
 from mirrorlog.client.subscribing import Session
-from mirrorlog.errors import ConnectionLost, MirrorlogError, NotGranted, SettledOtherwise
+from mirrorlog.errors import ConnectionLost, MirrorlogError, NotGranted
 from mirrorlog.wire.frames import How
 
 
@@ -219,8 +219,8 @@ class Settling:
                 for part in settlement.left():
                     self._hand.reopen(*part)
             self._failure = self._failure or settlement.unheard()
-        settled = error is None or isinstance(error, SettledOtherwise)
-        if self._hand.release(settlement, settled=settled) and not settled:
+        known = settlement.not_settled
+        if self._hand.release(settlement, settled=error is None or known is not None, but=known or ()):
             self._changed()
         settlement.end(error)
         if not self._unanswered and not self._gathering:

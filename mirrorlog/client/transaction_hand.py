@@ -59,5 +59,5 @@ def release(taken: Sequence[Taken], *, settled: bool) -> None:
         if not settled:
             for part in each.parts:
                 each.subscription.hand.reopen(*part)
-        if each.subscription.hand.release(each, settled=settled) and not settled:
+        if each.subscription.hand.release(each, settled=settled):
             each.subscription.wake()

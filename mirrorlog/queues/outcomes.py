@@ -12,8 +12,9 @@ from mirrorlog.errors import SettledOtherwise
 from mirrorlog.queues.changes import Change, Leased, Returned, Settled
 from mirrorlog.queues.deaths import DEAD, LIMIT, Deaths
 from mirrorlog.queues.ledger import Ledger, State
+from mirrorlog.queues.ranges import RangeSet
 from mirrorlog.queues.rules import Rules
-from mirrorlog.queues.stretches import flat, joined
+from mirrorlog.queues.stretches import add_all, flat, joined
 from mirrorlog.queues.subscriber import Range
 from mirrorlog.queues.verdicts import UNKNOWN, Standing
 from mirrorlog.wire.frames import How
@@ -24,14 +25,17 @@ GONE: Final = "gone"
 """Why records are settled: see `Settled`."""
 CONTRARY_MAX: Final = 1_000
 """Runs that an answer names; of what stands behind them it says that nobody knows."""
+ELSEWHERE_MAX: Final = 1_000
+"""Runs that an answer names of what somebody else has."""
 SETTLING: Final = frozenset({int(How.ACK), int(How.DEAD)})
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """What is to be done with `ranges`; `records`: how many of them it changes. `number`: whose hand they leave, 0 for
-    nobody's. `passed_over`: how many of those that were named somebody else has; `contrary`: which of them are settled
-    as something else, at most `CONTRARY_MAX` runs."""
+    nobody's. `passed_over`: how many of those that were named somebody else has, and `elsewhere` which, none of them
+    where they are more than `ELSEWHERE_MAX` runs; `contrary`: which of them are settled as something else, at most
+    `CONTRARY_MAX` runs."""
 
     number: int
     how: int
@@ -40,12 +44,15 @@ class Settlement:
     records: int
     delay_ms: int = 0
     passed_over: int = 0
+    elsewhere: tuple[Range, ...] = ()
     contrary: tuple[Standing, ...] = ()
 
     @property
     def refusal(self) -> SettledOtherwise | None:
         """What whoever has asked for it is told, when that is confirmed which stands."""
-        return SettledOtherwise.of(self.contrary, passed_over=self.passed_over) if self.contrary else None
+        if not self.contrary:
+            return None
+        return SettledOtherwise.of(self.contrary, passed_over=self.passed_over, elsewhere=self.elsewhere)
 
 
 class Outcomes:
@@ -88,6 +95,21 @@ class Outcomes:
                     yield from (each for each in ledger.verdicts.parts(low, high) if each.stands != own)
                 elif state == State.LEASED and own == ACKED:
                     yield from (Standing(*each, DEAD) for each in ledger.departing_within(low, high))
+
+    def elsewhere(self, pairs: Sequence[Range], settled: Sequence[Range]) -> tuple[Range, ...]:
+        """What of `pairs` is neither settled nor leaves, without `settled`, which are about to be."""
+        found = self._elsewhere(pairs, settled)
+        named = tuple(islice(found, ELSEWHERE_MAX))
+        return () if next(found, None) is not None else named
+
+    def _elsewhere(self, pairs: Sequence[Range], settled: Sequence[Range]) -> Iterator[Range]:
+        ledger, done = self._ledger, RangeSet()
+        add_all(done, settled)
+        for first, until in pairs:
+            add_all(done, ledger.departing_within(first, until))
+            for low, high, state in ledger.runs(first, until):
+                if state != State.SETTLED:
+                    yield from done.without(low, high)
 
     def come_back(self, ranges: Iterable[Range], delay_ms: int) -> list[Change]:
         """The changes that count a return of each; of those that came back too often, that end them."""

@@ -116,7 +116,13 @@ class Settling:
             return settlement
         ledger = self._ledger
         left = sum(ledger.unsettled(first, until) - ledger.departing(first, until) for first, until in pairs)
-        return replace(settlement, passed_over=left - settlement.records, contrary=self._outcomes.contrary(how, pairs))
+        passed_over = left - settlement.records
+        return replace(
+            settlement,
+            passed_over=passed_over,
+            elsewhere=self._outcomes.elsewhere(pairs, settlement.ranges) if passed_over else (),
+            contrary=self._outcomes.contrary(how, pairs),
+        )
 
     def _in_hand(self, subscriber: Subscriber, pairs: Iterable[Range]) -> tuple[list[Range], list[Range]]:
         """What of it the subscriber has; and the rest, which must be settled. Raises NotGranted."""

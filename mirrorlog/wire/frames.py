@@ -19,7 +19,7 @@ Payloads that carry batches begin with a fixed struct whose size is a multiple o
               batches. A grant: u64 first, u64 next, u32 flags, u32 attempts
     SETTLE    u32 subscription, u32 epoch, u8 how, u8 level, u16 flags, u32 delay_ms, u32 range_count, u32 0; then so
               many ranges: u64 first, u64 next
-    SETTLED   u64 records, u64 passed_over
+    SETTLED   u64 records, u64 passed_over; then ranges, u64 first, u64 next: which these are, where that is told
     CREDIT    u64 producer_id, u64 confirmed, u64 granted, u32 queue_id, u32 batches
     TRANSACT  u8 level, u8 durability, u16 routing, u32 deadline_ms, u32 settle_count, u32 batch_count; then so many
               settlements, each as the payload of SETTLE, whose level counts for nothing; then so many batches
@@ -604,10 +604,13 @@ def transact_payload(
     return b"".join((facts, *settlements, *batches))
 
 
-def settled_frame(records: int, correlation_id: int, passed_over: int = 0) -> bytes:
+def settled_frame(
+    records: int, correlation_id: int, passed_over: int = 0, elsewhere: Sequence[tuple[int, int]] = ()
+) -> bytes:
     """A whole SETTLED frame: the settlement changed so many records, and passed over those that somebody else has in
-    hand by now."""
-    return frame(FrameType.SETTLED, SETTLED.pack(records, passed_over), correlation_id)
+    hand by now: `elsewhere`, none where they are too many to be told."""
+    ranges = b"".join(SETTLE_RANGE.pack(*each) for each in elsewhere)
+    return frame(FrameType.SETTLED, SETTLED.pack(records, passed_over) + ranges, correlation_id)
 
 
 def read_deliver(payload: memoryview) -> Deliver:
@@ -672,8 +675,14 @@ def read_credit(payload: memoryview) -> Credit:
     return Credit._make(_unpack(CREDIT, payload))
 
 
-def read_settled(payload: memoryview) -> Settled:
-    return Settled._make(_unpack(SETTLED, payload))
+def read_settled(payload: memoryview) -> tuple[Settled, list[tuple[int, int]]]:
+    """The fixed struct, and which records were passed over: nothing from nodes that do not tell. Raises
+    ProtocolError."""
+    settled = Settled._make(_unpack(SETTLED, payload))
+    ranges = payload[SETTLED.size :]
+    if len(ranges) % SETTLE_RANGE.size:
+        raise ProtocolError(f"a SETTLED frame with {len(ranges)} bytes of ranges")
+    return settled, [(first, following) for first, following in SETTLE_RANGE.iter_unpack(ranges)]
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,6 @@ from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import (
     BATCHES,
     SETTLE_AGAIN,
-    SETTLED,
     Confirm,
     Frame,
     FrameType,
@@ -29,6 +28,7 @@ from mirrorlog.wire.frames import (
     frame,
     read_fetch,
     read_settle,
+    settled_frame,
 )
 from mirrorlog.wire.messages import (
     Done,
@@ -73,6 +73,7 @@ class Giver(Node):
     settling: MirrorlogError | None = None
     silent: bool = False
     passed_over: int = 0
+    tells_which: bool = True
     refuses: MirrorlogError | None = None
     late: bool = False
     deaf: bool = False
@@ -233,8 +234,9 @@ class GiverLink(Link):
             self.endpoint.send([error_frame(node.settling, request.correlation_id)])
         else:
             records = sum(following - first for first, following in zip(ranges[::2], ranges[1::2], strict=True))
-            answer = SETTLED.pack(records - node.passed_over, node.passed_over)
-            self.endpoint.send([frame(FrameType.SETTLED, answer, request.correlation_id)])
+            gone = node.passed_over
+            elsewhere = [(ranges[0], ranges[0] + gone)] if gone and node.tells_which else []
+            self.endpoint.send([settled_frame(records - gone, request.correlation_id, gone, elsewhere)])
 
 
 def _next_of(batch: bytes) -> int:

@@ -162,7 +162,7 @@ def test_what_an_older_ack_concerns_is_kept_back_until_that_has_ended() -> None:
     granted(hand, 0, 4)
     granted(hand, 4, 7)
     assert waiting(hand) == [0, 3, 4, 6]
-    assert [(each.first, each.next) for each in hand.release("settled", settled=True)] == [(1, 3)]
+    assert not hand.release("settled", settled=True)
     assert waiting(hand) == [0, 3, 4, 6]
     hand.release("failed", settled=False)
     assert waiting(hand) == [0, 3, 4, 5, 6]

@@ -159,11 +159,20 @@ def test_what_is_refused_behind_a_lost_attempt_may_count_all_the_same() -> None:
     assert fresh.failed(full) is full
 
 
-def test_who_is_told_of_many_that_some_are_somebody_elses_does_not_know_of_which() -> None:
-    """Goal: nobody hears that nothing was settled of a record that was. Method: a frame of three records, of which one
-    is passed over, and then all."""
+def test_each_record_that_somebody_else_has_fails_alone() -> None:
+    """Goal: nobody hears that nothing was settled of a record that was, and nobody the opposite. Method: a frame of
+    three records, of which one is passed over; a node that says which, and one that does not; and all three."""
     made = settlement()
     made.add(GRANT, 1, 3)
-    assert type(made.failed(NotGranted("1 is somebody else's", passed_over=1))) is OutcomeUnknown
-    every = NotGranted("3 are somebody else's", passed_over=3)
+    told = NotGranted.elsewhere_of(1, [(1, 2)])
+    made.end(made.failed(told))
+    assert [type(made.error_of(each, each + 1)) for each in range(3)] == [type(None), NotGranted, type(None)]
+    assert type(made.error_of(0, 3)) is NotGranted
+    assert [(first, following) for _, first, following in made.left()] == [(1, 2)]
+    made.error = made.failed(NotGranted.elsewhere_of(1, []))
+    assert {type(made.error_of(each, each + 1)) for each in range(3)} == {OutcomeUnknown}
+    assert [(first, following) for _, first, following in made.left()] == [(0, 3)]
+    every = NotGranted.elsewhere_of(3, [(0, 3)])
     assert made.failed(every) is every
+    made.error = every
+    assert {type(made.error_of(each, each + 1)) for each in range(3)} == {NotGranted}

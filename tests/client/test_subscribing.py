@@ -301,8 +301,12 @@ async def test_an_ack_that_fails_gives_the_record_back(nodes: Nodes, client: Cli
         await again.ack()
 
 
-async def test_an_ack_of_what_somebody_else_has_by_now_is_no_success(nodes: Nodes, client: Client) -> None:
-    """Goal: an ack that returns holds. Method: the new master has given the record to another reader meanwhile."""
+@pytest.mark.parametrize(("tells_which", "expected"), [(True, NotGranted), (False, OutcomeUnknown)])
+async def test_an_ack_of_what_somebody_else_has_by_now_is_no_success(
+    nodes: Nodes, client: Client, tells_which: bool, expected: type[MirrorlogError]
+) -> None:
+    """Goal: an ack that returns holds. Method: the new master has given the record to another reader meanwhile; it
+    says of which of the two, or it does not."""
     n1, n2 = giver(nodes), giver(nodes, "n2")
     async with client.subscribe(QUEUE) as subscription:
         n1.give(Grant(0, 2), batches=(0,))
@@ -310,9 +314,26 @@ async def test_an_ack_of_what_somebody_else_has_by_now_is_no_success(nodes: Node
         n1.kill()
         nodes.promote("n2", version=2)
         await until(lambda: n2.by_number, "nobody subscribed")
-        n2.passed_over = 1
-        with pytest.raises(OutcomeUnknown, match="somebody else's hands"):  # of one of the two, and not said of which
+        n2.passed_over, n2.tells_which = 1, tells_which
+        with pytest.raises(expected, match="somebody else's hands"):
             await held[1].ack(multiple=True)
+
+
+async def test_who_has_a_record_by_now_is_no_matter_for_those_beside_it(nodes: Nodes, client: Client) -> None:
+    """Goal: each hears of his own records. Method: three are acknowledged one by one behind a failover, and leave in
+    one frame; the first is somebody else's by now."""
+    n1, n2 = giver(nodes), giver(nodes, "n2")
+    async with client.subscribe(QUEUE) as subscription:
+        n1.give(Grant(0, 3), batches=(0,))
+        held = await take(subscription, 3)
+        n1.silent = True
+        acks = [asyncio.ensure_future(each.ack()) for each in held]
+        await until(lambda: n1.settled, "nothing was settled")
+        n2.passed_over = 1
+        n1.kill()
+        nodes.promote("n2", version=2)
+        outcomes = await asyncio.gather(*acks, return_exceptions=True)
+        assert [type(each) for each in outcomes] == [NotGranted, type(None), type(None)]
 
 
 async def test_each_hears_of_his_own_records_what_they_are_settled_as(nodes: Nodes, client: Client) -> None:
@@ -343,7 +364,7 @@ async def test_what_somebody_else_has_beside_what_is_settled_otherwise_may_be_tr
     """Goal: each record is told right, and what did not count stays in hand. Method: of two one is dead, and one is
     somebody else's."""
     n1 = giver(nodes)
-    n1.settling = SettledOtherwise.of([(1, 2, "dead")], passed_over=1)
+    n1.settling = SettledOtherwise.of([(1, 2, "dead")], passed_over=1, elsewhere=[(0, 1)])
     async with client.subscribe(QUEUE) as subscription:
         n1.give(Grant(0, 4), batches=(0,))
         held = await take(subscription, 2)

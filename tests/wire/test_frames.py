@@ -199,8 +199,13 @@ def test_a_settlement_comes_back_as_it_was() -> None:
         ((kind, payload, number),) = feed(FrameReader(frame_bytes_max=1 << 20), sent, [333])
         assert (kind, number) == (FrameType.SETTLE, 5)
         assert read_settle(memoryview(payload)) == (Settle(7, 3, 2, 255, 1, 9, len(ranges) // 2, 0), ranges)
-    ((kind, payload, number),) = feed(FrameReader(frame_bytes_max=LIMIT), settled_frame(2**64 - 1, 6, 3), [8])
-    assert (kind, number, read_settled(memoryview(payload))) == (FrameType.SETTLED, 6, (2**64 - 1, 3))
+    for elsewhere in ([], [(1, 2), (5, 2**64 - 1)]):
+        sent = settled_frame(2**64 - 1, 6, 3, elsewhere)
+        ((kind, payload, number),) = feed(FrameReader(frame_bytes_max=LIMIT), sent, [8])
+        assert (kind, number) == (FrameType.SETTLED, 6)
+        assert read_settled(memoryview(payload)) == ((2**64 - 1, 3), elsewhere)
+    with pytest.raises(ProtocolError, match="8 bytes of ranges"):
+        read_settled(memoryview(settled_frame(1, 6)[FRAME_HEADER_SIZE:] + bytes(8)))
 
 
 def test_a_transaction_comes_back_as_it_was() -> None:
