@@ -212,6 +212,17 @@ def status_of_each(addresses: Mapping[str, str]) -> Callable[[Client], Awaitable
     return ask
 
 
+async def on_disk(group: Group) -> None:
+    """Until no copy has anything that it could lose with its power."""
+
+    def flushed() -> bool:
+        logs = [log for name in group.nodes if (log := group.log(name)) is not None]
+        ends = {log.replica.end for log in logs} | {log.replica.confirmed for log in logs}
+        return len(logs) == len(group.nodes) and ends == {log.replica.log.flushed for log in logs} and len(ends) == 1
+
+    await group.world.until(flushed, within_s=60, otherwise="not all is on the disks")
+
+
 async def declare(client: Client) -> None:
     while True:
         with suppress(MirrorlogError):

@@ -8,7 +8,7 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.errors import PositionLost
 from sim.world import World
-from tests.cluster.test_group_stories import SEEDS, Group, publishing, tell
+from tests.cluster.test_group_stories import SEEDS, Group, on_disk, publishing, tell
 from tests.cluster.test_queue_stories import QUEUE, Book, Taker, ledger
 
 RECORDS = 60
@@ -17,17 +17,6 @@ RECORDS = 60
 
 def values(part: int) -> list[bytes]:
     return [b"%d %d" % (part, number) + b"." * 10_240 for number in range(RECORDS)]
-
-
-async def on_disk(group: Group) -> None:
-    """Until no copy has anything that it could lose with its power."""
-
-    def flushed() -> bool:
-        logs = [log for name in group.nodes if (log := group.log(name)) is not None]
-        ends = {log.replica.end for log in logs} | {log.replica.confirmed for log in logs}
-        return len(logs) == len(group.nodes) and ends == {log.replica.log.flushed for log in logs} and len(ends) == 1
-
-    await group.world.until(flushed, within_s=60, otherwise="not all is on the disks")
 
 
 async def lose_power(group: Group) -> None:

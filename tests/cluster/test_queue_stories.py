@@ -34,6 +34,7 @@ from tests.cluster.test_group_stories import (
     Stream,
     declare,
     handing_over,
+    on_disk,
     publishing,
     tell,
 )
@@ -528,6 +529,8 @@ def test_acks_that_a_power_failure_took_come_again_flagged(seed: int) -> None:
     async def story(world: World) -> None:
         group, book = Group(world), Book()
         await group.formed()
+        await group.do(declare)
+        await on_disk(group)  # a queue that is lost itself is another story
         await group.do(publishing(numbered(30)))
         taker = Taker(group, book, "x", acks=lambda offset: offset < 20)
         await world.until(lambda: len(book.of("acked")) == 20, within_s=20, otherwise="acks are not answered")
