@@ -310,6 +310,9 @@ class TlsSettings(_Section):
     ca: Path | None = Field(
         None, description="certificates of the authorities whose word is taken for nodes, and for clients where mutual"
     )
+    client_ca: Path | None = Field(
+        None, description="and of others, whose word is taken for clients alone: not on replication ports"
+    )
     replication: Literal["off", "mutual"] = Field("off", description="the same on all nodes")
     client: TlsMode = Field("off", description="the same on all nodes: doors reach other nodes as their own")
     grpc: TlsMode = "off"
@@ -334,6 +337,8 @@ class TlsSettings(_Section):
         missing = [name for name in ("certificate", "key", "ca") if getattr(self, name) is None]
         if used and missing:
             raise ValueError(f"{used[0]} needs {', '.join(missing)}")
+        if self.client_ca is not None and "mutual" not in (self.client, self.grpc, self.http):
+            raise ValueError("client_ca is for ports that ask clients for certificates: client, grpc or http = mutual")
         return self
 
 

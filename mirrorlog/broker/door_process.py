@@ -30,6 +30,8 @@ def tls_flags(tls: TlsSettings, mode: str) -> list[str]:
         return []
     certificate, key, ca = tls.files
     files = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--tls-ca", str(ca)]
+    if tls.client_ca is not None:
+        files += ["--tls-client-ca", str(tls.client_ca)]
     return [*files, "--tls", mode, *(["--node-tls"] if tls.client != "off" else [])]
 
 

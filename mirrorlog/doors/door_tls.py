@@ -16,18 +16,26 @@ from mirrorlog.wire.tls import client_context, server_context
 @dataclass(frozen=True, slots=True)
 class DoorTls:
     """`mode`: of its own port, off, server or mutual; `node`: whether nodes' client ports speak TLS. The files are
-    there when either is so: those of the node that the door belongs to."""
+    there when either is so: those of the node that the door belongs to; `client_ca`: of callers alone."""
 
     mode: str = "off"
     node: bool = False
     certificate: Path | None = None
     key: Path | None = None
     ca: Path | None = None
+    client_ca: Path | None = None
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> DoorTls:
         """As parsed. Raises ConfigError when a file is missing."""
-        found = cls(arguments.tls, arguments.node_tls, arguments.tls_certificate, arguments.tls_key, arguments.tls_ca)
+        found = cls(
+            arguments.tls,
+            arguments.node_tls,
+            arguments.tls_certificate,
+            arguments.tls_key,
+            arguments.tls_ca,
+            arguments.tls_client_ca,
+        )
         if (found.mode != "off" or found.node) and None in (found.certificate, found.key, found.ca):
             raise ConfigError("--tls and --node-tls need --tls-certificate, --tls-key and --tls-ca")
         return found
@@ -45,7 +53,9 @@ class DoorTls:
             return None
         certificate, key, ca = self.files
         trusted = ca if self.mode == "mutual" else None
-        return RenewableContext(partial(server_context, certificate=certificate, key=key, ca=trusted))
+        return RenewableContext(
+            partial(server_context, certificate=certificate, key=key, ca=trusted, client_ca=self.client_ca)
+        )
 
     @property
     def files(self) -> tuple[Path, Path, Path]:
@@ -66,3 +76,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-certificate", type=Path, metavar="FILE", help="to show, PEM")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="of the certificate, PEM, not encrypted")
     parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="whose certificates are trusted, PEM")
+    parser.add_argument("--tls-client-ca", type=Path, metavar="FILE", help="and whose callers', on the own port, PEM")

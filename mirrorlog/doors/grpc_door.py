@@ -189,9 +189,12 @@ class PortCertificate:
     def make(self) -> grpc.ServerCertificateConfiguration:
         """Of the files as they are now. Raises ConfigError."""
         certificate, key, ca = self._tls.files
-        server_context(certificate=certificate, key=key, ca=ca)  # says what is wrong with the files; gRPC does not
+        client_ca = self._tls.client_ca
+        # Says what is wrong with the files; gRPC does not.
+        server_context(certificate=certificate, key=key, ca=ca, client_ca=client_ca)
+        trusted = b"\n".join(file.read_bytes() for file in (ca, client_ca) if file is not None)
         return grpc.ssl_server_certificate_configuration(
-            [(key.read_bytes(), certificate.read_bytes())], root_certificates=ca.read_bytes() if self._mutual else None
+            [(key.read_bytes(), certificate.read_bytes())], root_certificates=trusted if self._mutual else None
         )
 
     def credentials(self) -> grpc.ServerCredentials:

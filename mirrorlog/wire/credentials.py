@@ -117,18 +117,20 @@ def credentials_of(settings: Settings) -> Credentials:
         secret=secret,
         accepting=port_context(tls, "mutual") if replication else None,
         dialling=own_context(tls) if replication else None,
-        client=port_context(tls, tls.client),
+        client=port_context(tls, tls.client, client_ca=tls.client_ca),
         certificate=CertificateFile(tls.files[0]) if tls.is_used else None,
     )
 
 
-def port_context(tls: TlsSettings, mode: str) -> RenewableContext | None:
-    """Of a port of this node; None when it has no TLS. Raises ConfigError."""
+def port_context(tls: TlsSettings, mode: str, *, client_ca: Path | None = None) -> RenewableContext | None:
+    """Of a port of this node; None when it has no TLS. `client_ca`: trusted there beside the nodes' own authority, for
+    doors show their nodes' certificates. Raises ConfigError."""
     if mode == "off":
         return None
     certificate, key, ca = tls.files
     trusted = ca if mode == "mutual" else None
-    return RenewableContext(partial(server_context, certificate=certificate, key=key, ca=trusted), certificate)
+    source = partial(server_context, certificate=certificate, key=key, ca=trusted, client_ca=client_ca)
+    return RenewableContext(source, certificate)
 
 
 def own_context(tls: TlsSettings) -> RenewableContext:

@@ -27,13 +27,18 @@ _TOLD_MAX: Final = 64
 _VERSION_MIN: Final = ssl.TLSVersion.TLSv1_2
 
 
-def server_context(*, certificate: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:
-    """For a port. With `ca` whoever connects needs a certificate of that authority. Raises ConfigError."""
+def server_context(
+    *, certificate: Path, key: Path, ca: Path | None = None, client_ca: Path | None = None
+) -> ssl.SSLContext:
+    """For a port. With `ca` whoever connects needs a certificate of that authority, or of `client_ca`. Raises
+    ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSION_MIN
     _load_own(context, certificate, key)
     if ca is not None:
-        _load_authority(context, ca)
+        for authority in (ca, client_ca):
+            if authority is not None:
+                _load_authority(context, authority)
         context.verify_mode = ssl.CERT_REQUIRED
     context.sslobject_class = _Accepting
     return context

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 import trustme
 
-from mirrorlog.doors.door_tls import DoorTls
+from mirrorlog.broker.door_process import tls_flags
+from mirrorlog.config import TlsSettings
+from mirrorlog.doors.door_tls import DoorTls, add_options
 from mirrorlog.doors.grpc_door import PortCertificate
 from mirrorlog.errors import ConfigError
 from mirrorlog.wire.renewal import renew
@@ -78,6 +82,20 @@ def test_certificate_and_authority_are_replaced_on_an_open_port(tmp_path: Path) 
         assert not greeted(port, second)
         renew([certificate])
         assert [greeted(port, second), greeted(port, first), greeted(port, second)] == [True, False, True]
+
+
+def test_callers_of_their_own_authority_get_in_beside_nodes(tmp_path: Path) -> None:
+    """Goal: `tls.client_ca` reaches a door. Method: the flags that a node gives its door, parsed as the door does;
+    a caller of that authority, one of the nodes', and one of neither."""
+    node, caller, other = (write(tmp_path / name) for name in ("node", "caller", "other"))
+    certificate, key, ca = node.files
+    settings = TlsSettings(certificate=certificate, key=key, ca=ca, client_ca=caller.ca, grpc="mutual")
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    tls = DoorTls.of(parser.parse_args(tls_flags(settings, settings.grpc)))
+    with serving(PortCertificate(tls)) as port:
+        told = [greeted(port, client(replace(each, ca=ca))) for each in (caller, node, other)]
+    assert told == [True, True, False]
 
 
 def test_files_that_do_not_fit_leave_the_port_as_it_is(tmp_path: Path) -> None:

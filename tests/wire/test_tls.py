@@ -409,3 +409,31 @@ def test_the_expiry_that_is_told_is_that_of_the_certificate_in_use(tmp_path: Pat
         renew(credentials.renewable)
     assert credentials.certificate_expires_s == ends[1].timestamp()
     assert OPEN.certificate_expires_s == 0
+
+
+@pytest.mark.parametrize("run", LOOPS, ids=["asyncio", "uvloop"])
+def test_a_client_s_authority_is_trusted_on_client_ports_and_not_between_nodes(
+    run: Callable[..., None], tmp_path: Path
+) -> None:
+    """Goal: a client's certificate does not join as a node. Method: one of another authority, and a node's, on the
+    client port and on the replication port of one node."""
+    node, client = Files(tmp_path / "node", trustme.CA()), Files(tmp_path / "client", trustme.CA())
+    files = {"certificate": node.certificate, "key": node.key, "ca": node.ca, "client_ca": client.ca}
+    credentials = credentials_of(Settings(tls=TlsSettings(**files, replication="mutual", client="mutual")))
+
+    async def is_welcome(address: str) -> None:
+        for files in (client, node):
+            await dialled(address, files.dialling(trusting=node.ca))
+
+    async def is_refused(address: str) -> None:
+        assert "unknown ca" in await ending(address, client.dialling(trusting=node.ca))
+        await dialled(address, node.dialling())
+
+    run(with_port(credentials.client, is_welcome))
+    run(with_port(credentials.accepting, is_refused))
+
+
+def test_an_authority_of_clients_that_nobody_asks_is_a_mistake(own: Files) -> None:
+    files = {"certificate": own.certificate, "key": own.key, "ca": own.ca, "client_ca": own.ca}
+    with pytest.raises(ValueError, match="client_ca is for ports"):
+        TlsSettings(**files, replication="mutual", client="server")
