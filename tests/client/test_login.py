@@ -461,3 +461,27 @@ async def test_a_user_lists_the_queues_that_he_has_a_right_to(guarded: Cluster) 
         await admin.admin.topology.set_permissions("reader", configure="", write="", read="^orders$")
         assert (await listed(reader)).keys() == {"orders"}
         assert "orders-2" not in await listed(admin)
+
+
+async def test_administrators_hear_of_failed_logins_and_refused_rights(guarded: Cluster) -> None:
+    """Goal: what is refused reaches who runs the cluster. Method: a wrong password and a refused right; the node's
+    counts have both, and there is an event of each kind, whoever else was refused before."""
+    async with as_user(guarded, "admin") as admin:
+        before = (await admin.admin.status("n1")).counts
+        with pytest.raises(LoginFailed):
+            await as_user(guarded, "reader", "a guess").connect()
+        async with as_user(guarded, "nobody") as nobody:
+            with pytest.raises(AccessRefused):
+                await nobody.admin.declare("theirs")
+        after = (await admin.admin.status("n1")).counts
+        assert before is not None
+        assert after is not None
+        assert after.logins_failed["password"] > before.logins_failed["password"]
+        assert after.rights_refused["configure"] > before.rights_refused["configure"]
+        told: set[str] = set()
+        number = 0
+        async with asyncio.timeout(30):
+            while not told >= {"logins_failed", "rights_refused"}:
+                answer = await admin.admin.events(after=number, wait_ms=5_000)
+                told |= {event.kind for event in answer.events if event.details.get("count")}
+                number = answer.events[-1].number if answer.events else number
