@@ -108,7 +108,7 @@ class Leasing:
         message = Lease(
             queue=queue, group=group, records_max=max_records, lease_ms=lease_ms, wait_ms=wait_ms, holder=holder
         )
-        answer = await change_at_master(self._client, queue, message, Leases, wait_ms=wait_ms)
+        answer = await change_at_master(self._client, queue, message, Leases, once=True, wait_ms=wait_ms)
         found: list[Leased] = []
         try:
             for each in answer.leased:

@@ -71,7 +71,7 @@ async def change_at_master(
     request = _Request(client, queue, message, attempts, client.request_timeout_ms + wait_ms, once=once)
 
     def passes(error: MirrorlogError) -> bool:
-        return not once and (error.retriable if attempts.in_doubt else isinstance(error, awaited))
+        return not once and error.retriable if attempts.in_doubt else isinstance(error, awaited)
 
     with attempts.request(telling=telling):
         return await request.answer(expect, passes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from mirrorlog.client import Client, Leased
-from mirrorlog.errors import BadBatch, BadRequest, NoSuchQueue, OutcomeUnknown
+from mirrorlog.errors import BadBatch, BadRequest, FlushSlaveTimeout, NoSuchQueue, NotMaster, OutcomeUnknown
 from mirrorlog.wire.frames import How, Level
 from mirrorlog.wire.messages import ExtendLease, Lease, LeasedRange, Leases, SettleLease
 from tests.client.scripted_delivery import Giver, givers, stored
@@ -138,6 +139,31 @@ async def test_leased_records_that_cannot_be_read_are_released(nodes: Nodes, cli
         await one(client)
     assert isinstance(n1.asked_of_leases[-1], SettleLease)
     assert n1.asked_of_leases[-1].how == How.RELEASE
+
+
+async def test_records_are_not_leased_again_for_one_call_that_may_have_leased_some(
+    nodes: Nodes, client: Client
+) -> None:
+    """Goal: each repeat would lease others, to nobody. Method: copies that do not confirm in
+    time."""
+    n1 = leasing(nodes, LeasedRange(first=2, next=3, lease=7))
+    n1.refusal = FlushSlaveTimeout("a copy did not confirm in time")
+    with pytest.raises(OutcomeUnknown):
+        await client.lease(QUEUE)
+    assert len(n1.asked_of_leases) == 1
+
+
+async def test_a_lease_that_was_refused_is_asked_for_again_where_the_master_is(nodes: Nodes, client: Client) -> None:
+    """Goal: what leased nothing for certain is followed. Method: a node that is master no more, before anybody heard of
+    the next one."""
+    n1 = leasing(nodes, LeasedRange(first=2, next=3, lease=7))
+    n1.refusal = NotMaster("there is none")
+    asking = asyncio.ensure_future(client.lease(QUEUE))
+    while len(n1.asked_of_leases) < 2:
+        assert not asking.done()
+        await asyncio.sleep(0)
+    n1.refusal = None
+    assert len(await asking) == 1
 
 
 @pytest.mark.parametrize(
