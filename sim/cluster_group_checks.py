@@ -141,13 +141,14 @@ class GroupsOutside:
 
     @cached_property
     def stands(self) -> Mapping[tuple[str, str], Sequence[Ended]]:
-        """By queue, see `one_of`, and group: what the logs say that its records were settled as, in their order."""
+        """By queue, see `one_of`, and group: what the logs say that its records were settled as since its last reset,
+        which forgets, in their order."""
         found: dict[tuple[str, str], list[Ended]] = defaultdict(list)
         seen: set[str] = set()
         for log_id, _, batches in _logs(self.outside):
             for queue_id, known in logged(log_id, batches).items() if log_id not in seen else ():
-                for each in known.ended if queue_id in self._names else ():
-                    found[self._names[queue_id], each.group].append(each)
+                for group, ended in known.stands.items() if queue_id in self._names else ():
+                    found[self._names[queue_id], group] += ended
             seen.add(log_id)
         return found
 
@@ -268,8 +269,9 @@ def one_verdict_stands(groups: GroupsOutside) -> None:
         said = [each for each in those if each.stands or (each.outcome == "confirmed" and each.how in FINAL)]
         ended = groups.stands.get((queue, group), ())
         for taken in said:
-            # The first one stands; none when nothing that was settled so long ago is in the log any more.
-            why = next((each.why for each in ended if each.first <= offset < each.until), "") if ended else ""
+            # The first one stands; none when nothing that was settled so long ago is in the log any more. Who was
+            # given it before a reset is excused.
+            why = next((each.why for each in ended if each.first <= offset < each.until), "")
             stands = (DEAD if why in DEAD_WHYS else ACKED) if why else ""
             heard = taken.stands or (DEAD if taken.how == "reject" else ACKED)
             assert (

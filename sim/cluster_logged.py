@@ -60,13 +60,27 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class LoggedQueue:
-    """`records`: by queue offset; `leaving`: steps by which records leave, with their log offsets and times (µs);
-    `behind`: groups that were made, or set back, with what all groups had settled from there on: [first, until)."""
+    """`records`: by queue offset; `ended`: all that was ever settled, in order; `stands`: by group, what of it was
+    settled since its last reset, with which each begins; `leaving`: steps by which records leave, with their log
+    offsets and times (µs); `behind`: groups that were made, or set back, with what all groups had settled from there
+    on: [first, until)."""
 
     records: dict[int, Stored] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
+    stands: dict[str, list[Ended]] = field(default_factory=dict)
     leaving: list[tuple[int, int, Departing | Addressed | Departed]] = field(default_factory=list)
     behind: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def settle(self, header: BatchHeader, batch: bytes) -> None:
+        """Changes of groups were appended."""
+        for change in decode_changes(batch):
+            if isinstance(change, GroupReset):
+                self.stands[change.group] = []
+            elif isinstance(change, Settled):
+                pairs = zip(change.ranges[::2], change.ranges[1::2], strict=True)
+                ended = [Ended(change.group, *pair, change.why, header.append_time_us) for pair in pairs]
+                self.ended += ended
+                self.stands.setdefault(change.group, []).extend(ended)
 
     def may_be_plain(self, group: str, offset: int) -> bool:
         """Whether that group may have been given this record without its attributes."""
@@ -97,7 +111,7 @@ def logged(log_id: str, batches: Iterable[tuple[int, bytes]]) -> dict[_Queue, Lo
         if header.kind == Kind.DATA:
             found[queue].records.update(_records(header, batch))
         elif header.kind == Kind.QUEUE_STATE:
-            found[queue].ended += _ended(header, batch)
+            found[queue].settle(header, batch)
             found[queue].behind += _behind(header, batch, groups)
             groups.apply(header, batch)
             found[queue].leaving += [
@@ -127,10 +141,3 @@ def _behind(header: BatchHeader, batch: bytes, groups: GroupTable) -> Iterator[t
     for change in decode_changes(batch):
         if isinstance(change, GroupReset) and change.queue_offset < floor:
             yield change.group, change.queue_offset, floor
-
-
-def _ended(header: BatchHeader, batch: bytes) -> Iterator[Ended]:
-    for change in decode_changes(batch):
-        if isinstance(change, Settled):
-            pairs = zip(change.ranges[::2], change.ranges[1::2], strict=True)
-            yield from (Ended(change.group, *pair, change.why, header.append_time_us) for pair in pairs)

@@ -91,3 +91,23 @@ def test_only_what_all_groups_had_settled_may_be_plain_to_a_group_that_is_made_t
     names = ("early", "before", "", "late")
     plain = {group: [offset for offset in range(4) if found.may_be_plain(group, offset)] for group in names}
     assert plain == {"early": [], "before": [], "": [], "late": [1]}
+
+
+def test_a_record_stands_as_what_it_was_settled_as_since_the_last_reset_of_its_group() -> None:
+    """A record dies in two groups. One of them is set back and acknowledges it; of the other one, and of all that was
+    ever settled, nothing is forgotten."""
+    log = StateLog()
+    log.append(data(1, count=4))
+    for change in (
+        GroupReset(group="", queue_offset=0),
+        GroupReset(group="other", queue_offset=0),
+        Settled(group="", ranges=[2, 3], why="dead"),
+        Settled(group="other", ranges=[2, 3], why="dead"),
+        GroupReset(group="", queue_offset=0),
+        Settled(group="", ranges=[0, 4]),
+    ):
+        log.append(encode_change(change, queue_id=1))
+    found = logged("x", [(header.log_offset, batch) for header, batch in log.batches])["x", 1]
+    stands = {group: [each[1:4] for each in ended] for group, ended in found.stands.items()}
+    assert stands == {"": [(0, 4, "acked")], "other": [(2, 3, "dead")]}
+    assert [each.why for each in found.ended] == ["dead", "dead", "acked"]
