@@ -13,6 +13,8 @@ from mirrorlog.doors.status_codes import as_call_status
 from mirrorlog.errors import MirrorlogError, RequestTimeout
 
 UNARY_TIMEOUT_S: Final = 10.0
+REQUEST_TIMEOUT_MS: Final = 8_000
+"""Of a door's client: it ends first, for it knows whether anything was sent."""
 
 _T = TypeVar("_T")
 
@@ -38,12 +40,14 @@ async def answered(
 ) -> _T:
     """What `ask` gives with the caller's client, within 10 seconds; a shorter deadline of the caller's is gRPC's to
     keep. `changes`: it is no mere question. Ends the call on errors."""
+    asked = False
     try:
         async with asyncio.timeout(UNARY_TIMEOUT_S), logins.client(call) as client:
+            asked = True
             return await ask(client)
     except TimeoutError:
         silent = RequestTimeout(f"no answer from the node within {UNARY_TIMEOUT_S:g} s")
-        error = outcome_of(silent, in_doubt=changes)
+        error = outcome_of(silent, in_doubt=changes and asked)
     except MirrorlogError as failure:
         error = failure
     await abort(call, error)

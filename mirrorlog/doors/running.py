@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import uvloop
 
 from mirrorlog.client import Client
+from mirrorlog.doors.calls import REQUEST_TIMEOUT_MS
 from mirrorlog.doors.door_tls import DoorTls, add_options
 from mirrorlog.doors.parent import watch_parent
 from mirrorlog.errors import MirrorlogError
@@ -67,7 +68,15 @@ def client_of(
     if token:
         login = Login(user="", password=token)
     user, password = (login.user, login.password) if login is not None else (None, "")
-    return Client(node, role="door", connect_timeout_ms=connect_timeout_ms, tls=tls, user=user, password=password)
+    return Client(
+        node,
+        role="door",
+        connect_timeout_ms=connect_timeout_ms,
+        request_timeout_ms=REQUEST_TIMEOUT_MS,
+        tls=tls,
+        user=user,
+        password=password,
+    )
 
 
 def run_door(

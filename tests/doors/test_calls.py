@@ -13,6 +13,7 @@ from mirrorlog.client import Client
 from mirrorlog.doors import calls
 from mirrorlog.doors.call_logins import CallLogins
 from mirrorlog.doors.calls import Call, answered
+from mirrorlog.doors.running import client_of
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown, RequestTimeout
 
 
@@ -47,3 +48,29 @@ async def test_a_change_that_is_not_answered_in_time_is_of_unknown_outcome(
     status, details = ended.value.args
     assert status == kind.grpc_status
     assert ("may have been done or not" in details) is changes
+
+
+async def test_a_change_whose_caller_was_not_let_in_yet_was_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: who may try again is told so. Method: a login that takes for ever."""
+    monkeypatch.setattr(calls, "UNARY_TIMEOUT_S", 0.01)
+
+    class Waiting(Caller):
+        @asynccontextmanager
+        async def client(self, call: Call) -> AsyncIterator[Client]:
+            await asyncio.Event().wait()
+            yield cast(Client, None)
+
+    async def asked(client: Client) -> None:
+        raise AssertionError("nobody is let in")
+
+    caller = Waiting()
+    with pytest.raises(Ended) as ended:
+        await answered(cast(Call, caller), cast(CallLogins, caller), asked, changes=True)
+    assert ended.value.args[0] == RequestTimeout.grpc_status
+    assert "may have been done or not" not in ended.value.args[1]
+
+
+async def test_a_doors_client_gives_up_before_the_door_does() -> None:
+    """Goal: of what was not sent the client says so; the door's own clock cannot tell."""
+    client = client_of("127.0.0.1:1", None)
+    assert client.request_timeout_ms < calls.UNARY_TIMEOUT_S * 1000
