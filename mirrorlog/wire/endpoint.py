@@ -249,8 +249,12 @@ class Endpoint(asyncio.BufferedProtocol):
         """It is its turn."""
         if self._share is not None and self.open:
             now = time.monotonic()
-            self._take_slice(self._share, now, now)
-            self._look()
+            try:
+                self._take_slice(self._share, now, now)
+                self._look()
+            except Exception as error:
+                logger.exception("turn_failed peer=%s", self.peer)
+                self.abort(ProtocolError(f"internal error: {type(error).__name__}"))
 
     def _take_slice(self, share: Share, began: float, now: float) -> None:
         line = share.line

@@ -34,6 +34,8 @@ class Lines:
 
     def _turn(self, line: Line) -> None:
         self._coming.discard(line)
-        for share in line.turn():
-            share.serve()
-        self.look(line)
+        try:
+            for share in line.turn():
+                share.serve()
+        finally:
+            self.look(line)  # else nobody of the class would ever have a turn again

@@ -115,6 +115,52 @@ async def _until(met: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
+async def test_a_turn_that_fails_ends_its_connection_and_the_others_have_theirs() -> None:
+    """Goal: one fault does not hold up a whole class of connections. Method: of two that wait in line the first to be
+    served fails outside of its frames, as its handler's goodbye does; the other's frames are all taken."""
+
+    class Failing(Worker):
+        def disconnected(self, error: MirrorlogError | None) -> None:
+            raise RuntimeError("goodbye failed")
+
+        def frame(self, frame: Frame) -> None:
+            super().frame(frame)
+            if len(self.numbers) == 65:
+                raise ProtocolError("in its second slice")
+
+    lines = Lines()
+    bad, good = Failing(), Worker()
+    sender, other = await _pair(bad, lines), await _pair(good, lines)
+    sent = b"".join(frame(FrameType.PING, b"", number) for number in range(500))
+    sender.sendall(sent)
+    other.sendall(sent)
+    await _until(lambda: len(good.numbers) == 500)
+    assert bad.endpoint is not None
+    assert not bad.endpoint.open
+    assert not lines.known.waiting
+    for each in (sender, other):
+        each.close()
+
+
+async def test_the_turn_after_one_that_failed_comes() -> None:
+    lines, served = Lines(), asyncio.Event()
+
+    def fail() -> None:
+        raise RuntimeError("not served")
+
+    loop = asyncio.get_running_loop()
+    told: list[object] = []
+    loop.set_exception_handler(lambda loop, context: told.append(context["exception"]))
+    for serve in (fail, served.set):
+        share = lines.newcomer(serve)
+        share.line = lines.known
+        lines.known.served(share, 0.0, 0.0, more=True)
+    lines.look(lines.known)
+    async with asyncio.timeout(20):
+        await served.wait()
+    assert [type(each) for each in told] == [RuntimeError]
+
+
 def test_frames_keep_their_order_and_others_come_between_them(runner: Callable[..., None]) -> None:
     """Goal: one that sends without end is served whole and in order, and does not hold up another one. Method: 4,000
     frames of one connection in one go, then one frame of another; it is not the last to be served."""
