@@ -26,11 +26,13 @@ from mirrorlog.wire.tls import check_valid_now, client_context, expiry_s, server
 
 SECRETS_MAX: Final = 2
 """In a file: the one that is used, and another one that is taken too."""
+_PRINTABLE: Final = frozenset((*range(0x20, 0x7F), *b"\r\n"))
 
 
 class SecretFile:
     """The secrets in a file, one in each line: the first is proven to others, each is taken from them. So nodes change
-    theirs one after the other: old and new on all, then new and old, then the new one alone. Raises ConfigError."""
+    theirs one after the other: old and new on all, then new and old, then the new one alone. Lines are those of
+    printable ASCII; other bytes, any of which may be that of a line's end, are one secret. Raises ConfigError."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -38,7 +40,8 @@ class SecretFile:
 
     def make(self) -> tuple[bytes, ...]:
         """See `Renewable`."""
-        found = _read(self._file).splitlines()
+        content = _read(self._file)
+        found = content.splitlines() if _PRINTABLE.issuperset(content) else [content]
         what = f"cluster.secret_file {self._file}"
         if len(found) > SECRETS_MAX:
             raise ConfigError(f"{what}: {len(found)} lines; one secret, or while it is changed {SECRETS_MAX}")
