@@ -138,9 +138,11 @@ class PublishLine:
             if not self._waiting:
                 self._unpacking.lines -= 1
             self._publish(each, error)
-        self._handled()
-        if self._waiting:
-            self._open_next()
+        try:
+            self._handled()
+        finally:
+            if self._waiting:
+                self._open_next()
 
     def _publish(self, waiting: Waiting, error: MirrorlogError | None) -> None:
         try:
@@ -163,6 +165,9 @@ class PublishLine:
                 verdicts.append(None)
             except MirrorlogError as error:
                 verdicts.append(error)
+            except Exception as failure:  # memory that ran out, say; those behind it are not to wait for ever
+                logger.exception("unpacking_failed")
+                verdicts.append(MirrorlogError(f"internal error: {type(failure).__name__}"))
         return verdicts
 
     def _check(self, batches: Sequence[memoryview]) -> None:

@@ -33,7 +33,10 @@ class ByHand(Executor):
 
     async def run_one(self) -> None:
         future, job = self.jobs.pop(0)
-        future.set_result(job())
+        try:
+            future.set_result(job())
+        except Exception as error:
+            future.set_exception(error)
         for _ in range(4):
             await asyncio.sleep(0)  # the loop hears of it, and calls back
 
@@ -107,6 +110,28 @@ async def test_what_comes_behind_one_that_is_being_opened_waits_for_it() -> None
     assert (unpacking.waiting_bytes, unpacking.lines, line.handled) == (0, 0, 2)
     line.take(4, plain())
     assert line.ended[-1] == 4
+
+
+async def test_whatever_happens_while_one_is_opened_is_its_answer_and_the_next_ones_have_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Goal: no fault silences a connection. Method: memory runs out while the first of three is opened."""
+    failures = [MemoryError()]
+
+    def check(*args: Any, **kwargs: Any) -> None:
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr("mirrorlog.broker.unpacking.check_compressed", check)
+    helper = ByHand()
+    unpacking = Unpacking(helper, LimitSettings())
+    line = Line(unpacking)
+    for number, each in enumerate((batch(400 * KIB), batch(1000), plain())):
+        line.take(number, each)
+    for _ in range(2):
+        await helper.run_one()
+    assert line.ended == [(0, "INTERNAL"), 1, 2]
+    assert (unpacking.waiting_bytes, unpacking.lines, line.handled) == (0, 0, 2)
 
 
 async def test_lines_take_turns() -> None:
