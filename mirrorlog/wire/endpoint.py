@@ -217,7 +217,7 @@ class Endpoint(asyncio.BufferedProtocol):
         self.paused = False
         if self.open:
             self._handler.writable()
-            if self._congested:
+            if self._congested and self.open:
                 self._congested = False
                 self._come()
 

@@ -214,6 +214,32 @@ def test_a_peer_that_does_not_read_is_asked_nothing_more_and_then_served_on(runn
     runner(story())
 
 
+def test_a_close_while_it_is_told_that_it_may_write_again_is_a_close(runner: Callable[..., None]) -> None:
+    """Goal: nothing is asked of a handler that has gone. Method: one is congested, and closes as soon as it is not."""
+
+    class Leaving(Worker):
+        def writable(self) -> None:
+            assert self.endpoint is not None
+            self.endpoint.close()
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        failed: list[object] = []
+        loop.set_exception_handler(lambda loop, context: failed.append(context))
+        handler = Leaving(answer=frame(FrameType.PONG, bytes(32 * 1024)))
+        other = await _pair(handler, None)
+        other.setblocking(False)
+        await loop.sock_sendall(other, b"".join(frame(FrameType.PING, b"", number) for number in range(1_000)))
+        await _until(lambda: handler.endpoint is not None and handler.endpoint.paused)
+        while handler.gone == 0:
+            await loop.sock_recv(other, 1 << 20)
+        await _until(lambda: handler.endpoint is not None and not handler.endpoint.open)
+        other.close()
+        assert failed == []
+
+    runner(story())
+
+
 def test_a_close_while_it_waits_in_line_is_a_close(runner: Callable[..., None]) -> None:
     """Goal: what a closed connection has sent is not served, its last word gets through, and the line forgets it.
     Method: close it from its own frame, and another one from outside, while both have more to say."""
