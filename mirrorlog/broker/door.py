@@ -412,6 +412,7 @@ class ClientSession:
         self._line.take(frame_.payload, batches_of, publish, partial(self._refuse_publish, frame_.correlation_id))
 
     def _produce(self, queue_id: int, correlation_id: int, payload: memoryview) -> None:
+        self.gate.check_publish(queue_id)  # again: it may have waited to be opened
         self._door.log_of(queue_id).publisher.publish(payload, self, correlation_id)
 
     def _refuse_publish(self, correlation_id: int, error: MirrorlogError) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mirrorlog.broker.door import ClientSession
 from mirrorlog.broker.unpacking import PublishLine, Unpacking
 from mirrorlog.commitlog.body import draft_columns
 from mirrorlog.commitlog.codec import compress_draft
 from mirrorlog.commitlog.format import HEADER_SIZE, Codec
 from mirrorlog.config import LimitSettings
-from mirrorlog.errors import BadBatch, MirrorlogError, NoSuchQueue, Overloaded
+from mirrorlog.errors import AccessRefused, BadBatch, MirrorlogError, NoSuchQueue, Overloaded
+from mirrorlog.wire.frames import PRODUCE, Frame, FrameType
 
 KIB = 1024
 
@@ -198,3 +202,37 @@ async def test_what_is_refused_late_is_told_and_the_next_one_has_its_turn() -> N
     while helper.jobs:
         await helper.run_one()
     assert line.ended == [0, (1, "NO_SUCH_QUEUE"), (2, "PROTOCOL_ERROR"), 3]
+
+
+async def test_what_waited_is_stored_only_if_who_sent_it_may_still_publish() -> None:
+    """Goal: a right that is taken away is gone for what is on its way, too. Method: it goes while a batch is opened;
+    the one that came before is stored, this one is refused."""
+    helper = ByHand()
+    stored: list[int] = []
+    sent: list[bytes] = []
+    refused: Counter[str] = Counter()
+    rights = {1}
+
+    def check_publish(queue_id: int) -> None:
+        if queue_id not in rights:
+            raise AccessRefused("no right")
+
+    publisher = SimpleNamespace(publish=lambda payload, session, correlation_id: stored.append(correlation_id))
+    door: Any = SimpleNamespace(
+        unpacking=Unpacking(helper, LimitSettings()),
+        push=lambda: None,
+        log_of=lambda queue_id: SimpleNamespace(publisher=publisher),
+        refused=refused,
+    )
+    session = ClientSession(door, SimpleNamespace())  # type: ignore[arg-type]
+    session._gate = SimpleNamespace(check_publish=check_publish)  # type: ignore[assignment]
+    session._endpoint = SimpleNamespace(send=lambda parts: sent.extend(map(bytes, parts)))  # type: ignore[assignment]
+    for number in range(2):
+        payload = memoryview(bytes(PRODUCE.size) + batch(1200 * KIB))
+        session._dispatch(Frame(FrameType.PRODUCE, number, payload))
+    await helper.run_one()
+    rights.clear()
+    await helper.run_one()
+    assert stored == [0]
+    assert refused == {AccessRefused.code: 1}
+    assert len(sent) == 1
