@@ -235,6 +235,7 @@ class ClientSession:
         self._stale_reads = False
         self._client_id = ""
         self._takes_credit = False
+        self._logins = 0
         self._last_read = 0.0
         self._line = PublishLine(door.unpacking, door.push)
 
@@ -423,7 +424,9 @@ class ClientSession:
         self.refuse(error, correlation_id)
 
     async def _login(self, message: Login, respond: Callable[[Message | MirrorlogError], None]) -> None:
-        self._place.went_on()
+        self._logins += 1
+        if self._logins <= FAILURES_MAX:  # who asks on and on would drive out all others of his address
+            self._place.went_on()
         try:
             await self.gate.login(message)
         except LoginFailed as error:

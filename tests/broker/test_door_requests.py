@@ -9,10 +9,11 @@ import pytest
 
 from mirrorlog.broker.door import ClientSession, NativeDoor
 from mirrorlog.broker.exclusives import Exclusives
+from mirrorlog.broker.gate import FAILURES_MAX
 from mirrorlog.config import LimitSettings
-from mirrorlog.errors import MirrorlogError, QueueExclusive
+from mirrorlog.errors import MirrorlogError, Overloaded, QueueExclusive
 from mirrorlog.queues.registry import Queue
-from mirrorlog.wire.messages import DeclareQueue, Message, Subscribe
+from mirrorlog.wire.messages import DeclareQueue, Login, Message, Subscribe
 
 OWN = {"exclusive": True}
 
@@ -80,3 +81,20 @@ def test_the_first_user_of_a_cluster_takes_no_queue_from_those_who_have_to_log_i
         door.look_at_rights()
         door.look_at_rights()
         assert requests.sent_away == sent_away
+
+
+async def test_logins_make_a_connections_place_new_as_often_as_they_may_fail() -> None:
+    """Goal: who has all but one of an address's places cannot drive out the last one by asking on and on. Method: one
+    logs in again and again, and there is never room to look at it."""
+    steps: list[None] = []
+
+    async def login(asked: Login) -> None:
+        raise Overloaded("too many logins")
+
+    session = session_with(Requests(QueueExclusive("unused")))
+    session._place = SimpleNamespace(went_on=lambda: steps.append(None))  # type: ignore[assignment]
+    session._gate = SimpleNamespace(login=login, failures=0)  # type: ignore[assignment]
+    for _ in range(3 * FAILURES_MAX):
+        with pytest.raises(Overloaded):
+            await session._login(Login(user="ann", password="guess"), lambda answer: None)
+    assert len(steps) == FAILURES_MAX
