@@ -97,6 +97,8 @@ class Endpoint(asyncio.BufferedProtocol):
         self._congested = False
         self._reading_paused = False
         self._partial_since: float | None = None
+        self._not_read_since: float | None = None
+        """While a frame has begun: since when its rest may not come."""
         self._lines = lines
         self._share: Share | None = None if lines is None else lines.newcomer(self._serve)
 
@@ -132,12 +134,17 @@ class Endpoint(asyncio.BufferedProtocol):
 
     @property
     def begun_bytes(self) -> int:
-        """What has come of frames that are not complete."""
-        return self._reader.begun_bytes if self.open else 0
+        """What has come of frames that are not complete. 0 while complete ones wait for their turn: what came behind
+        them is begun once that is over, and nothing more comes until then."""
+        share = self._share
+        waits = share is not None and share.waits is not None and self._reader.has_frame
+        return self._reader.begun_bytes if self.open and not waits else 0
 
     def begun_s(self, now: float) -> float:
-        """For how long a frame that was begun has not been complete."""
-        return 0.0 if self._partial_since is None else now - self._partial_since
+        """For how long a frame that was begun has not been complete, without the time in which nothing was read."""
+        if self._partial_since is None:
+            return 0.0
+        return (now if self._not_read_since is None else self._not_read_since) - self._partial_since
 
     @property
     def certificate(self) -> Mapping[str, Any] | None:
@@ -182,7 +189,7 @@ class Endpoint(asyncio.BufferedProtocol):
 
     def stalled(self, now: float, timeout_ms: int) -> bool:
         """Whether a frame was begun longer ago than `timeout_ms` and is not complete; then the connection is closed."""
-        if self._partial_since is None or (now - self._partial_since) * 1000 < timeout_ms:
+        if self._partial_since is None or self.begun_s(now) * 1000 < timeout_ms:
             return False
         self.close(StalledFrame(f"a frame was begun and not completed within {timeout_ms} ms"))
         return True
@@ -311,10 +318,18 @@ class Endpoint(asyncio.BufferedProtocol):
         return self._congested
 
     def _note_partial(self) -> None:
-        if not self._reader.partial or self._reading_paused:
+        if not self._reader.partial:
             self._partial_since = None
-        elif self._partial_since is None:
-            self._partial_since = asyncio.get_running_loop().time()
+        if self._partial_since is None:
+            self._not_read_since = None
+            if self._reader.partial and not self._reading_paused:
+                self._partial_since = asyncio.get_running_loop().time()
+        elif self._reading_paused:
+            if self._not_read_since is None:
+                self._not_read_since = asyncio.get_running_loop().time()
+        elif self._not_read_since is not None:
+            self._partial_since += asyncio.get_running_loop().time() - self._not_read_since
+            self._not_read_since = None
 
     def _refuse(self, error: MirrorlogError) -> None:
         first = self._reader.unread()[:4] if isinstance(error, ProtocolError) else b""

@@ -160,6 +160,17 @@ class FrameReader:
         return self._placed is not None or self._end > self._start
 
     @property
+    def has_frame(self) -> bool:
+        """Whether the first frame is complete, and was not taken."""
+        if self._placed is not None:
+            return self._placed_end >= len(self._placed)
+        have = self._end - self._start
+        if have < FRAME_HEADER_SIZE:
+            return False
+        length, _, _, _ = _FRAME_HEADER.unpack_from(self._buffer, self._start)
+        return bool(have >= FRAME_HEADER_SIZE + length)
+
+    @property
     def buffer_bytes(self) -> int:
         """What it holds in memory."""
         return len(self._buffer)

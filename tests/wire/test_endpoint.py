@@ -19,6 +19,7 @@ from mirrorlog.wire import endpoint
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameReader, FrameType, frame
 from mirrorlog.wire.lines import Lines
+from mirrorlog.wire.turns import Share
 
 
 class Recorder:
@@ -332,6 +333,58 @@ def test_a_frame_that_has_begun_is_not_stalled_while_its_rest_may_not_be_read(ru
         other.close()
 
     runner(story())
+
+
+class Slow:
+    """A frame that is sent a byte at a time, to a class of connections whose turns are used up whenever one comes."""
+
+    def __init__(self, lines: Lines, endpoint: Endpoint) -> None:
+        self.line = lines.known
+        self.endpoint = endpoint
+
+    def come(self, content: bytes) -> None:
+        now = time.monotonic()
+        self.line.served(Share(self.line, lambda: None), now - 1.0, now, more=False)
+        room = self.endpoint.get_buffer(-1)
+        room[: len(content)] = content
+        self.endpoint.buffer_updated(len(content))
+
+
+async def test_a_frame_that_never_ends_is_stalled_however_often_it_had_to_wait() -> None:
+    """Goal: under load, too, nobody keeps a begun frame for ever. Method: a byte of it comes time and again, each time
+    there is no turn left for it, and it is served in the next one; what it was begun at stays, but for its waits."""
+    lines, handler = Lines(), Worker()
+    other = await _pair(handler, lines)
+    loop, begun = asyncio.get_running_loop(), handler.endpoint
+    assert begun is not None
+    slow = Slow(lines, begun)
+    slow.come(frame(FrameType.PING, bytes(100))[:50])
+    await _until(lambda: not lines.known.waiting)
+    began_s = 0.0
+    for _ in range(3):
+        await _until(lambda before=began_s: begun.begun_s(loop.time()) > before)
+        slow.come(b"x")
+        assert lines.known.waiting
+        assert began_s < begun.begun_s(loop.time() + 60) < 50, "it waits: what was before counts, and this does not"
+        began_s = begun.begun_s(loop.time())
+        await _until(lambda: not lines.known.waiting)
+        assert begun.begun_s(loop.time()) >= began_s
+    other.close()
+
+
+async def test_what_waits_for_its_turn_is_not_begun() -> None:
+    """Goal: an honest publisher is not closed for what the node has not come to. Method: a frame that is complete, and
+    a part of the next, wait in line; then it is served, and the part alone is what was begun."""
+    lines, handler = Lines(), Worker()
+    other = await _pair(handler, lines)
+    assert handler.endpoint is not None
+    whole, part = frame(FrameType.PING, bytes(100)), frame(FrameType.PING, bytes(100))[:50]
+    Slow(lines, handler.endpoint).come(whole + part)
+    assert lines.known.waiting
+    assert handler.endpoint.begun_bytes == 0
+    await _until(lambda: len(handler.numbers) == 1)
+    assert handler.endpoint.begun_bytes == len(part)
+    other.close()
 
 
 def _tcp_pair() -> tuple[socket.socket, socket.socket]:
