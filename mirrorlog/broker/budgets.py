@@ -72,14 +72,16 @@ class OutgoingBudget(Generic[_H]):
 
     def look(self) -> _H | None:
         """Count anew what they have not taken, as is to be done some times a second; and who has to go, because
-        somebody waits who holds nothing and there is no room for him. None while there is."""
+        somebody waits who holds nothing and there is no room for him. None while there is, or when there is none only
+        for what is still being read, or nobody holds a real share: then nobody is to blame."""
         held = {holder: self._held(holder) for holder in self._given}
         self._given = {holder: given for holder, given in self._given.items() if held[holder]}
         self._held_bytes = sum(held.values())
         wanted, self._refused_bytes = self._refused_bytes, 0
-        if not wanted or self._held_bytes + self._reading_bytes + wanted <= self._limit_bytes:
+        if not wanted or self._held_bytes + wanted <= self._limit_bytes or not self._given:
             return None
-        return max(self._given, key=held.__getitem__, default=None)
+        most = max(self._given, key=held.__getitem__)
+        return most if 2 * held[most] * len(self._given) >= self._limit_bytes else None
 
     def _held(self, holder: _H) -> int:
         given = self._given.get(holder, 0)

@@ -63,6 +63,30 @@ def test_at_the_limit_whoever_holds_most_goes_when_another_one_waits() -> None:
     assert give(budget, fourth, 10)
 
 
+def test_nobody_goes_for_what_is_still_being_read() -> None:
+    """Goal: readers that take what they get are not closed because a helper has much to do. Method: reads for a hundred
+    fill the budget, none of which is done; one has a byte that has not left; another one waits."""
+    budget: OutgoingBudget[Reader] = OutgoingBudget(1_000)
+    readers = [Reader() for _ in range(100)]
+    assert give(budget, readers[0], 9)
+    readers[0].unsent_bytes = 1
+    assert budget.look() is None
+    assert sum(budget.begin(reader, 10) for reader in readers[1:]) == 99
+    assert not budget.begin(Reader(), 10)
+    assert budget.look() is None
+
+
+def test_nobody_goes_who_holds_next_to_nothing() -> None:
+    """Goal: who waits for more than there is room for at all waits until the others have taken theirs. Method: one has
+    a byte that has not left, and another one wants all of the budget."""
+    budget: OutgoingBudget[Reader] = OutgoingBudget(1_000)
+    reader = Reader()
+    assert give(budget, reader, 9)
+    reader.unsent_bytes = 1
+    assert not budget.begin(Reader(), 1_000)
+    assert budget.look() is None
+
+
 def test_an_answer_that_is_larger_than_all_comes_alone() -> None:
     budget: OutgoingBudget[Reader] = OutgoingBudget(100)
     one, other = Reader(), Reader()
