@@ -42,6 +42,8 @@ WAIT_MS_MAX = 60_000
 COLD_READS_MAX: Final = 2
 """Answers from disk that are made for one connection at a time; what it asks beyond waits, so that one that asks far
 ahead does not keep the disk from all others, mirrors that catch up among them."""
+ROOM_S: Final = 5.0
+"""For how long an answer from disk may wait for room in the node's budget, if its reader does not wait for longer."""
 _STALE_DEADLINES_MAX = 1024
 
 
@@ -75,6 +77,8 @@ class Fetcher:
         self._helper = helper
         self._budget = budget or OutgoingBudget(sys.maxsize)
         self._turned = asyncio.Event()
+        self._end: MirrorlogError | None = None
+        """By what all waits were ended last."""
         self._now = now
         self._waiting: dict[int, dict[int, _Reader]] = {}
         self._deadlines: list[tuple[float, int, int]] = []
@@ -107,8 +111,7 @@ class Fetcher:
 
     def tick(self, now: float) -> None:
         """Answer, with nothing, the readers whose deadline has come; who waits for room may ask again."""
-        turned, self._turned = self._turned, asyncio.Event()
-        turned.set()
+        self._turn()
         if len(self._deadlines) > 2 * self._count + _STALE_DEADLINES_MAX:
             # Those who were answered leave their deadline behind; a busy reader would leave thousands a second.
             self._deadlines = [each for each in self._deadlines if each[1] in self._waiting.get(each[2], ())]
@@ -122,6 +125,8 @@ class Fetcher:
 
     def end_waits(self, error: MirrorlogError) -> None:
         """Nothing will come here for whoever waits: all are told `error`."""
+        self._end = error
+        self._turn()
         waiting, self._waiting, self._count = self._waiting, {}, 0
         for readers in waiting.values():
             for reader in readers.values():
@@ -142,6 +147,11 @@ class Fetcher:
         return len(self._waiting.get(queue_id, ()))
 
     # --- inside ---
+
+    def _turn(self) -> None:
+        """Who waits for room looks again."""
+        turned, self._turned = self._turned, asyncio.Event()
+        turned.set()
 
     def _deleted(self, queue_ids: Set[int]) -> None:
         for queue_id in queue_ids & self._waiting.keys():
@@ -304,12 +314,15 @@ class Fetcher:
         log_begin = self._replica.begin
 
         size = min(fetch.max_bytes, self._settings.send_at_once_bytes)
+        room = partial(
+            self._room, endpoint, size, self._end, self._now() + max(ROOM_S, min(fetch.wait_ms, WAIT_MS_MAX) / 1000)
+        )
 
         async def in_turn() -> None:
             async with turns:
-                while endpoint.open and not self._budget.begin(endpoint, size):
-                    await self._turned.wait()
-                if endpoint.open:  # else nobody waits for it any more
+                if (refused := await room()) is not None:
+                    endpoint.send([error_frame(refused, correlation_id)])
+                else:
                     try:
                         await self._work_or_again(work, fetch, endpoint, correlation_id, log_begin)
                     finally:
@@ -331,6 +344,21 @@ class Fetcher:
         task = asyncio.ensure_future(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _room(
+        self, endpoint: Endpoint, size: int, end: MirrorlogError | None, deadline: float
+    ) -> MirrorlogError | None:
+        """Begin in the node's budget when there is room for so much; or why it is not to be read. `end`: by what all
+        waits were ended before it was asked for."""
+        while endpoint.open:
+            if self._end is not end:
+                return self._end
+            if self._budget.begin(endpoint, size):
+                return None
+            if self._now() >= deadline:
+                break
+            await self._turned.wait()
+        return Overloaded("what was read for others is not taken yet; ask again", limit="outgoing_bytes_total")
 
     async def _work_or_again(
         self, work: Callable[[], Awaitable[None]], fetch: Fetch, endpoint: Endpoint, correlation_id: int, log_begin: int

@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from mirrorlog.broker.fetch import COLD_READS_MAX, Fetcher
+from mirrorlog.broker.budgets import OutgoingBudget
+from mirrorlog.broker.fetch import COLD_READS_MAX, ROOM_S, Fetcher
 from mirrorlog.broker.past_keeper import PastKeeper
 from mirrorlog.broker.replica import Replica
 from mirrorlog.commitlog.body import Record, encode_batch
 from mirrorlog.commitlog.format import read_header
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, QueueDeclared, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
 from mirrorlog.wire.endpoint import Endpoint
@@ -78,12 +79,18 @@ def replica(tmp_path: Path) -> Replica:
     return replica
 
 
-def fetcher_of(replica: Replica, helper: Executor) -> Fetcher:
+def fetcher_of(
+    replica: Replica,
+    helper: Executor,
+    *,
+    now: Callable[[], float] = time.monotonic,
+    budget: OutgoingBudget[Endpoint] | None = None,
+) -> Fetcher:
     settings = settings_of("n0", ["n0"])
     limits = settings.limits.model_copy(update={"max_waiting_fetches": WAITING_MAX})
     past = PastKeeper(replica, helper=helper, failed=lambda error: None)
     return Fetcher(
-        replica, limits=limits, settings=settings.log, past=past, helper=helper, now=time.monotonic
+        replica, limits=limits, settings=settings.log, past=past, helper=helper, now=now, budget=budget
     )  # fmt: skip
 
 
@@ -210,3 +217,37 @@ async def test_what_moved_while_a_reader_waited_for_its_turn_is_not_passed_over(
     assert not reader.errors
     # Two had found out before that the first ten stand in the past; the third finds all of them in memory.
     assert reader.answers == {0: 10, 1: 10, COLD_READS_MAX: 11}
+
+
+def full() -> OutgoingBudget[Endpoint]:
+    """Somebody is read for, and there is room for nobody else."""
+    budget: OutgoingBudget[Endpoint] = OutgoingBudget(1)
+    assert budget.begin(cast(Endpoint, Reader()), 1)
+    return budget
+
+
+async def test_who_waits_for_room_is_told_when_the_log_leaves(replica: Replica) -> None:
+    """Goal: every question has an answer. Method: more than may be read at once wait for room, and the log goes."""
+    helper, reader = Steps(), Reader()
+    fetcher = fetcher_of(replica, helper, budget=full())
+    ask(fetcher, reader, COLD_READS_MAX + 1)
+    await settled()
+    fetcher.end_waits(LogUnavailable("it left"))
+    await settled()
+    assert [error.code for error in reader.errors] == [LogUnavailable.code] * (COLD_READS_MAX + 1)
+    assert not helper.jobs
+
+
+async def test_who_waits_for_room_is_told_after_a_while(replica: Replica) -> None:
+    """Goal: a client need not give up a node that has no room. Method: time passes; before the deadline nothing is
+    said, at it the limit is named, to those who have not had a turn, too."""
+    helper, reader, time_s = Steps(), Reader(), [100.0]
+    fetcher = fetcher_of(replica, helper, now=lambda: time_s[0], budget=full())
+    ask(fetcher, reader, COLD_READS_MAX + 1)
+    await settled()
+    for later_s, told in ((ROOM_S - 1, 0), (ROOM_S, COLD_READS_MAX + 1)):
+        time_s[0] = 100.0 + later_s
+        fetcher.tick(time_s[0])
+        await settled()
+        assert [error.details for error in reader.errors] == [{"limit": "outgoing_bytes_total"}] * told
+    assert not helper.jobs
