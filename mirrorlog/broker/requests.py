@@ -304,11 +304,12 @@ class Requests:
         return self._declare_in(self._home(message.name), message, respond)
 
     async def _place_and_declare(self, message: DeclareQueue, respond: Respond) -> None:
-        check_declaration(message.name, message.arguments)
+        check_declaration(message.name, message.arguments, placed=True)
         while self.lifetimes.is_going(message.name) or not self._has_home(message.name):
             # In the same step of the loop as the declaration: a place that is about to be taken away is none.
             await self._gone(message.name)
             if not self._has_home(message.name):
+                check_declaration(message.name, message.arguments, placed=False)
                 await self._view.place(message.name, message.arguments)
                 if is_transient(message.arguments):
                     await self._mastered_here(message.name)

@@ -495,9 +495,12 @@ def no_such_queue(name: str) -> NoSuchQueue:
     return NoSuchQueue(f"no queue {name!r}; make it with: mqtool declare {name}", queue=name)
 
 
-def check_declaration(name: str, arguments: Mapping[str, Any]) -> None:
-    """Whether a new queue may be declared so, wherever it will be. Raises BadRequest."""
+def check_declaration(name: str, arguments: Mapping[str, Any], *, placed: bool) -> None:
+    """Whether a queue may be declared so, wherever it will be. `placed`: it has a place, so it may be there since
+    before what is asked of new ones was; its log knows. Raises BadRequest."""
     _check_shape(name, arguments)
+    if placed:
+        return
     check_new("queue", split(name)[1])
     check_names(arguments, known={})
     check_values(arguments)

@@ -17,7 +17,7 @@ from mirrorlog.queues.changes import (
     decode_changes,
     encode_change,
 )
-from mirrorlog.queues.registry import IDS_PER_LOG, QueueRegistry, id_base_of, log_number_of
+from mirrorlog.queues.registry import IDS_PER_LOG, QueueRegistry, check_declaration, id_base_of, log_number_of
 
 
 class Book:
@@ -424,3 +424,12 @@ def test_a_queue_with_a_name_that_no_new_one_may_have_goes_on_with_it() -> None:
         book.registry.declare("others\u202egnp", {})
     with pytest.raises(BadRequest, match=r"U\+2028"):
         book.commit("orders\u202egnp", "g\u2028", 7)
+
+
+def test_a_queue_that_has_a_place_is_not_judged_as_a_new_one_before_its_log_is_asked() -> None:
+    """Goal: what was made with such a name can be declared again. Method: a name that no new queue is given."""
+    check_declaration("zero\u200bwidth", {"x-log-group": "g"}, placed=True)
+    with pytest.raises(BadRequest, match="cannot be seen"):
+        check_declaration("zero\u200bwidth", {}, placed=False)
+    with pytest.raises(BadRequest, match="control characters"):
+        check_declaration("a\nb", {}, placed=True)
