@@ -59,14 +59,6 @@ class Receiving:
             raise request
         return request
 
-    async def each(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """All of them, one after the other."""
-        while True:
-            try:
-                yield await self.next(requests)
-            except StopAsyncIteration:
-                return
-
     async def first(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """The first of them, and then the others without a place: they are its caller's, who is known by then."""
         try:
@@ -74,6 +66,8 @@ class Receiving:
         except StopAsyncIteration:
             return
         async for request in requests:
+            if isinstance(request, TooLarge):
+                raise request
             yield request
 
     async def _received(self, requests: AsyncIterator[Any]) -> Any:
@@ -118,7 +112,7 @@ class ReceiveInTurn(grpc.aio.ServerInterceptor):
             return handler._replace(unary_unary=None, stream_unary=partial(self._one, handler.unary_unary))
         if handler.unary_stream is not None:
             return handler._replace(unary_stream=None, stream_stream=partial(self._answered, handler.unary_stream))
-        return handler._replace(stream_stream=partial(_many, handler.stream_stream, self._receiving.each))
+        return handler._replace(stream_stream=partial(_many, handler.stream_stream, self._receiving.first))
 
     async def _one(self, behavior: Callable[[Any, Any], Any], requests: AsyncIterator[Any], context: Any) -> Any:
         answer = behavior(await self._only(requests, context), context)

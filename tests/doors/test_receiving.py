@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
 from google.protobuf.message import Message
 
-from mirrorlog.doors.receiving import REQUEST_BYTES_MAX, Receiving, TooLarge
+from mirrorlog.doors.receiving import REQUEST_BYTES_MAX, ReceiveInTurn, Receiving, TooLarge
 from mirrorlog.errors import Overloaded
 from mirrorlog.pb.v1 import admin_pb2
 from mirrorlog.testing import Cluster
@@ -82,8 +83,42 @@ async def test_of_a_stream_of_batches_only_the_first_takes_a_place() -> None:
     streams = [receiving.first(coming(opened(), "open", "batch")) for _ in range(2)]
     assert [await anext(each) for each in streams] == ["open", "open"]
     assert [await anext(each) for each in streams] == ["batch", "batch"]
-    assert [request async for request in receiving.each(coming(opened(), 1, 2))] == [1, 2]
     assert [request async for request in receiving.first(nothing())] == []
+
+
+async def test_a_stream_that_is_idle_behind_its_first_request_holds_no_place() -> None:
+    """Goal: who listens is not ended because others send. Method: one place; a stream that says its second request
+    once another request was received."""
+    receiving, second = Receiving(places=1, grace_s=0.01), asyncio.Event()
+    seen: asyncio.Queue[object] = asyncio.Queue()
+
+    async def said() -> AsyncIterator[object]:
+        yield 1
+        await second.wait()
+        yield 2
+
+    async def listen(requests: AsyncIterator[object], context: object) -> None:
+        async for request in requests:
+            seen.put_nowait(request)
+
+    async def found(details: object) -> object:
+        return grpc.stream_stream_rpc_method_handler(listen)
+
+    in_turn = ReceiveInTurn(receiving, batches="/Publish")
+    handler = await in_turn.intercept_service(found, SimpleNamespace(method="/Listen"))
+    stream = asyncio.ensure_future(handler.stream_stream(said(), None))
+    assert await seen.get() == 1
+    assert await receiving.next(coming(opened(), "another's")) == "another's"
+    await asyncio.wait({stream}, timeout=0.1)
+    second.set()
+    await stream
+    assert seen.get_nowait() == 2
+
+
+async def test_what_is_too_large_behind_the_first_request_ends_its_stream() -> None:
+    receiving = Receiving(places=1, grace_s=LONG_S)
+    with pytest.raises(TooLarge):
+        _ = [request async for request in receiving.first(coming(opened(), 1, TooLarge("large")))]
 
 
 async def test_a_request_that_is_too_large_gives_its_place_back() -> None:
