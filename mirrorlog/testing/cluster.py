@@ -294,7 +294,7 @@ class Cluster:
         if len(self._node_ids) > 1 and self._addresses_file.exists():
             known: dict[str, dict[str, str]] = json.loads(self._addresses_file.read_text())
             if known.keys() == set(self._node_ids):
-                return known
+                return _with_all_ports(known)
         ports = iter(free_ports(len(_PORTS) * len(self._node_ids)))
         return {node_id: {name: f"{HOST}:{next(ports)}" for name in _PORTS} for node_id in self._node_ids}
 
@@ -341,6 +341,15 @@ class Cluster:
     def _kill_all(self) -> None:
         for node in self.nodes.values():
             node.kill()
+
+
+def _with_all_ports(known: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Addresses that an older version of this wrote down lack the doors that it did not have: free ones for these."""
+    missing = [(node_id, name) for node_id, addresses in known.items() for name in _PORTS if name not in addresses]
+    found = {node_id: dict(addresses) for node_id, addresses in known.items()}
+    for (node_id, name), port in zip(missing, free_ports(len(missing)), strict=True):
+        found[node_id][name] = f"{HOST}:{port}"
+    return found
 
 
 def _copies(statuses: Mapping[str, Status], name: str) -> dict[str, LogStatus]:

@@ -1,5 +1,6 @@
 """A cluster is real processes that start, fail and end as they were told, and leave nothing behind."""
 
+import json
 import os
 import shutil
 import signal
@@ -160,6 +161,18 @@ def test_several_nodes_on_a_given_directory_find_each_other_again(tmp_path: Path
     assert after.log_id == before.log_id
     assert after.epoch > before.epoch
     assert after.begin <= before.end < after.end
+
+
+def test_a_kept_directory_from_before_there_was_a_door_is_given_an_address_for_it(tmp_path: Path) -> None:
+    """Goal: it starts, and the nodes are found where they were. Method: addresses without those of the HTTP doors."""
+    with Cluster(2, data_dir=tmp_path, **SMALL) as first:
+        servers = first.servers
+    file = tmp_path / "addresses.json"
+    kept = {node: {k: v for k, v in each.items() if k != "http"} for node, each in json.loads(file.read_text()).items()}
+    file.write_text(json.dumps(kept))
+    with Cluster(2, data_dir=tmp_path, http=True, **SMALL) as second:
+        assert second.servers == servers
+        assert len({node.http for node in second.nodes.values()} - {None}) == 2
 
 
 def test_the_master_is_who_masters_now(tmp_path: Path) -> None:
