@@ -84,7 +84,7 @@ def test_a_place_that_takes_no_files_is_said_by_its_name(tmp_path: Path, monkeyp
     place = tmp_path / "table"
     place.touch()
     batch = given_out(stamped([Record(b"x")]))
-    monkeypatch.setattr(tasks, "consumed_batches", lambda options, wanted, on_missing: iter([batch]))
+    monkeypatch.setattr(tasks, "consumed_batches", lambda options, wanted, on_missing, bury: iter([batch]))
     options = SourceOptions(servers=("n1:7401",), queues=("q",))
     work = Work((queue_range("q", 0, 1),), options, FileFormat(str(place)), DeadLettersOf(str(place), {}))
     with pytest.raises(StorageFailed, match=str(place)):
@@ -152,7 +152,7 @@ def test_a_task_reads_a_queue_of_one_copy_from_its_master(tmp_path: Path, monkey
     asked: dict[str, str] = {}
     batch = given_out(stamped([Record(b"x")]))
 
-    def read(options: SourceOptions, wanted: QueueRange, on_missing: object) -> Iterator[ConsumedBatch]:
+    def read(options: SourceOptions, wanted: QueueRange, on_missing: object, bury: object) -> Iterator[ConsumedBatch]:
         asked[wanted.queue] = options.read_from
         return iter([batch])
 
