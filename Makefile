@@ -23,7 +23,7 @@ help: ## print this list
 
 venv: $(INSTALLED) ## create .venv with everything that work on the project needs
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml requirements.lock
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is needed: install Python 3.11 (for Debian:" \
 	  "apt-get install python3.11-venv) or name another one with make PYTHON=..." >&2; exit 1; }
 	@echo "installing into $(VENV); the first time takes minutes, pyspark alone is 450 MB"

@@ -41,6 +41,8 @@ EXPRESSION_CHARS_MAX: Final = 1_000
 WAYS_MAX: Final = NAME_CHARS_MAX**3
 """In which an expression may be held against a name: three open repeats, of which the search for the place where to
 begin is one; or 23 choices of two."""
+STEPS_MAX: Final = 1_000
+"""Of an expression that is followed all ways at once: 255 characters of a name cost some 0.1 s with so many."""
 _WAYS_TRIED_MAX: Final = NAME_CHARS_MAX**2
 """One after the other: at some 50 ns each, 3 ms."""
 
@@ -105,7 +107,11 @@ def has_tag(user: User, tags: Iterable[str]) -> bool:
 
 def check_expression(expression: str) -> None:
     """Raises BadRequest for what is no regular expression, too long, or such that matching it could take too long."""
-    _checked_ways(expression)
+    if _checked_ways(expression) > _WAYS_TRIED_MAX and (steps := _steps(_parser.parse(expression))) > STEPS_MAX:
+        raise BadRequest(
+            f"{expression[:64]!r} could take too long: with its repeats written out it has {steps} steps, above the "
+            f"limit of {STEPS_MAX}; repeat less, or give several permissions"
+        )
 
 
 def _checked_ways(expression: str) -> int:
@@ -165,6 +171,23 @@ def _ways_of(operation: str, argument: Any) -> int:
             raise BadRequest("a repeat of an expression's group is not taken; repeat single characters or sets of them")
         return int(min(most - least + 1, NAME_CHARS_MAX))
     raise BadRequest(f"{operation.lower().replace('_', ' ')} in an expression is not taken")
+
+
+def _steps(parsed: Iterable[Any]) -> int:
+    """Of a matcher that follows all ways at once, which is what each character of a name may cost."""
+    return sum(_steps_of(str(operation), argument) for operation, argument in parsed)
+
+
+def _steps_of(operation: str, argument: Any) -> int:
+    if operation == "SUBPATTERN":
+        return _steps(argument[-1])
+    if operation == "BRANCH":
+        return sum(map(_steps, argument[1]))
+    if operation in _REPEATS:
+        least, most, inner = argument
+        times = least + 1 if most >= NAME_CHARS_MAX else most
+        return int(min(times, NAME_CHARS_MAX)) * _steps(inner)
+    return 1
 
 
 def _begin_differently(alternatives: Sequence[Sequence[Any]]) -> bool:

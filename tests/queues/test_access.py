@@ -95,6 +95,8 @@ def test_usual_expressions_are_taken(expression: str) -> None:
         ("^" + "[a]{0,200}" * 4, "too long"),
         ("^" + "(ab?)?" * 30, "too long"),
         ("((a+)?)+", "repeat"),
+        (".*(?:" + "|".join(["a{250}b"] * 110) + ")", "steps, above the limit of 1000"),
+        ("(?:" + "|".join(["a{0,250}b"] * 90) + ")", "steps, above the limit of 1000"),
         (r"(a)\1", "not taken"),
         ("(?=a)b", "not taken"),
         ("x" * 1001, "above the limit"),
