@@ -361,7 +361,8 @@ class Deliverer:
 
     def tick(self, now: float) -> None:
         """Time passes (s, the loop's clock)."""
-        self._leasing.end_waits(now)
+        if not self._due:  # else the turn that is coming ends them, once it has looked at what they wait for
+            self._leasing.end_waits(now)
         if not self._gives:
             return
         due = self._works.come(now)
