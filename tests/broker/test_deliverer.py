@@ -687,6 +687,25 @@ def test_a_lease_is_given_extended_and_settled_by_its_receipts(tmp_path: Path) -
     run(test)
 
 
+def test_a_lease_that_does_not_wait_ends_behind_a_look_and_not_before_it(tmp_path: Path) -> None:
+    """Goal: who asks for records that are there gets them. Method: the clock strikes between the question and the turn
+    of the loop that looks."""
+
+    async def test() -> None:
+        async with group(tmp_path) as it:
+            await it.publish(0, 3)
+            answers: list[Any] = []
+            deliverer, loop = it.deliverer(), asyncio.get_running_loop()
+            queue_id = replica_of(it.nodes[0]).queues.find("q").queue_id
+            wish = Lease(queue="q", records_max=3, lease_ms=600_000)
+            deliverer.lease(wish, queue_id, mock.Mock(), answers.append)
+            deliverer.tick(loop.time())
+            await until(lambda: bool(answers))
+            assert [(each.first, each.next) for each in answers[0].leased] == [(0, 3)]
+
+    run(test)
+
+
 def test_a_receipt_waits_until_a_new_master_knows_what_was_leased(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
