@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from mirrorlog.errors import ProtocolError, StaleProducerEpoch, from_code
+from mirrorlog.errors import BadRequest, ProtocolError, StaleProducerEpoch, from_code
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE
 from mirrorlog.wire.messages import (
     DeclareQueue,
@@ -116,3 +116,13 @@ def test_an_error_survives_the_wire() -> None:
     got = as_error(failure)
     assert (type(got), str(got), got.details) == (StaleProducerEpoch, "over", {"producer_epoch": 4})
     assert str(from_code("NEWER", "text")) == "NEWER: text"
+
+
+def test_an_error_without_a_code_of_its_own_takes_no_others_place() -> None:
+    """Goal: who catches an error by its class gets it, whatever else is loaded. Method: a class that only narrows one."""
+
+    class Narrower(BadRequest):
+        pass
+
+    assert Narrower.code == BadRequest.code
+    assert type(from_code(BadRequest.code, "text")) is BadRequest
