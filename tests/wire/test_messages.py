@@ -119,7 +119,7 @@ def test_an_error_survives_the_wire() -> None:
 
 
 def test_an_error_without_a_code_of_its_own_takes_no_others_place() -> None:
-    """Goal: who catches an error by its class gets it, whatever else is loaded. Method: a class that only narrows one."""
+    """Goal: who catches an error by its class gets it, whatever else is loaded. Method: a class that narrows one."""
 
     class Narrower(BadRequest):
         pass
