@@ -202,4 +202,5 @@ def test_records_that_are_never_given_again_are_found(monkeypatch: pytest.Monkey
 def test_a_refusal_of_what_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a client that passes on what was answered last, to all whose records left together."""
     monkeypatch.setattr(Settlement, "failed", lambda self, error: error)
+    monkeypatch.setattr(Settlement, "error_of", lambda self, first, following: self.error)
     assert caught(*LOST_ANSWERS, by=("nothing refused is settled",))
