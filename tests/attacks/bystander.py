@@ -45,14 +45,12 @@ class Bystander:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self.seen: Seen | None = None
 
     def finish(self) -> Seen:
         """What it saw; it ends. Raises AssertionError when it could not say."""
         out, _ = self._process.communicate("", timeout=60)
         assert self._process.returncode == 0, f"the bystander ended with {self._process.returncode}"
-        self.seen = Seen(**json.loads(out))
-        return self.seen
+        return Seen(**json.loads(out))
 
 
 @contextmanager

@@ -120,7 +120,7 @@ class Stage:
         return Facts(
             processes=running,
             elections=max(view.term for view in views),
-            epochs={log.name: max(log.epoch, 0) for view in views for log in view.logs},
+            epochs={log.name: log.epoch for view in views for log in view.logs},
             memory_bytes={node: sum(map(_anonymous_bytes, _family(pid))) for node, pid in running.items()},
         )
 
