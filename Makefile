@@ -16,7 +16,7 @@ export MIRRORLOG_JARS ?= $(CURDIR)/.build/jars
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock audit jars proto check format test torture chaos attack sim fuzz demo demo-keep bench bench-peers bench-spark clean
+.PHONY: help venv lock audit jars proto check format test torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -99,6 +99,10 @@ fuzz: venv ## fuzz the parsers, guided by coverage; SECONDS=60 for each, SEED
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
 	  $(BIN)/python -m pip install --disable-pip-version-check --editable ".[fuzz]"
 	$(BIN)/python -m tests.fuzz.harness --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
+
+fuzz-nodes: venv ## fuzz real nodes' ports, and what clients and nodes say, round after round; SECONDS=600 in all, SEED, ONLY=middle_nodes,…
+	$(BIN)/python -m tests.attacks.rounds --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(ONLY),--only $(ONLY))
 
 demo: venv jars ## the story from the first message to the Delta table
 	$(BIN)/python -m demo.main_job

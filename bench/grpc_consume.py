@@ -20,7 +20,7 @@ from bench.clients import Pace, run_clients
 from bench.measure import Figure
 from bench.w3_consume import QUEUE, backlog, check_all_read, read_figures
 from bench.workload import KIB, MIB
-from mirrorlog.client.consumed import checked_batches
+from mirrorlog.client.consumer.records import checked_batches
 from mirrorlog.pb.v1 import consumer_pb2 as pb
 from mirrorlog.pb.v1 import consumer_pb2_grpc as pb_grpc
 

@@ -16,11 +16,11 @@ from typing import Final
 from uuid import UUID
 
 from mirrorlog.client import Client
-from mirrorlog.client.buffers import BufferPool
-from mirrorlog.client.consumed import checked_batches
-from mirrorlog.client.consumer import Consumer
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import log_seed, stamp
+from mirrorlog.client.connection.connection import BufferPool
+from mirrorlog.client.consumer.consumer import Consumer
+from mirrorlog.client.consumer.records import checked_batches
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import log_seed, stamp
 
 _LOG_ID: Final = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
 _FETCH_BYTES: Final = 1024 * 1024

@@ -26,7 +26,7 @@ from bench.measure import Figure, summarise
 from mirrorlog.client import Producer
 from mirrorlog.errors import Overloaded
 from mirrorlog.wire.frames import Confirm, Durability, Level
-from mirrorlog.wire.messages import Limits
+from mirrorlog.wire.messages.handshake import Limits
 
 _MIB: Final = 1024 * 1024
 _BURST: Final = 256
@@ -39,6 +39,7 @@ class InstantConnection:
     def __init__(self) -> None:
         limits = Limits(max_record_bytes=4 * _MIB, max_batch_bytes=8 * _MIB)
         self.welcome = SimpleNamespace(limits=limits)
+        self.credit_bytes = limits.credit_bytes
         self.usable = True
         self._loop = asyncio.get_running_loop()
         self._queue_offset = 0

@@ -27,7 +27,7 @@ from bench.records import random_records
 from bench.workload import WorkloadFailed
 from mirrorlog.client import Client
 from mirrorlog.testing import Cluster, Node
-from mirrorlog.wire.messages import MirrorStatus
+from mirrorlog.wire.messages.status import MirrorStatus
 
 QUEUE: Final = "w5"
 COPIES: Final = 3

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MissingDependency
 
 ROWS: Final = 336_776

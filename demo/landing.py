@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MirrorlogError
 
 

@@ -27,8 +27,8 @@ from demo.offline import compare_logs
 from demo.outage import Outage, outage
 from demo.publishing import Publication, Publishing
 from mirrorlog.client import Client
-from mirrorlog.commitlog.body import Record
 from mirrorlog.commitlog.files import OS_FILES
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.testing import Cluster
 

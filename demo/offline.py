@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from mirrorlog.commitlog.format import check_body, check_stamped, log_seed
+from mirrorlog.commitlog.format.header import check_body, check_stamped, log_seed
 from mirrorlog.errors import BadBatch, MirrorlogError
 
 _BATCH_BYTES_MAX: Final = 1 << 30

@@ -12,7 +12,7 @@ from demo.offline import end_of_log
 from demo.publishing import Publication
 from mirrorlog.errors import MirrorlogError, RequestTimeout
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import MirrorStatus
+from mirrorlog.wire.messages.status import MirrorStatus
 
 _POLL_S: Final = 0.005
 _TIMEOUT_S: Final = 60.0

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mirrorlog.client import Client, Delivery, Producer, ProducerStats
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import Overloaded
 
 # The loop must turn for batches to leave; so many records are handed over between two turns.

@@ -559,12 +559,19 @@ class NotGranted(BadInput):
         """Which: [first, next). Empty where they are not told."""
         return [(low, high) for low, high in self.details.get("elsewhere", ())]
 
+    @property
+    def unnamed(self) -> OutcomeUnknown | None:
+        """What each record has ended with, where somebody else has some of them and nobody says which."""
+        if not self.passed_over or self.elsewhere:
+            return None
+        return OutcomeUnknown(f"{self.message}; which ones nobody says, and the others are settled")
+
     def within(self, first: int, following: int) -> MirrorlogError | None:
         """What it says of records [first, following) of the settlement; None when they count."""
         if not self.passed_over:
             return self
-        if not self.elsewhere:
-            return OutcomeUnknown(f"{self.message}; which ones nobody says, and the others are settled")
+        if (unknown := self.unnamed) is not None:
+            return unknown
         found = [(max(first, low), min(following, high)) for low, high in self.elsewhere]
         found = [(low, high) for low, high in found if low < high]
         return NotGranted.elsewhere_of(sum(high - low for low, high in found), found) if found else None
@@ -604,6 +611,29 @@ class SettledOtherwise(NotGranted):
     def runs(self) -> list[tuple[int, int]]:
         """The records that are settled otherwise: [first, next)."""
         return [(low, high) for low, high, _ in self.details.get("otherwise", ())]
+
+    @property
+    def untold(self) -> tuple[int, int] | None:
+        """Behind the runs that it names: where others are settled otherwise, [first, next), and it does not say which.
+        Who settles that once more, in the same way, is told; a last run that is unknown for good looks like it."""
+        *named, (first, following, stands) = self.details["otherwise"]
+        return (first, following) if named and stands == "unknown" else None
+
+    def went_on(self, answer: NotGranted | None) -> SettledOtherwise:
+        """Both of them in one. `answer`: to a settlement of what was `untold`; None when all of that counts."""
+        assert self.untold is not None, "it named all"
+        since, until = self.untold
+        runs = [tuple(each) for each in self.details["otherwise"][:-1]]
+        elsewhere = [(low, min(high, since)) for low, high in self.elsewhere if low < since]
+        unnamed = self.passed_over if self.unnamed is not None else 0
+        if answer is not None:
+            told = answer.details.get("otherwise", ())
+            runs += [(max(low, since), min(high, until), stands) for low, high, stands in told if since < high]
+            elsewhere += answer.elsewhere
+            unnamed = max(unnamed, answer.passed_over if answer.unnamed is not None else 0)
+        if unnamed:
+            return SettledOtherwise.of(runs, passed_over=unnamed)
+        return SettledOtherwise.of(runs, passed_over=sum(high - low for low, high in elsewhere), elsewhere=elsewhere)
 
     def within(self, first: int, following: int) -> MirrorlogError | None:
         runs = [

@@ -26,6 +26,7 @@ BROUGHT: Final[Mapping[int, str]] = {
     2: "the cluster version itself: start ids that name one, the command that raises it",
     3: "holds: landings that keep a queue's records, and what is tiered",
     4: "queues: groups that ack, exchanges and bindings, virtual hosts, users, attributes of batches",
+    5: "users: limits, hashes of passwords that are renewed at a login, a first administrator in one step",
 }
 """What each version has that the one before cannot read."""
 
@@ -60,6 +61,15 @@ DELETION: Final = 4
 
 TRANSIENT: Final = 4
 """Since then a node may have a log for queues that live no longer than its run."""
+
+RENEWED_HASHES: Final = 5
+"""Since then a node may give a user a new hash of the password that he has. Software before would stop at that."""
+
+FIRST_USER: Final = 5
+"""Since then a first administrator is made with his permissions, and only where there are no users, by one command."""
+
+USER_LIMITS: Final = 5
+"""Since then a user may have limits. Software before would stop at the command, and lose them with a snapshot."""
 
 _MARK: Final = re.compile(r"\.v([1-9][0-9]{0,5})")
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from mirrorlog.client.receipts import Receipt
+from mirrorlog.client.producer.receipts import Receipt
 from mirrorlog.commitlog.epochs import Epoch, decode_epochs
-from mirrorlog.commitlog.format import HEADER_SIZE, MAGIC, Kind, check_body, check_stamped, log_seed, read_header
+from mirrorlog.commitlog.format.header import HEADER_SIZE, MAGIC, Kind, check_body, check_stamped, log_seed, read_header
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import PositionCommitted, decode_changes
-from mirrorlog.wire.messages import LossStatus, PlacedLog
+from mirrorlog.wire.messages.status import LossStatus, PlacedLog
 from sim.cluster_clients import History, Reading, Seen, Sent
 from sim.cluster_coverage import Observer
 from sim.cluster_logged import flattened

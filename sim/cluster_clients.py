@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Final, Self, TypeVar
 
 from mirrorlog.client import Client
-from mirrorlog.client.consumer import Consumer
-from mirrorlog.client.producer import Delivery, Producer
-from mirrorlog.client.receipts import Receipt
+from mirrorlog.client.consumer.consumer import Consumer
+from mirrorlog.client.producer.producer import Delivery, Producer
+from mirrorlog.client.producer.receipts import Receipt
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown, Overloaded, PositionLost
-from mirrorlog.wire.messages import ClusterStatus, Status
+from mirrorlog.wire.messages.status import ClusterStatus, Status
 from sim.machines import Machine
 
 AGAIN_S: Final = 0.1

@@ -11,7 +11,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from mirrorlog.errors import Overloaded
-from mirrorlog.queues.credit import Credits, Key
+from mirrorlog.queues.limits.credit import Credits, Key
 from sim.nodes import SimulatedNode
 
 CREDIT_LIMITS: Final[Mapping[str, int]] = {

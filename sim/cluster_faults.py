@@ -14,17 +14,11 @@ from random import Random
 from typing import Final
 
 from mirrorlog.client import Client
-from mirrorlog.cluster.state import ClusterState
+from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.errors import BadRequest, DiskFailed, MirrorlogError, NotAMember, NotLeader, Refused
-from mirrorlog.wire.messages import (
-    Done,
-    Drained,
-    DrainNode,
-    ForgetNode,
-    Message,
-    Rebalance,
-    Rebalanced,
-)
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.operators import Drained, DrainNode, ForgetNode, Rebalance, Rebalanced
+from mirrorlog.wire.messages.queues import Done
 from sim.cluster_clients import AGAIN_S
 from sim.cluster_coverage import Observer
 from sim.cluster_credit import CREDIT_LIMITS

@@ -16,8 +16,8 @@ from functools import cached_property
 from math import inf
 from typing import Final
 
-from mirrorlog.queues.verdicts import ACKED, DEAD, DEAD_WHYS, UNKNOWN
-from mirrorlog.wire.messages import PlacedLog
+from mirrorlog.queues.groups.verdicts import ACKED, DEAD, DEAD_WHYS, UNKNOWN
+from mirrorlog.wire.messages.status import PlacedLog
 from sim.cluster_checks import Outside, _batches
 from sim.cluster_ledgers import Ledgers, facts, rebuilt
 from sim.cluster_letters import SOURCES, TARGETS, WAYS

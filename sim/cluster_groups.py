@@ -25,7 +25,7 @@ from sim.cluster_plan import MEDDLER, TAKERS
 from sim.cluster_queues import ALONE, Feeders, Meddler, QueueHistory, queues_of, takings_of
 from sim.cluster_record_checks import Filled, RecordsOutside, check_records
 from sim.cluster_sorts import LIMITED, sorts_of, takings_of_sorts
-from sim.cluster_takers import GroupHistory, GroupWatcher, Takers, takings
+from sim.cluster_takers import GroupHistory, GroupWatcher, Subscribers, takings
 from sim.cluster_taps import Tap
 from sim.cluster_transaction_checks import Shown, check_transactions
 from sim.machines import Main
@@ -71,7 +71,7 @@ class Groups:
         self._ledgers = Ledgers()
         self._shown = Shown(self._fed.names)
         self._takers = {
-            machine: Takers(
+            machine: Subscribers(
                 machine,
                 cluster.servers,
                 self._takings[number :: len(TAKERS)],

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
 from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, QueueDeleted, decode_changes, decode_checkpoint
-from mirrorlog.queues.departures import NONE, DepartureTable
-from mirrorlog.queues.groups import GroupTable
-from mirrorlog.queues.ledger import Ledger, State
-from mirrorlog.queues.verdicts import ACKED
+from mirrorlog.queues.dead_letters.forwarding import NONE, ForwardingTable
+from mirrorlog.queues.groups.ledger import Ledger, State
+from mirrorlog.queues.groups.table import GroupTable
+from mirrorlog.queues.groups.verdicts import ACKED
 from sim.cluster_logged import flattened
 from sim.nodes import SimulatedNode
 
@@ -100,7 +100,9 @@ def _is_near(one: _Timed, other: _Timed) -> bool:
     )
 
 
-def facts(table: GroupTable, departures: DepartureTable, *, but: Callable[[int], bool] = lambda queue_id: False) -> str:
+def facts(
+    table: GroupTable, departures: ForwardingTable, *, but: Callable[[int], bool] = lambda queue_id: False
+) -> str:
     """All that a copy knows, in words, a line for each group; what is out is free to a copy. And for each queue what
     leaves it, and the numbers by which it does. `but`: of queues that are gone for good as soon as that is
     confirmed."""
@@ -161,14 +163,16 @@ def _differing(one: str, other: str) -> str:
     return "; ".join(line for line in one.splitlines() if line not in there) or "nothing more"
 
 
-def rebuilt(batches: Iterable[tuple[int, bytes]], *, from_checkpoint: bool) -> tuple[GroupTable, DepartureTable] | None:
+def rebuilt(
+    batches: Iterable[tuple[int, bytes]], *, from_checkpoint: bool
+) -> tuple[GroupTable, ForwardingTable] | None:
     """The groups of a log, and what leaves its queues, by its batches alone: all of them, or those from the last
     complete checkpoint on. None when there is none, or the log does not begin at 0."""
     batches = list(flattened(batches))
     begin = _checkpoint(batches) if from_checkpoint else 0
     if begin is None or not batches or (begin == 0 and batches[0][0] != 0):
         return None
-    table, departures = GroupTable(per_queue_max=GROUPS_MAX), DepartureTable()
+    table, departures = GroupTable(per_queue_max=GROUPS_MAX), ForwardingTable()
     for at, batch in batches:
         if at < begin:
             continue

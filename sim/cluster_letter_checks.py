@@ -16,8 +16,8 @@ from itertools import pairwise
 from typing import Final
 
 from mirrorlog.queues.changes import Addressed, Departing
-from mirrorlog.queues.deaths import WHYS
-from mirrorlog.queues.departures import REDRIVEN
+from mirrorlog.queues.dead_letters.forwarding import REDRIVEN
+from mirrorlog.queues.delivery.outcomes import WHYS
 from sim.cluster_clients import Sent
 from sim.cluster_group_checks import GroupsOutside, name_of
 from sim.cluster_letters import DELIVERIES_MAX, DIED_AFTER_MS, REASONS, SOURCES, TARGETS, WAYS

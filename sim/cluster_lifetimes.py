@@ -17,9 +17,9 @@ from random import Random
 from typing import Any, Final
 from unittest.mock import patch
 
-from mirrorlog.broker.hosted import HostedLog
-from mirrorlog.broker.lifetime_keeper import LifetimeKeeper
-from mirrorlog.broker.subscribing import Subscribing
+from mirrorlog.broker.consumer_groups.subscriptions import Subscribing
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.session.queue_lifetimes import LifetimeKeeper
 from mirrorlog.client import Client
 from mirrorlog.errors import MirrorlogError
 from sim.cluster_clients import AGAIN_S, insist

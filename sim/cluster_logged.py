@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from mirrorlog.commitlog.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.body import Header, parse_batch_body
-from mirrorlog.commitlog.envelope import is_envelope
-from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Kind, read_header
+from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
+from mirrorlog.commitlog.format.body import Header, parse_batch_body
+from mirrorlog.commitlog.format.envelope import is_envelope
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, read_header
 from mirrorlog.queues.changes import (
     Addressed,
     Departed,
@@ -22,7 +22,7 @@ from mirrorlog.queues.changes import (
     decode_changes,
     decode_checkpoint,
 )
-from mirrorlog.queues.groups import GroupTable
+from mirrorlog.queues.groups.table import GroupTable
 
 _Queue = tuple[str, int]
 """Log and queue id."""

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from mirrorlog.client import Client
-from mirrorlog.client.producer import Delivery, Producer
+from mirrorlog.client.producer.producer import Delivery, Producer
 from mirrorlog.errors import MirrorlogError, NoSuchQueue, OutcomeUnknown, Overloaded
 from sim.cluster_clients import Sent, insist
 from sim.cluster_letters import APART, LETTER_ARGUMENTS, MORGUE, REDRIVEN_MAX, TARGETS, lead

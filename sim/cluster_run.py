@@ -15,7 +15,7 @@ from typing import Final
 
 from mirrorlog.client import Client
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.wire.messages import Status
+from mirrorlog.wire.messages.status import Status
 from sim.cluster_checks import Outside, check_all
 from sim.cluster_clients import AGAIN_S, FinalReader, History, Producing, Readers, Writers
 from sim.cluster_coverage import Observer

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final
 
-from mirrorlog.commitlog.attributes import Asked
+from mirrorlog.commitlog.format.attributes import Asked
 from sim.cluster_takers import AUDIT, INVOICES, Taking
 
 RECORDS: Final = ("timed", "urgent", "short", "tight", "fragile")

@@ -16,10 +16,10 @@ from random import Random
 from typing import Final, Protocol, cast
 
 from mirrorlog.client import Client
-from mirrorlog.client.delivered import Settleable
-from mirrorlog.client.leases import Leased
-from mirrorlog.client.subscription import Subscription
-from mirrorlog.client.transaction import Transaction
+from mirrorlog.client.subscription.delivered import Settleable
+from mirrorlog.client.subscription.leases import Leased
+from mirrorlog.client.subscription.subscription import Subscription
+from mirrorlog.client.transaction.transaction import Transaction
 from mirrorlog.errors import MirrorlogError, NotGranted, OutcomeUnknown, SettledOtherwise
 from sim.cluster_clients import AGAIN_S, insist
 from sim.machines import Machine
@@ -146,7 +146,7 @@ class _Settles(Protocol):
 _Held = list[tuple[Taken, _Settles]]
 
 
-class Takers:
+class Subscribers:
     """The programs of one machine. `peace`: everything is acknowledged from now on; `stopping`: it comes to its end;
     `done`: it has."""
 
@@ -186,7 +186,7 @@ class Takers:
 class _Taker:
     """One taker in one run of its program."""
 
-    def __init__(self, program: Takers, client: Client, what: Taking, random: Random) -> None:
+    def __init__(self, program: Subscribers, client: Client, what: Taking, random: Random) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         self._program = program
         self._history = program.history

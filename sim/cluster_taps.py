@@ -14,14 +14,14 @@ from math import inf
 from typing import Any
 from unittest.mock import patch
 
-from mirrorlog.broker.deliver_frames import DeliverFrames
-from mirrorlog.broker.deliverer import Deliverer
-from mirrorlog.broker.group_ends import GroupEnds
-from mirrorlog.broker.host import now_us
-from mirrorlog.broker.leasing import Leasing
-from mirrorlog.broker.replica import Replica
-from mirrorlog.broker.subscribing import Subscribing
-from mirrorlog.broker.works import Work, WorkTable
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Work
+from mirrorlog.broker.consumer_groups.coordinator import Deliverer
+from mirrorlog.broker.consumer_groups.dispatch import DeliverFrames
+from mirrorlog.broker.consumer_groups.group_changes import GroupEnds
+from mirrorlog.broker.consumer_groups.leases import Leasing
+from mirrorlog.broker.consumer_groups.subscriptions import Subscribing
+from mirrorlog.broker.log.host import now_us
+from mirrorlog.broker.log.replica import Replica
 from mirrorlog.wire.frames import Grant, How
 from sim.processes import current_process
 
@@ -64,11 +64,11 @@ class Tap:
     beside: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     alone: set[tuple[str, int]] = field(default_factory=set)
-    _hands: dict[WorkTable, dict[tuple[int, str], dict[int, _Hand]]] = field(default_factory=dict)
+    _hands: dict[ActiveGroups, dict[tuple[int, str], dict[int, _Hand]]] = field(default_factory=dict)
 
     def give(
         self,
-        works: WorkTable,
+        works: ActiveGroups,
         replica: Replica,
         work: Work,
         grants: Sequence[Grant],
@@ -105,7 +105,7 @@ class Tap:
                 if way != "auto":
                     hands[offset] = number, until
 
-    def let_go(self, works: WorkTable, key: tuple[int, str], number: int, ranges: Sequence[int] | None) -> None:
+    def let_go(self, works: ActiveGroups, key: tuple[int, str], number: int, ranges: Sequence[int] | None) -> None:
         """`ranges`: flat; None for everything."""
         hands = self._of(works, key)
         offsets = list(hands) if ranges is None else _offsets(ranges)
@@ -113,7 +113,7 @@ class Tap:
             if hands.get(offset, (None,))[0] == number:
                 del hands[offset]
 
-    def drop(self, works: WorkTable, key: tuple[int, str], ranges: Sequence[tuple[int, int]]) -> None:
+    def drop(self, works: ActiveGroups, key: tuple[int, str], ranges: Sequence[tuple[int, int]]) -> None:
         """They go: nobody is to have them."""
         hands = self._of(works, key)
         for first, until in ranges:
@@ -122,17 +122,17 @@ class Tap:
                 if let_go_at > self.now():
                     self.dropped.append(f"{self.now():.3f}: {offset} of {key} is dropped, and {number} has it")
 
-    def forget(self, works: WorkTable, queue_id: int, group: str) -> None:
+    def forget(self, works: ActiveGroups, queue_id: int, group: str) -> None:
         """The group is made anew, or is no more: what anybody has of it is nobody's."""
         self._of(works, (queue_id, group)).clear()
 
-    def extend(self, works: WorkTable, key: tuple[int, str], lease: int, until: float) -> None:
+    def extend(self, works: ActiveGroups, key: tuple[int, str], lease: int, until: float) -> None:
         hands = self._of(works, key)
         for offset, (number, _) in list(hands.items()):
             if number == lease:
                 hands[offset] = lease, until
 
-    def _of(self, works: WorkTable, key: tuple[int, str]) -> dict[int, _Hand]:
+    def _of(self, works: ActiveGroups, key: tuple[int, str]) -> dict[int, _Hand]:
         return self._hands.setdefault(works, {}).setdefault(key, {})
 
 

@@ -110,9 +110,13 @@ class SimulatedFiles:
         with self._changing("unlink", path):
             self._names.unlink(path)
 
+    def open_directory(self, path: Path) -> SimulatedDirectory:
+        self._fault("open_directory")
+        self._names.require_directory(path)
+        return SimulatedDirectory(self, path)
+
     def fsync_directory(self, path: Path) -> None:
-        with self._changing("fsync_directory", path):
-            self._names.sync(path)
+        self.open_directory(path).sync()
 
     def populate(self, pages: memoryview) -> bool:
         self._fault("populate")
@@ -256,6 +260,10 @@ class SimulatedFiles:
         inode.write(data[begun:], at + begun)
         self._tell("after", operation, path)
 
+    def _sync_names(self, path: Path) -> None:
+        with self._changing("fsync_directory", path):
+            self._names.sync(path)
+
     def _fdatasync(self, inode: Inode, path: Path) -> None:
         self._tell("before", "fdatasync", path)
         image = bytes(inode.cache)
@@ -275,6 +283,22 @@ class SimulatedFiles:
 
     def _unlock(self, inode: Inode) -> None:
         self._locked.discard(id(inode))
+
+
+class SimulatedDirectory:
+    """An open directory."""
+
+    __slots__ = ("_files", "_path")
+
+    def __init__(self, files: SimulatedFiles, path: Path) -> None:
+        self._files = files
+        self._path = path
+
+    def sync(self) -> None:
+        self._files._sync_names(self._path)
+
+    def close(self) -> None:
+        """There is nothing to let go."""
 
 
 class SimulatedFile:

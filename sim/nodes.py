@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from mirrorlog.broker.disk_limits import DiskSpace
 from mirrorlog.broker.node import Node
+from mirrorlog.broker.resources.disk_limits import DiskSpace
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state import ClusterState
+from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.config import Settings, load_settings
 from mirrorlog.errors import MirrorlogError
 from sim.disk import DiskModel

@@ -21,10 +21,10 @@ from itertools import count
 from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
-from mirrorlog.broker.door import ClientSession
-from mirrorlog.client.consumer import Consumer
-from mirrorlog.client.producer import Producer
-from mirrorlog.cluster import seeds
+from mirrorlog.broker.session.client_session import ClientSession
+from mirrorlog.client.consumer.consumer import Consumer
+from mirrorlog.client.producer.producer import Producer
+from mirrorlog.cluster.membership import seeds
 from mirrorlog.ha.accept import MasterLink
 from mirrorlog.wire.listening import Port
 from mirrorlog.wire.tls import Refusals

@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from mirrorlog.broker import replica
-from mirrorlog.commitlog import past
+from mirrorlog.broker.log import replica
+from mirrorlog.commitlog.index import past
 from sim.disk import SimulatedFile, SimulatedFiles
 from sim.machines import ROOT, Machine
 from sim.processes import current_process

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from uuid import UUID
 
-from mirrorlog.commitlog.checksum import crc32c
-from mirrorlog.commitlog.format import HEADER_SIZE, MAGIC, Kind, log_seed, read_header
+from mirrorlog.commitlog.format.checksum import crc32c
+from mirrorlog.commitlog.format.header import HEADER_SIZE, MAGIC, Kind, log_seed, read_header
 from mirrorlog.testing import Node
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages.queues import QueueInfo
 
 
 def spoil(nodes: Iterable[Node], queue: QueueInfo, queue_offset: int) -> None:
@@ -38,13 +38,14 @@ def _spoil(path: Path, queue: QueueInfo, queue_offset: int) -> bool:
             ) and header.base_queue_offset <= queue_offset < header.next_queue_offset:
                 assert header.codec, "it was not compressed"
                 file.seek(at)
-                file.write(_spoiled(content[at : at + header.length], header.body_at, queue.log_id))
+                file.write(spoiled(content[at : at + header.length], header.body_at, queue.log_id))
                 return True
             at += header.length
     return False
 
 
-def _spoiled(good: bytes, body_at: int, log_id: str) -> bytes:
+def spoiled(good: bytes, body_at: int, log_id: str) -> bytes:
+    """That batch of that log, stamped, with a body that opens for nobody."""
     batch = bytearray(good)
     batch[body_at:] = b"\xff" * (len(good) - body_at)
     struct.pack_into("<I", batch, 36, crc32c(memoryview(batch)[40:]))

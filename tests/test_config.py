@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from mirrorlog.broker.settings_report import as_json, as_toml
+from mirrorlog.broker.main import as_json, as_toml
 from mirrorlog.config import PATTERN_WORDS, Settings, load, load_settings, split_address
 from mirrorlog.errors import ConfigError
 

@@ -16,14 +16,34 @@ from types import SimpleNamespace
 import pytest
 
 from mirrorlog.spark.landing.command import landings_of
-from mirrorlog.tools import analysis, audit, land, reconcile, replay, upkeep
+from mirrorlog.tools.landing import (
+    ANALYSIS_JOB,
+    AUDIT_JOB,
+    LAND_JOB,
+    RECONCILE_JOB,
+    REPLAY_JOB,
+    UPKEEP_JOB,
+    analysis,
+    audit,
+    land,
+    reconcile,
+    replay,
+    upkeep,
+)
 from mirrorlog.tools.main import app
 
-JOBS = {"land": land, "reconcile": reconcile, "audit": audit, "replay": replay, "analysis": analysis, "upkeep": upkeep}
+JOBS = {
+    "land": LAND_JOB,
+    "reconcile": RECONCILE_JOB,
+    "audit": AUDIT_JOB,
+    "replay": REPLAY_JOB,
+    "analysis": ANALYSIS_JOB,
+    "upkeep": UPKEEP_JOB,
+}
 """mqtool's commands that become a module, by name."""
 
 SPARK = {
-    **{tool.JOB.module: tool.JOB.module for tool in JOBS.values()},
+    **{job.module: job.module for job in JOBS.values()},
     "mirrorlog.spark.land": "mirrorlog.spark.landing.command",
     "mirrorlog.spark.analysis": "mirrorlog.spark.analysis.__main__",
     "mirrorlog.spark.jars": "mirrorlog.spark.jars",
@@ -62,9 +82,10 @@ def refuse_nonsense(module: str, arguments: str) -> None:
 def mqtools_examples() -> list[tuple[str, str]]:
     """Commands that become a module, with the arguments of each example in their help."""
     found = []
-    for name, tool in JOBS.items():
-        text = getattr(tool, name).__doc__
-        found += [(name, example) for example in re.findall(rf"Example: mqtool {name} (.+)", text)]
+    for command in (land, reconcile, audit, replay, analysis, upkeep):
+        name = command.__name__
+        examples = re.findall(rf"Example: mqtool {name} (.+)", str(command.__doc__))
+        found += [(name, example) for example in examples]
     return found
 
 
@@ -76,10 +97,10 @@ def test_an_example_of_mqtools_is_one_of_the_module(name: str, arguments: str, m
     def execve(program: str, command: list[str], environment: dict[str, str]) -> None:
         became.append(command)
 
-    monkeypatch.setattr("mirrorlog.tools.spark_job.os", SimpleNamespace(environ={}, execve=execve))
+    monkeypatch.setattr("mirrorlog.tools.landing.os", SimpleNamespace(environ={}, execve=execve))
     app([name, *shlex.split(arguments)], prog_name="mqtool", standalone_mode=False)
     ((_, _, module, *given),) = became
-    assert module == JOBS[name].JOB.module
+    assert module == JOBS[name].module
     refuse_nonsense(module, shlex.join(given))
 
 
@@ -93,7 +114,7 @@ def manuals_commands() -> list[tuple[str, str]]:
     text = MANUAL.read_text(encoding="utf-8").replace("\\\n", " ")
     called = re.findall(rf"^ +(?:\$ )?mqtool ({'|'.join(JOBS)}) ([^#\n]*)", text, re.MULTILINE)
     run = re.findall(r"^ +(?:\$ )?python -m (mirrorlog\.spark[\w.]*)([^#\n]*)", text, re.MULTILINE)
-    return [*((JOBS[name].JOB.module, rest) for name, rest in called), *run]
+    return [*((JOBS[name].module, rest) for name, rest in called), *run]
 
 
 @pytest.mark.parametrize(("module", "arguments"), sorted(set(manuals_commands())))

@@ -34,7 +34,7 @@ async def _serve(message_bytes: int, ready: int) -> None:
     import grpc
 
     from mirrorlog.doors.grpc_door import server_options
-    from mirrorlog.wire.messages import Limits
+    from mirrorlog.wire.messages.handshake import Limits
 
     limits = Limits(max_record_bytes=message_bytes, max_batch_bytes=message_bytes)
     server = grpc.aio.server(options=server_options(limits))
@@ -50,7 +50,7 @@ async def _serve(message_bytes: int, ready: int) -> None:
 def _server(message_bytes: int, ready: int) -> None:
     import uvloop
 
-    from mirrorlog.doors.heap import keep_freed_memory
+    from mirrorlog.doors.common.heap import keep_freed_memory
 
     keep_freed_memory()
     uvloop.run(_serve(message_bytes, ready))

@@ -18,9 +18,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bench.spark.data import RECORD_BYTES
-from mirrorlog.spark.arrow import BYTES_MIN, arrow_schema
+from mirrorlog.spark.reading.arrow import BYTES_MIN, arrow_schema
+from mirrorlog.spark.reading.worker_process import spare_modules
 from mirrorlog.spark.source import spark_schema
-from mirrorlog.spark.worker_process import spare_modules
 
 FORMAT: Final = "bench-handing-over"
 

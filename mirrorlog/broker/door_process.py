@@ -145,3 +145,29 @@ class DoorProcess:
                     self.renew()
         self._serves = False
         return served
+
+
+# The gRPC door of a node, started and watched.
+
+
+class GrpcDoorProcess(DoorProcess):
+    """The way in for other languages, of one node."""
+
+    def __init__(
+        self, *, node: str, bind: str, debug: bool = False, flags: Sequence[str] = (), token: str = ""
+    ) -> None:
+        module = "mirrorlog.doors.grpc_door"
+        super().__init__("grpc", module=module, node=node, bind=bind, debug=debug, flags=flags, token=token)
+
+
+# The HTTP door of a node, started and watched.
+
+
+class HttpDoorProcess(DoorProcess):
+    """`/metrics` and `/health` of one node."""
+
+    def __init__(
+        self, *, node: str, bind: str, debug: bool = False, flags: Sequence[str] = (), token: str = ""
+    ) -> None:
+        module = "mirrorlog.doors.http_door"
+        super().__init__("http", module=module, node=node, bind=bind, debug=debug, flags=flags, token=token)

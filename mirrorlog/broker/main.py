@@ -4,23 +4,126 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import logging
 import os
 import signal
 import sys
+import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 import uvloop
 
 from mirrorlog import __version__
-from mirrorlog.broker.descriptors import fit
-from mirrorlog.broker.logs import configure_logs
 from mirrorlog.broker.node import Node
-from mirrorlog.broker.settings_report import as_json, as_toml
+from mirrorlog.broker.resources.descriptors import fit
 from mirrorlog.commitlog.directory import close_directory
-from mirrorlog.config import Settings, load
+from mirrorlog.config import Loaded, Settings, load
 from mirrorlog.errors import ConfigError, MirrorlogError
+
+# Structured logs of a node: one event a line on stderr, `time level node=… event key=value …`.
+
+
+class _Line(logging.Formatter):
+    def __init__(self, node_id: str) -> None:
+        super().__init__()
+        self._node_id = node_id
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = f"{stamp}.{int(record.msecs):03d}Z {record.levelname.lower()} node={self._node_id} {record.getMessage()}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def configure_logs(node_id: str, *, debug: bool) -> None:
+    """Send everything at info (debug: debug) and above to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Line(node_id))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.DEBUG if debug else logging.INFO)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+# The effective settings with what each means and where it comes from, as TOML that can be used again, or as JSON.
+
+
+DEFAULT = "default"
+_WIDTH = 48
+_COMMENT_WIDTH = 100
+
+
+class _Row(NamedTuple):
+    """`key`: as files spell it. `origin`: the layer that gave the value last. `description`: "" where there is none."""
+
+    key: str
+    value: Any
+    origin: str
+    description: str
+
+
+def as_toml(loaded: Loaded) -> str:
+    """A file that gives the same settings; what is not set is a comment, as TOML has no word for it."""
+    return "\n".join(_lines(loaded))
+
+
+def as_json(loaded: Loaded) -> str:
+    """`{section: {key: {"value": …, "origin": …}}}`."""
+    found = {
+        section: {row.key: {"value": row.value, "origin": row.origin} for row in rows}
+        for section, rows in _sections(loaded)
+    }
+    return json.dumps(found, indent=2)
+
+
+def _lines(loaded: Loaded) -> Iterator[str]:
+    for number, (section, rows) in enumerate(_sections(loaded)):
+        if number:
+            yield ""
+        yield f"[{section}]"
+        for row in rows:
+            yield from textwrap.wrap(
+                row.description, _COMMENT_WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+            )
+            setting = f"# {row.key} =" if row.value is None else f"{row.key} = {_toml(row.value)}"
+            yield f"{setting:<{_WIDTH}} # {row.origin}"
+
+
+def _sections(loaded: Loaded) -> Iterator[tuple[str, list[_Row]]]:
+    """Each section with what it has."""
+    settings = loaded.settings
+    for section in type(settings).model_fields:
+        model = getattr(settings, section)
+        values = model.model_dump(mode="json", by_alias=True)
+        fields = type(model).model_fields.items()
+        yield (
+            section,
+            [
+                _Row(
+                    key := field.alias or name,
+                    values[key],
+                    loaded.origins.get((section, name), DEFAULT),
+                    field.description or "",
+                )
+                for name, field in fields
+            ],
+        )
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(each)}' for key, each in value.items() if each is not None)} }}"
+    # What JSON writes of strings, numbers and booleans is TOML, too.
+    return json.dumps(value)
+
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -21,43 +21,41 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from mirrorlog import __version__
-from mirrorlog.broker.disk_limits import DiskSpace
-from mirrorlog.broker.disk_watch import measure
-from mirrorlog.broker.door_process import DoorProcess, tls_flags
-from mirrorlog.broker.entry import RAFT_NAME, Entry
-from mirrorlog.broker.events import EventRing
-from mirrorlog.broker.exposure import check_replication
-from mirrorlog.broker.first_admin import FirstAdmin
-from mirrorlog.broker.grpc_process import GrpcDoorProcess
-from mirrorlog.broker.handover import hand_over
-from mirrorlog.broker.host import now_us
-from mirrorlog.broker.hosted_logs import HostedLogs
-from mirrorlog.broker.hosting import Hosting, assignment_of
-from mirrorlog.broker.http_process import HttpDoorProcess
-from mirrorlog.broker.operations import Operations
+from mirrorlog.broker.door_process import DoorProcess, GrpcDoorProcess, HttpDoorProcess, tls_flags
+from mirrorlog.broker.hosting.hosted_log import HostedLogs
+from mirrorlog.broker.hosting.hosting import Hosting, assignment_of
+from mirrorlog.broker.log.host import now_us
+from mirrorlog.broker.membership.cluster_view import View
+from mirrorlog.broker.membership.drain import hand_over
+from mirrorlog.broker.membership.entry import RAFT_NAME, Entry
+from mirrorlog.broker.membership.events import EventRing
+from mirrorlog.broker.membership.exposure import check_replication
+from mirrorlog.broker.membership.founder import FirstAdmin
+from mirrorlog.broker.resources.disk_limits import DiskSpace
+from mirrorlog.broker.resources.disk_watch import measure
 from mirrorlog.broker.server import Server
-from mirrorlog.broker.view import View
-from mirrorlog.cluster.commands import Holder, NodeStopped
-from mirrorlog.cluster.coordinator import Wanted
-from mirrorlog.cluster.founding import addresses_of
-from mirrorlog.cluster.joining import JoinRecord
-from mirrorlog.cluster.multicast import Responder
+from mirrorlog.broker.session.operator_requests import Operations
+from mirrorlog.cluster.coordination.coordinator import Wanted
+from mirrorlog.cluster.membership.founding import addresses_of
+from mirrorlog.cluster.membership.joining import JoinRecord
+from mirrorlog.cluster.membership.multicast import Responder
+from mirrorlog.cluster.membership.promises import Promises
+from mirrorlog.cluster.membership.seeds import JoinerLink
+from mirrorlog.cluster.membership.starts import Starts, own_boot_id
 from mirrorlog.cluster.peers import AcceptedLink
-from mirrorlog.cluster.promises import Promises
 from mirrorlog.cluster.questions import AnyAnswer, AnyQuestion, AskJoin
 from mirrorlog.cluster.raft.core import Timing
-from mirrorlog.cluster.seeds import JoinerLink
 from mirrorlog.cluster.service import ClusterService, Identity
-from mirrorlog.cluster.starts import Starts, own_boot_id
-from mirrorlog.cluster.state import ClusterState, LogFacts
+from mirrorlog.cluster.state.commands import Holder, NodeStopped
+from mirrorlog.cluster.state.state import ClusterState, LogFacts
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.config import Settings
 from mirrorlog.errors import DirectoryGone, DiskFailed, MirrorlogError, ProtocolError
-from mirrorlog.wire.credentials import credentials_of
+from mirrorlog.wire.auth.credentials import credentials_of
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
-from mirrorlog.wire.messages import Hello
+from mirrorlog.wire.messages.handshake import Hello
 from mirrorlog.wire.renewal import Renewal
 
 logger = logging.getLogger(__name__)

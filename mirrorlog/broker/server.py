@@ -16,36 +16,36 @@ from typing import Final
 from uuid import UUID
 
 from mirrorlog import __version__
-from mirrorlog.broker.budgets import OutgoingBudget
-from mirrorlog.broker.disk_limits import DiskReport, DiskSpace
-from mirrorlog.broker.disk_watch import DiskWatch, measure
-from mirrorlog.broker.door import NativeDoor
-from mirrorlog.broker.group_requests import GroupRequests
-from mirrorlog.broker.host import Helpers, Host, now_us
-from mirrorlog.broker.hosted import HostedLog
-from mirrorlog.broker.hosted_logs import HostedLogs
-from mirrorlog.broker.in_sync_keeper import Decides
-from mirrorlog.broker.letter_roads import LetterRoads
-from mirrorlog.broker.memory_limits import MemoryReport
-from mirrorlog.broker.memory_watch import MemoryWatch
-from mirrorlog.broker.operations import Operations
-from mirrorlog.broker.requests import ClusterView, Requests
-from mirrorlog.broker.status import disk_status, memory_status, node_counts, with_warnings
-from mirrorlog.broker.subscription_book import SubscriptionBook
-from mirrorlog.broker.transactions import Transactions
-from mirrorlog.cluster.events import Event
+from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
+from mirrorlog.broker.hosting.status import disk_status, memory_status, with_warnings
+from mirrorlog.broker.log.host import Helpers, Host, now_us
+from mirrorlog.broker.log.in_sync import Decides
+from mirrorlog.broker.resources.budgets import OutgoingBudget
+from mirrorlog.broker.resources.disk_limits import DiskReport, DiskSpace
+from mirrorlog.broker.resources.disk_watch import DiskWatch, measure
+from mirrorlog.broker.resources.memory_limits import MemoryReport
+from mirrorlog.broker.resources.memory_watch import MemoryWatch
+from mirrorlog.broker.session.client_session import NativeDoor
+from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
+from mirrorlog.broker.session.group_requests import GroupRequests
+from mirrorlog.broker.session.operator_requests import Operations
+from mirrorlog.broker.session.queue_requests import ClusterView, Requests
+from mirrorlog.broker.session.transactions import Transactions
+from mirrorlog.broker.subscription_index import SubscriptionBook
+from mirrorlog.cluster.state.events import Event
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.config import LogAssignment, Settings
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.accept import AcceptSocketService
 from mirrorlog.ha.service import TICK_S, HAService
-from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.fairness.lines import Lines
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX
-from mirrorlog.wire.lines import Lines
 from mirrorlog.wire.listening import check_free
-from mirrorlog.wire.messages import Limits, NodeCounts, Status, Welcome
+from mirrorlog.wire.messages.handshake import Limits, Welcome
+from mirrorlog.wire.messages.status import NodeCounts, Status
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Server:
                 lines=self._lines,
             )
         )
-        self.letters = LetterRoads(
+        self.letters = DeadLetterLinks(
             settings.node.id,
             self.logs,
             view,
@@ -168,6 +168,8 @@ class Server:
             lines=self._lines,
             unpack_helper=self.helpers.unpack,
             tell=self._tell,
+            renew=self._view.renew_password,
+            cluster_version=self._view.cluster_version,
         )
         await self._door.start(settings.client_bind, self._credentials.client)
         self._ticker = asyncio.ensure_future(self._tick_for_ever())
@@ -312,6 +314,21 @@ class Server:
         )
 
     def _counts(self) -> NodeCounts:
-        logs, accept = self.logs.everyone(), self.ha.accept
+        """What was counted since the process began."""
+        logs, accept, door = self.logs.everyone(), self.ha.accept, self._door
         told = [log.replica.counters.told(log.name, sent_bytes=accept.sent_bytes(log.log_id)) for log in logs]
-        return node_counts(accept, self._door, links=self._view.links(), logs=told, capped=self._capped)
+        opened, standing, failed = self._view.links()
+        return NodeCounts(
+            accepted={"client": door.accepted if door else 0, "replication": accept.accepted},
+            open={"client": len(door.sessions) if door else 0, "replication": len(accept.links | accept.members)},
+            refused=dict(door.refused) if door else {},
+            links_opened=opened,
+            links_open=standing,
+            questions_failed=failed,
+            logs=told,
+            strangers={"client": door.places.strangers if door else 0, "replication": accept.places.strangers},
+            capped=dict(self._capped),
+            logins_failed=dict(door.gatekeeper.refused.logins) if door else {},
+            rights_refused=dict(door.gatekeeper.refused.rights) if door else {},
+            users_held_s=dict(door.quotas.held_s) if door else {},
+        )

@@ -1,18 +1,18 @@
 """The Python client: Client, Producer, Publisher, Consumer, Subscription, Admin."""
 
 from mirrorlog.client.client import Client
-from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
-from mirrorlog.client.consumer import Consumer
-from mirrorlog.client.delivered import Delivered, DeliveredBatch
-from mirrorlog.client.deliveries import BulkDelivery, Delivery
-from mirrorlog.client.leases import Leased
-from mirrorlog.client.pipeline import ProducerStats
-from mirrorlog.client.producer import Producer
-from mirrorlog.client.publisher import Publication, Published, Publisher
-from mirrorlog.client.receipts import Receipt, ReceiptRange, Receipts
-from mirrorlog.client.subscription import Subscription
-from mirrorlog.client.transaction import Transaction
-from mirrorlog.client.transaction_records import Routed
+from mirrorlog.client.consumer.consumer import Consumer
+from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord
+from mirrorlog.client.producer.deliveries import BulkDelivery, Delivery
+from mirrorlog.client.producer.pipeline import ProducerStats
+from mirrorlog.client.producer.producer import Producer
+from mirrorlog.client.producer.receipts import Receipt, ReceiptRange, Receipts
+from mirrorlog.client.publisher.publisher import Publication, Published, Publisher
+from mirrorlog.client.subscription.delivered import Delivered, DeliveredBatch
+from mirrorlog.client.subscription.leases import Leased
+from mirrorlog.client.subscription.subscription import Subscription
+from mirrorlog.client.transaction.commit import Routed
+from mirrorlog.client.transaction.transaction import Transaction
 
 __all__ = [
     "BulkDelivery",

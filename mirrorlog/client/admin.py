@@ -7,21 +7,22 @@ import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from mirrorlog.attempts import Attempts
-from mirrorlog.client.asking import ask_nodes
-from mirrorlog.client.backoff import Backoff
-from mirrorlog.client.batching import as_timestamp_us
-from mirrorlog.client.begins import NO_ANSWER
-from mirrorlog.client.copies import Copies
-from mirrorlog.client.masters import REPLACED_PERHAPS, ask_master, change_at_master
+from mirrorlog.client.connection.backoff import Backoff
+from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.copies import Copies
+from mirrorlog.client.connection.masters import REPLACED_PERHAPS, ask_master, change_at_master
+from mirrorlog.client.connection.metadata import ask_nodes
+from mirrorlog.client.connection.stall_watch import SILENCE_S
+from mirrorlog.client.connection.start_offsets import NO_ANSWER
 from mirrorlog.client.options import parse_server
-from mirrorlog.client.silence import SILENCE_S
-from mirrorlog.client.topology import Topology
+from mirrorlog.client.producer.batch import as_timestamp_us
+from mirrorlog.client.publisher.topology import Topology
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,
@@ -36,50 +37,50 @@ from mirrorlog.errors import (
     QueueExists,
     RequestTimeout,
 )
-from mirrorlog.wire.messages import (
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.groups import (
     REDRIVE_MAX,
-    CommitPosition,
-    CopyPromoted,
-    DeclareQueue,
-    Deleted,
     DeleteGroup,
-    DeleteQueue,
-    Done,
-    Drained,
-    DrainNode,
-    EndHold,
-    Events,
-    FetchPosition,
-    ForgetNode,
-    FoundPosition,
-    GetEvents,
-    GetStatus,
     GroupsFound,
     GroupsReset,
-    HoldGiven,
-    HoldInfo,
-    HoldsFound,
     ListGroups,
-    ListHolds,
-    Message,
-    Metadata,
-    Position,
-    PromoteCopy,
     Purged,
     PurgeGroup,
-    QueueInfo,
-    Rebalance,
-    Rebalanced,
     Redrive,
     Redriven,
     ResetGroups,
-    SetHold,
-    Status,
 )
+from mirrorlog.wire.messages.operators import (
+    CopyPromoted,
+    Drained,
+    DrainNode,
+    Events,
+    ForgetNode,
+    GetEvents,
+    PromoteCopy,
+    Rebalance,
+    Rebalanced,
+)
+from mirrorlog.wire.messages.queues import (
+    CommitPosition,
+    DeclareQueue,
+    Deleted,
+    DeleteQueue,
+    Done,
+    EndHold,
+    FetchPosition,
+    FoundPosition,
+    HoldGiven,
+    HoldInfo,
+    HoldsFound,
+    ListHolds,
+    Metadata,
+    Position,
+    QueueInfo,
+    SetHold,
+)
+from mirrorlog.wire.messages.status import GetStatus, Status
 from mirrorlog.wire.names import split
-
-if TYPE_CHECKING:
-    from mirrorlog.client.client import Client
 
 # One that is behind may name one that has been replaced; then that one names the next.
 _HOPS_MAX: Final = 2
@@ -103,7 +104,7 @@ class Admin:
     ConnectionLost when no node was reached: nothing was done; or OutcomeUnknown when it may count or not. What changes
     nothing raises ConnectionLost or RequestTimeout."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Cluster) -> None:
         self._client = client
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final, TypeGuard
 
-from mirrorlog.commitlog.format import Codec
+from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.config import split_address
 from mirrorlog.errors import BadRequest, ConfigError
 from mirrorlog.wire.frames import Durability, Level

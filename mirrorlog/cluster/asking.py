@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from mirrorlog.cluster.commands import AnyCommand
+from mirrorlog.cluster.state.commands import AnyCommand
 
 _USER: Final[ContextVar[str]] = ContextVar("asked_by", default="")
 

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from mirrorlog.attempts import Attempts
 from mirrorlog.cluster.asking import signed
-from mirrorlog.cluster.commands import AnyCommand, NodeStarted, decode_command, encode_command
 from mirrorlog.cluster.driver import RaftDriver
 from mirrorlog.cluster.peers import Mesh
 from mirrorlog.cluster.questions import Applied, AskApply, AskIndex, decode_answer, encode
-from mirrorlog.cluster.state import ClusterState, Outcome, check_proposal
+from mirrorlog.cluster.state.commands import AnyCommand, NodeStarted, decode_command, encode_command
+from mirrorlog.cluster.state.state import ClusterState, Outcome, check_proposal
 from mirrorlog.errors import ConnectionLost, NotAMember, NotLeader, RequestTimeout
 
 ASK_S: Final = 2.0

@@ -1,7 +1,9 @@
 """Drives one Raft member: its disk, its messages, its timers. Thin: what happens is the core's to say.
 
 One bundle at a time, in the order of its fields; the disk is waited for on a helper, and the loop goes on meanwhile. A
-disk that fails ends the member, and with it the node: it cannot say any more what it has promised.
+disk that fails ends the member, and with it the node: it cannot say any more what it has promised. What a full disk, or
+a system without descriptors, refuses before anything is written is tried again: a bundle while the member says nothing,
+a snapshot of its own beside everything else.
 """
 
 from __future__ import annotations
@@ -10,19 +12,24 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final, Protocol
 
-from mirrorlog.cluster.machine import Machine, Step
 from mirrorlog.cluster.raft.core import Raft
 from mirrorlog.cluster.raft.effects import Effects
 from mirrorlog.cluster.raft.messages import AnyMessage, Snapshot
 from mirrorlog.cluster.raft.store import RaftStore
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.cluster.state.machine import Machine, Step
+from mirrorlog.errors import DiskFull, MirrorlogError
 
 logger = logging.getLogger(__name__)
 
 JOURNAL_BYTES_MAX: Final = 4 * 1024 * 1024
 """A snapshot is due when the journal is longer."""
+REFUSED_S: Final = 0.2
+"""After a bundle that could not be written, it is tried again."""
+SNAPSHOT_REFUSED_S: Final = 5.0
+"""After a snapshot that could not: its journal grows meanwhile."""
 LATE_S: Final = 0.02
 """A timer may be so late without a reason."""
 _TURNS_TO_READ: Final = 2
@@ -66,6 +73,7 @@ class RaftDriver:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._excused = False
+        self._snapshot_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -129,8 +137,7 @@ class RaftDriver:
 
     async def _do(self, effects: Effects) -> None:
         if effects.must_sync:
-            # Shielded: a stop in the middle must not leave a store behind that somebody still writes to.
-            await asyncio.shield(self._loop.run_in_executor(self._helper, self._store.save, effects))
+            await self._save(effects)
         for message in effects.messages:
             self._send(message)
         if effects.snapshot is not None:
@@ -141,8 +148,27 @@ class RaftDriver:
         for read in effects.reads:
             self._watcher.read_ready(read.token, read.index)
         self.raft.done()
-        if self._store.journal_bytes > JOURNAL_BYTES_MAX:
+        if self._store.journal_bytes > JOURNAL_BYTES_MAX and self._loop.time() >= self._snapshot_at:
             await self._snapshot()
+
+    async def _save(self, effects: Effects) -> None:
+        told = ""
+        while True:
+            try:
+                await self._helped(partial(self._store.save, effects))
+            except DiskFull as error:
+                if self._store.doubtful:
+                    raise
+                if told != str(error):
+                    told = str(error)
+                    logger.error("raft_waits member=%s reason=%r", self.raft.own, told)
+                await asyncio.sleep(REFUSED_S)
+            else:
+                return
+
+    async def _helped(self, work: Callable[[], None]) -> None:
+        # Shielded: a stop in the middle must not leave a store behind that somebody still writes to.
+        await asyncio.shield(self._loop.run_in_executor(self._helper, work))
 
     async def _snapshot(self) -> None:
         machine, log = self.machine, self.raft.log
@@ -151,7 +177,14 @@ class RaftDriver:
         members = log.members_at(machine.index)
         snapshot = Snapshot(machine.index, machine.term, members, machine.snapshot_state())
         entries = self.raft.saved_entries(snapshot.index)
-        await asyncio.shield(self._loop.run_in_executor(self._helper, self._store.replace, snapshot, entries))
+        try:
+            await self._helped(partial(self._store.replace, snapshot, entries))
+        except DiskFull as error:
+            if self._store.doubtful:
+                raise
+            logger.error("raft_snapshot_refused member=%s reason=%r", self.raft.own, str(error))
+            self._snapshot_at = self._loop.time() + SNAPSHOT_REFUSED_S
+            return
         self.raft.compact(snapshot)
 
     def _plan(self) -> None:

@@ -21,20 +21,13 @@ import msgspec
 
 from mirrorlog.cluster.raft.messages import AnyMessage, Append
 from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded, ProtocolError, RequestTimeout
-from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.auth.credentials import OPEN, Credentials
+from mirrorlog.wire.auth.proof import DialledGreeting
 from mirrorlog.wire.dialling import dial
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame
-from mirrorlog.wire.messages import (
-    Failure,
-    Hello,
-    Welcome,
-    as_error,
-    encode,
-    error_frame,
-    expect_message,
-)
-from mirrorlog.wire.proof import DialledGreeting
+from mirrorlog.wire.messages.codec import as_error, encode, error_frame, expect_message
+from mirrorlog.wire.messages.handshake import Failure, Hello, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +38,9 @@ BEAT_S: Final = 0.1
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024
 """Of one message: a snapshot travels in pieces far below, but for the answer to a node that begins anew. The largest
 record that a node may be configured to take (64 MiB) goes in one, with what a letter adds to it."""
+SILENT_S: Final = 5.0
+"""A link over which no answer to a heartbeat comes for so long, with nothing large under way, is dialled anew. Liveness
+does not judge links: the other one of the two may stand, and this one's Raft get lost."""
 UNSENT_BYTES_MAX: Final = 96 * 1024 * 1024
 ASKED_MAX: Final = 1000
 """Questions of one member that are answered at a time; the others are refused. It goes on talking: who asks too much
@@ -124,6 +120,7 @@ class DialledLink:
         self._last_id = 0
         self._told = ""
         self._stood_at = ""
+        self._heard_at = self._looked_at = self._loop.time()
         self._task = asyncio.ensure_future(self._keep())
 
     @property
@@ -136,6 +133,20 @@ class DialledLink:
         self._task.cancel()
         if self._endpoint is not None:
             self._endpoint.abort()
+
+    def beat(self) -> None:
+        """A heartbeat, every `BEAT_S`; and an end for a link that is deaf, or whose other end is."""
+        now = self._loop.time()
+        if now - self._looked_at > SILENT_S / 2:  # it was this node that stood still
+            self._heard_at = now
+        self._looked_at = now
+        endpoint = self._endpoint
+        if not self.up or endpoint is None or endpoint.starved(now):
+            return
+        if now - self._heard_at > SILENT_S and not endpoint.begun_bytes and not endpoint.unsent_bytes:
+            endpoint.abort(ConnectionLost(f"node {self.node} said nothing on this link for {SILENT_S:g} s"))
+        else:
+            self.send(FrameType.BEAT)
 
     def send_raft(self, message: AnyMessage) -> None:
         """Dropped when no connection stands."""
@@ -200,6 +211,7 @@ class DialledLink:
                 answer.set_result(bytes(frame_.payload))
             else:
                 answer.set_exception(as_error(expect_message(frame_, FrameType.ERROR, Failure)))
+        self._heard_at = self._loop.time()
         self._events.heard(self.node, self.start_id)
 
     def handled(self) -> None:
@@ -403,7 +415,7 @@ class Mesh:
 
     def _beat_all(self) -> None:
         for link in self._links.values():
-            link.send(FrameType.BEAT)
+            link.beat()
         self._beat = asyncio.get_running_loop().call_later(BEAT_S, self._beat_all)
 
 

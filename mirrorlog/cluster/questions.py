@@ -7,8 +7,8 @@ from typing import Any, Final, TypeVar, get_args
 import msgspec
 
 from mirrorlog import versions
-from mirrorlog.cluster.commands import Addresses
 from mirrorlog.cluster.raft.messages import Snapshot
+from mirrorlog.cluster.state.commands import Addresses
 from mirrorlog.errors import ProtocolError, UnsupportedVersion
 
 _A = TypeVar("_A", bound="Answer")

@@ -19,23 +19,15 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from mirrorlog import versions
-from mirrorlog.cluster.advice import advice
-from mirrorlog.cluster.commands import (
-    Addresses,
-    AnyCommand,
-    NodeJoined,
-    NodeStarted,
-    StartKind,
-    encode_command,
-)
-from mirrorlog.cluster.coordinator import Action, ChangeMembers, Coordinator, Fence, Propose, Seen, Wanted
+from mirrorlog.cluster.coordination.coordinator import Action, ChangeMembers, Coordinator, Fence, Propose, Seen, Wanted
+from mirrorlog.cluster.coordination.liveness import Change, Life, Liveness
+from mirrorlog.cluster.coordination.promotion import Report
+from mirrorlog.cluster.coordination.runs import Runs, unknown_to
 from mirrorlog.cluster.decisions import ASK_S, RETRY_S, Decisions
 from mirrorlog.cluster.driver import RaftDriver
-from mirrorlog.cluster.joining import anew, check_joining
-from mirrorlog.cluster.liveness import Change, Life, Liveness
-from mirrorlog.cluster.machine import Machine, Step
+from mirrorlog.cluster.membership.joining import anew, check_joining
+from mirrorlog.cluster.membership.registration import Registration
 from mirrorlog.cluster.peers import Mesh, Voice
-from mirrorlog.cluster.promotion import Report
 from mirrorlog.cluster.questions import (
     AnyAnswer,
     AnyQuestion,
@@ -61,10 +53,18 @@ from mirrorlog.cluster.raft.effects import Stored
 from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.raft.messages import AnyMessage, Appended, HardState, Snapshot, Vote
 from mirrorlog.cluster.raft.store import RaftStore
-from mirrorlog.cluster.registration import Registration
-from mirrorlog.cluster.runs import Runs, unknown_to
-from mirrorlog.cluster.state import ClusterState, NodeFacts, Outcome, encode_state
-from mirrorlog.cluster.topology import Topology
+from mirrorlog.cluster.state.advice import advice
+from mirrorlog.cluster.state.commands import (
+    Addresses,
+    AnyCommand,
+    NodeJoined,
+    NodeStarted,
+    StartKind,
+    encode_command,
+)
+from mirrorlog.cluster.state.machine import Machine, Step
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome, encode_state
+from mirrorlog.cluster.state.topology import Topology
 from mirrorlog.commitlog.files import Files
 from mirrorlog.errors import (
     ConnectionLost,
@@ -76,8 +76,8 @@ from mirrorlog.errors import (
     RequestTimeout,
     UnsupportedVersion,
 )
-from mirrorlog.wire.credentials import OPEN, Credentials
-from mirrorlog.wire.messages import Hello, Welcome
+from mirrorlog.wire.auth.credentials import OPEN, Credentials
+from mirrorlog.wire.messages.handshake import Hello, Welcome
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from mirrorlog.commitlog.checksum import crc32c
-from mirrorlog.commitlog.files import File, Files, replace_file
+from mirrorlog.commitlog.files import File, Files, begun, replace_file
+from mirrorlog.commitlog.format.checksum import crc32c
 
 FILE_NAME: Final = "checkpoint"
 SLOT_BYTES: Final = 4096
@@ -100,7 +100,8 @@ class CheckpointFile:
         """Into the slot that is not the newest; on disk when this returns. Raises OSError."""
         number = self._number + 1
         self._file.pwrite(encode_slot(number, checkpoint, self._log_id), number % 2 * SLOT_BYTES)
-        self._file.fdatasync()
+        with begun():
+            self._file.fdatasync()
         self._number, self.stored = number, checkpoint
 
     def write_both(self, checkpoint: Checkpoint) -> None:

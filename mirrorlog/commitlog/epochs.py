@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, Self
 
-from mirrorlog.commitlog.checksum import crc32c
 from mirrorlog.commitlog.files import Files, read_file, replace_file
+from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import BadRequest, LogCorrupt
 
 FILE_NAME: Final = "epochs"

@@ -11,6 +11,8 @@ What is relied on (Linux, a local file system):
 - `fdatasync` returns after the data, and the size needed to read it, are on the device; a made, renamed or removed
   name is on the device after `fsync_directory`. After a failed sync nothing is known about the pages it covered.
 - `rename` replaces atomically: after a crash the old or the new file is there, never a mix.
+- A call that ends with EMFILE, ENFILE, EACCES, EPERM, EFBIG or ENOMEM has done nothing, and can be made again.
+  A sync is the exception (`begun`). What several calls do together takes its descriptors before the first of them.
 - A link that somebody has put at a file's name is not followed: what it leads to is not ours to cut or to write.
 
 Rejected: `mmap.flush` and `mmap.madvise` for syncing and populating. Both hold the interpreter lock for as long as the
@@ -34,13 +36,14 @@ from mirrorlog.errors import DirectoryGone, DiskFailed, DiskFull, FileRefused
 _MADV_POPULATE_WRITE: Final = 23  # linux/mman.h, since Linux 5.14; Python has no name for it
 _RWF_DONTCACHE: Final = 0x80  # linux/fs.h, since Linux 6.14
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NOT_OPENED: Final = {
+_REFUSED: Final = {
     errno.EMFILE: "raise the node's limit of open files (LimitNOFILE)",
     errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
     errno.EACCES: "give the node's user the right to it",
     errno.EPERM: "give the node's user the right to it",
+    errno.EFBIG: "raise the node's limit of a file's size (LimitFSIZE), or that of its file system",
+    errno.ENOMEM: "give the machine more memory, or end what else takes it",
 }
-_REFUSED: Final = {**_NOT_OPENED, errno.ENOMEM: "give the machine more memory, or end what else takes it"}
 
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
@@ -85,6 +88,16 @@ class File(Protocol):
         """Idempotent. A file that nobody holds any more is closed too."""
 
 
+class Directory(Protocol):
+    """An open directory: its names can be synced when nothing can be opened any more."""
+
+    def sync(self) -> None:
+        """Raises OSError."""
+
+    def close(self) -> None:
+        """Idempotent. One that nobody holds any more is closed too."""
+
+
 class Files(Protocol):
     """A file system. Every method but `exists` raises OSError."""
 
@@ -108,7 +121,10 @@ class Files(Protocol):
 
     def unlink(self, path: Path) -> None: ...
 
-    def fsync_directory(self, path: Path) -> None: ...
+    def open_directory(self, path: Path) -> Directory: ...
+
+    def fsync_directory(self, path: Path) -> None:
+        """Open it and sync its names."""
 
     def populate(self, pages: memoryview) -> bool:
         """Make the pages of a mapped range present and writable, contents unchanged; False where the kernel cannot.
@@ -224,6 +240,26 @@ class OsFile:
         self.close()
 
 
+class OsDirectory:
+    """A directory's descriptor, closed with its last user."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class OsFiles:
     """The operating system's files."""
 
@@ -257,12 +293,12 @@ class OsFiles:
     def unlink(self, path: Path) -> None:
         path.unlink()
 
+    def open_directory(self, path: Path) -> OsDirectory:
+        return OsDirectory(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
     def fsync_directory(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        with closing(self.open_directory(path)) as names:
+            names.sync()
 
     def populate(self, pages: memoryview) -> bool:
         address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
@@ -300,10 +336,21 @@ def directory_gone(path: Path) -> DirectoryGone:
     )
 
 
-def was_not_begun(error: OSError) -> bool:
-    """Of a sync: whether there was none, because the file or directory could not even be opened. A sync that was begun
-    and failed, for want of memory too, leaves nobody knowing what is on disk."""
-    return error.errno in _NOT_OPENED
+def was_refused(error: OSError) -> bool:
+    """Whether the system has refused a call, which has done nothing then."""
+    return error.errno in _REFUSED
+
+
+@contextmanager
+def begun() -> Iterator[None]:
+    """A sync, or what cannot be taken back: one that fails, for want of memory or of rights too, leaves nobody knowing
+    what is on disk, and is no refusal."""
+    try:
+        yield
+    except OSError as error:
+        if was_refused(error):
+            raise OSError(errno.EIO, error.strerror) from None
+        raise
 
 
 @contextmanager
@@ -325,11 +372,14 @@ def read_file(files: Files, path: Path, *, max_bytes: int) -> bytes:
 def replace_file(files: Files, path: Path, content: bytes) -> None:
     """Make `content` the file at `path`, on disk when this returns; after a crash it is the old or the new one.
 
-    Raises OSError; the old file is then still there.
+    Raises OSError. After one that says that the system refused it (`was_refused`) the old file is there; after a sync
+    that failed it is the old or the new one.
     """
     new = path.with_name(path.name + ".new")
-    with closing(files.open(new, create=True)) as file:
-        file.pwrite(content, 0)
-        file.fdatasync()
-    files.rename(new, path)
-    files.fsync_directory(path.parent)
+    with closing(files.open_directory(path.parent)) as names:
+        with closing(files.open(new, create=True)) as file:
+            file.pwrite(content, 0)
+            file.fdatasync()
+        files.rename(new, path)
+        with begun():
+            names.sync()

@@ -9,34 +9,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from mirrorlog.commitlog.chain import SegmentChain
 from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
-from mirrorlog.commitlog.files import File, Files, directory_gone, disk_error, was_not_begun
-from mirrorlog.errors import DiskFailed, DiskFull, FileRefused
+from mirrorlog.commitlog.files import Directory, File, directory_gone, disk_error
+from mirrorlog.commitlog.segments.chain import SegmentChain
+from mirrorlog.errors import DiskFailed, DiskFull
 
 
 class FlushJob:
-    """One group commit. `run` belongs on a helper thread; it raises DiskFailed or FileRefused, and so does completing
-    it then; after the latter nothing has changed, and another one may do it."""
+    """One group commit. `run` belongs on a helper thread; it raises DiskFailed, and so does completing it then. It
+    opens nothing: a node without descriptors flushes as ever."""
 
-    __slots__ = (
-        "_directory", "_files", "_flusher", "_record", "_retired", "changes", "checkpoint", "error", "generation",
-    )  # fmt: skip
+    __slots__ = ("_files", "_flusher", "_names", "_record", "_retired", "changes", "checkpoint", "error", "generation")
 
     def __init__(
-        self, flusher: Flusher, chain: SegmentChain, checkpoint: Checkpoint, directory: Path | None, *, record: bool
+        self, flusher: Flusher, chain: SegmentChain, checkpoint: Checkpoint, names: Directory | None, *, record: bool
     ) -> None:
         self._flusher = flusher
         self._files = chain.unflushed(flusher.flushed)
-        self._directory = directory
+        self._names = names
         self._retired = chain.take_retired()
         self._record = record
         self.checkpoint = checkpoint
         self.changes = chain.directory_changes
         self.generation = flusher.generation
-        self.error: DiskFailed | FileRefused | None = None
+        self.error: DiskFailed | None = None
 
     @property
     def target(self) -> int:
@@ -54,8 +51,8 @@ class FlushJob:
         with self._flusher.lock:
             if self.generation == self._flusher.generation:
                 try:
-                    self._flusher.commit(self._files, self._directory, self.checkpoint if self._record else None)
-                except (DiskFailed, FileRefused) as error:
+                    self._flusher.commit(self._files, self._names, self.checkpoint if self._record else None)
+                except DiskFailed as error:
                     self.error = error
                     raise
         self._files.clear()
@@ -64,10 +61,9 @@ class FlushJob:
 class Flusher:
     """`flushed`: below it every byte is on disk, as far as the loop has been told. `failure` ends all writing."""
 
-    __slots__ = ("_checkpoints", "_directory", "_files", "_synced_changes", "failure", "flushed", "generation", "lock")
+    __slots__ = ("_checkpoints", "_directory", "_synced_changes", "failure", "flushed", "generation", "lock")
 
-    def __init__(self, files: Files, checkpoints: CheckpointFile, flushed: int) -> None:
-        self._files = files
+    def __init__(self, checkpoints: CheckpointFile, flushed: int) -> None:
         self._checkpoints = checkpoints
         self._directory = checkpoints.path.parent
         # Not that of the chain: names that a process made before it was killed are to be synced too.
@@ -101,10 +97,10 @@ class Flusher:
     def start(self, chain: SegmentChain, checkpoint: Checkpoint, *, record: bool) -> FlushJob:
         """A job after which `checkpoint` is true, and stored if it is to be recorded."""
         changed = chain.directory_changes != self._synced_changes
-        return FlushJob(self, chain, checkpoint, chain.directory if changed else None, record=record)
+        return FlushJob(self, chain, checkpoint, chain.names if changed else None, record=record)
 
     def complete(self, job: FlushJob) -> int:
-        """The flushed offset now. Raises DiskFailed, FileRefused."""
+        """The flushed offset now. Raises DiskFailed."""
         if job.error is not None:
             raise job.error
         if job.generation == self.generation:
@@ -112,31 +108,29 @@ class Flusher:
             self._synced_changes = max(self._synced_changes, job.changes)
         return self.flushed
 
-    def commit(self, files: list[File], directory: Path | None, checkpoint: Checkpoint | None) -> None:
+    def commit(self, files: list[File], names: Directory | None, checkpoint: Checkpoint | None) -> None:
         """Sync the files, then their names, then say so in the checkpoint, if one is given. The lock is held.
 
-        Raises DiskFailed, DirectoryGone, and FileRefused when a name could not be synced because nothing can be opened.
+        Raises DiskFailed, DirectoryGone.
         """
         if self.failure is not None:
             raise self.failure
         try:
             for file in files:
                 file.fdatasync()
-            if directory is not None:
-                self._files.fsync_directory(directory)
+            if names is not None:
+                names.sync()
             if self.failure is not None:  # of a sync beside this one, which the kernel told about alone
                 raise self.failure
             if checkpoint is not None:
                 self._check_in_place()
                 self._store(checkpoint)
         except OSError as error:
-            if was_not_begun(error):
-                raise disk_error(error, "sync", self._directory) from None
             raise self.sync_failed(error) from None
 
     def sync_failed(self, error: OSError) -> DiskFailed:
         """Any sync of the log's files has failed; gives the first reason why nothing is written any more."""
-        # A full disk is no excuse here: the space was allocated, so bytes that were taken are at stake.
+        # A full disk, or a refusal, is no excuse here: the space was allocated, so bytes that were taken are at stake.
         failed = self._named(error, "sync")
         self.fail(failed if isinstance(failed, DiskFailed) else DiskFailed(failed.message, **failed.details))
         assert self.failure is not None

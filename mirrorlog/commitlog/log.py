@@ -16,34 +16,40 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from mirrorlog.commitlog.checked import CheckedRead
 from mirrorlog.commitlog.checkpoint import Checkpoint
-from mirrorlog.commitlog.cold import ColdRead
-from mirrorlog.commitlog.damage import Range
-from mirrorlog.commitlog.envelope import Part, envelope_bytes, seal_envelope
 from mirrorlog.commitlog.epochs import EpochLike, EpochList, load_epochs, store_epochs
-from mirrorlog.commitlog.files import OS_FILES, Files, disk_error
+from mirrorlog.commitlog.files import OS_FILES, Files, disk_error, was_refused
 from mirrorlog.commitlog.flush import FlushJob
-from mirrorlog.commitlog.format import (
+from mirrorlog.commitlog.format.envelope import (
+    Part,
+    envelope_bytes,
+    is_envelope,
+    is_inner,
+    open_envelope,
+    seal_envelope,
+)
+from mirrorlog.commitlog.format.header import (
     HEADER_SIZE,
     BatchHeader,
     Flag,
     batch_length,
     check_body,
+    check_stamped,
     log_seed,
     read_header,
     stamp,
 )
 from mirrorlog.commitlog.identity import FORMAT_VERSION, NUMBER
-from mirrorlog.commitlog.ingest import check_run
-from mirrorlog.commitlog.opening import FirstState, OnPast, OpenedLog, open_directory
-from mirrorlog.commitlog.prepare import PrepareJob
-from mirrorlog.commitlog.recovery import Claim, RecoveryReport
-from mirrorlog.commitlog.scan import OnBatch, Rules, scan_file, without_advice, zero_out
-from mirrorlog.commitlog.segment import Segment, segment_name, segment_start
-from mirrorlog.commitlog.table import SegmentTable, table_name, table_start
-from mirrorlog.commitlog.tables import Tables, table_from_segment
-from mirrorlog.commitlog.warmer import WarmJob
+from mirrorlog.commitlog.index.table import SegmentTable, table_name, table_start
+from mirrorlog.commitlog.index.tables import Tables, table_from_segment
+from mirrorlog.commitlog.recovery.damage import Range
+from mirrorlog.commitlog.recovery.opening import FirstState, OnPast, OpenedLog, open_directory
+from mirrorlog.commitlog.recovery.recovery import Claim, RecoveryReport
+from mirrorlog.commitlog.segments.cold import CheckedRead, ColdRead
+from mirrorlog.commitlog.segments.preallocation import PrepareJob
+from mirrorlog.commitlog.segments.scan import OnBatch, Rules, scan_file, without_advice, zero_out
+from mirrorlog.commitlog.segments.segment import Segment, segment_name, segment_start
+from mirrorlog.commitlog.segments.warmer import WarmJob
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import (
     BadBatch,
@@ -57,6 +63,31 @@ from mirrorlog.errors import (
     MirrorlogError,
     OffsetOutOfRange,
 )
+
+# The check of what a mirror receives: whole batches, as its master stamped them.
+
+
+def check_run(
+    run: memoryview, *, log_offset: int, seed: int, epochs: EpochList, max_batch_bytes: int
+) -> list[BatchHeader]:
+    """The headers of the 1..n batches of `run`, each checked whole: header, body, place, and the epoch that the list
+    gives there; behind the header of a transaction those of what is inside. Raises BadBatch."""
+    headers: list[BatchHeader] = []
+    at = 0
+    while at < len(run) or not headers:
+        place = log_offset + at
+        header = check_stamped(run, at, log_offset=place, seed=seed, max_batch_bytes=max_batch_bytes)
+        if header.epoch != epochs.at(place):
+            raise BadBatch(f"epoch {header.epoch} at log offset {place}, the epoch list has {epochs.at(place)}")
+        check_body(run, at, header)
+        if is_inner(header):
+            raise BadBatch(f"the batch at log offset {place} belongs to a transaction that does not begin there")
+        headers.append(header)
+        if is_envelope(header):
+            headers += open_envelope(run[at : at + header.length], header, seed=seed)
+        at += header.length
+    return headers
+
 
 _EMPTY: Final = memoryview(b"")
 # A plain number: an operation with a member of an enum takes a microsecond.
@@ -527,27 +558,29 @@ class CommitLog:
         newest checkpoint of the queues' state begins that is complete below `log_offset`, 0 for none.
 
         Raises BadRequest below the confirmed offset or, when `lost`, below the begin, where no batch begins, and when
-        `entries` do not fit what stays; DiskFull and DiskFailed; LogCorrupt when what stays cannot be read. Jobs that
-        are out are void, views that are out may change under their reader.
+        `entries` do not fit what stays; DiskFull: nothing was cut, and it can be asked for again; DiskFailed;
+        LogCorrupt when what stays cannot be read. Jobs that are out are void, views that are out may change under their
+        reader.
         """
         self._require_writable()
         epochs = EpochList.of(entries)
         self._check_cut(log_offset, lost=lost)
         if not epochs.agrees_below(log_offset, self.epochs):
             raise BadRequest(f"the epoch list does not fit the bytes below {log_offset}")
-        # Each step leaves a log that opens. 1: nothing below the flushed offset may be missing later, so it is lowered
-        # first, and a confirmed offset with it. 2: under the new list the bytes to be cut count no more. 3: they go;
-        # what a crash leaves of them is a torn tail.
+        # Each step leaves a log that opens. 0: what the system may refuse is asked for; until the new list is stored a
+        # refusal leaves the log as it was, but for what it claims to have flushed. 1: nothing below the flushed offset
+        # may be missing later, so it is lowered first, and a confirmed offset with it. 2: under the new list the bytes
+        # to be cut count no more. 3: they go; what a crash leaves of them is a torn tail.
         with self._flusher.disk("truncate"), self._flusher.lock:
+            self._chain.prepare_cut(log_offset)
             stored = self._flusher.stored
-            if lost:
-                self._confirmed, self._state_from = min(self._confirmed, log_offset), state
-            else:
-                # The newest state checkpoint may be confirmed, and not be on this disk.
-                state = stored.state
+            # The newest state checkpoint may be confirmed, and not be on this disk.
+            confirmed, state = (min(self._confirmed, log_offset), state) if lost else (self._confirmed, stored.state)
             flushed = min(max(self.flushed, stored.flushed), log_offset)
-            self._flusher.lower(Checkpoint(self.begin, flushed, self._confirmed, state))
+            self._flusher.lower(Checkpoint(self.begin, flushed, confirmed, state))
             self._store_epochs(epochs)
+            if lost:
+                self._confirmed, self._state_from = confirmed, state
             # With the new list and the old bytes the log would speak of a history that never was.
             with self._whole("truncate"):
                 self._unseal(log_offset)
@@ -630,12 +663,15 @@ class CommitLog:
             segment.sealed = False
         if reached:
             # A table that came back after a crash could be taken for one of what is written there next.
-            self._files.fsync_directory(self.directory)
+            assert self._chain.names is not None
+            self._chain.names.sync()
 
     def _store_epochs(self, epochs: EpochList) -> None:
         try:
             store_epochs(self._files, self.directory, epochs)
-        except OSError:
+        except OSError as error:
+            if was_refused(error):
+                raise  # the old one stands
             # Appended under the old list, batches would not count under the new one.
             with self._whole("store the epochs of"):
                 if load_epochs(self._files, self.directory) != self.epochs:
@@ -656,8 +692,7 @@ class CommitLog:
         return self._flusher.start(self._chain, checkpoint, record=record)
 
     def complete_flush(self, job: FlushJob) -> int:
-        """The flushed offset now. Raises DiskFailed when the job failed: the log takes nothing more then; FileRefused:
-        it goes on, and another job may do it."""
+        """The flushed offset now. Raises DiskFailed when the job failed: the log takes nothing more then."""
         before = self.flushed
         flushed = self._flusher.complete(job)
         if flushed > before:

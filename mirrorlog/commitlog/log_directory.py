@@ -22,11 +22,11 @@ from mirrorlog.commitlog.directory import IDENTITY_NAME as NODE_IDENTITY_NAME
 from mirrorlog.commitlog.directory import LOCK_NAME, LOGS_NAME
 from mirrorlog.commitlog.epochs import EpochList, load_epochs
 from mirrorlog.commitlog.files import OsFile, OsFiles, disk_error, read_file
-from mirrorlog.commitlog.format import log_seed
+from mirrorlog.commitlog.format.header import log_seed
 from mirrorlog.commitlog.identity import NUMBER
-from mirrorlog.commitlog.opening import IDENTITY_NAME
-from mirrorlog.commitlog.scan import Rules
-from mirrorlog.commitlog.segment import segment_start
+from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
+from mirrorlog.commitlog.segments.scan import Rules
+from mirrorlog.commitlog.segments.segment import segment_start
 from mirrorlog.errors import ForeignDirectory, LogCorrupt
 
 _IDENTITY_BYTES_MAX: Final = 64 * 1024

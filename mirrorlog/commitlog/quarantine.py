@@ -17,15 +17,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.commitlog.aside import copies_aside, next_aside
 from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
+from mirrorlog.commitlog.diverged_tail import REPORT_NAME
 from mirrorlog.commitlog.epochs import store_epochs
 from mirrorlog.commitlog.files import Files, read_file, replace_file
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.opening import IDENTITY_NAME
-from mirrorlog.commitlog.scan import BlockReader, nonzero_end
-from mirrorlog.commitlog.segment import segment_name, segment_start
-from mirrorlog.commitlog.surplus import REPORT_NAME
+from mirrorlog.commitlog.recovery.former_copies import copies_aside, next_aside
+from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
+from mirrorlog.commitlog.segments.scan import BlockReader, nonzero_end
+from mirrorlog.commitlog.segments.segment import segment_name, segment_start
 
 _COPY_BYTES: Final = 1024 * 1024
 _IDENTITY_BYTES_MAX: Final = 64 * 1024

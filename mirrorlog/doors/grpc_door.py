@@ -21,20 +21,20 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]  # it has no stubs
 
 from mirrorlog.config import split_address
-from mirrorlog.doors.admin_service import AdminService
-from mirrorlog.doors.call_logins import CallLogins
-from mirrorlog.doors.callers import Callers
-from mirrorlog.doors.consumer_service import ConsumeLimits, ConsumerService
-from mirrorlog.doors.door_tls import NO_TLS, DoorTls
-from mirrorlog.doors.heap import keep_freed_memory
-from mirrorlog.doors.malformed import RefuseMalformed
-from mirrorlog.doors.node_watch import NodeWatch
-from mirrorlog.doors.producer_service import ProducerService, StreamLimits
-from mirrorlog.doors.receiving import ReceiveInTurn, Receiving
-from mirrorlog.doors.running import Given, client_of, run_door
+from mirrorlog.doors.common.call_logins import CallLogins
+from mirrorlog.doors.common.callers import Callers
+from mirrorlog.doors.common.heap import keep_freed_memory
+from mirrorlog.doors.common.node_watch import NodeWatch
+from mirrorlog.doors.common.running import Given, client_of, run_door
+from mirrorlog.doors.common.tls import NO_TLS, DoorTls
+from mirrorlog.doors.grpc.admin_service import AdminService
+from mirrorlog.doors.grpc.consumer_service import ConsumeLimits, ConsumerService
+from mirrorlog.doors.grpc.malformed import RefuseMalformed
+from mirrorlog.doors.grpc.producer_service import ProducerService, StreamLimits
+from mirrorlog.doors.grpc.receiving import ReceiveInTurn, Receiving
 from mirrorlog.errors import PortTaken
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2
-from mirrorlog.wire.messages import Limits
+from mirrorlog.wire.messages.handshake import Limits
 from mirrorlog.wire.renewal import Renewal
 from mirrorlog.wire.tls import server_context
 

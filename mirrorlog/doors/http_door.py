@@ -12,13 +12,13 @@ import logging
 import sys
 from functools import partial
 
-from mirrorlog.doors.callers import Callers
-from mirrorlog.doors.door_tls import NO_TLS, DoorTls
-from mirrorlog.doors.http_answers import DEADLINE_MS, Failures, StatusSource, ask_node
-from mirrorlog.doors.http_callers import CallerSources
-from mirrorlog.doors.http_routes import make_app
-from mirrorlog.doors.http_server import HttpServer, address_of, bind_socket
-from mirrorlog.doors.running import Given, client_of, run_door
+from mirrorlog.doors.common.callers import Callers
+from mirrorlog.doors.common.running import Given, client_of, run_door
+from mirrorlog.doors.common.tls import NO_TLS, DoorTls
+from mirrorlog.doors.http.answers import DEADLINE_MS, Failures, StatusSource, ask_node
+from mirrorlog.doors.http.callers import CallerSources
+from mirrorlog.doors.http.routes import make_app
+from mirrorlog.doors.http.server import HttpServer, address_of, bind_socket
 from mirrorlog.wire.renewal import Renewal
 
 

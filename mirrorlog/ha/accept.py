@@ -18,8 +18,8 @@ from uuid import UUID
 
 import msgspec
 
-from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import LIST_BYTES_MAX
+from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.config import HaSettings, LimitSettings
 from mirrorlog.errors import (
     BadBatch,
@@ -37,16 +37,18 @@ from mirrorlog.ha.driving import log_failure
 from mirrorlog.ha.group_transfer import Answer
 from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.ha.mastership import Mastership
-from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.auth.credentials import OPEN, Credentials
+from mirrorlog.wire.auth.proof import AcceptedGreeting
 from mirrorlog.wire.dialling import LINK_UNACKED_MS
 from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.fairness.lines import Lines
+from mirrorlog.wire.fairness.places import Places
 from mirrorlog.wire.frames import Frame, FrameType, frame, read_ack
 from mirrorlog.wire.greeting import check_hello
-from mirrorlog.wire.lines import Lines
 from mirrorlog.wire.listening import Place, Port, listen
-from mirrorlog.wire.messages import Failure, Follow, Hello, Pull, Welcome, as_error, encode, expect_message
-from mirrorlog.wire.places import Places
-from mirrorlog.wire.proof import AcceptedGreeting
+from mirrorlog.wire.messages.codec import as_error, encode, expect_message
+from mirrorlog.wire.messages.handshake import Failure, Hello, Welcome
+from mirrorlog.wire.messages.replication import Follow, Pull
 from mirrorlog.wire.tls import Refusals
 
 logger = logging.getLogger(__name__)
@@ -184,7 +186,7 @@ class MasterLink:
             if (now - self.opened_at) * 1000 >= limits.hello_timeout_ms:
                 self.endpoint.close(ProtocolError(f"no greeting within {limits.hello_timeout_ms} ms"))
             return
-        if not self.endpoint.stalled(now, limits.frame_timeout_ms):
+        if not self.endpoint.stalled(now, limits.frame_timeout_ms) and not self.endpoint.starved(now):
             self._do(self.connection.tick(now))
 
     def _greet(self, frame_: Frame) -> None:
@@ -218,6 +220,8 @@ class MasterLink:
             self.endpoint.unmetered()
         welcome = msgspec.structs.replace(self._service.welcome, version=self._version)
         self.endpoint.send([frame(FrameType.WELCOME, encode(greeting.sealed(welcome)))])
+        if greeting.checked:
+            self.endpoint.check_frames()
         if hello.role == "member":
             # It has no log and no acks; silence is for the cluster to judge.
             self._service.links.discard(self)
@@ -427,7 +431,8 @@ class AcceptSocketService:
             frame_bytes_max=LIST_BYTES_MAX,  # a mirror sends greetings and acks; epoch lists are the largest
             outgoing_bytes_max=2**62,  # bounded by in_flight_bytes_max
             lines=self._lines,
-        ), self.places, self.credentials.accepting, limit="max_links", unacked_ms=LINK_UNACKED_MS)  # fmt: skip
+        ), self.places, self.credentials.accepting, lines=self._lines, limit="max_links",
+            unacked_ms=LINK_UNACKED_MS)  # fmt: skip
 
     def now(self) -> float:
         return time.monotonic()  # the loop's clock, without the way to the loop
@@ -509,6 +514,8 @@ class AcceptSocketService:
     def tick(self, now: float) -> None:
         for link in list(self.links):
             link.tick(now, self._limits)
+        for member in list(self.members):
+            member.endpoint.starved(now)
         for log in self._logs.values():
             log.progressed(log.mastership.expired(now))
             log.tell_in_sync("lacks no record of the log")

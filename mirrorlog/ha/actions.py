@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import Epoch
+from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.errors import MirrorlogError
 
 

@@ -27,7 +27,7 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from mirrorlog.commitlog.epochs import EpochList, common_point
-from mirrorlog.commitlog.recovery import Claim
+from mirrorlog.commitlog.recovery.recovery import Claim
 from mirrorlog.config import HaSettings
 from mirrorlog.errors import (
     DiskFailed,
@@ -40,21 +40,12 @@ from mirrorlog.errors import (
 )
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
 from mirrorlog.ha.losses import DeclaredLoss, losses_since, lost_from
+from mirrorlog.wire.auth.proof import DialledGreeting
 from mirrorlog.wire.frames import TRANSFER, TRANSFER_FLUSH, Frame, FrameType, ack_frame, frame, read_transfer
-from mirrorlog.wire.messages import (
-    EpochEntry,
-    Failure,
-    Follow,
-    Hello,
-    History,
-    Message,
-    Pull,
-    as_error,
-    decode,
-    encode,
-    expect_message,
-)
-from mirrorlog.wire.proof import DialledGreeting
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import as_error, decode, encode, expect_message
+from mirrorlog.wire.messages.handshake import Failure, Hello
+from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
 
 RECONNECT_FIRST_S: Final = 0.02
 """After the first attempt that failed; twice that after the next one, up to `reconnect_interval_ms`. A master that was

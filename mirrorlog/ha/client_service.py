@@ -20,7 +20,7 @@ from mirrorlog.errors import ConnectionLost, LogUnavailable, MirrorlogError, Pro
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
 from mirrorlog.ha.client import ClientState, HAClient, ReplicaLog
 from mirrorlog.ha.driving import log_failure
-from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.dialling import dial
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, TRANSFER, Frame
@@ -94,7 +94,8 @@ class HAClientService:
         return self.client.state is ClientState.TRANSFER
 
     def tick(self, now: float) -> None:
-        if self._endpoint is not None and self._endpoint.stalled(now, self._limits.frame_timeout_ms):
+        endpoint = self._endpoint
+        if endpoint is not None and (endpoint.stalled(now, self._limits.frame_timeout_ms) or endpoint.starved(now)):
             return
         self._do(self.client.tick(now))
 

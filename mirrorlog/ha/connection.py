@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, Protocol
 
-from mirrorlog.commitlog.cold import ColdRead
 from mirrorlog.commitlog.epochs import NO_EPOCH, EpochList, common_point
+from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.config import HaSettings
 from mirrorlog.errors import (
     AckBeyondEnd,
@@ -36,9 +36,43 @@ from mirrorlog.errors import (
 )
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
 from mirrorlog.ha.losses import DeclaredLoss, losses_since, lost_from
-from mirrorlog.ha.rate import RateMeter
 from mirrorlog.wire.frames import TRANSFER_FLUSH, Ack, FrameType, frame, transfer_head
-from mirrorlog.wire.messages import EpochEntry, Follow, History, Pull, encode
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
+
+# Bytes per second over the last few seconds, from a handful of numbers.
+
+
+_WINDOW_S: Final = 2.0
+
+
+class RateMeter:
+    """Counts into a window; the rate is that of the last full window and the running one. Pure."""
+
+    __slots__ = ("_before", "_counted", "_since")
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._counted = 0
+        self._before = 0.0
+
+    def count(self, size: int, now: float) -> None:
+        if now - self._since >= _WINDOW_S:
+            self._turn(now)
+        self._counted += size
+
+    def per_second(self, now: float) -> float:
+        self._turn(now)
+        elapsed = now - self._since
+        share = elapsed / _WINDOW_S
+        return self._before * (1 - share) + self._counted / _WINDOW_S
+
+    def _turn(self, now: float) -> None:
+        elapsed = now - self._since
+        if elapsed >= _WINDOW_S:
+            # A window that ended long ago says nothing about the present.
+            self._before = self._counted / _WINDOW_S if elapsed < 2 * _WINDOW_S else 0.0
+            self._since, self._counted = now, 0
 
 
 class SourceLog(Protocol):

@@ -26,7 +26,7 @@ from math import prod
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any, Final
 
-from mirrorlog.cluster.topology import ADMINISTRATOR, Permissions, User
+from mirrorlog.cluster.state.topology import ADMINISTRATOR, Permissions, User
 from mirrorlog.errors import AccessRefused, BadRequest
 from mirrorlog.queues.matching import Matcher
 from mirrorlog.wire.locations import is_within

@@ -12,10 +12,11 @@ from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from mirrorlog import versions
-from mirrorlog.commitlog.attributes import DURATION_MS_MAX, PRIORITY_MAX
+from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX, PRIORITY_MAX
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadRequest
-from mirrorlog.queues.lifetimes import AUTO_DELETE, DURABLE, EXCLUSIVE, EXPIRES, is_transient
+from mirrorlog.queues.limits.length import DROP_HEAD, LengthLimits
+from mirrorlog.queues.limits.lifetime import AUTO_DELETE, DURABLE, EXCLUSIVE, EXPIRES, is_transient
 
 ARGUMENTS_MAX: Final = 100
 DEPTH_MAX: Final = 8
@@ -54,7 +55,6 @@ _LOG_GROUP: Final = "x-log-group"
 _DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 _DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
 
-DROP_HEAD: Final = "drop-head"
 REJECT_PUBLISH: Final = "reject-publish"
 REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
 """What becomes of a publish to a queue that is full: the oldest records go for it, or it is refused; the last one sends
@@ -175,19 +175,6 @@ def log_group_of(arguments: Mapping[str, Any]) -> str:
 def is_work(arguments: Mapping[str, Any]) -> bool:
     """Whether the queue keeps what is not settled, and nothing else."""
     return arguments.get(_RETENTION) == "work"
-
-
-class LengthLimits(NamedTuple):
-    """How many records of the queue's own group may be ready, and how many bytes of them; None: any number."""
-
-    records: int | None
-    size: int | None
-    overflow: str
-
-    @property
-    def rejects(self) -> bool:
-        """Whether a publish is refused when it is full, instead of older records being dropped."""
-        return self.overflow != DROP_HEAD
 
 
 def lengths_of(arguments: Mapping[str, Any]) -> LengthLimits | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
+from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Kind
 from mirrorlog.queues.changes import BeginMoved, BeginsState, State, decode_changes
 
 

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import msgspec
 
-from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
-from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, Buffer, Kind
+from mirrorlog.commitlog.format.body import Record, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.header import CONTROL_QUEUE_ID, Buffer, Kind
 from mirrorlog.errors import BadBatch
 
 RANGES_PER_CHANGE: Final = 3000

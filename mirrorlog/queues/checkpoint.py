@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
-from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Buffer, Kind
-from mirrorlog.commitlog.gaps import GAPS_MAX, Gap, Gaps
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Buffer, Kind
+from mirrorlog.commitlog.index.gaps import GAPS_MAX, Gap, Gaps
 from mirrorlog.queues.changes import (
     BeginsState,
     CheckpointBegan,
@@ -35,14 +35,14 @@ from mirrorlog.queues.changes import (
     encode_checkpoint,
     encode_state,
 )
-from mirrorlog.queues.departures import DepartureTable
-from mirrorlog.queues.group_states import Part
-from mirrorlog.queues.groups import GroupTable
-from mirrorlog.queues.holds import HoldTable
+from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
+from mirrorlog.queues.groups.states import Part
+from mirrorlog.queues.groups.table import GroupTable
+from mirrorlog.queues.limits.attributes import Part as RunPart
+from mirrorlog.queues.limits.attributes import RunTable
+from mirrorlog.queues.limits.holds import HoldTable
 from mirrorlog.queues.producers import ProducerKey, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
-from mirrorlog.queues.runs import Part as RunPart
-from mirrorlog.queues.runs import RunTable
 
 QUEUES_PER_BATCH: Final = 250
 PRODUCERS_PER_BATCH: Final = 400
@@ -99,7 +99,7 @@ class CheckpointWriter:
         holds: HoldTable | None = None,
         groups: GroupTable | None = None,
         runs: RunTable | None = None,
-        departures: DepartureTable | None = None,
+        departures: ForwardingTable | None = None,
         queues_per_batch: int = QUEUES_PER_BATCH,
         producers_per_batch: int = PRODUCERS_PER_BATCH,
         group_parts_per_batch: int = GROUP_PARTS_PER_BATCH,
@@ -342,7 +342,7 @@ def apply_checkpoint(
     holds: HoldTable | None = None,
     groups: GroupTable | None = None,
     runs: RunTable | None = None,
-    departures: DepartureTable | None = None,
+    departures: ForwardingTable | None = None,
 ) -> None:
     """A batch of Kind.CHECKPOINT was appended: tell them all, and decode it once. Raises BadBatch."""
     states = decode_checkpoint(batch)

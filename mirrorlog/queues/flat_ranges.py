@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mirrorlog.queues.ranges import RangeSet
+from mirrorlog.queues.ranges import Range, RangeSet
 from mirrorlog.queues.stretches import flat
-from mirrorlog.queues.subscriber import Range
 
 
 def flat_of(offsets: Iterable[int]) -> list[int]:

@@ -21,7 +21,6 @@ from typing import Any, Final
 from mirrorlog.wire.names import NAME_CHARS_MAX
 
 _CHARACTERS: Final = frozenset({"LITERAL", "NOT_LITERAL", "ANY", "IN", "RANGE", "CATEGORY"})
-_WORD: Final = re.compile(r"\w")
 
 _Test = Callable[[str], Any]
 _At = Callable[[str, int], bool]
@@ -34,7 +33,6 @@ class Matcher:
 
     def __init__(self, expression: str) -> None:
         parsed = _parser.parse(expression)
-        self._state = parsed.state
         self._steps: list[_Step] = []
         self._end = self._add([])
         self._begin = self._sequence(list(parsed), self._end, parsed.state.flags)
@@ -91,10 +89,10 @@ class Matcher:
         if name in _CHARACTERS:
             return self._add((self._test(operation, argument, flags), following))
         if name == "AT":
-            return self._add((None, _PLACES[str(argument)], following))
+            return self._add((None, _place(str(argument), flags), following))
         if name == "SUBPATTERN":
             _, added, removed, inner = argument
-            return self._sequence(inner, following, (flags | added) & ~removed)
+            return self._sequence(inner, following, _compiler._combine_flags(flags, added, removed))
         if name == "BRANCH":
             return self._add([self._sequence(each, following, flags) for each in argument[1]])
         least, most, inner = argument  # a repeat; a lazy one finds the same
@@ -114,16 +112,29 @@ class Matcher:
             following = self._sequence(inner, following, flags)
         return following
 
-    def _test(self, operation: Any, argument: Any, flags: int) -> _Test:
-        """Of one character, as Python's matcher does it under these flags."""
-        one = _parser.SubPattern(self._state, [(operation, argument)])
-        compiled: re.Pattern[str] = _compiler.compile(one, flags)
+    @staticmethod
+    def _test(operation: Any, argument: Any, flags: int) -> _Test:
+        """Of one character, as Python's matcher does it under these flags: the whole expression's are not its own where
+        a group has taken them away."""
+        state = _parser.State()
+        state.flags = flags
+        compiled: re.Pattern[str] = _compiler.compile(_parser.SubPattern(state, [(operation, argument)]))
         return compiled.fullmatch
 
 
-def _at_boundary(name: str, at: int) -> bool:
-    before = at > 0 and _WORD.match(name[at - 1]) is not None
-    return before != (at < len(name) and _WORD.match(name[at]) is not None)
+def _place(what: str, flags: int) -> _At:
+    """Whether a name is at it there, under these flags."""
+    if what in _PLACES:
+        return _PLACES[what]
+    word = re.compile(r"\w", flags & re.ASCII).match
+
+    def at_boundary(name: str, at: int) -> bool:
+        before = at > 0 and word(name[at - 1]) is not None
+        return before != (at < len(name) and word(name[at]) is not None)
+
+    if what == "AT_BOUNDARY":
+        return at_boundary
+    return lambda name, at: len(name) > 0 and not at_boundary(name, at)
 
 
 _PLACES: Final[dict[str, _At]] = {
@@ -131,6 +142,4 @@ _PLACES: Final[dict[str, _At]] = {
     "AT_BEGINNING_STRING": lambda name, at: at == 0,
     "AT_END": lambda name, at: at == len(name),
     "AT_END_STRING": lambda name, at: at == len(name),
-    "AT_BOUNDARY": _at_boundary,
-    "AT_NON_BOUNDARY": lambda name, at: len(name) > 0 and not _at_boundary(name, at),
 }

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
-from mirrorlog.commitlog.format import NO_PRODUCER, BatchHeader, Flag, Kind
+from mirrorlog.commitlog.format.header import NO_PRODUCER, BatchHeader, Flag, Kind
 from mirrorlog.errors import BadBatch, OutOfSequence, StaleProducerEpoch
 from mirrorlog.queues.changes import Change, CheckpointEnded, ProducerState, QueueDeleted, State
 

@@ -22,11 +22,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
+from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Kind
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadRequest, NoSuchQueue, Overloaded, QueueExists
 from mirrorlog.queues.arguments import (
-    LengthLimits,
     check_names,
     check_shape,
     check_values,
@@ -54,7 +53,8 @@ from mirrorlog.queues.changes import (
     decode_checkpoint,
     encode_change,
 )
-from mirrorlog.queues.lifetimes import Lifetime, lifetime_of
+from mirrorlog.queues.limits.length import LengthLimits
+from mirrorlog.queues.limits.lifetime import Lifetime, lifetime_of
 from mirrorlog.wire.names import check_new, is_key, split
 
 IDS_PER_LOG: Final = 1 << 24

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mirrorlog.errors import BadRequest
 from mirrorlog.queues.changes import Change, Departing, Returned, Settled
-from mirrorlog.queues.ranges import RangeSet
-from mirrorlog.queues.subscriber import Range
+from mirrorlog.queues.ranges import Range, RangeSet
 
 
 def pairs_of(ranges: Sequence[int]) -> list[Range]:

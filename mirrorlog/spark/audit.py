@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from mirrorlog.client import Client
-from mirrorlog.client.begins import newest_of, views_of
+from mirrorlog.client.connection.start_offsets import newest_of, views_of
 from mirrorlog.errors import BadInput, LogCorrupt, MirrorlogError, NoSuchQueue
 from mirrorlog.spark import command_line
 from mirrorlog.spark.access import NO_ACCESS, Access
@@ -37,7 +37,7 @@ from mirrorlog.spark.checks.copy_audit import Audit, Copy, Finding, State, Sum, 
 from mirrorlog.spark.checks.copy_reading import Piece, Reading, read_piece
 from mirrorlog.spark.options import parse_servers
 from mirrorlog.spark.submitted import is_submitted
-from mirrorlog.wire.messages import GetMetadata, Metadata, QueueInfo
+from mirrorlog.wire.messages.queues import GetMetadata, Metadata, QueueInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from mirrorlog.errors import BadInput, MirrorlogError
 from mirrorlog.spark.access import PASSWORD_VARIABLE, USER_VARIABLE, Access, login_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 PROGRAM_VARIABLE: Final = "MIRRORLOG_PROGRAM"
 """How the user called a module: "mqtool land"."""
@@ -42,7 +41,6 @@ _TLS: Final = ("tls_ca", "tls_cert", "tls_key")
 
 INTERRUPTED: Final = 128 + signal.SIGINT
 _USAGE: Final = 2
-_APP_NAME_MAX: Final = 200
 
 OnStep = Callable[[str], None]
 
@@ -178,53 +176,6 @@ def status(text: str) -> Iterator[OnStep]:
         return
     with console.status(Text(text)) as shown:
         yield lambda step: shown.update(Text(step))  # no markup: a queue may be called [red]
-
-
-@contextmanager
-def spark_session(app_name: str) -> Iterator[tuple[SparkSession, OnStep]]:
-    """A session that ends with the block, and how to say what is under way; the first is that Spark starts.
-
-    Raises MissingDependency, SparkFailed; what Spark raises in the block becomes one of ours.
-    """
-    with status("starting Spark") as on_step, started_spark(app_name) as spark:
-        yield spark, on_step
-
-
-@contextmanager
-def started_spark(app_name: str) -> Iterator[SparkSession]:
-    """As `spark_session`, for those who show by themselves what is under way."""
-    from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
-    from mirrorlog.spark.session import any_session
-
-    try:
-        with _ctrl_c_later():
-            spark = any_session(app_name[:_APP_NAME_MAX])
-        try:
-            yield spark
-        finally:
-            spark.stop()
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
-
-
-@contextmanager
-def _ctrl_c_later() -> Iterator[None]:
-    """Ctrl-C in the block raises KeyboardInterrupt at its end: a JVM that loses its driver while it starts lives on.
-
-    Behind it, Python's own handler counts: Spark's asks the JVM to cancel jobs, over the connection that was just
-    interrupted, and the end of the session cancels them too.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked = threading.Event()
-    signal.signal(signal.SIGINT, lambda number, frame: asked.set())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if asked.is_set():
-        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from mirrorlog.errors import NotCurrent
+from mirrorlog.commitlog.format.header import BatchHeader
+from mirrorlog.errors import NotCurrent, PositionLost
 from mirrorlog.spark.errors import BadOption, BeginUnknown, RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import EARLIEST, LATEST, AtTime, Offsets, SourceOptions
 from mirrorlog.spark.positions import QueuePosition
@@ -298,3 +299,14 @@ def dense(wanted: QueueRange, stretches: Iterable[_T]) -> Iterator[_T]:
         yield stretch
     if expected != wanted.next:
         raise RangeNotDense(f"{wanted}: the nodes gave nothing from {expected} on")
+
+
+class Place(NamedTuple):
+    """A queue offset of a queue."""
+
+    facts: QueueFacts
+    queue_offset: int
+
+
+Seen = BatchHeader | PositionLost | None
+"""The header of the batch at a place; PositionLost in a gap, None when it is gone."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from mirrorlog.commitlog.format import BatchHeader, Flag
+from mirrorlog.commitlog.format.header import BatchHeader, Flag
 from mirrorlog.errors import BadInput
 
 PARTITION: Final = "0"

@@ -29,12 +29,12 @@ from mirrorlog.errors import BadInput
 from mirrorlog.spark import command_line
 from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS
 from mirrorlog.spark.checks.comparison import RANGES_MAX, Comparison, Limits, OnStep
-from mirrorlog.spark.checks.differences import Reconciliation
 from mirrorlog.spark.checks.landed_table import open_table
 from mirrorlog.spark.checks.log_source import LogSource
 from mirrorlog.spark.checks.scope import Asked, Until, Write, scope
 from mirrorlog.spark.errors import SPARK_ERRORS, BeginUnknown, from_spark
 from mirrorlog.spark.options import parse_servers
+from mirrorlog.spark.reading.differences import Reconciliation
 
 
 def reconcile(
@@ -112,13 +112,15 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> list[Reconciliation]:
+    from mirrorlog.spark.session import spark_session
+
     log = _log(options)
     queues = command_line.queues_of(options)
     limits = Limits(options.bucket, options.ranges)
     until = _until(options.until)
     for queue in queues:
         log.facts(queue)  # before the session, which takes seconds: an unknown queue is told at once
-    with command_line.spark_session(f"reconcile {', '.join(queues)}") as (spark, on_step):
+    with spark_session(f"reconcile {', '.join(queues)}") as (spark, on_step):
         return [
             reconcile(
                 spark, log, queue, options.table, dead_letters=options.dead_letters, first=options.first,

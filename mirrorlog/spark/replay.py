@@ -326,6 +326,8 @@ def _time(text: str) -> datetime:
 
 
 def _run(options: argparse.Namespace) -> Replayed:
+    from mirrorlog.spark.session import spark_session
+
     servers, access = parse_servers(command_line.servers_of(options)), command_line.access_of(options)
     target = Target(servers, options.to_queue, options.confirm, options.compression, access)
     selection = Selection(
@@ -336,7 +338,7 @@ def _run(options: argparse.Namespace) -> Replayed:
     access.context()
     if options.id is not None:
         _check_name(options.id)
-    with command_line.spark_session(f"replay to {options.to_queue}") as (spark, on_step):
+    with spark_session(f"replay to {options.to_queue}") as (spark, on_step):
         on_step(f"looking at {options.table}")
         return replay_table(
             spark,

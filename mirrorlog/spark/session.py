@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
+from mirrorlog.spark.command_line import OnStep, status
+from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
 from mirrorlog.spark.jars import default_directory, delta_jars, java_home_or_raise
 from mirrorlog.spark.source import register
 from mirrorlog.spark.submitted import is_submitted
@@ -32,6 +38,7 @@ UNIX_SOCKETS: Final = {"spark.python.unix.domain.socket.enabled": "true"}
 """Setting for jobs that read much: between the JVM and its Python workers bytes cost a quarter less than over TCP. Not
 the default: Spark 4.2 prints a traceback (BrokenPipeError) whenever it ends a worker that was idle for a minute."""
 
+_APP_NAME_MAX: Final = 200
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 
 
@@ -50,6 +57,50 @@ def local_session(app_name: str, jars_dir: Path | None = None, **conf: str) -> S
 def any_session(app_name: str, jars_dir: Path | None = None) -> SparkSession:
     """Under spark-submit its session, with Delta switched on; else a local one. Raises as `local_session`."""
     return _build(app_name, _DELTA) if is_submitted() else local_session(app_name, jars_dir)
+
+
+@contextmanager
+def spark_session(app_name: str) -> Iterator[tuple[SparkSession, OnStep]]:
+    """A session that ends with the block, and how to say what is under way; the first is that Spark starts.
+
+    Raises MissingDependency, SparkFailed; what Spark raises in the block becomes one of ours.
+    """
+    with status("starting Spark") as on_step, started_spark(app_name) as spark:
+        yield spark, on_step
+
+
+@contextmanager
+def started_spark(app_name: str) -> Iterator[SparkSession]:
+    """As `spark_session`, for those who show by themselves what is under way."""
+    try:
+        with _ctrl_c_later():
+            spark = any_session(app_name[:_APP_NAME_MAX])
+        try:
+            yield spark
+        finally:
+            spark.stop()
+    except SPARK_ERRORS as error:
+        raise from_spark(error) from error
+
+
+@contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C in the block raises KeyboardInterrupt at its end: a JVM that loses its driver while it starts lives on.
+
+    Behind it, Python's own handler counts: Spark's asks the JVM to cancel jobs, over the connection that was just
+    interrupted, and the end of the session cancels them too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = threading.Event()
+    signal.signal(signal.SIGINT, lambda number, frame: asked.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked.is_set():
+        raise KeyboardInterrupt
 
 
 def _build(app_name: str, settings: dict[str, str]) -> SparkSession:

@@ -16,7 +16,7 @@ With pushdown=true, conditions on topic and offset narrow the plan, those on tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -43,15 +43,12 @@ from pyspark.sql.types import (
 )
 
 from mirrorlog.spark.errors import BadOption
-from mirrorlog.spark.filters import ALL_ROWS, Conditions, pushed
-from mirrorlog.spark.history import check_histories, without_gaps
-from mirrorlog.spark.lookup import Lookup, open_lookup
-from mirrorlog.spark.nodes import no_such_queue
-from mirrorlog.spark.options import COLUMNS, AtTime, Mode, Offsets, SourceOptions, parse_options
-from mirrorlog.spark.plan import Found, QueueFacts, QueueRange, narrowed, ranges, tasks
-from mirrorlog.spark.positions import QueuePosition
-from mirrorlog.spark.reading import record_batches
-from mirrorlog.spark.worker_process import spare_modules
+from mirrorlog.spark.options import COLUMNS, Mode, SourceOptions, parse_options
+from mirrorlog.spark.reading.filters import ALL_ROWS, Conditions, pushed
+from mirrorlog.spark.reading.lookup import open_lookup
+from mirrorlog.spark.reading.planning import QueuePartition, planned
+from mirrorlog.spark.reading.rows import record_batches
+from mirrorlog.spark.reading.worker_process import spare_modules
 
 FORMAT: Final = "mirrorlog"
 
@@ -104,7 +101,7 @@ class QueueSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Raises as `reader`."""
-        from mirrorlog.spark.stream import QueueStreamReader
+        from mirrorlog.spark.reading.stream import QueueStreamReader
 
         return QueueStreamReader(self._options("stream", schema))
 
@@ -144,14 +141,6 @@ def with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
     return replace(options, columns=names)
 
 
-class QueuePartition(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, wanted: QueueRange) -> None:
-        super().__init__(wanted)
-        self.wanted = wanted
-
-
 class QueueReader(DataSourceReader):
     """Plans on the driver, reads in tasks."""
 
@@ -180,46 +169,3 @@ class FilteringReader(QueueReader):
         """Takes over what it can; the rest is Spark's."""
         self.conditions, left = pushed(filters)
         return left
-
-
-def planned(options: SourceOptions, lookup: Lookup, conditions: Conditions = ALL_ROWS) -> list[QueueRange]:
-    """What each task of a batch read is to read. Raises as `QueueReader.partitions`."""
-    queues = subscribed(options, lookup, conditions)
-    found = Found(times_of(options.starting, queues, lookup), times_of(options.ending, queues, lookup))
-    given = starting_positions(options.starting, queues)
-    check_histories(lookup, given, fail_on_data_loss=options.fail_on_data_loss)
-    named = {facts.name: facts for facts in queues}
-    whole = [
-        piece
-        for each in narrowed(ranges(options, queues, found), conditions.offsets)
-        for piece in without_gaps(lookup, named[each.queue], each, fail_on_data_loss=options.fail_on_data_loss)
-    ]
-    return tasks(options, whole)
-
-
-def subscribed(options: SourceOptions, lookup: Lookup, conditions: Conditions = ALL_ROWS) -> list[QueueFacts]:
-    """The queues that are read. Raises NoSuchQueue for one that was named and is not there."""
-    if options.pattern is not None:
-        return [
-            each for each in lookup.facts(None) if options.subscribes(each.name) and conditions.has_topic(each.name)
-        ]
-    names = [name for name in options.queues if conditions.has_topic(name)]
-    queues = lookup.facts(names) if names else []
-    if missing := sorted(set(names) - {facts.name for facts in queues}):
-        raise no_such_queue(missing, lookup.silent)
-    return queues
-
-
-def times_of(offsets: Offsets, queues: Sequence[QueueFacts], lookup: Lookup) -> dict[str, int]:
-    """Where the times that an option names are, by queue; nothing for options that name none."""
-    if not isinstance(offsets, AtTime):
-        return {}
-    return lookup.times({facts.name: offsets.of(facts.name) for facts in queues})
-
-
-def starting_positions(offsets: Offsets, queues: Sequence[QueueFacts]) -> list[tuple[QueueFacts, QueuePosition]]:
-    """The queues for which a position was given, and not just a number."""
-    if isinstance(offsets, str | AtTime):
-        return []
-    given = [(facts, offsets.get(facts.name)) for facts in queues]
-    return [(facts, position) for facts, position in given if isinstance(position, QueuePosition)]

@@ -19,7 +19,10 @@ from mirrorlog.wire.frames import (
     FrameType,
     frame,
 )
-from mirrorlog.wire.messages import AnyMessage, Failure, GetStatus, Hello, Message, Status, as_error, decode, encode
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import AnyMessage, as_error, decode, encode
+from mirrorlog.wire.messages.handshake import Failure, Hello
+from mirrorlog.wire.messages.status import GetStatus, Status
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 _POLL_SECONDS: Final = 0.02

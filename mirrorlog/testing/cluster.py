@@ -20,7 +20,7 @@ from mirrorlog.testing.guard import Guard
 from mirrorlog.testing.node import START_SECONDS, Node
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.testing.toml import dump_toml
-from mirrorlog.wire.messages import LogStatus, Status
+from mirrorlog.wire.messages.status import LogStatus, Status
 
 COPIES_MAX: Final = 16
 LOG_NAME: Final = "main"

@@ -24,7 +24,7 @@ from mirrorlog.errors import (
     RequestTimeout,
 )
 from mirrorlog.testing.asking import status_of, wait_for
-from mirrorlog.wire.messages import Status
+from mirrorlog.wire.messages.status import Status
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 15.0

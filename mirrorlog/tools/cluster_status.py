@@ -23,8 +23,9 @@ from mirrorlog.errors import (
     NoSuchQueue,
     RequestTimeout,
 )
-from mirrorlog.wire.messages import ClusterStatus as View
-from mirrorlog.wire.messages import LogStatus, Metadata, NodeInfo, QueueOutage, Status
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueOutage
+from mirrorlog.wire.messages.status import ClusterStatus as View
+from mirrorlog.wire.messages.status import LogStatus, Status
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Unreachable(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+class AllStatuses(msgspec.Struct, frozen=True, kw_only=True):
     """What `mqtool offsets --json` prints; fields may be added, none changes its meaning.
 
     `nodes`: each answering node's Status as in `mirrorlog.wire.messages`, in the order of the assignment; its logs hold
@@ -68,7 +69,7 @@ class Copy:
     log: LogStatus
 
 
-async def gather(client: Client, metadata: Metadata | None = None) -> ClusterStatus:
+async def gather(client: Client, metadata: Metadata | None = None) -> AllStatuses:
     """Ask every member. Raises when no server gives the metadata; AccessRefused or LoginFailed when no node tells this
     user how it is, and one of them for that reason: a node that refuses is not down."""
     metadata = metadata or await client.admin.metadata()
@@ -77,7 +78,7 @@ async def gather(client: Client, metadata: Metadata | None = None) -> ClusterSta
     # One that knows the users of yesterday may refuse whom the others let in: it hides nothing of them.
     if refused and not any(isinstance(answer, Status) for answer in answers):
         raise refused[0]
-    return ClusterStatus(
+    return AllStatuses(
         cluster_id=metadata.cluster_id,
         cluster_name=metadata.cluster_name,
         nodes=[answer for answer in answers if isinstance(answer, Status)],
@@ -103,14 +104,14 @@ async def _ask(client: Client, node: NodeInfo) -> Status | MirrorlogError:
 # --- Views ----------------------------------------------------------------------------------------------------------
 
 
-def copies(status: ClusterStatus) -> Iterator[Copy]:
+def copies(status: AllStatuses) -> Iterator[Copy]:
     """Every log on every answering node."""
     for node in status.nodes:
         for log in node.logs:
             yield Copy(node.node_id, node.now_us, log)
 
 
-def authorities(status: ClusterStatus) -> list[Copy]:
+def authorities(status: AllStatuses) -> list[Copy]:
     """Per log the copy that knows most, in the order in which the logs appear."""
     best: dict[str, Copy] = {}
     for copy in copies(status):
@@ -130,13 +131,13 @@ def key_of(vhost: str | None, queue: str | None) -> str | None:
 
 
 def select(
-    status: ClusterStatus,
+    status: AllStatuses,
     *,
     node: str | None = None,
     log: str | None = None,
     queue: str | None = None,
     vhost: str | None = None,
-) -> ClusterStatus:
+) -> AllStatuses:
     """Only what concerns that node (as holder or as mirror), that log (name or id), that queue (its key), and queues
     of that virtual host.
 
@@ -201,7 +202,7 @@ def _within(log: LogStatus, vhost: str) -> LogStatus:
     )
 
 
-def _refuse_unknown(status: ClusterStatus, node: str | None, log: str | None, queue: str | None) -> None:
+def _refuse_unknown(status: AllStatuses, node: str | None, log: str | None, queue: str | None) -> None:
     logs = [copy.log for copy in copies(status)]
     members = [each.node_id for each in status.nodes] + [each.node_id for each in status.unreachable]
     if node is not None and node not in members:

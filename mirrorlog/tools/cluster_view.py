@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from mirrorlog.wire.messages import ClusterStatus, LossStatus, NodeStatus, PlacedLog, Status
+from mirrorlog.wire.messages.status import ClusterStatus, LossStatus, NodeStatus, PlacedLog, Status
 
 
 def newest_view(statuses: Sequence[Status]) -> ClusterStatus | None:

@@ -21,7 +21,7 @@ from mirrorlog.tools.cluster_status import NODE_SECONDS, gather, key_of, select
 from mirrorlog.tools.doctor_findings import STOPS, Facts, Finding, findings
 from mirrorlog.tools.output import print_json
 from mirrorlog.tools.session import AsJson, OnlyVirtualHost, session_of
-from mirrorlog.wire.messages import GroupsFound
+from mirrorlog.wire.messages.groups import GroupsFound
 from mirrorlog.wire.names import shown
 
 if TYPE_CHECKING:

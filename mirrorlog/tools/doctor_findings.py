@@ -15,20 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
-from mirrorlog.tools.cluster_status import ClusterStatus, Copy, authorities
+from mirrorlog.tools.cluster_status import AllStatuses, Copy, authorities
 from mirrorlog.tools.records import printable
-from mirrorlog.wire.messages import (
-    GroupInfo,
-    GroupsFound,
-    HoldInfo,
-    LogStatus,
-    MirrorStatus,
-    PlacedLog,
-    QueueInfo,
-    QueueOutage,
-    QueueStatus,
-    Status,
-)
+from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound
+from mirrorlog.wire.messages.queues import HoldInfo, QueueInfo, QueueOutage
+from mirrorlog.wire.messages.status import LogStatus, MirrorStatus, PlacedLog, QueueStatus, Status
 from mirrorlog.wire.names import shown
 
 STOPS: Final = "stops"
@@ -61,7 +52,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """`status`: of all nodes; `queues`, `outages`: as the cluster lists them; `groups`: by queue, as its master told;
     `unasked`: why one did not, by queue."""
 
-    status: ClusterStatus
+    status: AllStatuses
     queues: list[QueueInfo] = []
     outages: list[QueueOutage] = []
     groups: Mapping[str, GroupsFound] = {}
@@ -85,7 +76,7 @@ def findings(facts: Facts) -> list[Finding]:
 # --- nodes ---
 
 
-def _nodes(status: ClusterStatus) -> Iterator[Finding]:
+def _nodes(status: AllStatuses) -> Iterator[Finding]:
     for each in status.unreachable:
         yield Finding(
             what="node", name=each.node_id, reason="node-unreachable", weight=NOTED,
@@ -163,7 +154,7 @@ def _certificate(node: Status) -> Iterator[Finding]:
 # --- logs ---
 
 
-def _placed(status: ClusterStatus) -> Iterator[Finding]:
+def _placed(status: AllStatuses) -> Iterator[Finding]:
     """What the cluster has decided, by the view that is newest."""
     views = [node.cluster for node in status.nodes if node.cluster is not None]
     if not views:

@@ -13,7 +13,7 @@ from mirrorlog.errors import ConnectionLost, NodeStopping, RequestTimeout
 from mirrorlog.tools.arguments import parse_time
 from mirrorlog.tools.output import NOTHING, print_json, print_json_line, time_text
 from mirrorlog.tools.session import AsJson, session_of
-from mirrorlog.wire.messages import ClusterEvent, Events
+from mirrorlog.wire.messages.operators import ClusterEvent, Events
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client

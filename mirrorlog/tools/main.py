@@ -13,41 +13,38 @@ import typer
 
 from mirrorlog import __version__
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.tools import analysis, audit, land, reconcile, replay, upkeep
-from mirrorlog.tools.bind import bind
-from mirrorlog.tools.bindings import bindings
 from mirrorlog.tools.consume import consume
-from mirrorlog.tools.declare import declare
-from mirrorlog.tools.delete import delete
 from mirrorlog.tools.doctor import doctor
-from mirrorlog.tools.drain import drain
-from mirrorlog.tools.dump import dump
 from mirrorlog.tools.events import events
-from mirrorlog.tools.exchange_declare import exchange_declare
-from mirrorlog.tools.exchange_delete import exchange_delete
-from mirrorlog.tools.exchanges import exchanges
-from mirrorlog.tools.extend import extend
-from mirrorlog.tools.find_offset import find_offset
-from mirrorlog.tools.forget_node import forget_node
-from mirrorlog.tools.group_delete import group_delete
-from mirrorlog.tools.group_reset import group_reset
-from mirrorlog.tools.groups import groups
-from mirrorlog.tools.landing_end import landing_end
-from mirrorlog.tools.landings import landings
-from mirrorlog.tools.lease import lease
+from mirrorlog.tools.group import group_delete, group_reset, groups
+from mirrorlog.tools.landing import (
+    ANALYSIS_JOB,
+    AUDIT_JOB,
+    LAND_JOB,
+    RECONCILE_JOB,
+    REPLAY_JOB,
+    UPKEEP_JOB,
+    add_job,
+    analysis,
+    audit,
+    land,
+    landing_end,
+    landings,
+    reconcile,
+    replay,
+    upkeep,
+)
+from mirrorlog.tools.leases import extend, lease, settle
+from mirrorlog.tools.masters import drain, forget_node, promote, rebalance
 from mirrorlog.tools.nodes import nodes
+from mirrorlog.tools.offline.dump import dump
+from mirrorlog.tools.offline.recover import recover
+from mirrorlog.tools.offline.recover_cluster import recover_cluster
+from mirrorlog.tools.offline.verify import verify
 from mirrorlog.tools.offsets import offsets
-from mirrorlog.tools.producers import producers
-from mirrorlog.tools.promote import promote
 from mirrorlog.tools.publish import publish
-from mirrorlog.tools.purge import purge
-from mirrorlog.tools.queues import queues
-from mirrorlog.tools.rates import rates
-from mirrorlog.tools.rebalance import rebalance
+from mirrorlog.tools.queue import declare, delete, find_offset, producers, purge, queues, rates, redrive
 from mirrorlog.tools.receive import receive
-from mirrorlog.tools.recover import recover
-from mirrorlog.tools.recover_cluster import recover_cluster
-from mirrorlog.tools.redrive import redrive
 from mirrorlog.tools.session import (
     DEFAULT_SERVERS,
     PASSWORD_VARIABLE,
@@ -61,18 +58,19 @@ from mirrorlog.tools.session import (
     session_of,
     tls_of,
 )
-from mirrorlog.tools.settle import settle
-from mirrorlog.tools.spark_job import add_job
 from mirrorlog.tools.tail import tail
-from mirrorlog.tools.unbind import unbind
-from mirrorlog.tools.user_delete import user_delete
-from mirrorlog.tools.user_permissions import user_permissions
-from mirrorlog.tools.user_set import user_set
-from mirrorlog.tools.users import users
-from mirrorlog.tools.verify import verify
-from mirrorlog.tools.vhost_add import vhost_add
-from mirrorlog.tools.vhost_delete import vhost_delete
-from mirrorlog.tools.vhosts import vhosts
+from mirrorlog.tools.topology import (
+    bind,
+    bindings,
+    exchange_declare,
+    exchange_delete,
+    exchanges,
+    unbind,
+    vhost_add,
+    vhost_delete,
+    vhosts,
+)
+from mirrorlog.tools.user import user_delete, user_limits, user_permissions, user_set, users
 
 _INTERRUPTED: Final = 130
 """As a shell has it for what Ctrl-C ended: 128 and the number of the signal."""
@@ -147,6 +145,7 @@ app.command("vhost-delete")(vhost_delete)
 app.command("user-set")(user_set)
 app.command("user-delete")(user_delete)
 app.command("user-permissions")(user_permissions)
+app.command("user-limits")(user_limits)
 app.command("find-offset")(find_offset)
 app.command("landing-end")(landing_end)
 app.command("group-delete")(group_delete)
@@ -154,12 +153,12 @@ app.command("delete")(delete)
 app.command("group-reset")(group_reset)
 app.command("forget-node")(forget_node)
 app.command("recover-cluster")(recover_cluster)
-add_job(app, land.land, land.JOB)
-add_job(app, reconcile.reconcile, reconcile.JOB)
-add_job(app, audit.audit, audit.JOB)
-add_job(app, replay.replay, replay.JOB)
-add_job(app, analysis.analysis, analysis.JOB)
-add_job(app, upkeep.upkeep, upkeep.JOB)
+add_job(app, land, LAND_JOB)
+add_job(app, reconcile, RECONCILE_JOB)
+add_job(app, audit, AUDIT_JOB)
+add_job(app, replay, REPLAY_JOB)
+add_job(app, analysis, ANALYSIS_JOB)
+add_job(app, upkeep, UPKEEP_JOB)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mirrorlog.errors import Refused
-from mirrorlog.tools.cluster_status import ClusterStatus, gather
+from mirrorlog.tools.cluster_status import AllStatuses, gather
 from mirrorlog.tools.cluster_view import copies, masters, role_of, warnings, with_waits
 from mirrorlog.tools.output import NOTHING, bytes_text, print_json, show, table
 from mirrorlog.tools.session import AsJson, session_of
 from mirrorlog.versions import version_of
-from mirrorlog.wire.messages import DiskStatus, MemoryStatus, NodeStatus, Status
+from mirrorlog.wire.messages.status import DiskStatus, MemoryStatus, NodeStatus, Status
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -91,7 +91,7 @@ def nodes(
         show(nodes_view(found))
 
 
-def nodes_of(asked: Status, everybody: ClusterStatus) -> Nodes:
+def nodes_of(asked: Status, everybody: AllStatuses) -> Nodes:
     """`asked`: who speaks for the cluster; `everybody`: who answers, and whom the coordinator waits for. Pure. Raises
     Refused for a node that is in no cluster."""
     if asked.cluster is None:

@@ -4,24 +4,199 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from mirrorlog.errors import MirrorlogError
-from mirrorlog.tools.cluster_status import ClusterStatus, gather, key_of, select
-from mirrorlog.tools.offsets_tables import offsets_view
-from mirrorlog.tools.output import print_json, print_json_line, show, terminal_console
+from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError
+from mirrorlog.tools.cluster_status import AllStatuses, Copy, Unreachable, authorities, copies, gather, key_of, select
+from mirrorlog.tools.cluster_view import log_warnings, newest_view
+from mirrorlog.tools.group import groups_view
+from mirrorlog.tools.output import (
+    NOTHING,
+    ago_text,
+    bytes_text,
+    offset_text,
+    print_json,
+    print_json_line,
+    show,
+    table,
+    terminal_console,
+    yes_no,
+)
 from mirrorlog.tools.session import AsJson, OnlyVirtualHost, Session, session_of
+from mirrorlog.wire.messages.status import MirrorStatus, PlacedLog
+from mirrorlog.wire.names import shown
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
 
-_Look = Callable[["Client"], Coroutine[Any, Any, ClusterStatus]]
+# The tables of `mqtool offsets`: one per kind, each within 100 columns. Pure: a status in, something to print out.
+
+
+def offsets_view(status: AllStatuses) -> RenderableType:
+    """All tables that have rows, with a blank line between, and what is wrong in plain words below the first."""
+    best = authorities(status)
+    parts = [
+        _logs(status),
+        *_notes(status, best),
+        *_placement(status),
+        *_mirrors(best),
+        *_queues(best),
+        *_groups(best),
+    ]
+    return Group(*_spaced(parts))
+
+
+def unreachable_text(node: Unreachable) -> str:
+    refuses = node.error in {AccessRefused.code, LoginFailed.code}
+    return f"{node.node_id} {'refuses' if refuses else 'does not answer'}: {node.message}"
+
+
+def _spaced(parts: list[RenderableType]) -> Iterator[RenderableType]:
+    for index, part in enumerate(parts):
+        if index and not isinstance(part, Text):
+            yield Text()
+        yield part
+
+
+def _logs(status: AllStatuses) -> RenderableType:
+    rows = [
+        (
+            log.name,
+            copy.node_id,
+            log.role,
+            log.state,
+            str(log.epoch),
+            str(log.begin),
+            str(log.end),
+            str(log.flushed),
+            str(log.confirmed),
+        )
+        for copy in copies(status)
+        for log in [copy.log]
+    ]
+    numbers = ("epoch", "begin", "end", "flushed", "confirmed")
+    return table(f"LOGS of {status.cluster_name}", ("log", "node", "role", "state", *numbers), rows, numbers=numbers)
+
+
+def _notes(status: AllStatuses, best: list[Copy]) -> Iterator[Text]:
+    """What a reader of the table must know."""
+    for node in status.unreachable:
+        yield Text(unreachable_text(node), style="red")
+    for outage in status.outages:
+        yield Text(outage.reason, style="red")
+    for copy in copies(status):
+        if copy.log.reason:
+            yield Text(f"{copy.log.name} on {copy.node_id} is {copy.log.state}: {copy.log.reason}", style="yellow")
+    for copy in best:
+        if copy.log.role != "master":
+            yield Text(
+                f"{copy.log.name}: its master does not answer; mirrors' lags are not known, the rest is as "
+                f"{copy.node_id} has it",
+                style="yellow",
+            )
+
+
+def _placement(status: AllStatuses) -> list[RenderableType]:
+    """What the cluster has decided."""
+    view = newest_view(status.nodes)
+    logs = view.logs if view is not None else []
+    if not logs:
+        return []
+    rows = [
+        (
+            log.name,
+            log.master or NOTHING,
+            str(log.epoch),
+            ", ".join(_in_sync_text(log)) or NOTHING,
+            str(log.copies_wanted),
+            ", ".join(log.replicas) or NOTHING,
+        )
+        for log in logs
+    ]
+    numbers = ("epoch", "needed")
+    columns = ("log", "master", "epoch", "in sync", "needed", "copies, the home first")
+    lines = [*view.advice, *(line for log in logs for line in log_warnings(log))] if view is not None else []
+    return [
+        table("MASTERS and in-sync sets, as the cluster has decided", columns, rows, numbers=numbers),
+        *(Text(line, style="yellow") for line in lines),
+    ]
+
+
+def _in_sync_text(log: PlacedLog) -> list[str]:
+    """A marked member may have lost something: it confirms nothing, and is not promoted."""
+    return [f"{node} (marked)" if node in log.marked else node for node in log.in_sync]
+
+
+def _mirrors(best: list[Copy]) -> list[RenderableType]:
+    rows = [(copy, mirror) for copy in best for mirror in copy.log.mirrors]
+    if not rows:
+        return []
+    offsets = ("requested", "sent", "acked", "flushed")
+    lags = ("bytes", "records", "seconds", "bytes/s", "last read", "last write")
+    return [
+        table(
+            "MIRRORS, as their master sees them",
+            ("log", "mirror", "link", "in sync", *offsets),
+            [_offsets_row(copy, mirror) for copy, mirror in rows],
+            numbers=offsets,
+        ),
+        table(
+            "LAG of mirrors behind their master",
+            ("log", "mirror", *lags),
+            [_lag_row(copy, mirror) for copy, mirror in rows],
+            numbers=lags,
+        ),
+    ]
+
+
+def _offsets_row(copy: Copy, mirror: MirrorStatus) -> tuple[str, ...]:
+    offsets = (mirror.requested, mirror.sent, mirror.acked, mirror.flushed)
+    return (copy.log.name, mirror.node_id, _link(mirror), yes_no(mirror.in_sync), *map(offset_text, offsets))
+
+
+def _link(mirror: MirrorStatus) -> str:
+    """A link is proven once the mirror's history was found to be its master's."""
+    if mirror.connected:
+        return "up" if mirror.proven else "unproven"
+    return "down"
+
+
+def _lag_row(copy: Copy, mirror: MirrorStatus) -> tuple[str, ...]:
+    estimated = "~" if mirror.lag_records_estimated else ""
+    return (
+        copy.log.name,
+        mirror.node_id,
+        bytes_text(mirror.lag_bytes),
+        f"{estimated}{mirror.lag_records}",
+        f"{mirror.lag_seconds:.3f}",
+        bytes_text(mirror.bytes_per_second),
+        ago_text(mirror.last_read_us, copy.now_us),
+        ago_text(mirror.last_write_us, copy.now_us),
+    )
+
+
+def _queues(best: list[Copy]) -> list[RenderableType]:
+    rows = [
+        (shown(queue.name), str(queue.queue_id), copy.log.name, str(queue.begin), str(queue.next), str(queue.confirmed))
+        for copy in best
+        for queue in copy.log.queues
+    ]
+    numbers = ("first", "next", "confirmed")
+    return [table("QUEUES", ("queue", "id", "log", *numbers), rows, numbers=numbers)] if rows else []
+
+
+def _groups(best: list[Copy]) -> list[RenderableType]:
+    groups = [group for copy in best for group in copy.log.groups]
+    return [groups_view(groups, title="CONSUMER GROUPS")] if groups else []
+
+
+_Look = Callable[["Client"], Coroutine[Any, Any, AllStatuses]]
 
 
 def offsets(
@@ -44,7 +219,7 @@ def offsets(
     """
     session = session_of(context)
 
-    async def look(client: Client) -> ClusterStatus:
+    async def look(client: Client) -> AllStatuses:
         return select(await gather(client), node=node, log=log, queue=key_of(vhost, queue), vhost=vhost)
 
     if watch:

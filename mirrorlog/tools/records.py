@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Attributes, asked_attributes, attributes_of
-from mirrorlog.commitlog.codec import open_body
-from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, asked_attributes, attributes_of
+from mirrorlog.commitlog.format.codec import open_body
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadInput
 from mirrorlog.tools.output import NOTHING, time_text
 

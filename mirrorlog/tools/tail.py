@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadInput
-from mirrorlog.tools.batch_view import TITLE, batch_fields, batch_lines
-from mirrorlog.tools.changes import CHANGES
-from mirrorlog.tools.dump import end_fields, end_lines
-from mirrorlog.tools.log_directory import LogDirectory, SegmentFile, find_log, read_log_directory
+from mirrorlog.tools.offline.batch_view import TITLE, batch_fields, batch_lines
+from mirrorlog.tools.offline.changes import CHANGES
+from mirrorlog.tools.offline.dump import end_fields, end_lines
+from mirrorlog.tools.offline.log_directory import LogDirectory, SegmentFile, find_log, read_log_directory
+from mirrorlog.tools.offline.survey import Survey, survey
 from mirrorlog.tools.output import print_json_line
 from mirrorlog.tools.records import record_fields, record_line
 from mirrorlog.tools.session import StaleReads, VirtualHost, session_of
-from mirrorlog.tools.survey import Survey, survey
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ So a cut that lasted ten seconds keeps both sides apart for up to ten more after
   first one that stands is it. The first attempt and the last ones go on side by side: the first for a way so long that
   no answer comes in that time.
 - **One that stands** is ended by the system when nothing of what was sent has been acknowledged for `unacked_ms`
-  (TCP_USER_TIMEOUT), and its owner dials again. That counts a side that has read nothing for so long, too.
+  (TCP_USER_TIMEOUT), and its owner dials again. That counts a side that has read nothing for so long, too: a mirror
+  that stood still for 2 s under full publishing kept its link, for the kernels' buffers take `ha.in_flight_bytes_max`;
+  where they did not it was in sync 0.4 s after it went on instead of 0.2 s, and nobody was elected.
 
 Rejected: to bound each attempt and begin again (a bound that is short enough for a heal is too short for a long way).
 Attempts are the loop's own, on a protocol that only waits, so that a simulated network has them as a real one has.

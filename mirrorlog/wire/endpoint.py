@@ -26,11 +26,11 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded, ProtocolError, StalledFrame
-from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader
-from mirrorlog.wire.lines import Lines
-from mirrorlog.wire.messages import error_frame
+from mirrorlog.wire.fairness.lines import Lines
+from mirrorlog.wire.fairness.turns import Share
+from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader, sealed
+from mirrorlog.wire.messages.codec import error_frame
 from mirrorlog.wire.tls import why
-from mirrorlog.wire.turns import Share
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,10 @@ LINGER_S: Final = 2.0
 """How long a closed connection may still take what was written to it."""
 RECEIVE_S: Final = 1e-9
 """What a byte costs before it is looked at, TLS included."""
+
+LINK_FRAME_MS: Final = 1_500
+"""Between nodes, what a frame may take beside its size: as long as TCP may (`dialling.LINK_UNACKED_MS`)."""
+_LINK_BYTES_PER_MS_MIN: Final = 64
 
 REST_MS: Final = 1000
 """After so long without a frame a connection keeps no more than the least buffer."""
@@ -65,6 +69,20 @@ class FrameHandler(Protocol):
     def disconnected(self, error: MirrorlogError | None) -> None:
         """The connection is gone, or is being closed; called once and nothing after it. `error` is why, None for an
         ordinary end."""
+
+
+class Meter(Protocol):
+    """What a connection's user may take; see `quotas`."""
+
+    def takes(self, endpoint: Endpoint, frame_type: int, size: int) -> bool:
+        """Whether its next frame, with so much payload, is taken now. If not the endpoint hears by `go_on` when it may
+        be."""
+
+    def read(self, size: int) -> None:
+        """It was given so many bytes of records."""
+
+    def holds_reading(self, endpoint: Endpoint) -> bool:
+        """Whether it is given no records for now; then its handler hears by `writable` when it is again."""
 
 
 # Where the input of closed connections goes; nobody reads it.
@@ -95,6 +113,10 @@ class Endpoint(asyncio.BufferedProtocol):
         self._told_gone = False
         self._linger: asyncio.TimerHandle | None = None
         self._congested = False
+        self.meter: Meter | None = None
+        """Of whose user has limits."""
+        self.held = False
+        """Whether its next frame waits for its meter."""
         self._reading_paused = False
         self._partial_since: float | None = None
         self._not_read_since: float | None = None
@@ -109,10 +131,30 @@ class Endpoint(asyncio.BufferedProtocol):
         proven to be more than who usually comes."""
         self._reader.frame_bytes_max = frame_bytes_max or self._frame_bytes_max
 
+    def check_frames(self) -> None:
+        """Both sides have agreed: frames are checked from here on, in both directions (`wire.frames`)."""
+        self._reader.checked = True
+
     def known(self, known: bool = True) -> None:
         """Who it is has been proven; or not any more."""
         if self._share is not None and self._lines is not None:
             self._share.line = self._lines.known if known else self._lines.strangers
+
+    @property
+    def takes_records(self) -> bool:
+        """Whether it may be given records now; else its handler hears by `writable`."""
+        return not self.paused and (self.meter is None or not self.meter.holds_reading(self))
+
+    def go_on(self) -> None:
+        """Its meter takes more."""
+        self.held = False
+        if self.open:
+            self._come()
+
+    def reads_on(self) -> None:
+        """It may be given records again, as far as its meter goes."""
+        if self.open:
+            self._handler.writable()
 
     def unmetered(self) -> None:
         """It belongs to the cluster: from here on it is served at once. To be called in `FrameHandler.frame`."""
@@ -137,7 +179,7 @@ class Endpoint(asyncio.BufferedProtocol):
         """What has come of frames that are not complete. 0 while complete ones wait for their turn: what came behind
         them is begun once that is over, and nothing more comes until then."""
         share = self._share
-        waits = share is not None and share.waits is not None and self._reader.has_frame
+        waits = (self.held or (share is not None and share.waits is not None)) and self._reader.has_frame
         return self._reader.begun_bytes if self.open and not waits else 0
 
     def begun_s(self, now: float) -> float:
@@ -152,6 +194,11 @@ class Endpoint(asyncio.BufferedProtocol):
         return None if self._transport is None else self._transport.get_extra_info("peercert")
 
     @property
+    def socket(self) -> Any:
+        """For its options; None where there is none."""
+        return None if self._transport is None else self._transport.get_extra_info("socket")
+
+    @property
     def is_private(self) -> bool:
         """Whether nobody in between can read what is sent: over TLS, or within this machine."""
         return self._private
@@ -161,13 +208,13 @@ class Endpoint(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or self._ended or transport.is_closing():
             return
-        transport.writelines(parts)
+        transport.writelines(sealed(parts) if self._reader.checked else parts)
         if self.paused and transport.get_write_buffer_size() > self._outgoing_bytes_max:
             self.abort(Overloaded(f"{self.peer} does not read what it asked for", limit="outgoing_bytes_max"))
 
     def close(self, error: MirrorlogError | None = None) -> None:
         """Say why, if there is a reason, and close; what was written before has a moment to get through."""
-        self._end(b"" if error is None else error_frame(error), error)
+        self._end(b"" if error is None else self._said(error), error)
 
     def drop(self, error: MirrorlogError, wait_s: float) -> None:
         """Close, and have the descriptor free in so long, whether the other side takes what is said or not."""
@@ -193,6 +240,13 @@ class Endpoint(asyncio.BufferedProtocol):
             return False
         self.close(StalledFrame(f"a frame was begun and not completed within {timeout_ms} ms"))
         return True
+
+    def starved(self, now: float) -> bool:
+        """Of a link between nodes: as `stalled`, of a frame that takes longer than its size is a reason for. Where
+        bytes are lost on the way what follows becomes a part of it: such a link is deaf, and looks alive."""
+        if self._partial_since is None:
+            return False
+        return self.stalled(now, LINK_FRAME_MS + self._reader.announced_bytes // _LINK_BYTES_PER_MS_MIN)
 
     # --- asyncio's side ---
 
@@ -246,7 +300,9 @@ class Endpoint(asyncio.BufferedProtocol):
     def _come(self, received_s: float = 0.0) -> None:
         """Something came: it is taken, at once or when it is this connection's turn."""
         share = self._share
-        if share is None:
+        if self.held:
+            pass
+        elif share is None:
             self._take_frames()
         elif share.line.may_begin(share, now := time.monotonic()):
             self._take_slice(share, now - received_s, now)
@@ -274,7 +330,7 @@ class Endpoint(asyncio.BufferedProtocol):
     def _look(self) -> None:
         """Read on, or not: who waits in line is not asked for more."""
         share, lines = self._share, self._lines
-        waits = self._congested
+        waits = self._congested or self.held
         if share is not None and lines is not None:
             lines.look(share.line)
             waits = waits or share.waits is not None
@@ -293,7 +349,9 @@ class Endpoint(asyncio.BufferedProtocol):
         handler, next_frame = self._handler, self._reader.next_frame
         more = False
         try:
-            while not (self.paused and self._is_congested()) and (frame := next_frame()) is not None:
+            while not (self.paused and self._is_congested()):
+                if (self.meter is not None and self._waits_for_meter(self.meter)) or (frame := next_frame()) is None:
+                    break
                 self._partial_since = None
                 handler.frame(frame)
                 if not self.open:
@@ -310,6 +368,12 @@ class Endpoint(asyncio.BufferedProtocol):
             logger.exception("connection_failed peer=%s", self.peer)
             self._refuse(ProtocolError(f"internal error: {type(error).__name__}"))
         return more
+
+    def _waits_for_meter(self, meter: Meter) -> bool:
+        """What is not complete is read on."""
+        ahead = self._reader.ahead
+        self.held = ahead is not None and not meter.takes(self, *ahead)
+        return self.held
 
     def _is_congested(self) -> bool:
         """Whether the peer must take answers before it is asked anything more; then reading stands still."""
@@ -333,7 +397,11 @@ class Endpoint(asyncio.BufferedProtocol):
 
     def _refuse(self, error: MirrorlogError) -> None:
         first = self._reader.unread()[:4] if isinstance(error, ProtocolError) else b""
-        self._end(_http_answer() if first in _HTTP_METHODS else error_frame(error), error)
+        self._end(_http_answer() if first in _HTTP_METHODS else self._said(error), error)
+
+    def _said(self, error: MirrorlogError) -> bytes:
+        said = error_frame(error)
+        return b"".join(sealed([said])) if self._reader.checked else said
 
     def _end(self, last_words: bytes, error: MirrorlogError | None) -> None:
         transport = self._transport

@@ -7,6 +7,12 @@
          8     8  correlation_id  an answer carries its request's; 0 where none is expected
         16     …  payload         a msgpack map (wire.messages), or a fixed struct and batches (below)
 
+Between nodes that agreed on it in their greeting frames are *checked* from there on: the upper half of correlation_id
+is the CRC-32C of the payload, of one with batches of its fixed struct alone, for batches have their own; flags are
+(correlation_id · 2^64 + type · 2^48 + length · 2^16) modulo 65,521, a prime: cheaper than a CRC, no two bits escape it.
+TCP's own sum misses one error in 65,536, and what comes through as a Raft message or as an ack is believed, and stored.
+A header is judged by itself: a wrong length would make all that follows a part of its payload.
+
 Payloads that carry batches begin with a fixed struct whose size is a multiple of 8, so that batches stay aligned:
 
     PRODUCE   u8 level, u8 durability, u16 routing, u32 deadline_ms; then one batch
@@ -35,11 +41,12 @@ flat numbers, read by one call however many they are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import BadRequest, FrameTooLarge, ProtocolError
 
 FRAME_HEADER_SIZE: Final = 16
@@ -53,6 +60,8 @@ PLACED_BYTES_MIN: Final = 16 * 1024
 
 # Before HELLO is accepted nobody may make the node hold more than this for them.
 HELLO_BYTES_MAX: Final = 64 * 1024
+
+_CHECK_PRIME: Final = 65_521
 
 _FRAME_HEADER = struct.Struct("<IHHQ")
 assert _FRAME_HEADER.size == FRAME_HEADER_SIZE
@@ -128,6 +137,27 @@ def frame(kind: FrameType, payload: bytes = b"", correlation_id: int = 0) -> byt
     return _FRAME_HEADER.pack(len(payload), kind, 0, correlation_id) + payload
 
 
+def sealed(parts: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
+    """A frame as it is sent checked. Its first part is all but the batches, whose number is below 2^32."""
+    first, *batches = parts
+    length, kind, _, number = _FRAME_HEADER.unpack_from(first)
+    payload = first[FRAME_HEADER_SIZE:] if length < PLACED_BYTES_MIN else memoryview(first)[FRAME_HEADER_SIZE:]
+    number |= crc32c(payload) << 32
+    head = _FRAME_HEADER.pack(length, kind, _header_check(length, kind, number), number)
+    return [head + payload, *batches] if len(payload) < PLACED_BYTES_MIN else [head, payload, *batches]
+
+
+def _header_check(length: int, kind: int, number: int) -> int:
+    return ((number << 16 | kind) << 48 | length << 16) % _CHECK_PRIME
+
+
+def _checked_number(kind: int, number: int, payload: memoryview) -> int:
+    """The correlation id of a checked frame. Raises ProtocolError when the payload is not what was sent."""
+    if crc32c(payload[: _FACTS_SIZES.get(kind)]) != number >> 32:
+        raise ProtocolError(f"a frame of type {kind} does not match its checksum: it was changed on its way")
+    return number & 0xFFFFFFFF
+
+
 class FrameReader:
     """Bytes in, frames out, over one warm buffer; knows no socket.
 
@@ -138,11 +168,13 @@ class FrameReader:
 
     __slots__ = (
         "_asked", "_buffer", "_end", "_initial_bytes", "_place", "_placed", "_placed_end", "_placed_head", "_start",
-        "_view", "frame_bytes_max",
+        "_view", "checked", "frame_bytes_max",
     )  # fmt: skip
 
     def __init__(self, *, frame_bytes_max: int, initial_bytes: int = 64 * 1024, place: Place | None = None) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self.checked = False
+        """Whether frames are to be checked: set when both sides have agreed on it, between two of them."""
         self._initial_bytes = initial_bytes
         self._buffer = bytearray(initial_bytes)
         self._view = memoryview(self._buffer)
@@ -162,13 +194,19 @@ class FrameReader:
     @property
     def has_frame(self) -> bool:
         """Whether the first frame is complete, and was not taken."""
-        if self._placed is not None:
-            return self._placed_end >= len(self._placed)
+        return self.ahead is not None
+
+    @property
+    def ahead(self) -> tuple[int, int] | None:
+        """Type and payload's size of the first frame, if it is complete and was not taken."""
+        if (placed := self._placed) is not None:
+            head = self._placed_head
+            return (head.type, len(head.payload) + len(placed)) if self._placed_end >= len(placed) else None
         have = self._end - self._start
         if have < FRAME_HEADER_SIZE:
-            return False
-        length, _, _, _ = _FRAME_HEADER.unpack_from(self._buffer, self._start)
-        return bool(have >= FRAME_HEADER_SIZE + length)
+            return None
+        length, kind, _, _ = _FRAME_HEADER.unpack_from(self._buffer, self._start)
+        return (kind, length) if have >= FRAME_HEADER_SIZE + length else None
 
     @property
     def buffer_bytes(self) -> int:
@@ -189,6 +227,11 @@ class FrameReader:
     def begun_bytes(self) -> int:
         """Received in the reader's own buffer and not taken: of a frame that has begun, mostly."""
         return self._end - self._start
+
+    @property
+    def announced_bytes(self) -> int:
+        """How large the frame is that has begun, as far as is known."""
+        return len(self._placed) if self._placed is not None else self._wanted()
 
     def unread(self) -> bytes:
         """The bytes not yet taken as frames (for telling a stranger's protocol apart)."""
@@ -221,6 +264,10 @@ class FrameReader:
         if have < FRAME_HEADER_SIZE:
             return None
         length, kind, flags, correlation_id = _FRAME_HEADER.unpack_from(self._buffer, self._start)
+        if self.checked:
+            if flags != _header_check(length, kind, correlation_id):
+                raise ProtocolError("a frame's header does not match its check: it was changed on its way")
+            flags = 0
         if kind not in _KNOWN_TYPES or flags:
             raise ProtocolError(f"type {kind} with flags {flags} is no frame of the native protocol")
         if length > self.frame_bytes_max:
@@ -230,9 +277,12 @@ class FrameReader:
                 self._ask_place(kind, correlation_id, length)
             return None
         begin = self._start + FRAME_HEADER_SIZE
+        payload = self._view[begin : begin + length]
+        if self.checked:
+            correlation_id = _checked_number(kind, correlation_id, payload)
         self._start = begin + length
         self._asked = False
-        return Frame(kind, correlation_id, self._view[begin : self._start])
+        return Frame(kind, correlation_id, payload)
 
     def _ask_place(self, kind: int, correlation_id: int, length: int) -> None:
         """Once the fixed struct is there: what came with it is copied to its place, what follows is received there."""
@@ -243,6 +293,8 @@ class FrameReader:
         self._asked = True
         # A copy: the frame's own buffer is free again from here on.
         facts = memoryview(bytes(self._view[begin : begin + facts_size]))
+        if self.checked:
+            correlation_id = _checked_number(kind, correlation_id, facts)
         placed = self._place(kind, correlation_id, facts, length - facts_size)
         if placed is None:
             return
@@ -445,7 +497,8 @@ CREDIT_ENDED: Final = 2**64 - 1
 
 class Credit(NamedTuple):
     """What a producer may have in a queue that is not confirmed: `granted` bytes in `batches` batches. What of it
-    stands below the log offset `confirmed` counts no more. To connections whose HELLO asks for it."""
+    stands below the log offset `confirmed` counts no more. To connections whose HELLO asks for it. With `queue_id` 0:
+    what every producer that begins on this connection has, in the place of what WELCOME says."""
 
     producer_id: int
     confirmed: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mirrorlog.errors import ProtocolError, UnsupportedVersion, WrongCluster
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
-from mirrorlog.wire.messages import Hello
+from mirrorlog.wire.messages.handshake import Hello
 
 ROLES = frozenset({"client", "mirror", "tool", "door", "member", "joiner"})
 _INSIDE = frozenset({"mirror", "member"})

@@ -1,7 +1,7 @@
 """A port that accepts, or the reason why not. Thin.
 
-The node accepts by itself, a few connections each time its loop turns: so each has a place (`wire.places`) from
-`accept` until its descriptor is closed, in a TLS handshake and while it lingers too. asyncio tells of neither.
+The node accepts by itself, a few connections at a time: so each has a place (`wire.places`) from `accept` until its
+descriptor is closed, in a TLS handshake and while it lingers too. asyncio tells of neither.
 
 Without a free descriptor a kept one is given up, the connection that waits is accepted with it and closed, and it is
 taken again: the line never stands still. Where that does not help the port rests for a moment; a loop would otherwise
@@ -25,14 +25,18 @@ from mirrorlog.config import split_address
 from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded, PortTaken
 from mirrorlog.wire.dialling import end_unacked
 from mirrorlog.wire.endpoint import LINGER_S, Endpoint
-from mirrorlog.wire.places import Places
-from mirrorlog.wire.tls import HANDSHAKE_S, Refusals
+from mirrorlog.wire.fairness.lines import Lines
+from mirrorlog.wire.fairness.places import Places
+from mirrorlog.wire.handshakes import Handshake
+from mirrorlog.wire.tls import Refusals
 
 logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
-ACCEPTS_PER_TURN: Final = 8
-"""A flood of connections must not hold the loop up: accepting one costs it some 100 us."""
+ACCEPTS_AT_ONCE: Final = 4
+"""A flood of connections must not hold the loop up: one that comes and goes costs it some 100 us."""
+PAUSE_S: Final = 0.003
+"""Between two times that so many were there: a tenth of the loop. Who waits meanwhile is the kernel's."""
 REST_S: Final = 0.1
 """How long a port rests that cannot accept."""
 DROP_S: Final = 0.05
@@ -41,6 +45,15 @@ DROPPED_MAX: Final = 32
 """So many may be at that; more are closed at once: each still has a descriptor."""
 
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_PEERS: Final = frozenset(
+    getattr(errno, name, 0)
+    for name in (
+        "ECONNABORTED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH", "ENONET", "ENOPROTOOPT",
+        "EOPNOTSUPP", "EPERM", "EPIPE", "EPROTO", "ETIMEDOUT",
+    )
+)  # fmt: skip
+"""What `accept` says of the connection that it takes from the line: it has gone, its network has, or a firewall forbids
+it (accept(2))."""
 _refusals: Final = Refusals()
 
 
@@ -51,7 +64,10 @@ class Place:
         self._port = port
         self.address = address
         self.endpoint: Endpoint | None = None
-        self.connecting: asyncio.Task[None] | None = None
+        self.handshake: Handshake | None = None
+        """While it is in one."""
+        self.given_up = False
+        """It has to go before it stands."""
 
     def let_in(self) -> None:
         """It is no stranger any more. Raises Overloaded when as many are in as may be."""
@@ -71,8 +87,8 @@ class Place:
 
 
 class Port:
-    """A port that is listened at. `limit`: the setting that says how many may be let in; `unacked_ms`: of what it
-    accepts, see `dialling`."""
+    """A port that is listened at. `lines`: where TLS handshakes wait for their turns, if they do; `limit`: the
+    setting that says how many may be let in; `unacked_ms`: of what it accepts, see `dialling`."""
 
     def __init__(
         self,
@@ -80,6 +96,7 @@ class Port:
         places: Places[Place],
         *,
         tls: ssl.SSLContext | None = None,
+        lines: Lines | None = None,
         limit: str = "max_connections",
         unacked_ms: int | None = None,
     ) -> None:
@@ -89,6 +106,7 @@ class Port:
         """Where it listens."""
         self._factory = factory
         self._tls = tls
+        self._lines = lines
         self._unacked_ms = unacked_ms
         self._sockets: list[socket.socket] = []
         self._server: asyncio.AbstractServer | None = None  # of a loop that has no sockets
@@ -96,6 +114,7 @@ class Port:
         self._spare: int | None = None
         self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
         self._dropped: set[Place] = set()
+        self._connecting: dict[asyncio.Task[None], Place] = {}
 
     async def open(self, host: str, port: int) -> None:
         """Listen. Raises OSError."""
@@ -108,7 +127,9 @@ class Port:
             self._loop.add_reader(each, self._accept, each)
 
     def close(self) -> None:
-        """No more connections; those that are there stay. Idempotent."""
+        """No more connections; those that stand stay, and those that are in a handshake end. Idempotent."""
+        for place in self._connecting.values():
+            self._give_up(place)
         for timer in self._resting.values():
             timer.cancel()
         for each in self._sockets:
@@ -142,57 +163,75 @@ class Port:
     # --- accepting ---
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
+        for _ in range(ACCEPTS_AT_ONCE):
             try:
                 accepted, peer = listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionError:  # it went before it came
-                continue
             except OSError as error:
+                if error.errno in _PEERS:
+                    continue
                 self._cannot_accept(listening, error)
                 return
             self._connect(accepted, peer[0] if peer else "")
+        self._rest(listening, PAUSE_S)
 
     def _connect(self, accepted: socket.socket, address: str) -> None:
         accepted.setblocking(False)
         with contextlib.suppress(OSError):  # it is gone already
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         place = self.come(address)
-        place.connecting = self._loop.create_task(self._begin(place, accepted))
+        task = self._loop.create_task(self._begin(place, accepted))
+        self._connecting[task] = place
+        task.add_done_callback(self._connecting.pop)
 
     async def _begin(self, place: Place, accepted: socket.socket) -> None:
-        """Until its handshake is over, if there is one."""
-        handshake_s, shutdown_s = (None, None) if self._tls is None else (HANDSHAKE_S, LINGER_S)
+        """Until it stands, or has ended."""
         try:
-            await self._loop.connect_accepted_socket(
-                lambda: self.made(place),
-                accepted,
-                ssl=self._tls,
-                ssl_handshake_timeout=handshake_s,
-                ssl_shutdown_timeout=shutdown_s,
-            )
-        except BaseException as error:
-            if place.endpoint is not None and place.endpoint.stands:
-                place.endpoint.abort()
+            if place.given_up:
+                return
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(lambda: self.made(place), accepted)
             else:
+                await self._shake_hands(place, accepted, self._tls)
+        except OSError:
+            pass  # the other side's; what was wrong with TLS is told by `wire.tls`
+        except BaseException:
+            place.given_up = True
+            raise
+        finally:
+            place.handshake = None
+            if place.endpoint is None or not place.endpoint.stands:
                 accepted.close()
                 place.closed()
-            if not isinstance(error, OSError | TimeoutError | asyncio.CancelledError):
-                raise  # else it is the other side's; what was wrong with TLS is told by `wire.tls`
-        finally:
-            place.connecting = None
+            elif place.given_up:
+                place.endpoint.abort()
+
+    async def _shake_hands(self, place: Place, accepted: socket.socket, tls: ssl.SSLContext) -> None:
+        """Raises OSError: it failed."""
+        place.handshake = handshake = Handshake(self._lines, place.went_on)
+        try:
+            await self._loop.connect_accepted_socket(lambda: handshake, accepted)
+            carries = await handshake.over(tls, shutdown_s=LINGER_S)
+            handshake.hand_over(carries, self.made(place))
+        except BaseException:
+            handshake.abort()
+            raise
 
     def _drop(self, place: Place, error: MirrorlogError) -> None:
         """It has no place any more; it is told why, if that takes no time."""
         if place.endpoint is None or not place.endpoint.stands:
-            if place.connecting is not None:
-                place.connecting.cancel()
+            self._give_up(place)
         elif len(self._dropped) < DROPPED_MAX:
             self._dropped.add(place)
             place.endpoint.drop(error, DROP_S)
         else:
             place.endpoint.abort()
+
+    def _give_up(self, place: Place) -> None:
+        place.given_up = True
+        if place.handshake is not None:
+            place.handshake.abort()
 
     # --- descriptors ---
 
@@ -209,7 +248,7 @@ class Port:
         if error.errno in _NO_DESCRIPTOR and self._spare is not None:
             self._refuse_one(listening)
         if error.errno not in _NO_DESCRIPTOR or self._spare is None:
-            self._rest(listening)
+            self._rest(listening, REST_S)
 
     def _refuse_one(self, listening: socket.socket) -> None:
         """The one that waits longest. Whoever else opens a file may be quicker than this."""
@@ -224,9 +263,9 @@ class Port:
         with contextlib.suppress(OSError):  # then the next one that cannot be accepted makes the port rest
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _rest(self, listening: socket.socket) -> None:
+    def _rest(self, listening: socket.socket, for_s: float) -> None:
         self._loop.remove_reader(listening)
-        self._resting[listening] = self._loop.call_later(REST_S, self._go_on, listening)
+        self._resting[listening] = self._loop.call_later(for_s, self._go_on, listening)
 
     def _go_on(self, listening: socket.socket) -> None:
         del self._resting[listening]
@@ -241,11 +280,12 @@ async def listen(
     places: Places[Place],
     tls: ssl.SSLContext | None = None,
     *,
+    lines: Lines | None = None,
     limit: str = "max_connections",
     unacked_ms: int | None = None,
 ) -> Port:
     """Accept at `host:port`; see `Port`. Raises PortTaken naming the address and what to do."""
-    port = Port(factory, places, tls=tls, limit=limit, unacked_ms=unacked_ms)
+    port = Port(factory, places, tls=tls, lines=lines, limit=limit, unacked_ms=unacked_ms)
     try:
         await port.open(*split_address(address))
     except OSError as error:

@@ -10,8 +10,8 @@ import msgspec
 
 from mirrorlog.cluster.questions import AskApplied, AskFence, AskLooking, AskState, encode
 from mirrorlog.wire.frames import FrameType, frame
-from mirrorlog.wire.messages import Hello
-from mirrorlog.wire.messages import encode as encode_message
+from mirrorlog.wire.messages.codec import encode as encode_message
+from mirrorlog.wire.messages.handshake import Hello
 from tests.attacks.fuzz import at_ports, mutated
 from tests.attacks.target import Target
 

@@ -10,7 +10,9 @@ from random import Random
 from mirrorlog.config import split_address
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, FrameType, frame
-from mirrorlog.wire.messages import Hello, Login, encode
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.handshake import Hello
+from mirrorlog.wire.messages.topology import Login
 from tests.attacks.target import Target
 
 _GUESSERS = 40

@@ -11,7 +11,8 @@ from typing import Final
 
 from mirrorlog.config import split_address
 from mirrorlog.wire.frames import FrameType, frame
-from mirrorlog.wire.messages import Hello, encode
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.handshake import Hello
 from tests.attacks.target import Target
 
 FRAME_BYTES: Final = 2 * 1024 * 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from mirrorlog.wire.messages import GetMetadata
+from mirrorlog.wire.messages.queues import GetMetadata
 from tests.attacks.requests import flood
 from tests.attacks.target import Target
 

@@ -27,6 +27,7 @@ from mirrorlog.config import split_address
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.testing.ports import HOST, free_ports
+from tests.attacks.stage import tracebacks
 
 _CHUNK: Final = 16 * 1024
 _SHARE: Final = 0.02
@@ -112,25 +113,30 @@ class Outcome:
     confirmed: int
     stored: int
     changed: int
+    elections: int
+    grew_bytes: int
     wrong: list[str]
 
 
-def run(where: str, *, seconds: float, seed: int, tls: bool) -> Outcome:
-    """One cluster, attacked for so long."""
+def run(where: str, *, seconds: float, seed: int, tls: bool, directory: Path | None = None) -> Outcome:
+    """One cluster, attacked for so long. `tls`: of what the middle meets. `directory`: where data and logs are left."""
     middle = Middle(seed)
+    options: dict[str, Any] = {"data_dir": directory, "tls": "server" if tls else None}
+    if tls and where == "nodes":
+        options["settings"] = {"tls.replication": "mutual"}
     try:
-        with Behind(middle, where, tls="server" if tls else None) as cluster:
+        with Behind(middle, where, **options) as cluster:
             cluster.wait_in_sync()
-            before = {node.id: (node.pid, _memory(node)) for node in cluster.nodes.values()}
+            before = {node.id: _memory(node) for node in cluster.nodes.values()}
+            terms = _term(cluster)
             sent, confirmed = asyncio.run(_publish(cluster, middle, seconds))
             stored, why = asyncio.run(_read(cluster, len(confirmed)))
             wrong = [f"it cannot be read: {why}"] if why else []
-            wrong += [node.id + " ended" for node in cluster.nodes.values() if node.pid != before[node.id][0]]
-            wrong += [
-                f"{node.id} grew by {_memory(node) - before[node.id][1]} bytes"
-                for node in cluster.nodes.values()
-                if node.running and _memory(node) - before[node.id][1] > _GROWTH_BYTES_MAX
-            ]
+            wrong += [f"{node.id} ended" for node in cluster.nodes.values() if not node.running]
+            grew = max(_memory(node) - before[node.id] for node in cluster.nodes.values() if node.running)
+            elections = _term(cluster) - terms
+            wrong += [f"a node grew by {grew} bytes"] if grew > _GROWTH_BYTES_MAX else []
+            wrong += [f"{count} tracebacks in the logs"] if (count := tracebacks(cluster.directory)) else []
     finally:
         middle.close()
     if not set(stored) <= set(range(sent)):
@@ -141,7 +147,7 @@ def run(where: str, *, seconds: float, seed: int, tls: bool) -> Outcome:
         wrong.append(f"{len(lost)} confirmed records are not there, the first is {min(lost)}")
     if not confirmed:
         wrong.append("nothing was confirmed")
-    return Outcome(sent, len(confirmed), len(stored), middle.changed, wrong)
+    return Outcome(sent, len(confirmed), len(stored), middle.changed, elections, grew, wrong)
 
 
 async def _publish(cluster: Cluster, middle: Middle, seconds: float) -> tuple[int, list[int]]:
@@ -187,6 +193,10 @@ def _client(cluster: Cluster) -> Client:
     return Client(*cluster.servers, tls=cluster.tls, request_timeout_ms=10_000)
 
 
+def _term(cluster: Cluster) -> int:
+    return max(status.cluster.term for status in cluster.statuses().values() if status.cluster is not None)
+
+
 def _memory(node: Node) -> int:
     """Anonymous bytes of the node's process."""
     for line in Path(f"/proc/{node.pid}/status").read_text().splitlines():
@@ -200,7 +210,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--where", choices=("client", "nodes"), default="client")
-    parser.add_argument("--tls", action="store_true", help="client ports speak TLS")
+    parser.add_argument("--tls", action="store_true", help="the ports that it meets speak TLS")
     asked = parser.parse_args(arguments)
     print(f"seed={asked.seed}", flush=True)
     outcome = run(asked.where, seconds=asked.seconds, seed=asked.seed, tls=asked.tls)

@@ -11,7 +11,10 @@ from random import Random
 
 from mirrorlog.config import split_address
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, FrameType, frame
-from mirrorlog.wire.messages import Hello, Login, Message, encode
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.handshake import Hello
+from mirrorlog.wire.messages.topology import Login
 from tests.attacks.target import Target
 
 _READ_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from typing import Final
 
 from mirrorlog.client.sync import Client
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.auth.passwords import hashed
 from tests.attacks.bystander import Seen, bystander
 from tests.attacks.target import Target
 
@@ -27,6 +27,7 @@ KINDS: Final = ("plain", "secured")
 _QUEUES: Final = 1_000
 _ADMINISTRATOR: Final = ("root", "the administrator's password")
 _NOBODY: Final = ("nobody", "a password that opens nothing")
+_READER: Final = ("reader", "a password that opens nothing")
 _SECRET: Final = "what only the nodes of this cluster know"
 # An attack ends by itself; this is for one that does not.
 _MARGIN_S: Final = 60.0
@@ -90,6 +91,8 @@ class Stage:
             if secured:
                 client.admin.topology.set_permissions(_ADMINISTRATOR[0], configure=".*", write=".*", read=".*")
                 client.admin.topology.set_user(_NOBODY[0], password_hash=hashed(_NOBODY[1]))
+                client.admin.topology.set_user(_READER[0], password_hash=hashed(_READER[1]))
+                client.admin.topology.set_permissions(_READER[0], configure="", write="", read=".*")
             for queue in self._target.queues:
                 client.admin.declare(queue)
 
@@ -125,7 +128,7 @@ class Stage:
         )
 
     def _login(self, who: tuple[str, str]) -> Target:
-        return replace(self._target, user=who[0], password=who[1])
+        return replace(self._target, user=who[0], password=who[1], reader=_READER)
 
     def _client(self, target: Target) -> Client:
         login = {"user": target.user, "password": target.password} if target.user else {}
@@ -133,12 +136,13 @@ class Stage:
 
 
 @contextmanager
-def stage(kind: str) -> Iterator[Stage]:
+def stage(kind: str, directory: Path | None = None) -> Iterator[Stage]:
     """Three nodes: `plain`, as they are without settings, or `secured`: users, TLS on client ports and the gRPC door,
-    a secret."""
+    a secret. `directory`: where their data and logs are left."""
     secured = kind == "secured"
     cluster = Cluster(
         3,
+        data_dir=directory,
         grpc=True,
         http=True,
         tls="server" if secured else None,
@@ -147,6 +151,11 @@ def stage(kind: str) -> Iterator[Stage]:
     with cluster:
         cluster.wait_in_sync()
         yield Stage(cluster, kind)
+
+
+def tracebacks(directory: Path) -> int:
+    """How many the nodes of a cluster wrote into their logs."""
+    return sum(log.read_text(errors="replace").count("Traceback (most recent") for log in directory.glob("*.log"))
 
 
 def attacks() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from random import Random
 
-from mirrorlog.wire.messages import Subscribe
+from mirrorlog.wire.messages.groups import Subscribe
 from tests.attacks.requests import flood
 from tests.attacks.target import Target
 

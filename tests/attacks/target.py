@@ -18,8 +18,8 @@ from typing import Self
 class Target:
     """A cluster's ports, by node, and what a stranger or a user without any permission knows of it.
 
-    `ca`: the path of the authority's PEM where ports speak TLS. `user`, `password`: of somebody who may do nothing;
-    empty in a cluster without users. `queues`: some that exist.
+    `ca`: the path of the authority's PEM where ports speak TLS. `user`, `password`: of somebody who may do nothing,
+    `reader`: of somebody who may read all queues; empty in a cluster without users. `queues`: some that exist.
     """
 
     client: tuple[str, ...]
@@ -29,6 +29,7 @@ class Target:
     ca: str | None = None
     user: str = ""
     password: str = ""
+    reader: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
 
     @classmethod

@@ -10,7 +10,11 @@ from random import Random
 
 from mirrorlog.config import split_address
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, FrameType, frame
-from mirrorlog.wire.messages import DeclareQueue, Hello, Login, Subscribe, encode
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.groups import Subscribe
+from mirrorlog.wire.messages.handshake import Hello
+from mirrorlog.wire.messages.queues import DeclareQueue
+from mirrorlog.wire.messages.topology import Login
 from tests.attacks.target import Target
 
 _SUBSCRIPTIONS = 5_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.index import Run
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.commitlog.index.memory import Run
 from tests.queues.ledgers import END, table_facts
 
 _ALL = 1 << 40

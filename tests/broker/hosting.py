@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from mirrorlog.broker.hosted import HostedLog
-from mirrorlog.broker.roles import MasterRole, MirrorRole
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.roles import MasterRole, MirrorRole
 from mirrorlog.client import Client
 from mirrorlog.config import HaSettings, LimitSettings, LogAssignment, LogSettings, Settings
 from tests.ha.nodes import WAIT_S, Node, cluster_settings, decider_of, lead, running, until

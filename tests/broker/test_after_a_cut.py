@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.epochs import Epoch
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.config import Settings
 from mirrorlog.queues.changes import Change, PositionCommitted, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter

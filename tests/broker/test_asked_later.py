@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.requests import Requests
+from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.cluster.asking import asked_by, asker
 from mirrorlog.errors import MirrorlogError
 

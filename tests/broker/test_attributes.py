@@ -11,11 +11,11 @@ import uvloop
 
 from mirrorlog import versions
 from mirrorlog.client import Client
-from mirrorlog.client.connection import Connection
-from mirrorlog.commitlog.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
-from mirrorlog.commitlog.codec import compress_draft
-from mirrorlog.commitlog.format import Codec
+from mirrorlog.client.connection.connection import Connection
+from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
+from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.errors import BadBatch, BadRequest, MirrorlogError, NotMaster
 from mirrorlog.wire.frames import Confirm, Level, transact_payload
 from tests.broker.hosting import KIB, in_sync, running_all, settings_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mirrorlog.broker.budgets import OutgoingBudget, longest_begun
+from mirrorlog.broker.resources.budgets import OutgoingBudget, longest_begun
 
 
 @dataclass(eq=False)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.broker.past_keeper import PastKeeper
-from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Attributes
-from mirrorlog.commitlog.body import Record, draft_columns, encode_batch, parse_batch_body
-from mirrorlog.commitlog.format import Flag, read_header
+from mirrorlog.broker.log.maintenance import PastKeeper
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes
+from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.header import Flag, read_header
 from mirrorlog.errors import BadBatch, BatchTooLarge, LogUnavailable
 from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, QueueDeclared, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from mirrorlog.broker.counters import BOUNDS_S, Durations, LogCounters
+from mirrorlog.broker.log.counters import BOUNDS_S, Durations, LogCounters
 
 
 def test_a_duration_counts_in_the_bucket_whose_bound_it_does_not_exceed() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import uvloop
 
 from mirrorlog.client import Client
-from mirrorlog.wire.messages import NodeCounts
+from mirrorlog.wire.messages.status import NodeCounts
 from tests.broker.hosting import hand_over, in_sync, running_all, settings_for
 from tests.ha.nodes import hosted_by
 

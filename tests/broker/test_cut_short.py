@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.broker.hosted import HostedLog, HostedState
-from mirrorlog.broker.hosting import Hosting
+from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedState
+from mirrorlog.broker.hosting.hosting import Hosting
 from mirrorlog.broker.node import Node
 from mirrorlog.broker.server import Server
-from mirrorlog.cluster.state import LogFacts
+from mirrorlog.cluster.state.state import LogFacts
 from mirrorlog.config import HaSettings, Settings
 from mirrorlog.errors import MirrorlogError, PortTaken
 from tests.ha.nodes import WAIT_S, cluster_settings, until

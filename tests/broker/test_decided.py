@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from mirrorlog.broker.operations import Operations
-from mirrorlog.cluster.commands import AnyCommand, NodeDraining
+from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.cluster.decisions import Decisions, Ground
 from mirrorlog.cluster.questions import Applied, encode
-from mirrorlog.cluster.state import ClusterState
+from mirrorlog.cluster.state.commands import AnyCommand, NodeDraining
+from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.errors import ConnectionLost, MirrorlogError, NotLeader, OutcomeUnknown, Refused
-from mirrorlog.wire.messages import DrainNode, Rebalance
+from mirrorlog.wire.messages.operators import DrainNode, Rebalance
 
 CLUSTER_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
 DRAINING = NodeDraining(node="n1", draining=True)
@@ -103,8 +103,8 @@ async def test_a_rebalance_that_stops_in_the_middle_is_not_refused(monkeypatch: 
     }
     service.state.logs.update(logs)
     away = [SimpleNamespace(log_id=name, home="n2", reason="") for name in logs]
-    monkeypatch.setattr("mirrorlog.broker.operations.away_from_home", lambda state, life: away)
-    monkeypatch.setattr("mirrorlog.broker.operations.MasterWished", lambda **_: DRAINING)
+    monkeypatch.setattr("mirrorlog.broker.session.operator_requests.away_from_home", lambda state, life: away)
+    monkeypatch.setattr("mirrorlog.broker.session.operator_requests.MasterWished", lambda **_: DRAINING)
     async with asyncio.timeout(10):
         with pytest.raises(OutcomeUnknown, match="1 of 2 logs"):
             await service.operations.handlers[Rebalance](Rebalance())

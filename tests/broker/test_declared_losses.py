@@ -6,10 +6,12 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from mirrorlog.broker.hosted import HostedLog
+import pytest
+
+from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedState
 from mirrorlog.client import Client
-from mirrorlog.commitlog.aside import copies_aside
-from mirrorlog.errors import DiskFull
+from mirrorlog.commitlog.recovery.former_copies import copies_aside
+from mirrorlog.errors import DiskFull, FileRefused
 from tests.broker.derived import derived
 from tests.broker.hosting import KIB, in_sync, next_epoch, node_of, running_all, settings_for, written_by
 from tests.commitlog.faulty import FaultyFiles
@@ -88,7 +90,8 @@ async def test_a_copy_keeps_what_is_declared_lost_before_it_follows(tmp_path: Pa
 async def test_a_tail_that_was_given_up_is_not_led_with(tmp_path: Path) -> None:
     """Goal: queue offsets that may have been given out in an epoch that is lost name nothing else. Method: a copy has
     records behind what is confirmed, and the log went on without it; then it is the best that is left, and is promoted
-    with a loss from where it knows to be confirmed: it leads without them, and keeps them aside."""
+    with a loss from where it knows to be confirmed: it leads without them, and keeps them aside. While nothing can be
+    opened it is as it was, and its node goes on."""
     settings = settings_for(tmp_path, 2)
     async with running_all(settings) as nodes:
         other, log = map(hosted_by, nodes)
@@ -105,6 +108,15 @@ async def test_a_tail_that_was_given_up_is_not_led_with(tmp_path: Path) -> None:
         whole = content(log.replica)
 
         epoch = log.facts().epoch_known + 2
+        opened, refused = log.replica.log, FaultyFiles()
+        refused.disk.refuse()
+        opened._files = refused
+        with pytest.raises(FileRefused):
+            await lead_alone(log, epoch - 1, lost_from=confirmed, losses=[Declared(epoch - 1, confirmed)])
+        assert (log.state, log.replica.log, content(log.replica)) == (HostedState.RESTING, opened, whole)
+        assert nodes[1].failure is None
+        refused.disk.heal()
+
         await lead_alone(log, epoch, lost_from=confirmed, losses=[Declared(epoch, confirmed)])
         assert log.replica.queues.get("given up") is None
         assert content(log.replica)[:confirmed] == whole[:confirmed]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.cluster.topology import Permissions, User
-from mirrorlog.commitlog.format import read_header, stamp
-from mirrorlog.commitlog.index import QueueIndex
+from mirrorlog.cluster.state.topology import Permissions, User
+from mirrorlog.commitlog.format.header import read_header, stamp
+from mirrorlog.commitlog.index.memory import QueueIndex
 from mirrorlog.errors import AccessRefused, LoginFailed
-from mirrorlog.wire.messages import DeleteQueue
+from mirrorlog.wire.messages.queues import DeleteQueue
 from mirrorlog.wire.names import qualified
 from tests.broker.test_gate import Node, gate_of
 from tests.queues.statelog import data

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker import roles
-from mirrorlog.broker.subscription_book import SubscriptionBook
+from mirrorlog.broker.hosting import roles
+from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.errors import BadRequest, NotGranted
-from mirrorlog.queues import attributed
-from mirrorlog.queues.delivery import RANGES_AT_ONCE
-from mirrorlog.queues.ledger import Ledger
+from mirrorlog.queues.delivery import priorities as attributed
+from mirrorlog.queues.delivery.group import RANGES_AT_ONCE
+from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.wire.frames import Deliver, How, read_grants
-from mirrorlog.wire.messages import LeasedRange, LeasesSettled, Purged, PurgeGroup, SettleLease
+from mirrorlog.wire.messages.groups import LeasedRange, LeasesSettled, Purged, PurgeGroup, SettleLease
 from tests.broker.hosting import hand_over
 from tests.broker.test_deliverer import Group, Taker, group, run
 from tests.ha.nodes import hosted_by, replica_of, until

@@ -14,13 +14,14 @@ import pytest
 import uvloop
 
 from mirrorlog import versions
-from mirrorlog.broker import gathered, group_requests
-from mirrorlog.broker.deliverer import Deliverer
-from mirrorlog.broker.hosted import HostedLog
+from mirrorlog.broker.consumer_groups import active_groups as gathered
+from mirrorlog.broker.consumer_groups.coordinator import Deliverer
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.session import group_requests
 from mirrorlog.client import Client
-from mirrorlog.client.connection import Connection
-from mirrorlog.commitlog.body import parse_batch_body
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.client.connection.connection import Connection
+from mirrorlog.commitlog.format.body import parse_batch_body
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.config import HaSettings, Settings
 from mirrorlog.errors import (
     BadRequest,
@@ -40,9 +41,8 @@ from mirrorlog.errors import (
 )
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import GRANT_REDELIVERED, Deliver, Grant, How, Level, read_grants
-from mirrorlog.wire.messages import (
+from mirrorlog.wire.messages.groups import (
     DeleteGroup,
-    Done,
     ExtendLease,
     GroupInfo,
     GroupsFound,
@@ -58,6 +58,7 @@ from mirrorlog.wire.messages import (
     Subscribed,
     Unsubscribe,
 )
+from mirrorlog.wire.messages.queues import Done
 from tests.broker.hosting import hand_over, promotable, running_all, take_over
 from tests.ha.nodes import Node, cluster_settings, hosted_by, replica_of, until
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.departure_log import DepartureLog
+from mirrorlog.broker.dead_letters.journal import DeadLetterJournal
 from mirrorlog.queues.changes import Addressed, Change, Departed, Departing, Returned, Settled, decode_changes
-from mirrorlog.queues.departures import HELD, REDRIVEN, REJECTED, Departure
-from mirrorlog.queues.ledger import LeaseRow, Ledger
-from mirrorlog.queues.ledger_chunk import Chunk
+from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, REJECTED, Departure
+from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
+from mirrorlog.queues.groups.ledger_chunk import Chunk
+from mirrorlog.queues.ranges import Range
 from mirrorlog.queues.stretches import flat
-from mirrorlog.queues.subscriber import Range
 
 QUEUE = 5
 ROW = LeaseRow("", 0, 1)
@@ -26,12 +26,12 @@ def holding(_: int, group: str, ranges: Sequence[Range]) -> Departing:
     return Departing(group=group, departure=9, ranges=flat(ranges), reason=HELD, at_us=1, exchange="", routing_key=None)
 
 
-def log_of(ledger: Ledger) -> tuple[DepartureLog, list[list[Change]]]:
+def log_of(ledger: Ledger) -> tuple[DeadLetterJournal, list[list[Change]]]:
     appended: list[list[Change]] = []
     replica: Any = SimpleNamespace(groups=SimpleNamespace(get=lambda *_: ledger))
     publisher: Any = SimpleNamespace(append_settlement=lambda batch: appended.append(decode_changes(batch)))
     deliverer: Any = SimpleNamespace(dropped=lambda *_: None, stayed=lambda *_: None, holding=holding)
-    return DepartureLog(replica, publisher, deliverer), appended
+    return DeadLetterJournal(replica, publisher, deliverer), appended
 
 
 def departure(number: int, reason: str = REJECTED) -> Departure:

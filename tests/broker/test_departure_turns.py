@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.departures import QUEUES_AT_ONCE, DepartureKeeper
+from mirrorlog.broker.dead_letters.forwarder import QUEUES_AT_ONCE, DeadLetterForwarder
 from mirrorlog.errors import LogUnavailable
-from mirrorlog.queues.departures import NONE
+from mirrorlog.queues.dead_letters.forwarding import NONE
 
 STUCK = 4 * QUEUES_AT_ONCE
 
 
-def keeper_of(leaving: set[int]) -> DepartureKeeper:
+def keeper_of(leaving: set[int]) -> DeadLetterForwarder:
     replica: Any = SimpleNamespace(
         departures=SimpleNamespace(leaving=leaving, of=lambda _: NONE),
         queues=SimpleNamespace(has_id=lambda _: False),
@@ -27,7 +27,7 @@ def keeper_of(leaving: set[int]) -> DepartureKeeper:
         helpers=SimpleNamespace(letters=None, index=None),
         letters=object(),
     )
-    return DepartureKeeper(replica, publisher, SimpleNamespace(), host)  # type: ignore[arg-type]
+    return DeadLetterForwarder(replica, publisher, SimpleNamespace(), host)  # type: ignore[arg-type]
 
 
 def test_a_queue_behind_many_that_hang_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,14 +37,14 @@ def test_a_queue_behind_many_that_hang_has_its_turn(monkeypatch: pytest.MonkeyPa
     served: list[int] = []
     hanging: list[asyncio.Future[None]] = []
 
-    async def leave(self: DepartureKeeper, queue_id: int, roads: object) -> None:
+    async def leave(self: DeadLetterForwarder, queue_id: int, roads: object) -> None:
         served.append(queue_id)
         if queue_id <= STUCK:
             hanging.append(asyncio.get_running_loop().create_future())
             await hanging[-1]
         leaving.discard(queue_id)
 
-    monkeypatch.setattr(DepartureKeeper, "_leave", leave)
+    monkeypatch.setattr(DeadLetterForwarder, "_leave", leave)
 
     async def story() -> int:
         keeper, rounds = keeper_of(leaving), 0
@@ -78,11 +78,11 @@ def test_a_queue_that_has_much_lets_others_leave_between(monkeypatch: pytest.Mon
     leaving = set(range(1, 2 * QUEUES_AT_ONCE + 1))
     served: set[int] = set()
 
-    async def leave(self: DepartureKeeper, queue_id: int, roads: object) -> None:
+    async def leave(self: DeadLetterForwarder, queue_id: int, roads: object) -> None:
         served.add(queue_id)
 
-    monkeypatch.setattr(DepartureKeeper, "_leave", leave)
-    monkeypatch.setattr("mirrorlog.broker.departures.TURN_S", 0.0)
+    monkeypatch.setattr(DeadLetterForwarder, "_leave", leave)
+    monkeypatch.setattr("mirrorlog.broker.dead_letters.forwarder.TURN_S", 0.0)
 
     async def story() -> None:
         keeper = keeper_of(leaving)

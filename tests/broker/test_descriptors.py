@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.broker.descriptors import capped, fitted
+from mirrorlog.broker.resources.descriptors import capped, fitted
 from mirrorlog.config import LimitSettings
 from mirrorlog.wire.listening import DROPPED_MAX
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mirrorlog.broker.disk_limits import DiskLimits, DiskReport, DiskSpace, DiskState
+from mirrorlog.broker.resources.disk_limits import DiskLimits, DiskReport, DiskSpace, DiskState
 from mirrorlog.config import LogSettings
 
 MIB = 1024**2

@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from mirrorlog.broker.disk_limits import DiskReport, DiskSpace
-from mirrorlog.broker.disk_watch import DiskWatch, measure
+from mirrorlog.broker.resources.disk_limits import DiskReport, DiskSpace
+from mirrorlog.broker.resources.disk_watch import DiskWatch, measure
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import DirectoryGone, MirrorlogError

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.door import ClientSession, NativeDoor
-from mirrorlog.broker.exclusives import Exclusives
-from mirrorlog.broker.gate import FAILURES_MAX
+from mirrorlog.broker.session.authorization import FAILURES_MAX
+from mirrorlog.broker.session.client_session import ClientSession, NativeDoor
+from mirrorlog.broker.session.exclusive_queues import Exclusives
+from mirrorlog.broker.session.user_quotas import UserQuotas
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import MirrorlogError, Overloaded, QueueExclusive
 from mirrorlog.queues.registry import Queue
-from mirrorlog.wire.messages import DeclareQueue, Login, Message, Subscribe
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.groups import Subscribe
+from mirrorlog.wire.messages.queues import DeclareQueue
+from mirrorlog.wire.messages.topology import Login
 
 OWN = {"exclusive": True}
 
@@ -76,6 +80,7 @@ def test_the_first_user_of_a_cluster_takes_no_queue_from_those_who_have_to_log_i
     requests = Requests(QueueExclusive("unused"))
     door: Any = NativeDoor.__new__(NativeDoor)
     door.requests, door.sessions, door._logs, door._users = requests, set(), (), {}
+    door.quotas = UserQuotas(lambda user, ms: None)
     for users, sent_away in (({}, 0), ({"ann": 1}, 1), ({"ann": 1, "bob": 2}, 1), ({}, 1), ({"ann": 3}, 2)):
         door.gatekeeper = SimpleNamespace(users=lambda users=users: users)
         door.look_at_rights()

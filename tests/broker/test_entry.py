@@ -13,22 +13,22 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 
-from mirrorlog.broker.entry import RAFT_NAME, Entered, Entry
-from mirrorlog.cluster.commands import Addresses
-from mirrorlog.cluster.joining import JoinRecord
+from mirrorlog.broker.membership.entry import RAFT_NAME, Entered, Entry
+from mirrorlog.cluster.membership.joining import JoinRecord
+from mirrorlog.cluster.membership.seeds import SeekingPort
+from mirrorlog.cluster.membership.seeking import Looks, in_order
 from mirrorlog.cluster.questions import AnyAnswer, AnyQuestion, AskJoin, Joined
 from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.raft.messages import Snapshot
 from mirrorlog.cluster.raft.store import RaftStore
-from mirrorlog.cluster.seeds import SeekingPort
-from mirrorlog.cluster.seeking import Looks, in_order
-from mirrorlog.cluster.state import ClusterState, NodeFacts, encode_state
+from mirrorlog.cluster.state.commands import Addresses
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts, encode_state
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.config import LimitSettings, Settings, load_settings
 from mirrorlog.errors import ForeignDirectory, MirrorlogError, NotAMember, NotLeader, WrongCluster
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.wire.messages import Welcome
+from mirrorlog.wire.messages.handshake import Welcome
 from tests.cluster.ports import until
 
 ONE, OTHER = UUID(int=1), UUID(int=2)

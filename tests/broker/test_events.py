@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from mirrorlog import versions
-from mirrorlog.broker import events as events_module
-from mirrorlog.broker.events import KEPT_MAX, EventRing
-from mirrorlog.broker.operations import Operations
+from mirrorlog.broker.membership import events as events_module
+from mirrorlog.broker.membership.events import KEPT_MAX, EventRing
+from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.cluster.asking import asked_by
-from mirrorlog.cluster.commands import (
+from mirrorlog.cluster.coordination.liveness import Change, Life
+from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
+from mirrorlog.cluster.state.commands import (
     Addresses,
     AnyCommand,
     Holder,
@@ -29,13 +32,10 @@ from mirrorlog.cluster.commands import (
     VirtualHostMade,
     encode_command,
 )
-from mirrorlog.cluster.liveness import Change, Life
-from mirrorlog.cluster.machine import Machine
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
-from mirrorlog.cluster.state import ClusterState, encode_state
+from mirrorlog.cluster.state.machine import Machine
+from mirrorlog.cluster.state.state import ClusterState, encode_state
 from mirrorlog.errors import Overloaded
-from mirrorlog.wire.messages import Events, GetEvents
+from mirrorlog.wire.messages.operators import Events, GetEvents
 
 WAIT_S = 10.0
 HASH = "no real one"

@@ -6,21 +6,13 @@ from collections.abc import Hashable
 
 import pytest
 
-from mirrorlog.broker.exclusives import Exclusives
+from mirrorlog.broker.session.exclusive_queues import Exclusives
 from mirrorlog.errors import LogUnavailable, MirrorlogError, NotMaster, QueueExclusive
 from mirrorlog.queues.registry import Queue
-from mirrorlog.wire.messages import (
-    Bind,
-    DeclareQueue,
-    DeleteQueue,
-    GetMetadata,
-    Message,
-    Metadata,
-    PurgeGroup,
-    QueueInfo,
-    Subscribe,
-    Unbind,
-)
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.groups import PurgeGroup, Subscribe
+from mirrorlog.wire.messages.queues import DeclareQueue, DeleteQueue, GetMetadata, Metadata, QueueInfo
+from mirrorlog.wire.messages.topology import Bind, Unbind
 from mirrorlog.wire.names import qualified
 from mirrorlog.wire.routing import Binding
 

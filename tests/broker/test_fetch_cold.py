@@ -11,18 +11,19 @@ from typing import Any, cast
 
 import pytest
 
-from mirrorlog.broker.budgets import OutgoingBudget
-from mirrorlog.broker.fetch import COLD_READS_MAX, ROOM_S, Fetcher
-from mirrorlog.broker.past_keeper import PastKeeper
-from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.broker.log.fetch import COLD_READS_MAX, ROOM_S, Fetcher
+from mirrorlog.broker.log.maintenance import PastKeeper
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.resources.budgets import OutgoingBudget
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, QueueDeclared, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import BATCHES, FRAME_HEADER_SIZE, Fetch, FrameType
-from mirrorlog.wire.messages import Failure, as_error, decode
+from mirrorlog.wire.messages.codec import as_error, decode
+from mirrorlog.wire.messages.handshake import Failure
 from tests.ha.replicas import KIB, QUEUE_ID, append, flush, open_master, settings_of
 
 WAITING_MAX = 60
@@ -48,6 +49,7 @@ class Reader:
     """A connection that notes how many batches each answer had."""
 
     unsent_bytes = 0
+    meter = None
 
     def __init__(self) -> None:
         self.open = True

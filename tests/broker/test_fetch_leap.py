@@ -10,15 +10,16 @@ from typing import cast
 
 import pytest
 
-from mirrorlog.broker.fetch import Fetcher
-from mirrorlog.broker.past_keeper import PastKeeper
-from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.broker.log.fetch import Fetcher
+from mirrorlog.broker.log.maintenance import PastKeeper
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import MirrorlogError, OffsetOutOfRange, PositionLost
 from mirrorlog.queues.changes import QueueBeginsMoved, encode_change
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import BATCHES, FRAME_HEADER_SIZE, Fetch, FrameType
-from mirrorlog.wire.messages import Failure, as_error, decode
+from mirrorlog.wire.messages.codec import as_error, decode
+from mirrorlog.wire.messages.handshake import Failure
 from tests.broker.test_leap import FAR, SETTINGS, checkpoint, confirm, declare, leap, publish
 from tests.ha.nodes import until
 from tests.ha.replicas import KIB, open_master, open_replica
@@ -33,6 +34,7 @@ class Reader:
     open = True
 
     unsent_bytes = 0
+    meter = None
 
     def __init__(self) -> None:
         self.answers: list[list[int] | MirrorlogError] = []

@@ -13,22 +13,22 @@ from uuid import UUID
 import pytest
 
 from mirrorlog import versions
-from mirrorlog.broker.entry import Entry
-from mirrorlog.broker.founder import Founder
+from mirrorlog.broker.membership.entry import Entry
+from mirrorlog.broker.membership.founder import Founder
 from mirrorlog.broker.node import Node
-from mirrorlog.cluster.commands import NodeForgotten, StartKind
-from mirrorlog.cluster.founders import founding_key
-from mirrorlog.cluster.joining import JoinRecord
-from mirrorlog.cluster.seeds import SeekingPort
-from mirrorlog.cluster.seeking import Looks
-from mirrorlog.cluster.starts import Starts
-from mirrorlog.cluster.state import NodeFacts
+from mirrorlog.cluster.membership.founders import founding_key
+from mirrorlog.cluster.membership.joining import JoinRecord
+from mirrorlog.cluster.membership.seeds import SeekingPort
+from mirrorlog.cluster.membership.seeking import Looks
+from mirrorlog.cluster.membership.starts import Starts
+from mirrorlog.cluster.state.commands import NodeForgotten, StartKind
+from mirrorlog.cluster.state.state import NodeFacts
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.config import LimitSettings, Settings, load_settings
 from mirrorlog.errors import MirrorlogError, NotAMember
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.wire.credentials import OPEN
+from mirrorlog.wire.auth.credentials import OPEN
 from tests.cluster.members import CLUSTER_ID, ServiceNode, founded
 from tests.cluster.ports import WAIT_S, until
 
@@ -228,7 +228,7 @@ def test_a_member_without_its_disk_is_another_one(tmp_path: Path) -> None:
 def test_a_run_that_is_there_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes with one name: the one with the blank disk ends, the other one goes on. By a founder beside the
     service that it would replace."""
-    monkeypatch.setattr("mirrorlog.broker.founder.RIVAL_S", 0.5)
+    monkeypatch.setattr("mirrorlog.broker.membership.founder.RIVAL_S", 0.5)
 
     async def work() -> None:
         async with founded(tmp_path, "a", "b", "c") as nodes:

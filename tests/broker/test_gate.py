@@ -11,23 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec.structs import replace
 
-from mirrorlog.broker import gate
-from mirrorlog.broker.gate import Gate, Gatekeeper
-from mirrorlog.cluster.topology import Permissions, User
+from mirrorlog import versions
+from mirrorlog.broker.session import authorization as gate
+from mirrorlog.broker.session.authorization import Gate, Gatekeeper
+from mirrorlog.cluster.state.commands import PasswordRenewed
+from mirrorlog.cluster.state.topology import Permissions, User
 from mirrorlog.errors import AccessRefused, BadRequest, LimitReached, LoginFailed, NotLeader, Overloaded
-from mirrorlog.wire.messages import (
-    Bind,
-    DeclareExchange,
-    DeclareQueue,
-    DeleteUser,
-    DrainNode,
-    FindOffset,
-    GetMetadata,
-    GetStatus,
-    Login,
-    SetUser,
-    Unbind,
-)
+from mirrorlog.wire.auth import passwords
+from mirrorlog.wire.auth.login_turns import HOLD_S
+from mirrorlog.wire.messages.operators import DrainNode
+from mirrorlog.wire.messages.queues import DeclareQueue, FindOffset, GetMetadata
+from mirrorlog.wire.messages.status import GetStatus
+from mirrorlog.wire.messages.topology import Bind, DeclareExchange, DeleteUser, Login, SetUser, Unbind
 from mirrorlog.wire.routing import Binding, Exchange
 
 ANN = User("hash", ("administrator",), {"/": Permissions(write="^orders$")})
@@ -171,6 +166,56 @@ def test_a_password_that_is_changed_while_it_is_compared_counts_no_more(monkeypa
     assert asyncio.run(login({"ann": ANN})) == ANN
     for changed in ({"ann": replace(ANN, password_hash="other")}, {"ann": replace(ANN, born=2)}, {}):
         assert asyncio.run(login(changed)) is None
+
+
+def test_who_logs_in_with_a_hash_of_fewer_rounds_has_it_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: hashes become as dear as today's without their owners' doing. Method: a user with an old hash in a cluster
+    that cannot; a wrong password; the right one, which asks for a new hash of it and names the old one; again at once,
+    which does not, and later, as if nothing had been decided, which does. A hash of today stays."""
+    monkeypatch.setattr(passwords, "ROUNDS", 20)
+    old = passwords.hashed("right")
+    monkeypatch.setattr(passwords, "ROUNDS", 30)
+    users = {"ann": User(old, ("administrator",)), "bob": User(passwords.hashed("right"))}
+    asked: list[PasswordRenewed] = []
+    version = versions.RENEWED_HASHES - 1
+
+    async def run() -> None:
+        nonlocal version
+        with ThreadPoolExecutor(1) as helper:
+            keeper = Gatekeeper(lambda: users, str, helper, renew=asked.append, cluster_version=lambda: version)
+
+            async def login(name: str, password: str) -> int:
+                """How many were asked for up to now."""
+                await keeper.found(name, password)
+                # What it set off is in the helper's line before these.
+                for _ in range(3):
+                    await asyncio.get_running_loop().run_in_executor(helper, str)
+                return len(asked)
+
+            assert await login("ann", "right") == 0
+            version = versions.RENEWED_HASHES
+            assert await login("ann", "wrong") == 0
+            assert await login("bob", "right") == 0
+            assert await login("ann", "right") == 1
+            assert await login("ann", "right") == 1
+            monkeypatch.setattr(gate, "RENEW_S", 0.0)
+            assert await login("ann", "right") == 2
+
+    asyncio.run(run())
+    for each in asked:
+        assert (each.user, each.seen) == ("ann", old)
+        assert passwords.matches("right", each.password_hash)
+        assert not passwords.is_outdated(each.password_hash)
+
+
+def test_who_may_take_many_addresses_of_ipv6_counts_as_one() -> None:
+    """Goal: a new address for each guess saves a guesser nothing. Method: failures from one /64, and one from another;
+    IPv4 as it stands within IPv6, and alone."""
+    keeper = Gatekeeper(lambda: {"ann": ANN}, str)
+    held = [keeper.failed("ann", f"2001:db8::{at}") for at in range(1, 4)]
+    assert held == [HOLD_S, 2 * HOLD_S, 4 * HOLD_S]
+    assert keeper.failed("ann", "2001:db8:0:1::1") == HOLD_S
+    assert [keeper.failed("ann", each) for each in ("::ffff:10.0.0.1", "10.0.0.1")] == [HOLD_S, 2 * HOLD_S]
 
 
 def test_a_password_of_megabytes_is_compared_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +465,7 @@ async def test_what_is_refused_is_counted_by_right_and_told_once_a_user_and_righ
     for private, user, password in ((True, "ann", "x"), (True, "nobody", "x"), (False, "ann", "x"), (True, "", "x")):
         with pytest.raises(LoginFailed):
             await Gate(keeper, private=private).login(Login(user=user, password=password))
-    assert keeper.refused.logins == {"password": 2, "in_the_open": 1, "door": 1, "no_users": 0}
+    assert keeper.refused.logins == {"password": 2, "in_the_open": 1, "door": 1, "no_users": 0, "connections": 0}
     logins, rights = sorted(keeper.refused.due(0.0), key=lambda event: event.kind)
     assert logins.details == {"count": 4, "users": {"ann": 2}, "addresses": {}}
     assert rights.details == {"count": 8, "users": {"ann": 8}, "addresses": {"10.0.0.9": 8}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirrorlog.broker.gathered import Asked, Gathered, in_batches, merged, ranges_of
+from mirrorlog.broker.consumer_groups.active_groups import Asked, PendingSettlements, in_batches, merged, ranges_of
 from mirrorlog.queues.changes import (
     RANGES_PER_CHANGE,
     Change,
@@ -12,7 +12,7 @@ from mirrorlog.queues.changes import (
     Watermark,
     encode_changes,
 )
-from mirrorlog.queues.delivery import Settlement
+from mirrorlog.queues.delivery.group import Settlement
 from mirrorlog.wire.frames import How
 
 SMALLEST_MAX = 64 * 1024
@@ -77,7 +77,7 @@ def test_what_is_gathered_is_logged_in_parts_of_one_batch_each() -> None:
     """Goal: one whose append is refused is refused alone, and who is logged is told so. Method: 1,300 returns with
     another delay each under the longest name, and among them one of 4,096 ranges; each part but that one's fits into
     one batch beside a watermark; every settlement is in one part, in order, with all of its ranges."""
-    gathered = Gathered()
+    gathered = PendingSettlements()
     for each in range(1300):
         ranges = scattered(4096 if each == 700 else 1, base=2**62 + 10_000 * each)
         gathered.add(asked(Returned(group=NAME, ranges=ranges, delay_ms=1 + each, counted=True)))
@@ -94,7 +94,7 @@ def test_what_is_gathered_is_logged_in_parts_of_one_batch_each() -> None:
 
 def test_a_thousand_acks_are_one_part_and_one_change() -> None:
     """Of one record each. And nothing is no part."""
-    gathered = Gathered()
+    gathered = PendingSettlements()
     assert list(gathered.parts("")) == []
     for each in range(300):
         gathered.add(asked(Settled(group="", ranges=[each, each + 1])))
@@ -104,7 +104,7 @@ def test_a_thousand_acks_are_one_part_and_one_change() -> None:
 
 def test_whether_anything_is_being_settled_is_asked_in_as_many_steps_as_there_is() -> None:
     """Whatever is asked for: 2^63 records are no more than ten."""
-    gathered = Gathered()
+    gathered = PendingSettlements()
     assert not gathered.meets([0, 2**63])
     gathered.add(asked(Settled(group="", ranges=[5, 6, 2**40, 2**41])))
     assert gathered.meets([0, 2**63])

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.group_departures import GroupDepartures
+from mirrorlog.broker.consumer_groups.forwarding import GroupForwarding
 from mirrorlog.errors import Overloaded
 from mirrorlog.queues.changes import Departing
-from mirrorlog.queues.departures import NONE, REDRIVEN
+from mirrorlog.queues.dead_letters.forwarding import NONE, REDRIVEN
 
 
 def test_redrives_to_many_long_names_wait_for_one_another_and_one_to_a_name_that_is_there_does_not() -> None:
     """All that leaves a queue is one state of a checkpoint, which has to fit the smallest batch."""
     there, names = NONE, [f"{number:03}" + "n" * 252 for number in range(40)]
     replica: Any = SimpleNamespace(departures=SimpleNamespace(of=lambda _: there))
-    departures = GroupDepartures(replica)
+    departures = GroupForwarding(replica)
     begun = 0
     while there.has_room_for(names[begun]):
         departures.check_room(1, names[begun])

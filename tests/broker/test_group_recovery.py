@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.attributes import Attributes
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.commitlog.format.attributes import Attributes
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.queues.changes import Change, GroupReset, Settled, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
-from mirrorlog.queues.groups import GroupTable
+from mirrorlog.queues.groups.table import GroupTable
 from tests.ha.replicas import flush, open_master, open_replica, settings_of
 
 

@@ -29,22 +29,18 @@ from mirrorlog.errors import (
 from mirrorlog.queues.changes import OffsetsLeapt, QueueBeginsMoved, encode_change
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import How
-from mirrorlog.wire.messages import (
-    CommitPosition,
+from mirrorlog.wire.messages.groups import (
     DeleteGroup,
-    Done,
-    FetchPosition,
-    FoundPosition,
     GroupsFound,
     GroupsReset,
     LeasesSettled,
     ListGroups,
-    Position,
     Purged,
     PurgeGroup,
     ResetGroups,
     SettleLease,
 )
+from mirrorlog.wire.messages.queues import CommitPosition, Done, FetchPosition, FoundPosition, Position
 from tests.broker.hosting import hand_over
 from tests.broker.test_deliverer import TIMEOUT_MS, Group, Taker, group, run
 from tests.ha.nodes import hosted_by, replica_of, until

@@ -14,14 +14,14 @@ import pytest
 import uvloop
 
 from mirrorlog import versions
-from mirrorlog.broker import queue_retention
-from mirrorlog.broker.hold_keeper import HoldKeeper
-from mirrorlog.broker.hosted import HostedLog
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.retention import queue_retention
+from mirrorlog.broker.retention.holds import HoldKeeper
 from mirrorlog.client import Client
 from mirrorlog.commitlog.retention import Decision
 from mirrorlog.config import HaSettings, Settings
 from mirrorlog.errors import BadRequest, HoldTaken, NoSuchQueue, NotMaster, OffsetOutOfRange, UnsupportedVersion
-from mirrorlog.wire.messages import HoldGiven, HoldInfo, QueueInfo, SetHold, TierInfo
+from mirrorlog.wire.messages.queues import HoldGiven, HoldInfo, QueueInfo, SetHold, TierInfo
 from tests.broker.hosting import KIB, hand_over, running_all, small, take_over
 from tests.ha.nodes import Node, cluster_settings, hosted_by, replica_of, until
 

@@ -15,15 +15,16 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from mirrorlog.broker.hosted import HostedLog, HostedState
-from mirrorlog.broker.replica import Replica
-from mirrorlog.broker.roles import MasterRole, MirrorRole
+from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedState
+from mirrorlog.broker.hosting.roles import MasterRole, MirrorRole
+from mirrorlog.broker.log.replica import Replica
 from mirrorlog.client import Client
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.config import Settings
 from mirrorlog.errors import (
     BadRequest,
     DiskFailed,
+    FileRefused,
     LogUnavailable,
     MasterChanged,
     MirrorlogError,
@@ -433,6 +434,57 @@ async def test_a_change_that_the_disk_fails_ends_the_node(tmp_path: Path, monkey
     finally:
         node.ended.set()
         await task
+
+
+async def test_a_promotion_that_the_system_refuses_is_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a node without descriptors is not ended by what it is asked to become. Method: nothing can be opened when a
+    mirror is promoted; it rests, its node goes on, and promoted again it leads and takes what is published."""
+    files = FaultyFiles()
+    settings = settings_for(tmp_path, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(CommitLog, "open", opens_on(files))
+        async with running(settings[1]) as node:
+            log = hosted_by(node)
+            await until(lambda: log.state is HostedState.MIRROR)
+            files.disk.refuse()
+            for epoch in (7, 8):
+                with pytest.raises(FileRefused):
+                    await lead(log, written_by(log, "n1"), epoch)
+                assert log.state is HostedState.RESTING
+            assert node.failure is None
+            files.disk.heal()
+            await lead(log, written_by(log, "n1"), 9)
+            assert log.masters
+            assert log.facts().epoch_known == 9
+
+
+async def test_a_mirror_whose_cut_the_system_refuses_cuts_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a former master without descriptors keeps its copy until it can follow. Method: let it follow when nothing
+    can be opened, so that its end cannot be cut; its node goes on, and in the end the copies are equal."""
+    files = FaultyFiles()
+    settings = settings_for(tmp_path, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(CommitLog, "open", opens_on(files))
+        async with running(settings[0]) as node:
+            patched.undo()
+            async with running(settings[1]) as other:
+                first, second = hosted_by(node), hosted_by(other)
+                await in_sync(first, second)
+                files.disk.refuse()
+                end = await take_over(first, second)
+                role = first.role
+                assert isinstance(role, MirrorRole)
+                await until(lambda: isinstance(role.service.client.last_error, FileRefused))
+                assert first.facts().end == end
+                assert node.failure is None
+                files.disk.heal()
+                await in_sync(second, first)
+                assert content(first.replica) == content(second.replica)
+                assert await opened_again(first, settings[0], tmp_path / "again") == derived(first.replica)
 
 
 # --- What helpers have begun ----------------------------------------------------------------------------------------

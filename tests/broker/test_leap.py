@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.epochs import Epoch
-from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
-from mirrorlog.commitlog.index import Run
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
+from mirrorlog.commitlog.index.memory import Run
 from mirrorlog.queues.changes import BeginMoved, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
 from tests.broker.derived import derived

@@ -4,6 +4,7 @@ restart or a failover. Runs of attributes come along, as they are refused at the
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,19 +13,21 @@ from typing import Any
 import pytest
 import uvloop
 
-from mirrorlog.broker.lengths import QueueLengths
-from mirrorlog.broker.roles import MasterRole
+from mirrorlog.broker.hosting.roles import MasterRole
+from mirrorlog.broker.retention.length_limits import QueueLengths
 from mirrorlog.client import Client
-from mirrorlog.client.connection import Connection
-from mirrorlog.client.subscription import Subscription
-from mirrorlog.commitlog.attributes import Attributes
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.client.connection.connection import Connection
+from mirrorlog.client.subscription.subscription import Subscription
+from mirrorlog.commitlog.format.attributes import Attributes
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import read_header
+from mirrorlog.commitlog.index.memory import Run as IndexRun
+from mirrorlog.commitlog.index.past import Past
 from mirrorlog.config import Settings
 from mirrorlog.errors import BadRequest, MirrorlogError, OutcomeUnknown, Overloaded, QueueFull
-from mirrorlog.queues.ledger import Ledger
-from mirrorlog.queues.lengths import View
-from mirrorlog.queues.runs import Run
+from mirrorlog.queues.groups.ledger import Ledger
+from mirrorlog.queues.limits.attributes import Run
+from mirrorlog.queues.limits.length import View
 from mirrorlog.wire.frames import Confirm, Level
 from tests.broker.hosting import KIB, hand_over, in_sync, running_all, settings_for
 from tests.broker.test_deliverer import Taker, group
@@ -335,6 +338,41 @@ def test_bytes_of_what_left_the_memory_are_read_from_the_past(
                     await queue.ready_is(node, 1, 2, 3)
                 else:
                     assert await queue.taken(2) == 0
+
+    run(lambda: test(0))
+    run(lambda: test(1))
+
+
+def test_bytes_that_could_not_be_read_from_the_past_are_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a node that cannot open a table for a moment keeps the limit all the same. Method: as above, and the first
+    two looks into the past end for want of a descriptor."""
+    settings = settings_for(tmp_path, 1)
+    refused: list[int] = []
+    look = Past.entries
+
+    def entries(past: Past, queue_id: int, *arguments: Any, **options: Any) -> list[IndexRun]:
+        if len(refused) < 2:
+            refused.append(queue_id)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return look(past, queue_id, *arguments, **options)
+
+    async def test(number: int) -> None:
+        async with running_all(settings) as (node,), Client(settings[0].client_bind) as client:
+            if not number:
+                queue = await declared(client, **LIMITED[1], **{"x-overflow": "drop-head"})
+                await queue.publish(3)
+                await client.admin.declare("other")
+                async with client.producer("other", batch_bytes=16 * KIB) as producer:
+                    await producer.send_many([b"x" * 4096] * 256)
+            else:
+                monkeypatch.setattr(Past, "entries", entries)
+                queue = Queue(client)
+                await queue.find()
+                await queue.publish(1)
+                await queue.ready_is(node, 1, 2, 3)
+                assert len(refused) == 2
 
     run(lambda: test(0))
     run(lambda: test(1))

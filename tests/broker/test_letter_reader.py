@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker import letter_reader
-from mirrorlog.broker.letter_reader import READ_BYTES_MAX, Leaving, LetterReader, Room
-from mirrorlog.commitlog.attributes import asked_attributes
-from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
-from mirrorlog.commitlog.codec import compress_draft
-from mirrorlog.commitlog.format import HEADER_SIZE, Codec
+from mirrorlog.broker.dead_letters import reader as letter_reader
+from mirrorlog.broker.dead_letters.reader import READ_BYTES_MAX, DeadLetterReader, Leaving, Room
+from mirrorlog.commitlog.format.attributes import asked_attributes
+from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec
 from mirrorlog.errors import BadBatch, LogUnavailable, OffsetOutOfRange
 
 RECORDS = 1000
@@ -67,12 +67,14 @@ class Stored:
 
 
 def reading(
-    stored: Stored, read: Callable[[LetterReader], Awaitable[Leaving]], body_bytes_max: int = 64 << 20
+    stored: Stored, read: Callable[[DeadLetterReader], Awaitable[Leaving]], body_bytes_max: int = 64 << 20
 ) -> Leaving:
     async def run() -> Leaving:
         with ThreadPoolExecutor(1) as helper:
             replica: Any = SimpleNamespace(index=stored.index, past=None, read=stored.read)
-            return await read(LetterReader(replica, helper=helper, past_helper=helper, body_bytes_max=body_bytes_max))
+            return await read(
+                DeadLetterReader(replica, helper=helper, past_helper=helper, body_bytes_max=body_bytes_max)
+            )
 
     return asyncio.run(run())
 

@@ -14,14 +14,13 @@ from uuid import UUID
 
 import pytest
 
-from mirrorlog.broker import letter_roads
-from mirrorlog.broker.hosted_logs import HostedLogs
-from mirrorlog.broker.letter_roads import LetterRoads
-from mirrorlog.broker.node_way import ON_THE_WAY_BYTES, ON_THE_WAY_MAX
-from mirrorlog.broker.publish import Reply
+from mirrorlog.broker.hosting.hosted_log import HostedLogs
+from mirrorlog.broker.log.publish import Reply
+from mirrorlog.broker.session import dead_letter_transport as letter_roads
+from mirrorlog.broker.session.dead_letter_transport import ON_THE_WAY_BYTES, ON_THE_WAY_MAX, DeadLetterLinks
 from mirrorlog.cluster.questions import AskTake, Noted, decode_question, encode
-from mirrorlog.cluster.topology import VirtualHost
-from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.cluster.state.topology import VirtualHost
+from mirrorlog.commitlog.format.body import Record, encode_batch
 from mirrorlog.config import Member
 from mirrorlog.errors import (
     BatchTooLarge,
@@ -102,11 +101,11 @@ class Named:
         self.id = node
 
 
-def roads(cluster: Cluster, helper: ThreadPoolExecutor) -> LetterRoads:
-    return LetterRoads("a", HostedLogs(), cluster, batch_bytes_max=1 << 26, helper=helper)
+def roads(cluster: Cluster, helper: ThreadPoolExecutor) -> DeadLetterLinks:
+    return DeadLetterLinks("a", HostedLogs(), cluster, batch_bytes_max=1 << 26, helper=helper)
 
 
-def run(test: Callable[[Cluster, LetterRoads], Any]) -> None:
+def run(test: Callable[[Cluster, DeadLetterLinks], Any]) -> None:
     async def all_of_it() -> None:
         with ThreadPoolExecutor(1) as helper:
             cluster = Cluster()
@@ -124,7 +123,7 @@ async def settle() -> None:
 def test_what_is_decided_before_a_piece_is_routed_is_known_to_its_routing() -> None:
     """A binding and a queue that this node has not heard of when it is asked."""
 
-    async def test(cluster: Cluster, roads: LetterRoads) -> None:
+    async def test(cluster: Cluster, roads: DeadLetterLinks) -> None:
         bound = VirtualHost(bindings=VirtualHost().bindings, version=2)
         cluster.undecided = [
             lambda: cluster.hosts.update({"/": bound}),
@@ -138,7 +137,7 @@ def test_what_is_decided_before_a_piece_is_routed_is_known_to_its_routing() -> N
 
 
 def test_nothing_is_routed_while_nobody_says_what_is_decided() -> None:
-    async def test(cluster: Cluster, roads: LetterRoads) -> None:
+    async def test(cluster: Cluster, roads: DeadLetterLinks) -> None:
         cluster.silent = NotLeader("no coordinator")
         with pytest.raises(NotLeader):
             await roads.table("/")
@@ -149,7 +148,7 @@ def test_nothing_is_routed_while_nobody_says_what_is_decided() -> None:
 def test_a_queue_whose_log_nobody_masters_any_more_is_gone_once_its_place_is_taken_away() -> None:
     """Not before; not by what this node knows alone; and not when the log is only away."""
 
-    async def test(cluster: Cluster, roads: LetterRoads) -> None:
+    async def test(cluster: Cluster, roads: DeadLetterLinks) -> None:
         cluster.masters.clear()
         with pytest.raises(LogUnavailable):
             await roads.hand_over(str(LOG), b"batch", name="q")
@@ -168,7 +167,7 @@ def test_a_queue_whose_log_nobody_masters_any_more_is_gone_once_its_place_is_tak
 
 
 def test_so_is_one_whose_node_is_not_reached_and_whose_name_leads_elsewhere() -> None:
-    async def test(cluster: Cluster, roads: LetterRoads) -> None:
+    async def test(cluster: Cluster, roads: DeadLetterLinks) -> None:
         cluster.open.set()
         cluster.refusal = ConnectionLost("nobody there")
         with pytest.raises(ConnectionLost):
@@ -186,7 +185,7 @@ def test_so_is_one_whose_node_is_not_reached_and_whose_name_leads_elsewhere() ->
 def test_no_more_than_a_part_of_what_a_link_takes_is_on_its_way_to_a_node(size: int, count: int) -> None:
     """Three times as many as that are handed over at once: the others wait, and all of them arrive in the end."""
 
-    async def test(cluster: Cluster, roads: LetterRoads) -> None:
+    async def test(cluster: Cluster, roads: DeadLetterLinks) -> None:
         batch = bytes(size)
         sent = [asyncio.ensure_future(roads.hand_over(str(LOG), batch, name="q")) for _ in range(3 * count)]
         await settle()
@@ -201,7 +200,7 @@ def test_no_more_than_a_part_of_what_a_link_takes_is_on_its_way_to_a_node(size: 
 def test_a_batch_that_would_end_the_link_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(letter_roads, "_BATCH_BYTES_MAX", 100)
 
-    async def test(cluster: Cluster, roads: LetterRoads) -> None:
+    async def test(cluster: Cluster, roads: DeadLetterLinks) -> None:
         cluster.open.set()
         with pytest.raises(BatchTooLarge):
             await roads.hand_over(str(LOG), bytes(101), name="q")
@@ -214,7 +213,7 @@ def test_a_batch_that_would_end_the_link_is_not_sent(monkeypatch: pytest.MonkeyP
 def test_who_gives_up_waiting_for_the_way_leaves_it_to_the_others() -> None:
     """One that waits, and one that is on its way; a large one keeps its place before those that would fit."""
 
-    async def test(cluster: Cluster, roads: LetterRoads) -> None:
+    async def test(cluster: Cluster, roads: DeadLetterLinks) -> None:
         sizes = [ON_THE_WAY_BYTES, ON_THE_WAY_BYTES, 10, 20]
         sent = [asyncio.ensure_future(roads.hand_over(str(LOG), bytes(size), name="q")) for size in sizes]
         await settle()
@@ -235,7 +234,7 @@ def test_no_more_than_so_many_are_taken_at_once_and_the_others_are_refused(monke
     """Two are: the third is told to ask again, until one of them has ended, in whatever way."""
     monkeypatch.setattr(letter_roads, "TAKEN_MAX", 2)
 
-    async def test(cluster: Cluster, roads: LetterRoads) -> None:
+    async def test(cluster: Cluster, roads: DeadLetterLinks) -> None:
         log = Log()
         roads._logs = cast(HostedLogs, {str(LOG): log})
         question = AskTake(log_id=str(LOG), batch=encode_batch([Record(b"v")], queue_id=1))
@@ -257,7 +256,7 @@ def test_no_more_than_so_many_are_taken_at_once_and_the_others_are_refused(monke
 
 
 def test_what_a_full_queue_sends_on_has_arrived() -> None:
-    async def test(cluster: Cluster, roads: LetterRoads) -> None:
+    async def test(cluster: Cluster, roads: DeadLetterLinks) -> None:
         log = Log()
         roads._logs = cast(HostedLogs, {str(LOG): log})
         question = AskTake(log_id=str(LOG), batch=encode_batch([Record(b"v")], queue_id=1))
@@ -270,7 +269,7 @@ def test_what_a_full_queue_sends_on_has_arrived() -> None:
 
 
 def test_a_way_that_was_left_is_as_free_as_a_new_one() -> None:
-    async def test(cluster: Cluster, roads: LetterRoads) -> None:
+    async def test(cluster: Cluster, roads: DeadLetterLinks) -> None:
         cluster.open.set()
         cluster.refusal = LogUnavailable("not now")
         for _ in range(3 * ON_THE_WAY_MAX):

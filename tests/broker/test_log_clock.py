@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirrorlog.broker.log_clock import LogClock
+from mirrorlog.broker.log.clock import LogClock
 
 SECOND = 1_000_000
 NOON = 1_000_000 * SECOND

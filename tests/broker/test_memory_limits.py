@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.broker.memory_limits import MemoryLimits, MemoryReport, MemoryState, MemoryUse
+from mirrorlog.broker.resources.memory_limits import MemoryLimits, MemoryReport, MemoryState, MemoryUse
 from mirrorlog.config import LimitSettings
 
 MIB = 1024**2

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.broker.memory_limits import MemoryReport, MemoryUse
-from mirrorlog.broker.memory_watch import MemoryWatch, measure
+from mirrorlog.broker.resources.memory_limits import MemoryReport, MemoryUse
+from mirrorlog.broker.resources.memory_watch import MemoryWatch, measure
 from mirrorlog.config import LimitSettings
 
 KIB = 1024

@@ -11,11 +11,11 @@ from uuid import UUID, uuid4
 import pytest
 
 from mirrorlog import versions
-from mirrorlog.broker.deletion import Deletions
-from mirrorlog.broker.hosted import HostedLog
-from mirrorlog.broker.publish import Publisher
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.session.queue_deletion import Deletions
 from mirrorlog.errors import MirrorlogError, NotLeader, OutcomeUnknown, UnsupportedVersion
-from mirrorlog.wire.messages import DeleteQueue
+from mirrorlog.wire.messages.queues import DeleteQueue
 
 
 class Refusing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.broker.queue_counters import WINDOW_S, Meter, QueueCounters
+from mirrorlog.broker.log.counters import WINDOW_S, Meter, QueueCounters
 from mirrorlog.wire.frames import GRANT_REDELIVERED, Grant
 
 

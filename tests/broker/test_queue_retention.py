@@ -17,15 +17,15 @@ import pytest
 import uvloop
 from typer.testing import CliRunner
 
-from mirrorlog.broker import queue_retention
+from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.node import Node
-from mirrorlog.broker.replica import Replica
+from mirrorlog.broker.retention import queue_retention
 from mirrorlog.client import Client
-from mirrorlog.commitlog.body import parse_batch_body
-from mirrorlog.commitlog.format import Kind
-from mirrorlog.commitlog.index import Run
-from mirrorlog.commitlog.live import LiveRun, LiveRuns
-from mirrorlog.commitlog.past import Past
+from mirrorlog.commitlog.format.body import parse_batch_body
+from mirrorlog.commitlog.format.header import Kind
+from mirrorlog.commitlog.index.live import LiveRun, LiveRuns
+from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.past import Past
 from mirrorlog.commitlog.retention import RetentionLimits
 from mirrorlog.config import HaSettings, LogAssignment, Settings
 from mirrorlog.errors import OffsetOutOfRange, Overloaded

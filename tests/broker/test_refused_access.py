@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirrorlog.broker.refused_access import (
+from mirrorlog.broker.session.refused_access import (
     LOGIN,
     LOGIN_REASONS,
     NAMED_MAX,

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import uvloop
 
-from mirrorlog.broker import lengths, unpacking
-from mirrorlog.broker.letter_roads import LetterRoads
-from mirrorlog.broker.publish import Publisher
+from mirrorlog.broker.log import unpacking
+from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.retention import length_limits as lengths
+from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
 from mirrorlog.client import Client
-from mirrorlog.commitlog.attributes import Attributes
-from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
-from mirrorlog.commitlog.codec import compress_draft
-from mirrorlog.commitlog.format import HEADER_SIZE, Codec, read_header
+from mirrorlog.commitlog.format.attributes import Attributes
+from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec, read_header
 from mirrorlog.errors import BadBatch, BadRequest, MirrorlogError, QueueFull, SentToDeadLetters
-from mirrorlog.queues.letter_body import deaths_of
+from mirrorlog.queues.dead_letters.message import deaths_of
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Level, transact_payload
 from tests.broker.hosting import hand_over, in_sync, running_all, settings_for
 from tests.broker.test_lengths import Queue, declared
@@ -482,14 +483,14 @@ def test_while_nobody_takes_its_dead_letters_a_full_queue_stores_no_more_than_ma
     async def test() -> None:
         async with running_all(settings) as (node,), Client(settings[0].client_bind) as client:
             queue = await full(client)
-            hand_over = LetterRoads.hand_over
+            hand_over = DeadLetterLinks.hand_over
             away = asyncio.Event()
 
             async def later(*args: Any, **more: Any) -> None:
                 await away.wait()
                 await hand_over(*args, **more)
 
-            monkeypatch.setattr(LetterRoads, "hand_over", later)
+            monkeypatch.setattr(DeadLetterLinks, "hand_over", later)
             assert [type(each) for each in await queue.send(3)] == [SentToDeadLetters]
             assert [type(each) for each in await queue.send(4)] == [QueueFull]
             assert replica_of(node).index.next_appended(queue.queue_id) == 4

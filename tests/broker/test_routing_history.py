@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mirrorlog.broker import routing_history, routing_requests
-from mirrorlog.broker.routing_history import RoutingHistory
-from mirrorlog.broker.routing_requests import RoutingRequests
-from mirrorlog.cluster import topology
-from mirrorlog.cluster.commands import Bound, Command, ExchangeDeclared, ExchangeDeleted, Unbound, VirtualHostMade
-from mirrorlog.cluster.state import ClusterState
-from mirrorlog.cluster.topology import NONE, Topology
+from mirrorlog.broker.session import topology_requests as routing_history
+from mirrorlog.broker.session import topology_requests as routing_requests
+from mirrorlog.broker.session.topology_requests import RoutingHistory, RoutingRequests
+from mirrorlog.cluster.state import topology
+from mirrorlog.cluster.state.commands import Bound, Command, ExchangeDeclared, ExchangeDeleted, Unbound, VirtualHostMade
+from mirrorlog.cluster.state.state import ClusterState
+from mirrorlog.cluster.state.topology import NONE, Topology
 from mirrorlog.errors import MirrorlogError, NotCurrent
-from mirrorlog.wire.messages import GetRouting, Message, Routing, decode, encode
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import decode, encode
+from mirrorlog.wire.messages.topology import GetRouting, Routing
 from mirrorlog.wire.routing import Binding, Exchange, RoutingTable
 
 QUEUES = ("q", "r")

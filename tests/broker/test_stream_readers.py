@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirrorlog.broker.stream_readers import ACTIVE_S, StreamReaders
+from mirrorlog.broker.session.group_requests import ACTIVE_S, StreamReaders
 
 
 def test_a_reader_is_active_for_ten_seconds_after_its_last_word_while_its_connection_is_there() -> None:

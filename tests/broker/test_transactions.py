@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.broker.transactions import _batches, _landed
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.envelope import Part, seal_envelope
-from mirrorlog.commitlog.format import BatchHeader, read_header
+from mirrorlog.broker.session.transactions import _batches, _landed
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.envelope import Part, seal_envelope
+from mirrorlog.commitlog.format.header import BatchHeader, read_header
 from mirrorlog.errors import BadBatch, OutOfSequence, StaleProducerEpoch
 from mirrorlog.queues.producers import ProducerTable
 

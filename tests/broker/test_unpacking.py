@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.door import ClientSession
-from mirrorlog.broker.unpacking import PublishLine, Unpacking
-from mirrorlog.commitlog.body import draft_columns
-from mirrorlog.commitlog.codec import compress_draft
-from mirrorlog.commitlog.format import HEADER_SIZE, Codec
+from mirrorlog.broker.log.unpacking import PublishLine, Unpacking
+from mirrorlog.broker.session.client_session import ClientSession
+from mirrorlog.commitlog.format.body import draft_columns
+from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import AccessRefused, BadBatch, MirrorlogError, NoSuchQueue, Overloaded
 from mirrorlog.wire.frames import PRODUCE, Frame, FrameType
@@ -25,7 +25,7 @@ KIB = 1024
 
 
 class ByHand(Executor):
-    """Runs one job each time it is told to, the oldest first."""
+    """Runs one job each time it is told to, the oldest first; none that was cancelled."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Future[Any], Callable[[], Any]]] = []
@@ -37,6 +37,8 @@ class ByHand(Executor):
 
     async def run_one(self) -> None:
         future, job = self.jobs.pop(0)
+        if not future.set_running_or_notify_cancel():
+            return
         try:
             future.set_result(job())
         except Exception as error:
@@ -126,7 +128,7 @@ async def test_whatever_happens_while_one_is_opened_is_its_answer_and_the_next_o
         if failures:
             raise failures.pop()
 
-    monkeypatch.setattr("mirrorlog.broker.unpacking.check_compressed", check)
+    monkeypatch.setattr("mirrorlog.broker.log.unpacking.check_compressed", check)
     helper = ByHand()
     unpacking = Unpacking(helper, LimitSettings())
     line = Line(unpacking)
@@ -171,7 +173,8 @@ async def test_what_waits_is_bounded_by_a_share() -> None:
 
 
 async def test_a_connection_that_goes_leaves_nothing_behind() -> None:
-    """What waits is not published, and counts no more, while its job is still on the helper."""
+    """Goal: who sends much that is to be opened and leaves keeps nobody waiting. Method: two large ones wait, also
+    behind another's that is being opened; what is closed is not published, counts no more, and its job is not done."""
     helper = ByHand()
     unpacking = Unpacking(helper, LimitSettings())
     line = Line(unpacking)
@@ -179,6 +182,10 @@ async def test_a_connection_that_goes_leaves_nothing_behind() -> None:
     line.take(1, batch(400 * KIB))
     line.line.close()
     line.line.close()
+    (future, _), *others = helper.jobs
+    await asyncio.sleep(0)
+    assert future.cancelled()
+    assert not others
     await helper.run_one()
     assert line.ended == []
     assert (unpacking.waiting_bytes, unpacking.lines, len(helper.jobs)) == (0, 0, 0)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-from mirrorlog.broker.view import View
-from mirrorlog.cluster.liveness import Life
+from mirrorlog.broker.membership.cluster_view import View
+from mirrorlog.cluster.coordination.liveness import Life
 
 
 class Looked(dict[str, str]):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.works import Work, WorkTable
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Work
 
 
 @dataclass
@@ -35,18 +35,18 @@ def turns() -> Turns:
 
 
 @pytest.fixture
-def table(turns: Turns) -> WorkTable:
-    return WorkTable(turns.soon)
+def table(turns: Turns) -> ActiveGroups:
+    return ActiveGroups(turns.soon)
 
 
-def added(table: WorkTable, queue_id: int, group: str, **facts: Any) -> Work:
+def added(table: ActiveGroups, queue_id: int, group: str, **facts: Any) -> Work:
     work = Work((queue_id, group), Delivery(**facts))  # type: ignore[arg-type]
     table.add(work)
     return work
 
 
 def test_those_that_are_awake_come_once_and_in_the_order_in_which_they_were_woken(
-    table: WorkTable, turns: Turns
+    table: ActiveGroups, turns: Turns
 ) -> None:
     one, two, three = (added(table, 1, group) for group in "abc")
     for each in (three, one, three):
@@ -59,7 +59,7 @@ def test_those_that_are_awake_come_once_and_in_the_order_in_which_they_were_woke
 
 
 def test_what_was_removed_is_neither_woken_nor_planned_even_when_its_group_is_there_again(
-    table: WorkTable, turns: Turns
+    table: ActiveGroups, turns: Turns
 ) -> None:
     before = added(table, 1, "a", due_at=1.0)
     table.wake(before)
@@ -74,7 +74,7 @@ def test_what_was_removed_is_neither_woken_nor_planned_even_when_its_group_is_th
 
 
 def test_a_confirm_wakes_those_of_its_queues_who_have_takers_and_asks_for_no_turn(
-    table: WorkTable, turns: Turns
+    table: ActiveGroups, turns: Turns
 ) -> None:
     taken = added(table, 1, "a")
     added(table, 1, "b", taken=False)
@@ -84,7 +84,7 @@ def test_a_confirm_wakes_those_of_its_queues_who_have_takers_and_asks_for_no_tur
     assert table.awakened() == [taken]
 
 
-def test_a_work_is_started_when_it_is_due_and_once(table: WorkTable) -> None:
+def test_a_work_is_started_when_it_is_due_and_once(table: ActiveGroups) -> None:
     """The first of its times counts; a later one is no reason to come."""
     work = added(table, 1, "a", due_at=5.0)
     table.plan(work)
@@ -97,7 +97,7 @@ def test_a_work_is_started_when_it_is_due_and_once(table: WorkTable) -> None:
     assert table.start(work.key, 10.0) is None
 
 
-def test_a_thousand_plans_of_one_group_are_a_few_times(table: WorkTable) -> None:
+def test_a_thousand_plans_of_one_group_are_a_few_times(table: ActiveGroups) -> None:
     work = added(table, 1, "a")
     for number in range(1000):
         work.delivery.due_at = 1000.0 - number  # type: ignore[misc]
@@ -106,7 +106,7 @@ def test_a_thousand_plans_of_one_group_are_a_few_times(table: WorkTable) -> None
     assert table.come(1.0)[0] == work.key
 
 
-def test_who_was_refused_is_tried_again_once(table: WorkTable) -> None:
+def test_who_was_refused_is_tried_again_once(table: ActiveGroups) -> None:
     refused, _ = added(table, 1, "a"), added(table, 1, "b")
     table.refuse(refused)
     table.try_again()
@@ -116,7 +116,7 @@ def test_who_was_refused_is_tried_again_once(table: WorkTable) -> None:
     assert not table.awake
 
 
-def test_nothing_is_left_of_a_queue_whose_groups_are_gone(table: WorkTable) -> None:
+def test_nothing_is_left_of_a_queue_whose_groups_are_gone(table: ActiveGroups) -> None:
     one, two = added(table, 7, "a"), added(table, 7, "b")
     assert table.of_queue(7) == [one, two]
     for each in (one, two):

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.testing.ports import HOST
 from mirrorlog.wire.endpoint import Endpoint
@@ -30,22 +31,20 @@ from mirrorlog.wire.frames import (
     read_settle,
     settled_frame,
 )
-from mirrorlog.wire.messages import (
-    Done,
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import decode, encode, error_frame
+from mirrorlog.wire.messages.groups import (
     ExtendLease,
     Lease,
     Leases,
     LeasesSettled,
-    Message,
     SettleLease,
     Subscribe,
     Subscribed,
     SubscriptionEnded,
     Unsubscribe,
-    decode,
-    encode,
-    error_frame,
 )
+from mirrorlog.wire.messages.queues import Done
 from tests.client.scripted_nodes import LOG_ID, MIB, Link, Node, Nodes
 
 
@@ -68,7 +67,8 @@ class Giver(Node):
     """`settling`: what it answers to settlements: None is a confirm, an error that; `silent`: nothing; `passed_over`:
     records of each that somebody else has. `refuses`: what it answers to Subscribe; `late`: not before `catch_up`;
     `deaf`: Unsubscribe is not answered before that; `left`: subscriptions that it was to end as if their connection
-    were gone. `leases`: what it answers to Lease."""
+    were gone. `leases`: what it answers to Lease; `keeps`: settlements of leases are
+    not answered before `catch_up`."""
 
     settling: MirrorlogError | None = None
     silent: bool = False
@@ -84,6 +84,7 @@ class Giver(Node):
     settled: list[Settled] = field(default_factory=list)
     asked_of_leases: list[Message] = field(default_factory=list)
     leases: Leases | None = None
+    keeps: bool = False
     by_number: dict[int, GiverLink] = field(default_factory=dict)
 
     async def start(self) -> None:
@@ -166,6 +167,12 @@ class GiverLink(Link):
         numbers = [number for number, link in self.node.by_number.items() if link is self]
         for number in numbers:
             del self.node.by_number[number]
+
+    def _respond(self, answer: Message | MirrorlogError, correlation_id: int) -> None:
+        if self.node.keeps and isinstance(answer, LeasesSettled):
+            self.node.owed.append(partial(super()._respond, answer, correlation_id))
+        else:
+            super()._respond(answer, correlation_id)
 
     def _subscribe(self, message: Subscribe, correlation_id: int) -> None:
         node = self.node

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from mirrorlog.commitlog.codec import open_body
-from mirrorlog.commitlog.format import log_seed, read_header, stamp
+from mirrorlog.commitlog.format.codec import open_body
+from mirrorlog.commitlog.format.header import log_seed, read_header, stamp
 from mirrorlog.errors import LogCorrupt, MirrorlogError, NotMaster
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.testing.ports import HOST
@@ -30,27 +30,21 @@ from mirrorlog.wire.frames import (
     frame,
     read_fetch,
 )
-from mirrorlog.wire.messages import (
-    ClusterStatus,
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import decode, encode, error_frame
+from mirrorlog.wire.messages.handshake import Limits, Welcome
+from mirrorlog.wire.messages.queues import (
     CommitPosition,
     DeclareQueue,
     Done,
     FindOffset,
     FoundOffset,
     GetMetadata,
-    GetStatus,
-    Limits,
-    Message,
     Metadata,
     NodeInfo,
-    NodeStatus,
     QueueInfo,
-    Status,
-    Welcome,
-    decode,
-    encode,
-    error_frame,
 )
+from mirrorlog.wire.messages.status import ClusterStatus, GetStatus, NodeStatus, Status
 
 LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
 QUEUE = "q"

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from mirrorlog.client.ahead import Answer, FetchAhead
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import stamp
+from mirrorlog.client.consumer.prefetcher import Answer, Prefetcher
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import stamp
 from mirrorlog.errors import ConnectionLost
 
 BATCH_RECORDS = 10
@@ -53,7 +53,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def offset_of(ahead: FetchAhead) -> int | None:
+async def offset_of(ahead: Prefetcher) -> int | None:
     answer = await asyncio.wait_for(ahead.next(), 10)
     return None if answer is None else answer.queue_offset
 
@@ -62,7 +62,7 @@ async def offset_of(ahead: FetchAhead) -> int | None:
 async def test_a_reader_that_stands_still_finds_only_so_much(ahead_batches: int) -> None:
     """Memory is bounded: no fetch leaves while as much as allowed waits; by taking one answer and stopping."""
     node = Node(end=1_000)
-    ahead = FetchAhead(node.fetch, queue_offset=0, until=None, ahead_bytes=ahead_batches * BATCH_BYTES)
+    ahead = Prefetcher(node.fetch, queue_offset=0, until=None, ahead_bytes=ahead_batches * BATCH_BYTES)
     assert await offset_of(ahead) == 0
     await settle()
     assert node.asked == [BATCH_RECORDS * number for number in range(1 + ahead_batches)]
@@ -73,7 +73,7 @@ async def test_a_reader_that_stands_still_finds_only_so_much(ahead_batches: int)
 async def test_the_next_fetch_leaves_before_the_reader_has_its_answer() -> None:
     """The node works while the reader does; by what was asked when the first answer is in the reader's hands."""
     node = Node(end=1_000)
-    ahead = FetchAhead(node.fetch, queue_offset=0, until=None, ahead_bytes=2 * BATCH_BYTES)
+    ahead = Prefetcher(node.fetch, queue_offset=0, until=None, ahead_bytes=2 * BATCH_BYTES)
     assert await offset_of(ahead) == 0
     assert node.asked[:2] == [0, BATCH_RECORDS]
     await ahead.close()
@@ -82,7 +82,7 @@ async def test_the_next_fetch_leaves_before_the_reader_has_its_answer() -> None:
 async def test_answers_come_in_order_to_whoever_reads() -> None:
     """Each once; by a reader that is sometimes slower and sometimes faster than the node."""
     node = Node(end=50 * BATCH_RECORDS)
-    ahead = FetchAhead(node.fetch, queue_offset=0, until=50 * BATCH_RECORDS, ahead_bytes=2 * BATCH_BYTES)
+    ahead = Prefetcher(node.fetch, queue_offset=0, until=50 * BATCH_RECORDS, ahead_bytes=2 * BATCH_BYTES)
     found: list[int] = []
     while len(found) < 50:
         if len(found) % 3 == 0:
@@ -98,7 +98,7 @@ async def test_answers_come_in_order_to_whoever_reads() -> None:
 async def test_giving_up_waiting_loses_nothing() -> None:
     """The fetch goes on and its answer is for the next one who waits; by cancelling a wait before records come."""
     node = Node(end=0)
-    ahead = FetchAhead(node.fetch, queue_offset=0, until=None, ahead_bytes=BATCH_BYTES)
+    ahead = Prefetcher(node.fetch, queue_offset=0, until=None, ahead_bytes=BATCH_BYTES)
     waiting = asyncio.ensure_future(ahead.next())
     await settle()
     waiting.cancel()
@@ -114,7 +114,7 @@ async def test_an_error_comes_behind_the_answers_before_it_and_is_told_once() ->
     """Then it is tried again, where it failed; by a node that fails at the third fetch."""
     node = Node(end=1_000)
     node.fails[2 * BATCH_RECORDS] = ConnectionLost("gone")
-    ahead = FetchAhead(node.fetch, queue_offset=0, until=None, ahead_bytes=100 * BATCH_BYTES)
+    ahead = Prefetcher(node.fetch, queue_offset=0, until=None, ahead_bytes=100 * BATCH_BYTES)
     assert await offset_of(ahead) == 0
     await settle()
     assert await offset_of(ahead) == BATCH_RECORDS
@@ -127,7 +127,7 @@ async def test_an_error_comes_behind_the_answers_before_it_and_is_told_once() ->
 async def test_all_who_wait_are_woken() -> None:
     """Of two, one gets the answer and the other learns that something changed; neither waits on for what is not his."""
     node = Node(end=0)
-    ahead = FetchAhead(node.fetch, queue_offset=0, until=BATCH_RECORDS, ahead_bytes=BATCH_BYTES)
+    ahead = Prefetcher(node.fetch, queue_offset=0, until=BATCH_RECORDS, ahead_bytes=BATCH_BYTES)
     both = [asyncio.ensure_future(ahead.next()) for _ in range(2)]
     await settle()
     node.publish(BATCH_RECORDS)
@@ -140,7 +140,7 @@ async def test_closing_ends_the_wait_and_the_fetch() -> None:
     """Nothing is left behind; by closing under one who waits."""
     before = asyncio.all_tasks()
     node = Node(end=0)
-    ahead = FetchAhead(node.fetch, queue_offset=0, until=None, ahead_bytes=BATCH_BYTES)
+    ahead = Prefetcher(node.fetch, queue_offset=0, until=None, ahead_bytes=BATCH_BYTES)
     waiting = asyncio.ensure_future(ahead.next())
     await settle()
     await ahead.close()
@@ -157,7 +157,7 @@ async def test_an_answer_without_sense_stops_the_fetching() -> None:
         asked.append(queue_offset)
         return Answer(memoryview(bytes(200)), 1, queue_offset, "node", 2**20)
 
-    ahead = FetchAhead(fetch, queue_offset=5, until=None, ahead_bytes=2**20)
+    ahead = Prefetcher(fetch, queue_offset=5, until=None, ahead_bytes=2**20)
     assert await offset_of(ahead) == 5
     await ahead.close()
     assert set(asked) == {5}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirrorlog.client.arrow import SCHEMA
-from mirrorlog.client.buffers import BufferPool
-from mirrorlog.client.consumed import ConsumedBatch, checked_batches
-from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
-from mirrorlog.commitlog.format import log_seed, stamp
+from mirrorlog.client.connection.connection import BufferPool
+from mirrorlog.client.consumer.arrow import SCHEMA
+from mirrorlog.client.consumer.records import ConsumedBatch, checked_batches
+from mirrorlog.commitlog.format.body import Record, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.header import log_seed, stamp
 from mirrorlog.errors import BadBatch
 
 LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
@@ -107,5 +107,5 @@ def test_a_header_name_that_is_no_utf8_is_refused() -> None:
 
 def test_reading_does_not_need_pyarrow() -> None:
     """It is loaded by `to_arrow` alone; by the modules of a process that imported the client."""
-    code = "import sys, mirrorlog.client.sync; sys.exit('pyarrow' in sys.modules)"
+    code = "import sys, mirrorlog.client.sync.client; sys.exit('pyarrow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

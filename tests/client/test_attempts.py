@@ -10,7 +10,7 @@ import pytest
 
 from mirrorlog.attempts import Attempts, leaves_doubt, outcome_of
 from mirrorlog.client import Client
-from mirrorlog.client.lease_receipts import LeaseReceipt
+from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,
@@ -32,7 +32,7 @@ from mirrorlog.errors import (
     RequestTimeout,
     UnsupportedVersion,
 )
-from mirrorlog.wire.messages import Position
+from mirrorlog.wire.messages.queues import Position
 from tests.client.scripted_nodes import LOG_ID, QUEUE, Node, Nodes, scripted
 
 Act = Callable[[Client], Awaitable[object]]

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from mirrorlog.client import Client, Producer
-from mirrorlog.client.attributed import Attributed
-from mirrorlog.client.collector import _OPEN_MAX
-from mirrorlog.client.consumed import checked_batches
+from mirrorlog.client.consumer.records import Attributed, checked_batches
+from mirrorlog.client.producer.accumulator import _OPEN_MAX
 from mirrorlog.client.sync import Client as SyncClient
-from mirrorlog.commitlog.attributes import DURATION_MS_MAX, NO_ATTRIBUTES, Attributes, attributes_of
-from mirrorlog.commitlog.body import Record
-from mirrorlog.commitlog.codec import open_body
-from mirrorlog.commitlog.format import Codec, read_header
+from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX, NO_ATTRIBUTES, Attributes, attributes_of
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.codec import open_body
+from mirrorlog.commitlog.format.header import Codec, read_header
 from mirrorlog.errors import BadInput, BadRequest, Overloaded
 from tests.client.scripted_nodes import LOG_ID, MIB, QUEUE, Nodes, scripted
 

@@ -10,7 +10,7 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.client.sync import Client as SyncClient
-from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Attributes
+from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes
 from mirrorlog.testing import Cluster
 
 pytestmark = pytest.mark.process

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.client import Client, Consumer, sync
-from mirrorlog.commitlog.format import HEADER_SIZE
+from mirrorlog.commitlog.format.header import HEADER_SIZE
 from mirrorlog.errors import BadBatch, LogCorrupt
 from mirrorlog.testing import Cluster, Node
 from tests.client.scripted_nodes import QUEUE, Nodes, scripted

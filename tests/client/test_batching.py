@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.client.batching import (
+from mirrorlog.client.producer.batch import (
     BATCH_OVERHEAD_BYTES,
     PendingBatch,
     as_headers,
@@ -18,11 +18,11 @@ from mirrorlog.client.batching import (
     headers_size,
     record_size,
 )
-from mirrorlog.client.deliveries import Delivery
-from mirrorlog.client.receipts import Receipt
-from mirrorlog.commitlog.body import Draft, Record, parse_batch_body
-from mirrorlog.commitlog.codec import open_body
-from mirrorlog.commitlog.format import HEADER_SIZE, Codec, check_producer_part, read_header
+from mirrorlog.client.producer.deliveries import Delivery
+from mirrorlog.client.producer.receipts import Receipt
+from mirrorlog.commitlog.format.body import Draft, Record, parse_batch_body
+from mirrorlog.commitlog.format.codec import open_body
+from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec, check_producer_part, read_header
 from mirrorlog.errors import BadInput, DiskFull
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES
-from mirrorlog.client.bulk import Bulk
-from mirrorlog.client.columns import BinaryEntries, Chunks
-from mirrorlog.commitlog.body import check_uncompressed, draft_columns, parse_batch_body
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.client.producer.batch import BATCH_OVERHEAD_BYTES
+from mirrorlog.client.producer.bulk import Bulk
+from mirrorlog.client.producer.columns import BinaryEntries, Chunks
+from mirrorlog.commitlog.format.body import check_uncompressed, draft_columns, parse_batch_body
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import BadInput, RecordTooLarge
-from mirrorlog.wire.messages import Limits
+from mirrorlog.wire.messages.handshake import Limits
 
 LIMITS = Limits(max_record_bytes=1000, max_batch_bytes=4000)
 maybe_bytes = st.none() | st.binary(max_size=30)
@@ -295,8 +295,8 @@ import sys
 sys.modules["pyarrow"] = None
 import numpy as np
 import mirrorlog.client
-from mirrorlog.client.bulk import Bulk
-from mirrorlog.client.columns import BinaryEntries, Chunks
+from mirrorlog.client.producer.bulk import Bulk
+from mirrorlog.client.producer.columns import BinaryEntries, Chunks
 Bulk.of([b"x"], np.array([b"k"]), {"h": b""}, np.array([5])).draft(0, 1)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, cwd=Path(__file__).parents[2])

@@ -10,8 +10,9 @@ from uuid import uuid4
 
 import pytest
 
-from mirrorlog.client import Client, connection
-from mirrorlog.client.connection import Connection
+from mirrorlog.client import Client
+from mirrorlog.client.connection import connection
+from mirrorlog.client.connection.connection import Connection
 from mirrorlog.errors import (
     BadInput,
     BadRequest,
@@ -24,7 +25,10 @@ from mirrorlog.errors import (
 )
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, PRODUCE, Confirm, FrameType, frame
-from mirrorlog.wire.messages import Done, Failure, GetStatus, Limits, Status, Welcome, encode
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.handshake import Failure, Limits, Welcome
+from mirrorlog.wire.messages.queues import Done
+from mirrorlog.wire.messages.status import GetStatus, Status
 from tests.process.clusters import fast_cluster
 
 pytestmark = pytest.mark.process

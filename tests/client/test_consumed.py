@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.client.consumed import checked_batches, end_of, headers_in, proven_batches
-from mirrorlog.client.cursor import Cursor
-from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
-from mirrorlog.commitlog.codec import compress_draft
-from mirrorlog.commitlog.format import HEADER_SIZE, Codec, log_seed, stamp
+from mirrorlog.client.consumer.cursor import Cursor
+from mirrorlog.client.consumer.records import checked_batches, end_of, headers_in, proven_batches
+from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec, log_seed, stamp
 from mirrorlog.errors import BadBatch
 
 LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"

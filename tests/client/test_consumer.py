@@ -13,7 +13,7 @@ import pytest
 from mirrorlog.client import Client, Consumer
 from mirrorlog.errors import BadRequest, ConnectionLost, NoSuchQueue, OffsetOutOfRange
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import Position
+from mirrorlog.wire.messages.queues import Position
 from tests.process.clusters import MIB, eventually, fast_cluster, log_directory, log_of
 
 pytestmark = pytest.mark.process

@@ -13,7 +13,7 @@ from mirrorlog.client import admin
 from mirrorlog.client.admin import Admin
 from mirrorlog.client.client import Client
 from mirrorlog.errors import ConnectionLost, MirrorlogError, NoSuchQueue
-from mirrorlog.wire.messages import Deleted
+from mirrorlog.wire.messages.queues import Deleted
 
 Answer = Deleted | MirrorlogError
 Asked = Callable[[], Coroutine[Any, Any, Answer]]

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from mirrorlog.client.batching import PendingBatch
-from mirrorlog.client.deliveries import BulkDelivery, Delivery, wait_for_end
+from mirrorlog.client.producer.batch import PendingBatch
+from mirrorlog.client.producer.deliveries import BulkDelivery, Delivery, wait_for_end
 from mirrorlog.errors import BadRequest, DiskFull, OutcomeUnknown
 from mirrorlog.wire.frames import Confirm
 

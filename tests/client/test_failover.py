@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.same_queue import check_same, is_another
+from mirrorlog.client.connection.metadata import check_same, is_another
 from mirrorlog.errors import (
     ConnectionLost,
     InSyncReplicasNotEnough,
@@ -24,7 +24,7 @@ from mirrorlog.errors import (
     NotMaster,
     OutcomeUnknown,
 )
-from mirrorlog.wire.messages import Position, QueueInfo
+from mirrorlog.wire.messages.queues import Position, QueueInfo
 from tests.client.scripted_nodes import LOG_ID, QUEUE, Node, Nodes, scripted
 
 

@@ -12,7 +12,7 @@ from mirrorlog.client import Client
 from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.errors import BadRequest, InUse, SubscriptionCancelled
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import GroupsReset, ResetGroups
+from mirrorlog.wire.messages.groups import GroupsReset, ResetGroups
 from tests.client.test_subscription import publish, take
 
 pytestmark = pytest.mark.process

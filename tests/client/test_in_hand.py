@@ -7,18 +7,17 @@ import random
 
 import pytest
 
-from mirrorlog.client.in_hand import Granted, Hand
-from mirrorlog.client.ranges import Range
+from mirrorlog.client.subscription.unacked import Granted, Range, Unacked
 from mirrorlog.errors import NotGranted
 
 
-def granted(hand: Hand, first: int, following: int, *, epoch: int = 1) -> Granted:
+def granted(hand: Unacked, first: int, following: int, *, epoch: int = 1) -> Granted:
     grant = Granted(first, following, session=hand.session, epoch=epoch)
     hand.grant(grant)
     return grant
 
 
-def give(hand: Hand, count: int) -> list[tuple[Granted, int]]:
+def give(hand: Unacked, count: int) -> list[tuple[Granted, int]]:
     """Give out so many records, one by one, as far as there are any."""
     found = []
     while len(found) < count and (head := hand.head()) is not None:
@@ -28,13 +27,13 @@ def give(hand: Hand, count: int) -> list[tuple[Granted, int]]:
     return found
 
 
-def waiting(hand: Hand) -> list[int]:
+def waiting(hand: Unacked) -> list[int]:
     return [offset for grant in hand.waiting for offset in range(grant.given, grant.next)]
 
 
 def test_records_are_given_out_in_the_order_of_the_grants() -> None:
     """Goal: a requeued record comes when it is granted, not by its number. Method: two grants, the lower one later."""
-    hand = Hand()
+    hand = Unacked()
     granted(hand, 5, 7)
     granted(hand, 1, 2)
     assert [offset for _, offset in give(hand, 9)] == [5, 6, 1]
@@ -43,7 +42,7 @@ def test_records_are_given_out_in_the_order_of_the_grants() -> None:
 
 def test_a_record_is_settled_once() -> None:
     """Goal: a second settlement is refused, in order and out of order. Method: three records, each way."""
-    hand = Hand()
+    hand = Unacked()
     grant = granted(hand, 0, 3)
     give(hand, 3)
     hand.settle(grant, 0, 1)
@@ -58,7 +57,7 @@ def test_a_record_is_settled_once() -> None:
 
 def test_what_could_not_be_settled_may_be_tried_again() -> None:
     """Goal: after a failed ack the record is the user's still. Method: settle all, reopen one, settle it."""
-    hand = Hand()
+    hand = Unacked()
     grant = granted(hand, 0, 2)
     give(hand, 2)
     hand.settle(grant, 0, 2)
@@ -72,7 +71,7 @@ def test_what_could_not_be_settled_may_be_tried_again() -> None:
 def test_multiple_settles_all_that_was_given_out_before_it() -> None:
     """Goal: `multiple` follows the order of giving out, and passes over what is settled or was not given out. Method:
     grants in an order that is not that of the offsets."""
-    hand = Hand()
+    hand = Unacked()
     later = granted(hand, 10, 13)
     earlier = granted(hand, 0, 3)
     give(hand, 5)
@@ -85,7 +84,7 @@ def test_multiple_settles_all_that_was_given_out_before_it() -> None:
 
 def test_multiple_on_a_record_of_a_lost_session_settles_those_of_that_session() -> None:
     """Goal: the user may still settle what he holds from before. Method: one record each before and after a loss."""
-    hand = Hand()
+    hand = Unacked()
     before = granted(hand, 0, 2)
     give(hand, 2)
     hand.lose()
@@ -98,7 +97,7 @@ def test_multiple_on_a_record_of_a_lost_session_settles_those_of_that_session() 
 def test_multiple_on_a_record_of_two_sessions_ago_settles_those_of_that_session() -> None:
     """Goal: two losses in a row, as in a failover with a reconnect, lose no ack. Method: something is given out in
     each of three sessions; settle the first one's, one of them again after it failed."""
-    hand = Hand()
+    hand = Unacked()
     first = granted(hand, 0, 3)
     give(hand, 3)
     hand.lose()
@@ -117,7 +116,7 @@ def test_multiple_on_a_record_of_two_sessions_ago_settles_those_of_that_session(
 def test_what_nobody_holds_of_a_lost_session_is_forgotten() -> None:
     """Goal: a user who waits for records to come again costs no memory. Method: a session is lost whose records its
     user lets go; another one of which he keeps the last."""
-    hand = Hand()
+    hand = Unacked()
     gone, kept = 0, 0
     for epoch in range(101, 104):
         for first in range(3):
@@ -136,7 +135,7 @@ def test_what_nobody_holds_of_a_lost_session_is_forgotten() -> None:
 
 def test_what_was_not_given_out_cannot_be_settled() -> None:
     """Goal: a grant that waits is nobody's to settle. Method: settle up to it."""
-    hand = Hand()
+    hand = Unacked()
     grant = granted(hand, 0, 1)
     with pytest.raises(NotGranted, match="not given out"):
         hand.settle_up_to(grant, 1)
@@ -144,7 +143,7 @@ def test_what_was_not_given_out_cannot_be_settled() -> None:
 
 def test_a_lost_session_forgets_what_was_not_given_out() -> None:
     """Goal: what comes again comes under its new grant alone. Method: lose a session with records waiting."""
-    hand = Hand()
+    hand = Unacked()
     granted(hand, 0, 4)
     give(hand, 1)
     hand.lose()
@@ -156,7 +155,7 @@ def test_a_lost_session_forgets_what_was_not_given_out() -> None:
 def test_what_an_older_ack_concerns_is_kept_back_until_that_has_ended() -> None:
     """Goal: what is acknowledged is not given out again; what could not be is. Method: an ack kept from before a loss
     meets grants that wait and grants that come."""
-    hand = Hand()
+    hand = Unacked()
     hand.withhold("settled", [(1, 3)])
     hand.withhold("failed", [(5, 6)])
     granted(hand, 0, 4)
@@ -172,7 +171,7 @@ def test_what_an_older_ack_concerns_is_kept_back_until_that_has_ended() -> None:
 
 def test_keeping_back_cuts_a_grant_that_is_being_given_out() -> None:
     """Goal: what was given out of it can be settled, what is behind is kept back. Method: cut it in the middle."""
-    hand = Hand()
+    hand = Unacked()
     grant = granted(hand, 0, 5)
     give(hand, 2)
     hand.withhold("by", [(3, 4)])
@@ -185,7 +184,7 @@ def test_keeping_back_cuts_a_grant_that_is_being_given_out() -> None:
 
 def test_what_is_not_there_any_more_is_passed_over() -> None:
     """Goal: records that were freed block nothing. Method: skip within, at the end of, and beyond a grant."""
-    hand = Hand()
+    hand = Unacked()
     grant = granted(hand, 0, 4)
     hand.skip(grant, 2)
     assert waiting(hand) == [2, 3]
@@ -201,7 +200,7 @@ def test_any_order_of_events_keeps_the_books(seed: int) -> None:
     gifts, settlements, failures and losses against plain sets."""
     print(f"seed={seed}")
     chance = random.Random(seed)
-    hand = Hand()
+    hand = Unacked()
     free = list(range(200))
     queue: list[int] = []
     out: list[tuple[Granted, int]] = []
@@ -250,7 +249,7 @@ def test_marks_tell_every_gap() -> None:
 def test_what_is_let_go_comes_in_the_order_in_which_it_was_granted() -> None:
     """Goal: urgent records stay in front. Method: one of a high number is granted first, then lower ones, some of which
     an ack that fails has kept back."""
-    hand = Hand()
+    hand = Unacked()
     hand.withhold("ack", [(12, 14), (500, 501)])
     for first, following in ((900, 902), (10, 15), (500, 501), (3, 4)):
         granted(hand, first, following)

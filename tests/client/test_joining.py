@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES
-from mirrorlog.client.joining import JoinPool
-from mirrorlog.commitlog.body import draft_columns
+from mirrorlog.client.producer.batch import BATCH_OVERHEAD_BYTES
+from mirrorlog.client.producer.bulk import JoinPool
+from mirrorlog.commitlog.format.body import draft_columns
 
 KIB = 1024
 SIZE = 100 * KIB

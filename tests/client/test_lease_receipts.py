@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.client.lease_receipts import LeaseReceipt
+from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
 from mirrorlog.errors import BadRequest
 
 TEXT = "17-42-3219b8a8"

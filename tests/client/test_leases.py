@@ -8,11 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from mirrorlog.client import Client, Leased
+from mirrorlog.commitlog.format.body import draft_columns
+from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.header import Codec, read_header
 from mirrorlog.errors import BadBatch, BadRequest, FlushSlaveTimeout, NoSuchQueue, NotMaster, OutcomeUnknown
 from mirrorlog.wire.frames import How, Level
-from mirrorlog.wire.messages import ExtendLease, Lease, LeasedRange, Leases, SettleLease
+from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeasedRange, Leases, SettleLease
 from tests.client.scripted_delivery import Giver, givers, stored
 from tests.client.scripted_nodes import LOG_ID, QUEUE, Nodes
+from tests.spoiled import spoiled
 
 
 @pytest.fixture
@@ -139,6 +143,68 @@ async def test_leased_records_that_cannot_be_read_are_released(nodes: Nodes, cli
         await one(client)
     assert isinstance(n1.asked_of_leases[-1], SettleLease)
     assert n1.asked_of_leases[-1].how == How.RELEASE
+
+
+def stored_unreadable(nodes: Nodes, count: int, *, producer_id: int) -> None:
+    """A batch of records that nobody can open."""
+    draft = compress_draft(draft_columns([bytes(2_000)] * count), Codec.LZ4)
+    batch = draft.seal(queue_id=1, producer_id=producer_id)
+    nodes.store(bytes(batch))
+    base, content = nodes.batches[-1]
+    nodes.batches[-1] = base, spoiled(content, read_header(content).body_at, LOG_ID)
+
+
+async def test_a_reject_under_way_holds_no_other_lease(nodes: Nodes, client: Client) -> None:
+    """Goal: what is slow to be settled keeps only its own lease waiting. Method: a lease meets two batches that nobody
+    can open, and the node does not answer the reject; another lease of the queue comes meanwhile. Both are settled by
+    one request, and the first lease has the rest when that is answered."""
+    stored_unreadable(nodes, 2, producer_id=77)
+    stored_unreadable(nodes, 1, producer_id=78)
+    stored(nodes, b"j")
+    n1 = leasing(nodes, LeasedRange(first=5, next=10, lease=7))
+    n1.keeps = True
+    held = asyncio.ensure_future(client.lease(QUEUE, max_records=9))
+    while not n1.owed:
+        assert not held.done()
+        await asyncio.sleep(0)
+    leasing(nodes, LeasedRange(first=0, next=1, lease=8))
+    async with asyncio.timeout(1):
+        assert [each.value for each in await client.lease(QUEUE)] == [b"a"]
+    n1.catch_up()
+    n1.keeps = False
+    assert [each.value for each in await held] == [b"f", b"j"]
+    [told] = [each for each in n1.asked_of_leases if isinstance(each, SettleLease)]
+    assert told.how == How.DEAD
+    assert [(each.first, each.next, each.lease) for each in told.receipts] == [(6, 8, 7), (8, 9, 7)]
+
+
+async def test_what_cannot_be_read_nor_given_back_may_be_leased(nodes: Nodes) -> None:
+    """Goal: nobody is told that nothing was leased of what is. Method: damaged batches, and a release unanswered."""
+    n1 = leasing(nodes, LeasedRange(first=2, next=3, lease=7))
+    n1.keeps = True
+    base, content = nodes.batches[0]
+    nodes.batches[0] = (base, content[:-1] + bytes([content[-1] ^ 1]))
+    async with Client(*nodes.servers, request_timeout_ms=200) as client:
+        with pytest.raises(OutcomeUnknown, match="log offset"):
+            await one(client)
+
+
+async def test_who_no_longer_waits_for_a_lease_gives_it_back(nodes: Nodes, client: Client) -> None:
+    """Goal: nothing is kept from others for nobody. Method: a lease is cancelled that waits for a reject's answer."""
+    stored_unreadable(nodes, 2, producer_id=77)
+    n1 = leasing(nodes, LeasedRange(first=5, next=8, lease=7))
+    n1.keeps = True
+    waiting = asyncio.ensure_future(client.lease(QUEUE, max_records=9))
+    while not n1.owed:
+        assert not waiting.done()
+        await asyncio.sleep(0)
+    n1.keeps = False
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await client.close()
+    told = [each.how for each in n1.asked_of_leases if isinstance(each, SettleLease)]
+    assert told == [How.DEAD, How.RELEASE]
 
 
 async def test_records_are_not_leased_again_for_one_call_that_may_have_leased_some(

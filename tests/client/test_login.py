@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.gate import Gate, Gatekeeper
+from mirrorlog.broker.session.authorization import Gate, Gatekeeper
 from mirrorlog.client import Client
-from mirrorlog.cluster.topology import User
+from mirrorlog.cluster.state.topology import User
 from mirrorlog.errors import (
     AccessRefused,
     BadRequest,
@@ -22,9 +22,10 @@ from mirrorlog.errors import (
 )
 from mirrorlog.testing import Cluster
 from mirrorlog.wire import endpoint
-from mirrorlog.wire.messages import DeleteUser, Done, GetMetadata, Login, Metadata
+from mirrorlog.wire.auth.passwords import hashed
+from mirrorlog.wire.messages.queues import Done, GetMetadata, Metadata
+from mirrorlog.wire.messages.topology import DeleteUser, Login
 from mirrorlog.wire.names import qualified
-from mirrorlog.wire.passwords import hashed
 from mirrorlog.wire.routing import Binding
 from tests.process.clusters import fast_cluster
 

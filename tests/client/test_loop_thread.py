@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mirrorlog.client.loop_thread import LoopThread
 from mirrorlog.client.sync import Client
+from mirrorlog.client.sync.loop_thread import LoopThread
 from mirrorlog.errors import BadRequest, ConnectionLost, RequestTimeout
 
 

@@ -7,10 +7,10 @@ import socket
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client import consumer as consuming
-from mirrorlog.client.nearest import is_here
+from mirrorlog.client.consumer import consumer as consuming
+from mirrorlog.client.consumer.consumer import is_here
 from mirrorlog.errors import BadRequest
-from mirrorlog.wire.messages import Metadata, NodeInfo, QueueInfo
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo
 
 
 @pytest.mark.parametrize(

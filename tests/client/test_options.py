@@ -14,7 +14,7 @@ from mirrorlog.client.options import (
     parse_level,
     parse_server,
 )
-from mirrorlog.commitlog.format import Codec
+from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.errors import BadRequest
 from mirrorlog.wire.frames import Durability
 

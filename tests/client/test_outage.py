@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.finder import Finder
-from mirrorlog.client.outage import is_outage, outage_of
-from mirrorlog.client.resumption import Resumption
+from mirrorlog.client.connection.metadata import Finder, is_outage, outage_of
+from mirrorlog.client.subscription.resumption import Resumption
 from mirrorlog.errors import LogUnavailable
-from mirrorlog.wire.messages import Metadata, NodeInfo, QueueInfo, QueueOutage
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, QueueOutage
 
 DOWN = LogUnavailable("queue 'q' is on node n2 alone, which is down; start n2", node="n2", since=5, queue="q")
 

@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mirrorlog.client.batching import PendingBatch
-from mirrorlog.client.pipeline import Pipeline, ProducerStats
-from mirrorlog.commitlog.body import parse_batch_body
-from mirrorlog.commitlog.format import Flag, read_header
+from mirrorlog.client.producer.batch import PendingBatch
+from mirrorlog.client.producer.pipeline import Pipeline, ProducerStats
+from mirrorlog.commitlog.format.body import parse_batch_body
+from mirrorlog.commitlog.format.header import Flag, read_header
 from mirrorlog.errors import (
     BadBatch,
     ConnectionLost,

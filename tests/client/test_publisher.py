@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from mirrorlog.client import Client, queue_producers
-from mirrorlog.client.publisher import Publisher
-from mirrorlog.client.routes import FRESH_S
+from mirrorlog.client import Client
+from mirrorlog.client.publisher import publisher as queue_producers
+from mirrorlog.client.publisher.publisher import Publisher
+from mirrorlog.client.publisher.routes import FRESH_S
 from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.errors import (
     AccessRefused,

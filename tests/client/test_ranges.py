@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from mirrorlog.client.ranges import Range, common, count, flat, joined, without
+from mirrorlog.client.subscription.unacked import Range, common, count, flat, joined, without
 
 
 def offsets(ranges: list[Range]) -> set[int]:

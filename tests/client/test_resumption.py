@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.client.resumption import Resumption, State
+from mirrorlog.client.subscription.resumption import Resumption, State
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,

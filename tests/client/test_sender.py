@@ -18,14 +18,15 @@ from msgspec.structs import replace as changed
 
 import mirrorlog
 from mirrorlog.client import Client, Producer
-from mirrorlog.client.batching import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
-from mirrorlog.client.connection import Connection
-from mirrorlog.client.sightings import Sighting
-from mirrorlog.commitlog.body import Record
-from mirrorlog.commitlog.codec import open_body
-from mirrorlog.commitlog.format import Codec, read_header
+from mirrorlog.client.connection.connection import Connection
+from mirrorlog.client.connection.sightings import FoundQueue
+from mirrorlog.client.producer.batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.codec import open_body
+from mirrorlog.commitlog.format.header import Codec, read_header
 from mirrorlog.errors import (
     BadInput,
+    BatchTooLarge,
     ConnectionLost,
     MasterChanged,
     MirrorlogError,
@@ -37,7 +38,8 @@ from mirrorlog.errors import (
 )
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Durability, Level
-from mirrorlog.wire.messages import Limits, QueueInfo
+from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.queues import QueueInfo
 
 MIB = 1024 * 1024
 Answer = Confirm | MirrorlogError | None
@@ -69,7 +71,7 @@ class Node:
 
 
 info = QueueInfo(name="q", queue_id=1, log_id="", epoch=1, master="n1", mirrors=[], begin=0, next=0)
-found = Sighting(info, version=1, told_by="n1", address="n1:1")
+found = FoundQueue(info, version=1, told_by="n1", address="n1:1")
 
 
 class Link:
@@ -77,6 +79,7 @@ class Link:
 
     usable = True
     welcome = SimpleNamespace(limits=Limits(max_record_bytes=MIB, max_batch_bytes=2 * MIB))
+    credit_bytes = 0
 
     def __init__(self, answer: Callable[[bytes], Answer]) -> None:
         self.answer = answer
@@ -97,15 +100,15 @@ class Link:
         if result is not None:
             asyncio.get_running_loop().call_soon(done, result)
 
-    async def master_of(self, queue: str) -> tuple[Link, Sighting]:
+    async def master_of(self, queue: str) -> tuple[Link, FoundQueue]:
         """A client's part: this is the link to the queue's master."""
         return self, found
 
-    async def vouched(self, found: Sighting) -> Sighting:
+    async def vouched(self, found: FoundQueue) -> FoundQueue:
         """A client's part: the master has said so itself."""
         return found
 
-    async def newer_master(self, than: Sighting) -> None:
+    async def newer_master(self, than: FoundQueue) -> None:
         """A client's part: nobody knows of another one."""
 
 
@@ -196,7 +199,7 @@ async def test_a_batch_goes_to_the_next_master(kind: type[MirrorlogError]) -> No
     former, following = Link(lambda batch: kind("another node writes the log now")), Link(node)
     links = iter((former, following))
 
-    async def master_of(queue: str) -> tuple[Link, Sighting]:
+    async def master_of(queue: str) -> tuple[Link, FoundQueue]:
         return next(links), found
 
     async with producer_on(node) as producer:
@@ -315,6 +318,27 @@ async def test_a_bulk_that_finds_no_room_ends_within_the_delivery_timeout() -> N
         assert len(await producer.send_many([b"x" * 200] * 3)) == 3
 
 
+async def test_a_bulk_that_is_stored_in_part_is_not_refused() -> None:
+    """Goal: nobody stores twice what he was told was not. One batch of three is confirmed, the next is refused; and the
+    producer is closed while the rest waits for room."""
+    node = Node()
+
+    def first_alone(batch: bytes) -> Answer:
+        return BatchTooLarge("the limit of another node") if node.records else node(batch)
+
+    async with producer_on(first_alone, batch_bytes=300) as producer:
+        with pytest.raises(OutcomeUnknown, match="1 of 3 records are confirmed; last: the limit of another node"):
+            await producer.send_many([b"x" * 200] * 3)
+    async with producer_on(silent, batch_bytes=300, window_bytes=600) as producer:
+        sending = asyncio.ensure_future(producer.send_many([b"x" * 200] * 3))
+        while not producer.stats.batches:
+            assert not sending.done()
+            await asyncio.sleep(0)
+        producer.abandon()
+        with pytest.raises(OutcomeUnknown):
+            await sending
+
+
 async def test_the_window_counts_what_a_batch_takes_besides_its_records() -> None:
     """Else bulks of one empty record would fill the memory long before the window; by counting how many fit."""
     limit = 100 * BATCH_OVERHEAD_BYTES
@@ -357,6 +381,7 @@ class Held(Link):
         super().__init__(node)
         limits = Limits(max_record_bytes=MIB, max_batch_bytes=2 * MIB, credit_bytes=credit_bytes, credit_batches=100)
         self.welcome = SimpleNamespace(limits=limits)
+        self.credit_bytes = credit_bytes
         self.address = "n1:1"
         self.next: Link | None = None
 
@@ -365,7 +390,7 @@ class Held(Link):
 
     off_credit = on_credit
 
-    async def newer_master(self, than: Sighting) -> Sighting | None:  # type: ignore[override]
+    async def newer_master(self, than: FoundQueue) -> FoundQueue | None:  # type: ignore[override]
         return replace(found, version=2, address="n2:1") if self.next is not None else None
 
     async def reach(self, address: str) -> Link | None:
@@ -398,7 +423,7 @@ async def test_what_is_sent_to_a_queue_that_went_with_its_node_ends_at_once() ->
     gone, looked = NoSuchQueue("it has gone with its node", queue="q", ended=True), asyncio.Event()
     following: list[Link] = []
 
-    async def master_of(queue: str) -> tuple[Link, Sighting]:
+    async def master_of(queue: str) -> tuple[Link, FoundQueue]:
         await looked.wait()
         if following:
             return following[0], replace(found, info=changed(info, queue_id=2, incarnation="new"))
@@ -430,7 +455,7 @@ async def test_a_queue_that_is_not_found_is_looked_for_unless_it_is_gone_for_goo
     """A mirror may answer that has not heard of it yet, while its master is away."""
     node, looks = Node(), list[int]()
 
-    async def master_of(queue: str) -> tuple[Link, Sighting]:
+    async def master_of(queue: str) -> tuple[Link, FoundQueue]:
         looks.append(1)
         if len(looks) == 1:
             raise NoSuchQueue("no queue", queue="q", **{"ended": True} if ended else {})

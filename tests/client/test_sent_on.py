@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mirrorlog.client.publisher import _whole
-from mirrorlog.client.receipts import Receipt
+from mirrorlog.client.producer.receipts import Receipt
+from mirrorlog.client.publisher.publisher import _whole
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown, QueueFull, SentToDeadLetters
 
 TAKEN = {"r": Receipt(0, 0, 1, 1, 0, False)}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.client.in_hand import Granted
-from mirrorlog.client.ranges import RANGES_MAX
-from mirrorlog.client.settlements import Gathering, Kind, Settlement, Verdict, judged, resumed
+from mirrorlog.client.subscription.settlements import Gathering, Kind, Settlement, Verdict, judged, resumed
+from mirrorlog.client.subscription.unacked import RANGES_MAX, Granted
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,
@@ -21,6 +20,7 @@ from mirrorlog.errors import (
     OutcomeUnknown,
     Overloaded,
     Refused,
+    SettledOtherwise,
 )
 from mirrorlog.wire.frames import How
 
@@ -159,6 +159,41 @@ def test_what_is_refused_behind_a_lost_attempt_may_count_all_the_same() -> None:
     assert fresh.failed(full) is full
 
 
+def test_what_an_answer_has_no_place_for_is_told_once_more() -> None:
+    """Goal: of each record it is known what stands, however many are settled otherwise. Method: ten records, whose
+    answers name one run each and say of what is behind that it is unknown; somebody else has two; then the rest counts,
+    is refused, or has no answer, and a node says the same again and again."""
+    first = SettledOtherwise.of([(1, 2, "dead"), (3, 10, "unknown")], passed_over=2, elsewhere=[(2, 3), (5, 6)])
+    second = SettledOtherwise.of([(4, 5, "dead"), (6, 10, "unknown")], passed_over=1, elsewhere=[(5, 6)])
+
+    def told() -> Settlement:
+        made = settlement()
+        made.add(GRANT, 2, 10)
+        assert made.flat_ranges == [0, 1, 2, 10]
+        assert made.goes_on(first)
+        assert made.flat_ranges == [3, 10]
+        assert made.goes_on(second)
+        assert made.flat_ranges == [6, 10]
+        return made
+
+    made = told()
+    made.error = made.confirmed()
+    assert isinstance(made.error, SettledOtherwise)
+    assert (made.error.runs, made.error.elsewhere, made.error.passed_over) == ([(1, 2), (4, 5)], [(2, 3), (5, 6)], 2)
+    ends = [type(made.error_of(each, each + 1)) for each in (2, 3, 4, 5, 6, 9)]
+    assert ends == [NotGranted, type(None), SettledOtherwise, NotGranted, type(None), type(None)]
+    third = SettledOtherwise.of([(9, 10, "acked")])
+    assert not told().goes_on(third)
+    for end in (told().failed(third), told().failed(BadRequest("no")), told().given_up("late")):
+        assert isinstance(end, SettledOtherwise)
+        assert end.runs[:2] == [(1, 2), (4, 5)]
+        assert end.runs[2] == ((9, 10) if end.untold is None else (6, 10))
+    assert not told().goes_on(second)
+    unnamed = told().failed(NotGranted.elsewhere_of(3, []))
+    assert isinstance(unnamed, SettledOtherwise)
+    assert type(unnamed.within(8, 9)) is OutcomeUnknown
+
+
 def test_each_record_that_somebody_else_has_fails_alone() -> None:
     """Goal: nobody hears that nothing was settled of a record that was, and nobody the opposite. Method: a frame of
     three records, of which one is passed over; a node that says which, and one that does not; and all three."""
@@ -174,5 +209,6 @@ def test_each_record_that_somebody_else_has_fails_alone() -> None:
     assert [(first, following) for _, first, following in made.left()] == [(0, 3)]
     every = NotGranted.elsewhere_of(3, [(0, 3)])
     assert made.failed(every) is every
-    made.error = every
-    assert {type(made.error_of(each, each + 1)) for each in range(3)} == {NotGranted}
+    for error in (every, NotGranted.elsewhere_of(3, [])):  # nobody has to say which: all
+        made.error = made.failed(error)
+        assert {type(made.error_of(each, each + 1)) for each in range(3)} == {NotGranted}

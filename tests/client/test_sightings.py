@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from mirrorlog.client.backoff import BACKOFF_S_MAX, Backoff
-from mirrorlog.client.sightings import Sighting, newest, settled, sightings_of
-from mirrorlog.wire.messages import Metadata, NodeInfo, QueueInfo
+from mirrorlog.client.connection.backoff import BACKOFF_S_MAX, Backoff
+from mirrorlog.client.connection.sightings import FoundQueue, newest, settled, sightings_of
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo
 
 
 def metadata(told_by: str, master: str, *, version: int = 0, epoch: int = 1) -> Metadata:
@@ -18,7 +18,7 @@ def metadata(told_by: str, master: str, *, version: int = 0, epoch: int = 1) -> 
     return Metadata(cluster_id="c", cluster_name="", node_id=told_by, nodes=nodes, queues=[info], version=version)
 
 
-def sighting(told_by: str, master: str, *, version: int = 0, epoch: int = 1) -> Sighting:
+def sighting(told_by: str, master: str, *, version: int = 0, epoch: int = 1) -> FoundQueue:
     (found,) = sightings_of("q", [metadata(told_by, master, version=version, epoch=epoch)])
     return found
 

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from mirrorlog.client import Client, Delivered, Subscription
-from mirrorlog.client.connection import Connection
+from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.errors import BadRequest, ExclusiveTaken, MirrorlogError, NotGranted, ReceiptStale
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import Deliver, How, Level, read_grants
-from mirrorlog.wire.messages import Subscribe, Subscribed
+from mirrorlog.wire.messages.groups import Subscribe, Subscribed
 from tests.process.clusters import fast_cluster
 
 pytestmark = pytest.mark.process

@@ -12,19 +12,18 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from mirrorlog.client import sync
-from mirrorlog.client.handover import Bunch
 from mirrorlog.client.sync import Client, Delivery, Producer
+from mirrorlog.client.sync.handoff import Bunch
 from mirrorlog.errors import (
     BadInput,
     BadRequest,
     ConnectionLost,
-    MirrorlogError,
     NoSuchQueue,
     OffsetOutOfRange,
     OutcomeUnknown,
@@ -288,7 +287,7 @@ def test_a_producer_that_was_closed_is_let_go(client: Client, queue: str) -> Non
 
 def test_waiting_for_a_record_ends_when_the_record_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its deadline begins when the window lets it in; by a node that stands still for longer than one deadline."""
-    monkeypatch.setattr(sync, "_MARGIN_S", 0.5)
+    monkeypatch.setattr("mirrorlog.client.sync.client._MARGIN_S", 0.5)
     with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
         master = cluster.master
         client.admin.declare("q")
@@ -591,10 +590,42 @@ def test_leaving_by_an_interrupt_does_not_wait_for_confirms() -> None:
             with pytest.raises(KeyboardInterrupt):
                 interrupted()
             assert time.monotonic() - started < 10  # far below the delivery timeout
-            with pytest.raises(MirrorlogError):
+            with pytest.raises((Refused, OutcomeUnknown)):
                 deliveries[0].result()
         finally:
             master.resume()
+
+
+def test_what_was_handed_over_when_the_thread_ends_is_of_unknown_outcome() -> None:
+    """A publish never ends as ConnectionLost, which says nothing of what was sent; by a node that stands still: one
+    waits for a record, one for columns, both while the thread is closed and behind that."""
+    with fast_cluster(1, min_in_sync=1) as cluster:
+        master = cluster.master
+        with Client(*cluster.servers) as other:
+            other.admin.declare("q")
+        client = Client(*cluster.servers).connect()
+        producer = client.producer("q").start()
+        producer.send(b"first")
+        master.pause()
+        try:
+            delivery, bulk = producer.send_nowait(b"v"), producer.send_many_nowait([b"w"])
+            with ThreadPoolExecutor(3, thread_name_prefix="waits") as threads:
+                waiting = [threads.submit(each) for each in (delivery.result, bulk.result)]
+                waiting.append(threads.submit(producer.send_many, [b"x"]))
+                named = [each.ident or 0 for each in threading.enumerate() if each.name.startswith("waits")]
+                while not all(blocked_in(each, "result") for each in named):
+                    time.sleep(0.01)
+                client.thread.close()
+                for each in waiting:
+                    with pytest.raises(OutcomeUnknown, match="closed"):
+                        each.result()
+            for result in (delivery.result, bulk.result):
+                with pytest.raises(OutcomeUnknown, match="closed"):
+                    result()
+        finally:
+            master.resume()
+            with suppress(ConnectionLost):
+                client.close()
 
 
 def test_ctrl_c_ends_a_wait(client: Client, queue: str) -> None:

@@ -15,10 +15,11 @@ import pytest
 import uvloop
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from mirrorlog.client import Client, tier_table
-from mirrorlog.client.consumed import ConsumedRecord
+from mirrorlog.client import Client
+from mirrorlog.client.consumer import tier_table
+from mirrorlog.client.consumer.records import ConsumedRecord
+from mirrorlog.client.consumer.tier import TierOptions
 from mirrorlog.client.sync import Client as SyncClient
-from mirrorlog.client.tier import TierOptions
 from mirrorlog.errors import (
     BadRequest,
     MissingDependency,
@@ -521,7 +522,7 @@ def test_without_the_packages_it_is_said_what_to_install(tmp_path: Path, monkeyp
     async def test() -> None:
         async with tiered(tmp_path) as it:
             await landed(it)
-            monkeypatch.setitem(__import__("sys").modules, "mirrorlog.client.tier_table", None)
+            monkeypatch.setitem(__import__("sys").modules, "mirrorlog.client.consumer.tier_table", None)
             with pytest.raises(MissingDependency, match="pip install deltalake pyarrow"):
                 await it.read(0)
             assert await it.read(it.begin) == it.records[it.begin :]

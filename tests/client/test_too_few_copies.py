@@ -8,7 +8,9 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.errors import InSyncReplicasNotEnough, MirrorlogError
-from mirrorlog.wire.messages import DeclareQueue, GroupsFound, ListGroups, Message
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.groups import GroupsFound, ListGroups
+from mirrorlog.wire.messages.queues import DeclareQueue
 from tests.client.scripted_nodes import QUEUE, Node, scripted
 
 Ask = Callable[[Client], Awaitable[object]]

@@ -13,16 +13,15 @@ from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.client.client import Client
-from mirrorlog.client.delivered import Delivered
-from mirrorlog.client.in_hand import Granted, Hand
-from mirrorlog.client.receipts import Receipt
-from mirrorlog.client.routes import FRESH_S
-from mirrorlog.client.sightings import Sighting
-from mirrorlog.client.subscription import Subscription
-from mirrorlog.client.transaction import Transaction
-from mirrorlog.client.transaction_hand import Taken, release, settle
-from mirrorlog.client.transactor import AT_WORK_MAX, Transactor
-from mirrorlog.commitlog.format import BatchHeader, read_header
+from mirrorlog.client.connection.sightings import FoundQueue
+from mirrorlog.client.producer.receipts import Receipt
+from mirrorlog.client.publisher.routes import FRESH_S
+from mirrorlog.client.subscription.delivered import Delivered
+from mirrorlog.client.subscription.subscription import Subscription
+from mirrorlog.client.subscription.unacked import Granted, Unacked
+from mirrorlog.client.transaction.commit import AT_WORK_MAX, Taken, Transactor, release, settle
+from mirrorlog.client.transaction.transaction import Transaction
+from mirrorlog.commitlog.format.header import BatchHeader, read_header
 from mirrorlog.errors import (
     AccessRefused,
     BadRequest,
@@ -40,7 +39,8 @@ from mirrorlog.errors import (
     StaleRouting,
 )
 from mirrorlog.wire.frames import BatchReceipt, How, Transacted, read_transact
-from mirrorlog.wire.messages import GetRouting, QueueInfo, Routing
+from mirrorlog.wire.messages.queues import QueueInfo
+from mirrorlog.wire.messages.topology import GetRouting, Routing
 from mirrorlog.wire.routing import Binding, Exchange
 
 
@@ -53,7 +53,7 @@ class Holder:
     client: Any
 
     def __init__(self) -> None:
-        self.hand = Hand()
+        self.hand = Unacked()
         self.woken = 0
 
     def wake(self) -> None:
@@ -141,11 +141,11 @@ class Asked:
 
     closed = False
 
-    async def find(self, queue: str) -> Sighting:
+    async def find(self, queue: str) -> FoundQueue:
         info = QueueInfo(name=queue, queue_id=1, log_id="l", epoch=1, master="n1", mirrors=[], begin=0, next=0)
-        return Sighting(info, version=1, told_by="n1", address="n1:1")
+        return FoundQueue(info, version=1, told_by="n1", address="n1:1")
 
-    async def vouched(self, found: Sighting) -> Sighting:
+    async def vouched(self, found: FoundQueue) -> FoundQueue:
         return found
 
 
@@ -202,15 +202,15 @@ class OneNode(Asked):
     def __init__(self, node: Node) -> None:
         self.node = node
 
-    async def find(self, queue: str) -> Sighting:
+    async def find(self, queue: str) -> FoundQueue:
         found = await super().find(queue)
         number = 1 + sorted({queue, "a", "b"}).index(queue)
         return dataclasses.replace(found, info=replace(found.info, queue_id=number, attributes=True, producer_epoch=5))
 
-    async def reach_master(self, found: Sighting) -> Node:
+    async def reach_master(self, found: FoundQueue) -> Node:
         return self.node
 
-    async def has_moved(self, found: Sighting) -> bool:
+    async def has_moved(self, found: FoundQueue) -> bool:
         return False
 
 
@@ -352,7 +352,7 @@ class RoutedNode(OneNode):
     async def reach(self, address: str) -> Node:
         return self.node
 
-    async def find(self, queue: str) -> Sighting:
+    async def find(self, queue: str) -> FoundQueue:
         if queue not in self.there:
             raise NoSuchQueue(f"no queue {queue!r}", queue=queue)
         found = await super().find(queue)
@@ -473,7 +473,7 @@ async def test_a_return_is_said_once_unless_its_commit_is_numbered(
 ) -> None:
     """Goal: a return counts once. The first attempt gets no answer: what settles for good is said again, and so is what
     a node knows by its numbers; a return alone is an unknown outcome."""
-    monkeypatch.setattr("mirrorlog.client.transaction.Subscription", Holder)
+    monkeypatch.setattr("mirrorlog.client.transaction.transaction.Subscription", Holder)
     node = Node(RequestTimeout("no answer"))
     client = OneNode(node)
     transaction = Transaction(Transactor(cast(Client, client)), level=255, durability=0, timeout_ms=5_000)
@@ -513,7 +513,7 @@ class Interrupted(OneNode):
         super().__init__(node)
         self.looks_down = 0
 
-    async def find(self, queue: str) -> Sighting:
+    async def find(self, queue: str) -> FoundQueue:
         if self.looks_down:
             self.looks_down -= 1
             raise LogUnavailable("queue is on node n1 alone, which is down; start n1", node="n1", since=0, queue=queue)
@@ -543,7 +543,7 @@ async def test_who_has_committed_there_waits_for_its_node_whatever_became_of_the
 async def test_who_settles_in_a_commit_waits_for_the_node_of_his_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: who has records of a queue in hand is at work with it, also before his first commit. Method: a commit that
     acknowledges and sends, while the node is down for two looks."""
-    monkeypatch.setattr("mirrorlog.client.transaction.Subscription", Holder)
+    monkeypatch.setattr("mirrorlog.client.transaction.transaction.Subscription", Holder)
     client = Interrupted(Node())
     transaction = Transaction(Transactor(cast(Client, client)), level=255, durability=0, timeout_ms=5_000)
     holder = Holder()
@@ -573,7 +573,7 @@ async def test_a_queue_that_was_declared_anew_under_a_commit_is_another_one_thou
     client = OneNode(node)
     find, incarnations = client.find, ["first"]
 
-    async def found(queue: str) -> Sighting:
+    async def found(queue: str) -> FoundQueue:
         each = await find(queue)
         return dataclasses.replace(each, info=replace(each.info, incarnation=incarnations[-1]))
 

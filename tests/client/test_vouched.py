@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog.client import Client
-from mirrorlog.client.sightings import Sighting, sightings_of
+from mirrorlog.client.connection.sightings import FoundQueue, sightings_of
 from mirrorlog.errors import MirrorlogError, NotMaster
-from mirrorlog.wire.messages import Metadata, NodeInfo, QueueInfo
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo
 
 INFO = QueueInfo(name="q", queue_id=1, log_id="x", epoch=1, master="n1", mirrors=["n2"], begin=0, next=0)
 
@@ -19,7 +19,7 @@ def says(node: str, *, attributes: bool, heard: bool = True) -> Metadata:
     return Metadata(cluster_id="", cluster_name="", node_id=node, nodes=nodes, queues=queues, heard=heard)
 
 
-def seen(told: Metadata) -> Sighting:
+def seen(told: Metadata) -> FoundQueue:
     return sightings_of("q", [told])[0]
 
 
@@ -27,7 +27,7 @@ async def vouched(found: Metadata, master: Metadata, monkeypatch: pytest.MonkeyP
     """Whether it takes attributes, and who was asked for it."""
     client, asked = Client("n2:1"), list[str]()
 
-    async def reach_master(found: Sighting) -> None:
+    async def reach_master(found: FoundQueue) -> None:
         """It is there."""
 
     async def ask(address: str, queues: list[str] | None) -> Metadata:

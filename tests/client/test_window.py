@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mirrorlog.client.window import Window
+from mirrorlog.client.producer.flow_control import Window
 from mirrorlog.errors import Overloaded
 
 LIMIT = 1000

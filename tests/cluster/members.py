@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mirrorlog import versions
-from mirrorlog.cluster.commands import Addresses, Holder, InSyncGrown, StartKind
-from mirrorlog.cluster.coordinator import Wanted
-from mirrorlog.cluster.liveness import Change, Life
+from mirrorlog.cluster.coordination.coordinator import Wanted
+from mirrorlog.cluster.coordination.liveness import Change, Life
+from mirrorlog.cluster.coordination.promotion import Report
 from mirrorlog.cluster.peers import MemberEvents
-from mirrorlog.cluster.promotion import Report
 from mirrorlog.cluster.raft.core import Timing
 from mirrorlog.cluster.service import ClusterService, Identity, founding
-from mirrorlog.cluster.state import ClusterState, NodeFacts
+from mirrorlog.cluster.state.commands import Addresses, Holder, InSyncGrown, StartKind
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts
 from mirrorlog.commitlog.files import OsFiles
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.messages import Hello, Limits, Welcome
+from mirrorlog.wire.messages.handshake import Hello, Limits, Welcome
 from tests.cluster.ports import Port, until
 
 CLUSTER_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"

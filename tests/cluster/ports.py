@@ -1,16 +1,21 @@
-"""What tests of members over real sockets share: a replication port, and waiting for what nobody tells of."""
+"""What tests of members over real sockets share: a replication port, a way to one that changes what is carried, and
+waiting for what nobody tells of."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol, TypeVar
 
 from mirrorlog.cluster.peers import AcceptedLink, MemberEvents
+from mirrorlog.config import split_address
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.wire.auth.credentials import OPEN
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Frame, FrameType, frame
-from mirrorlog.wire.messages import Hello, Welcome, encode, expect_message
+from mirrorlog.wire.messages.codec import encode, expect_message
+from mirrorlog.wire.messages.handshake import Hello, Welcome
 
 _T = TypeVar("_T")
 
@@ -53,7 +58,10 @@ class Port:
         if not self._node.greets:
             return
         self._endpoint.trust()
-        self._endpoint.send([frame(FrameType.WELCOME, encode(self._node.welcome))])
+        greeting = OPEN.accepted(hello, self._endpoint)
+        self._endpoint.send([frame(FrameType.WELCOME, encode(greeting.sealed(self._node.welcome)))])
+        if greeting.checked:
+            self._endpoint.check_frames()
         assert hello.node_id is not None
         assert hello.start_id is not None
         events = self._node.member_events
@@ -69,6 +77,54 @@ class Port:
     def disconnected(self, error: MirrorlogError | None) -> None:
         if self._link is not None:
             self._link.disconnected()
+
+
+Change = Callable[[int, bytes], bytes]
+
+
+def _as_it_is(number: int, data: bytes) -> bytes:
+    return data
+
+
+class Way:
+    """Connections are carried on. `change`: called with the number of the connection and what who dialled has sent, for
+    what arrives; `back`: likewise, of what he is sent."""
+
+    def __init__(self, to: str, change: Change, back: Change) -> None:
+        self.to = to
+        self.address = ""
+        self._change = change
+        self._back = back
+        self._count = 0
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number, self._count = self._count, self._count + 1
+        with contextlib.suppress(OSError):
+            there, back = await asyncio.open_connection(*split_address(self.to))
+            await asyncio.gather(
+                _pass(reader, back, lambda data: self._change(number, data)),
+                _pass(there, writer, lambda data: self._back(number, data)),
+            )
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Callable[[bytes], bytes]) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 20):
+            writer.write(change(data))
+            await writer.drain()
+    writer.close()
+
+
+@contextlib.asynccontextmanager
+async def way(change: Change = _as_it_is, to: str = "", *, back: Change = _as_it_is) -> AsyncIterator[Way]:
+    """One that listens; `to` may be said later."""
+    made = Way(to, change, back)
+    server = await asyncio.start_server(made.carry, "127.0.0.1", 0)
+    made.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield made
+    finally:
+        server.close()
 
 
 async def until(condition: Callable[[], _T | None]) -> _T:

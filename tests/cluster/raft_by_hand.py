@@ -39,7 +39,7 @@ class Certain:
         return 0.5
 
 
-class Hand:
+class Unacked:
     """One member and its disk. `applied`: the commands, in order."""
 
     def __init__(self, number: int, stored: Stored, *, now: float, make_raft: Callable[..., Raft] = Raft) -> None:
@@ -76,7 +76,7 @@ class ByHand:
         self.trace: list[str] = []
         self.flying: deque[AnyMessage] = deque()
         self.reads: list[tuple[str, int | None]] = []
-        self.members: dict[int, Hand] = {}
+        self.members: dict[int, Unacked] = {}
         self._make_raft = make_raft
         self._down: dict[int, Stored] = {}
         self._cut: set[tuple[int, int]] = set()
@@ -100,7 +100,7 @@ class ByHand:
         self._begin(number, self._down.pop(number))
 
     def _begin(self, number: int, stored: Stored) -> None:
-        self.members[number] = Hand(number, stored, now=self.now, make_raft=self._make_raft)
+        self.members[number] = Unacked(number, stored, now=self.now, make_raft=self._make_raft)
         self.work(number)
 
     def cut(self, those: set[int], others: set[int]) -> None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mirrorlog.cluster.commands import (
+from mirrorlog.cluster.membership.founding import founding
+from mirrorlog.cluster.membership.recovering import RAFT_NAME, Survivor, read_survivor
+from mirrorlog.cluster.raft.effects import Effects
+from mirrorlog.cluster.raft.messages import Entry, EntryKind, HardState
+from mirrorlog.cluster.raft.store import RaftStore
+from mirrorlog.cluster.state.commands import (
     Addresses,
     AnyCommand,
     Holder,
@@ -17,12 +22,7 @@ from mirrorlog.cluster.commands import (
     StartKind,
     encode_command,
 )
-from mirrorlog.cluster.founding import founding
-from mirrorlog.cluster.raft.effects import Effects
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, HardState
-from mirrorlog.cluster.raft.store import RaftStore
-from mirrorlog.cluster.recovering import RAFT_NAME, Survivor, read_survivor
-from mirrorlog.cluster.state import ClusterState, NodeFacts
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts
 from mirrorlog.commitlog.files import OsFiles
 
 FILES = OsFiles()

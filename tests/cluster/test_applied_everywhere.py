@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from mirrorlog.cluster.commands import NodeDraining
-from mirrorlog.cluster.liveness import Life
+from mirrorlog.cluster.coordination.liveness import Life
+from mirrorlog.cluster.state.commands import NodeDraining
 from tests.cluster.members import ServiceNode, founded
 from tests.cluster.ports import WAIT_S, until
 

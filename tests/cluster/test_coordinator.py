@@ -7,7 +7,22 @@ from random import Random
 
 import pytest
 
-from mirrorlog.cluster.commands import (
+from mirrorlog.cluster.coordination.coordinator import (
+    HANDOVER_AGAIN_S,
+    Action,
+    Away,
+    ChangeMembers,
+    Coordinator,
+    Fence,
+    Propose,
+    Seen,
+    Wanted,
+    away_from_home,
+)
+from mirrorlog.cluster.coordination.liveness import Life
+from mirrorlog.cluster.coordination.promotion import Report
+from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.state.commands import (
     Addresses,
     AnyCommand,
     Holder,
@@ -24,22 +39,7 @@ from mirrorlog.cluster.commands import (
     StartKind,
     VersionRaised,
 )
-from mirrorlog.cluster.coordinator import (
-    HANDOVER_AGAIN_S,
-    Action,
-    Away,
-    ChangeMembers,
-    Coordinator,
-    Fence,
-    Propose,
-    Seen,
-    Wanted,
-    away_from_home,
-)
-from mirrorlog.cluster.liveness import Life
-from mirrorlog.cluster.promotion import Report
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.state import ClusterState, LogFacts, applied
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, applied
 from mirrorlog.versions import OWN, run_id
 
 CLUSTER_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"

@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from mirrorlog.broker import departure_addressing
-from mirrorlog.broker.hosted import HostedLog
-from mirrorlog.broker.letter_roads import LetterRoads
-from mirrorlog.broker.roles import MasterRole
+from mirrorlog.broker.dead_letters import addressing as departure_addressing
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.roles import MasterRole
+from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
 from mirrorlog.client import Client
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import BatchTooLarge, MirrorlogError, NoSuchQueue
 from sim import nodes
 from sim.world import World
@@ -215,9 +215,9 @@ def test_letters_that_are_too_large_for_one_batch_go_in_several(monkeypatch: pyt
     monkeypatch.setattr(departure_addressing, "PIECE_PART", 1)
     sent: list[bytes] = []
     refused: list[bytes] = []
-    hand_over = LetterRoads.hand_over
+    hand_over = DeadLetterLinks.hand_over
 
-    async def noted(self: LetterRoads, log_id: str, batch: bytes, **more: Any) -> None:
+    async def noted(self: DeadLetterLinks, log_id: str, batch: bytes, **more: Any) -> None:
         try:
             await hand_over(self, log_id, batch, **more)
         except BatchTooLarge:
@@ -225,7 +225,7 @@ def test_letters_that_are_too_large_for_one_batch_go_in_several(monkeypatch: pyt
             raise
         sent.append(batch)
 
-    monkeypatch.setattr(LetterRoads, "hand_over", noted)
+    monkeypatch.setattr(DeadLetterLinks, "hand_over", noted)
 
     async def story(hands: Hands) -> None:
         await hands.declare("dead")

@@ -18,19 +18,20 @@ from typing import TypeVar
 import pytest
 
 from mirrorlog.cluster import driver
-from mirrorlog.cluster.commands import Addresses, NodeJoined, encode_command
 from mirrorlog.cluster.driver import RaftDriver
-from mirrorlog.cluster.machine import Machine, Step
 from mirrorlog.cluster.raft.core import Raft, Timing
 from mirrorlog.cluster.raft.effects import Stored
 from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.raft.messages import AnyMessage, HardState, Snapshot
 from mirrorlog.cluster.raft.store import RaftStore
-from mirrorlog.cluster.state import ClusterState, Outcome, encode_state
+from mirrorlog.cluster.state.commands import Addresses, NodeJoined, encode_command
+from mirrorlog.cluster.state.machine import Machine, Step
+from mirrorlog.cluster.state.state import ClusterState, Outcome, encode_state
 from mirrorlog.commitlog.files import Files, OsFiles
 from mirrorlog.errors import DiskFailed, MirrorlogError
 from sim.disk import SimulatedFiles
 from tests.cluster.ports import WAIT_S, until
+from tests.commitlog.faulty import FaultyFiles
 
 _T = TypeVar("_T")
 
@@ -261,6 +262,72 @@ def test_a_read_waits_for_a_round_and_sees_what_was_decided_before(tmp_path: Pat
             leader.wake()
             await until(lambda: "late" in watcher.reads)
             assert watcher.reads["late"] is None
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES, errno.ENOSPC])
+def test_a_snapshot_that_is_refused_is_taken_later_and_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A journal grows on while nothing can be opened beside it, and is replaced when it can; by a leader whose system
+    refuses that a few times."""
+    monkeypatch.setattr(driver, "JOURNAL_BYTES_MAX", 500)
+    monkeypatch.setattr(driver, "SNAPSHOT_REFUSED_S", 0.0)
+
+    async def run() -> None:
+        async with mesh(tmp_path) as found:
+            await found.join("a")
+            files: dict[int, FaultyFiles] = {}
+            for number in (1, 2, 3):
+                await found.stop(number)
+                files[number] = FaultyFiles()
+                found.start(number, files[number])
+            leader = await found.leader()
+            for each in files.values():
+                each.disk.refuse(code)
+            before = {number: each.disk.calls["open_directory"] for number, each in files.items()}
+            for number in range(8):
+                await found.join(f"node-{number}")
+            index = leader.raft.log.snapshot.index
+            await until(lambda: all(each.disk.calls["open_directory"] > before[n] for n, each in files.items()))
+            for each in files.values():
+                each.disk.heal()
+            await found.join("z")
+            await until(lambda: all(each.raft.log.snapshot.index > index for each in found.drivers.values()))
+            assert found.failures == {}
+            for number in (1, 2, 3):
+                await found.stop(number)
+                found.start(number)
+            await until(lambda: all("z" in each.machine.state.nodes for each in found.drivers.values()))
+
+    asyncio.run(run())
+
+
+def test_a_leaders_snapshot_that_is_refused_is_stored_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that lacks descriptors when a snapshot comes says nothing until it has it; by one that was away while
+    the others' journals were replaced, and they were started again."""
+    monkeypatch.setattr(driver, "JOURNAL_BYTES_MAX", 500)
+
+    async def run() -> None:
+        async with mesh(tmp_path) as found:
+            await found.join("a")
+            await found.stop(3)
+            for number in range(8):
+                await found.join(f"node-{number}")
+            for number in (1, 2):
+                await until(lambda: found.drivers[number].raft.log.snapshot.index > 0)  # noqa: B023
+                await found.stop(number)
+                found.start(number)
+            files = FaultyFiles()
+            late = found.start(3, files)
+            files.disk.refuse()
+            before = files.disk.calls["open_directory"]
+            await until(lambda: files.disk.calls["open_directory"] > before + 2)
+            assert len(late.machine.state.nodes) < 9
+            files.disk.heal()
+            await until(lambda: len(late.machine.state.nodes) == 9)
+            assert found.failures == {}
 
     asyncio.run(run())
 

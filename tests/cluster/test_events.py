@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 from mirrorlog.cluster.asking import asked_by, signed
-from mirrorlog.cluster.commands import (
+from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
+from mirrorlog.cluster.state.commands import (
     Addresses,
     AnyCommand,
     Holder,
@@ -29,6 +31,7 @@ from mirrorlog.cluster.commands import (
     ReplicaRemoved,
     Seen,
     StartKind,
+    UserLimitsSet,
     UserRemoved,
     UserSet,
     VersionRaised,
@@ -37,12 +40,11 @@ from mirrorlog.cluster.commands import (
     decode_command,
     encode_command,
 )
-from mirrorlog.cluster.events import Event, events_of
-from mirrorlog.cluster.machine import Machine
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
-from mirrorlog.cluster.state import ClusterState, encode_state
+from mirrorlog.cluster.state.events import Event, events_of
+from mirrorlog.cluster.state.machine import Machine
+from mirrorlog.cluster.state.state import ClusterState, encode_state
 from mirrorlog.versions import run_id
+from mirrorlog.wire.fairness.quotas import UserLimits
 
 
 class History:
@@ -176,6 +178,8 @@ def test_what_a_user_asked_for_says_so() -> None:
         UserSet(name="ann", tags=("administrator", "x"), by="ann"),
         PermissionsSet(user="ann", virtual_host="shop", configure="", write="a", read=".*", by="root"),
         PermissionsCleared(user="ann", virtual_host="shop", by="root"),
+        UserLimitsSet(user="ann", limits=UserLimits(max_connections=3, read_byte_rate=70), by="root"),
+        UserLimitsSet(user="ann", limits=UserLimits(), by="root"),
         VirtualHostRemoved(name="shop"),
         UserSet(name="bob", by="ann"),
         UserRemoved(name="bob", by="ann"),
@@ -187,12 +191,18 @@ def test_what_a_user_asked_for_says_so() -> None:
         ("user_set", "user ann was changed, tags: administrator, x; ann asked for it"),
         ("permissions_set", "user ann may in virtual host shop: configure '', write 'a', read '.*'; root asked for it"),
         ("permissions_cleared", "user ann may do nothing any more in virtual host shop; root asked for it"),
+        (
+            "user_limits_set",
+            "user ann has these limits on each node: max_connections 3, read_byte_rate 70; root asked for it",
+        ),
+        ("user_limits_set", "user ann has these limits on each node: none; root asked for it"),
         ("virtual_host_deleted", "virtual host shop was deleted"),
         ("user_set", "user bob was added, tags: none; ann asked for it"),
         ("user_deleted", "user bob was deleted; ann asked for it"),
     ]
     assert told[0].details == {"virtual_host": "shop", "by": "root"}
-    assert "by" not in told[6].details
+    assert told[6].details == {"user": "ann", "max_connections": 3, "read_byte_rate": 70, "by": "root"}
+    assert "by" not in told[8].details
     assert all("HASH" not in str(each) and "OTHER" not in str(each) for each in told)
 
 

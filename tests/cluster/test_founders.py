@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from mirrorlog.cluster.founders import OTHERS_S, ComeBack, Founders, Told, Untouched, founding_key
-from mirrorlog.cluster.seeking import Found, InCluster, Looks, Silent, Wait
+from mirrorlog.cluster.membership.founders import OTHERS_S, ComeBack, Founders, Told, Untouched, founding_key
+from mirrorlog.cluster.membership.seeking import Found, InCluster, Looks, Silent, Wait
 from mirrorlog.config import ClusterSettings, Member
 
 ONE, OTHER = UUID(int=1), UUID(int=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.letter_roads import LetterRoads
+from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
 from mirrorlog.client import Client
 from sim.world import World
 from tests.cluster.test_dead_letter_stories import insist, mastered, reading
@@ -45,15 +45,15 @@ def test_what_was_on_its_way_to_a_queue_that_went_with_its_node_keeps_nothing_ba
     """Goal: a piece that was addressed to a queue whose node never comes back ends. Method: nothing is handed over
     until the node of a queue that is not durable was killed, and forgotten perhaps; then what leaves for another queue
     arrives, and nothing leaves any more."""
-    hand_over = LetterRoads.hand_over
+    hand_over = DeadLetterLinks.hand_over
     dead = asyncio.Event()
 
-    async def held(self: LetterRoads, log_id: str, batch: bytes, *, name: str = "") -> None:
+    async def held(self: DeadLetterLinks, log_id: str, batch: bytes, *, name: str = "") -> None:
         await dead.wait()
         await hand_over(self, log_id, batch, name=name)
 
     async def story(world: World) -> None:
-        monkeypatch.setattr(LetterRoads, "hand_over", held)
+        monkeypatch.setattr(DeadLetterLinks, "hand_over", held)
         group = Group(world)
         await group.formed()
         await group.do(rest)

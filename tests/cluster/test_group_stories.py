@@ -12,12 +12,14 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
-from mirrorlog.broker.hosted import HostedLog
-from mirrorlog.broker.roles import MasterRole
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.roles import MasterRole
 from mirrorlog.client import Client
 from mirrorlog.errors import MirrorlogError, NotCurrent, OutcomeUnknown, PositionLost, Refused
-from mirrorlog.ha.court import COURT_S
-from mirrorlog.wire.messages import ClusterStatus, Events, GetEvents, GetMetadata, GetStatus, Metadata, Status
+from mirrorlog.ha.mastership import COURT_S
+from mirrorlog.wire.messages.operators import Events, GetEvents
+from mirrorlog.wire.messages.queues import GetMetadata, Metadata
+from mirrorlog.wire.messages.status import ClusterStatus, GetStatus, Status
 from sim.machines import ROOT, Machine
 from sim.nodes import cluster, joining
 from sim.stand_ins import node_disks

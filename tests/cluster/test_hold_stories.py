@@ -9,7 +9,7 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.errors import HoldTaken
-from mirrorlog.wire.messages import HoldInfo
+from mirrorlog.wire.messages.queues import HoldInfo
 from sim.world import World
 from tests.cluster.test_group_stories import SEEDS, Group, publishing, tell
 

@@ -9,15 +9,15 @@ from typing import Final, NamedTuple
 import msgspec
 import pytest
 
-from mirrorlog.cluster.commands import Addresses
-from mirrorlog.cluster.joining import FILE_NAME, STATE_BYTES_MAX, JoinRecord, anew, check_joining
+from mirrorlog.cluster.membership.joining import FILE_NAME, STATE_BYTES_MAX, JoinRecord, anew, check_joining
 from mirrorlog.cluster.questions import AskJoin, Joined
 from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.raft.messages import Snapshot
 from mirrorlog.cluster.raft.store import RaftStore
-from mirrorlog.cluster.state import ClusterState, encode_state
-from mirrorlog.commitlog.checksum import crc32c
+from mirrorlog.cluster.state.commands import Addresses
+from mirrorlog.cluster.state.state import ClusterState, encode_state
 from mirrorlog.commitlog.files import OS_FILES, Files
+from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import BadRequest, DiskFailed, DiskFull, LogCorrupt, ProtocolError, UnsupportedVersion
 from sim.disk import DiskModel, Moment, SimulatedFiles
 

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import pytest
 
-from mirrorlog.broker.departure_addressing import PIECE_RECORDS
-from mirrorlog.broker.letter_reader import LetterReader
-from mirrorlog.broker.letter_roads import LetterRoads
+from mirrorlog.broker.dead_letters.addressing import PIECE_RECORDS
+from mirrorlog.broker.dead_letters.reader import DeadLetterReader
+from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
 from mirrorlog.client import Client
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import OWN_PRODUCERS
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import OWN_PRODUCERS
 from mirrorlog.errors import BadRequest, LogUnavailable
-from mirrorlog.queues.departures import producer_of
+from mirrorlog.queues.dead_letters.forwarding import producer_of
 from mirrorlog.wire.frames import Level
 from sim import nodes
 from sim.world import World
@@ -38,7 +38,7 @@ def taking(monkeypatch: pytest.MonkeyPatch, *, batch_bytes: int, record_bytes: i
 
 def on_the_way(monkeypatch: pytest.MonkeyPatch, meddle: Callable[[HandOver], HandOver]) -> None:
     """Something happens to what is handed over."""
-    monkeypatch.setattr(LetterRoads, "hand_over", meddle(LetterRoads.hand_over))
+    monkeypatch.setattr(DeadLetterLinks, "hand_over", meddle(DeadLetterLinks.hand_over))
 
 
 async def values_of(hands: Hands, queue: str) -> list[bytes]:
@@ -138,12 +138,12 @@ def test_a_record_that_is_freed_while_its_piece_waits_takes_no_other_one_with_it
     """Goal: what is there arrives, once. Method: 50 records wait for a target that does not answer, or that has them
     and whose answer is lost; then the first one is not there any more, and the target answers."""
     away = target_away(monkeypatch, landed=landed)
-    run_at = LetterReader._run_at
+    run_at = DeadLetterReader._run_at
 
-    async def freed(self: LetterReader, queue_id: int, at: int) -> Any:
+    async def freed(self: DeadLetterReader, queue_id: int, at: int) -> Any:
         return await run_at(self, queue_id, at) if away or at else None
 
-    monkeypatch.setattr(LetterReader, "_run_at", freed)
+    monkeypatch.setattr(DeadLetterReader, "_run_at", freed)
 
     async def story(hands: Hands) -> None:
         await hands.declare("dead")

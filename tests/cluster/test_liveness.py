@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirrorlog.cluster.liveness import Life, Liveness
+from mirrorlog.cluster.coordination.liveness import Life, Liveness
 
 
 def watching(*nodes: str) -> Liveness:

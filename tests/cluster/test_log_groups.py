@@ -10,9 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog import versions
-from mirrorlog.broker.placing import place_for
-from mirrorlog.broker.view import View
-from mirrorlog.cluster.commands import (
+from mirrorlog.broker.membership.cluster_view import View
+from mirrorlog.broker.membership.placing import place_for
+from mirrorlog.cluster.coordination.liveness import Life
+from mirrorlog.cluster.service import ClusterService
+from mirrorlog.cluster.state.commands import (
     Addresses,
     QueuesPlaced,
     QueuesRemoved,
@@ -21,9 +23,7 @@ from mirrorlog.cluster.commands import (
     decode_command,
     encode_command,
 )
-from mirrorlog.cluster.liveness import Life
-from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state import (
+from mirrorlog.cluster.state.state import (
     LOG_GROUPS_MAX,
     LOG_GROUPS_PER_HOST,
     ClusterState,

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from mirrorlog import versions
-from mirrorlog.cluster.commands import (
+from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
+from mirrorlog.cluster.state.commands import (
     Addresses,
     AnyCommand,
     NodeJoined,
@@ -15,10 +17,8 @@ from mirrorlog.cluster.commands import (
     VersionRaised,
     encode_command,
 )
-from mirrorlog.cluster.machine import Machine
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
-from mirrorlog.cluster.state import ClusterState, Outcome, encode_state
+from mirrorlog.cluster.state.machine import Machine
+from mirrorlog.cluster.state.state import ClusterState, Outcome, encode_state
 from mirrorlog.errors import UnsupportedVersion
 
 

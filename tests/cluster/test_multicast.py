@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from mirrorlog.cluster.multicast import (
+from mirrorlog.cluster.membership.multicast import (
     ANSWERS_PER_S,
     PROBE_BYTES,
     Here,

@@ -9,12 +9,12 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from mirrorlog.broker.view import View
-from mirrorlog.cluster.commands import Holder, NodeStopped
-from mirrorlog.cluster.liveness import Life
-from mirrorlog.cluster.outages import nodes_needed, nodes_out
+from mirrorlog.broker.membership.cluster_view import View
+from mirrorlog.cluster.coordination.liveness import Life
+from mirrorlog.cluster.coordination.outages import nodes_needed, nodes_out
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state import LogFacts
+from mirrorlog.cluster.state.commands import Holder, NodeStopped
+from mirrorlog.cluster.state.state import LogFacts
 from tests.cluster.test_coordinator import World
 
 

@@ -14,7 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mirrorlog.cluster.commands import (
+from mirrorlog.cluster.coordination.promotion import Promotion, Report
+from mirrorlog.cluster.state.commands import (
     Addresses,
     AnyCommand,
     Holder,
@@ -26,8 +27,7 @@ from mirrorlog.cluster.commands import (
     Promoted,
     StartKind,
 )
-from mirrorlog.cluster.promotion import Promotion, Report
-from mirrorlog.cluster.state import ClusterState, LogFacts, Loss, applied
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, Loss, applied
 
 WAIT_S = 2.0
 

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog import errors, versions
-from mirrorlog.cluster.commands import QueuesPlaced, QueuesRemoved, QueuesUnbound, VirtualHostMade
-from mirrorlog.cluster.state import ClusterState, check_proposal, recovered
+from mirrorlog.cluster.state.commands import QueuesPlaced, QueuesRemoved, QueuesUnbound, VirtualHostMade
+from mirrorlog.cluster.state.state import ClusterState, check_proposal, recovered
 from mirrorlog.wire.names import qualified
 from tests.cluster.test_topology import Decided
 

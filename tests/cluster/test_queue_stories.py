@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from mirrorlog.client import Client, Delivered
-from mirrorlog.client.leases import Leased
+from mirrorlog.client.subscription.leases import Leased
 from mirrorlog.errors import (
     MirrorlogError,
     NoSuchGroup,
     OutcomeUnknown,
     SubscriptionCancelled,
 )
-from mirrorlog.queues.ledger import Ledger
+from mirrorlog.queues.groups.ledger import Ledger
 from sim.world import World
 from tests.cluster.test_group_stories import (
     AGAIN_S,

@@ -7,13 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mirrorlog.cluster.commands import (
-    Addresses,
-    encode_command,
-)
-from mirrorlog.cluster.founding import founding
-from mirrorlog.cluster.raft.messages import Entry, EntryKind
-from mirrorlog.cluster.recovering import (
+from mirrorlog.cluster.membership.founding import founding
+from mirrorlog.cluster.membership.recovering import (
     RAFT_NAME,
     RAISED,
     Survivor,
@@ -23,8 +18,13 @@ from mirrorlog.cluster.recovering import (
     plan,
     recover,
 )
-from mirrorlog.cluster.state import ClusterState, NodeFacts, decode_state
-from mirrorlog.commitlog.files import OsFiles
+from mirrorlog.cluster.raft.messages import Entry, EntryKind
+from mirrorlog.cluster.state.commands import (
+    Addresses,
+    encode_command,
+)
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts, decode_state
+from mirrorlog.commitlog.files import OsDirectory, OsFiles
 from mirrorlog.errors import BadInput, DirectoryInUse, MirrorlogError, Refused
 from tests.cluster.survivors import CLUSTER_ID, FILES, NAMES, Disk, commands
 
@@ -135,9 +135,9 @@ class FailingFiles(OsFiles):
         self._count()
         super().rename(old, new)
 
-    def fsync_directory(self, path: Path) -> None:
+    def open_directory(self, path: Path) -> OsDirectory:
         self._count()
-        super().fsync_directory(path)
+        return super().open_directory(path)
 
 
 def test_the_old_files_are_kept(disks: dict[str, Disk]) -> None:

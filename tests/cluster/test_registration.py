@@ -8,8 +8,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from mirrorlog.cluster import registration
-from mirrorlog.cluster.commands import (
+from mirrorlog.cluster.membership import registration
+from mirrorlog.cluster.membership.registration import Registration
+from mirrorlog.cluster.questions import Applied, AskApply, AskState, Joined, decode_question, encode
+from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.raft.messages import Snapshot
+from mirrorlog.cluster.state.commands import (
     Addresses,
     AnyCommand,
     NodeForgotten,
@@ -18,11 +22,7 @@ from mirrorlog.cluster.commands import (
     StartKind,
     decode_command,
 )
-from mirrorlog.cluster.questions import Applied, AskApply, AskState, Joined, decode_question, encode
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Snapshot
-from mirrorlog.cluster.registration import Registration
-from mirrorlog.cluster.state import ClusterState, NodeFacts, Outcome, applied, encode_state
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome, applied, encode_state
 from mirrorlog.errors import MirrorlogError, NotAMember, NotLeader, RequestTimeout
 from tests.cluster.ports import until
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from mirrorlog.cluster.commands import Addresses, AnyCommand, Holder, NodeForgotten, NodeStarted, StartKind
+from mirrorlog.cluster.membership.registration import Returned, come_back
 from mirrorlog.cluster.questions import Applied, Joined
 from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.raft.messages import Snapshot
-from mirrorlog.cluster.returning import Returned, come_back
-from mirrorlog.cluster.state import ClusterState, LogFacts, NodeFacts, applied, encode_state
+from mirrorlog.cluster.state.commands import Addresses, AnyCommand, Holder, NodeForgotten, NodeStarted, StartKind
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts, applied, encode_state
 from mirrorlog.errors import MirrorlogError, NotAMember, NotLeader, ProtocolError, RequestTimeout
 
 AT = Addresses(client="h:1", replication="h:2")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.cluster import runs as runs_module
-from mirrorlog.cluster.commands import Addresses, NodeDraining, NodeStarted, StartKind, encode_command
-from mirrorlog.cluster.liveness import Life, Liveness
+from mirrorlog.cluster.coordination import runs as runs_module
+from mirrorlog.cluster.coordination.liveness import Life, Liveness
+from mirrorlog.cluster.coordination.runs import RIVAL_HEARD_S, Runs, unknown_to
 from mirrorlog.cluster.raft.messages import Entry, EntryKind
-from mirrorlog.cluster.runs import RIVAL_HEARD_S, Runs, unknown_to
+from mirrorlog.cluster.state.commands import Addresses, NodeDraining, NodeStarted, StartKind, encode_command
 from mirrorlog.errors import NotLeader
 
 ADDRESSES = Addresses()

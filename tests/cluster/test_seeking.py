@@ -8,15 +8,16 @@ from uuid import UUID
 
 import pytest
 
-from mirrorlog.cluster.commands import Addresses
+from mirrorlog.cluster.membership.seeds import LINKS_MAX, SeekingPort, ask_to_join, look_at
+from mirrorlog.cluster.membership.seeking import Answer, Found, InCluster, Join, Looks, Silent, Wait, decide, in_order
 from mirrorlog.cluster.questions import AskJoin
-from mirrorlog.cluster.seeds import LINKS_MAX, SeekingPort, ask_to_join, look_at
-from mirrorlog.cluster.seeking import Answer, Found, InCluster, Join, Looks, Silent, Wait, decide, in_order
+from mirrorlog.cluster.state.commands import Addresses
 from mirrorlog.config import ClusterSettings, LimitSettings
 from mirrorlog.errors import ConnectionLost, NotLeader, WrongCluster
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.wire.frames import FrameType, frame
-from mirrorlog.wire.messages import Hello, encode
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.handshake import Hello
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
 SEEDS = ("a:1", "b:1", "c:1")

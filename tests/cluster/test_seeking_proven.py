@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from mirrorlog.cluster.seeds import SeekingPort, look_at
-from mirrorlog.cluster.seeking import Looks, Silent
+from mirrorlog.cluster.membership.seeds import SeekingPort, look_at
+from mirrorlog.cluster.membership.seeking import Looks, Silent
 from mirrorlog.config import LimitSettings
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.wire.credentials import OPEN, Credentials
+from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.tls import client_context, server_context
 
 SECRET = Credentials(b"0123456789abcdef")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.cluster.commands import NodeDraining, StartKind
-from mirrorlog.cluster.liveness import Life
+from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.raft.messages import AnyMessage, Vote
+from mirrorlog.cluster.state.commands import NodeDraining, StartKind
 from mirrorlog.errors import NotLeader, RequestTimeout
 from tests.cluster.members import ServiceNode, founded, settled
 from tests.cluster.ports import WAIT_S, until
@@ -121,7 +121,7 @@ def test_a_run_that_is_over_does_not_live_in_the_next_one(tmp_path: Path, monkey
             service.heard("a", "another run")
             assert service.life("a") is Life.UP
             assert service.life_of_run("a") is Life.UNKNOWN
-            monkeypatch.setattr("mirrorlog.cluster.runs.RIVAL_HEARD_S", 0.0)
+            monkeypatch.setattr("mirrorlog.cluster.coordination.runs.RIVAL_HEARD_S", 0.0)
             assert service.life_of_run("a") is Life.DOWN
             await until(lambda: service.life_of_run("a") is Life.UP)
             service.identity = replace(service.identity, start_id="another run")

@@ -12,12 +12,20 @@ from typing import Final, NamedTuple
 import msgspec
 import pytest
 
-from mirrorlog.cluster import starts as starts_module
-from mirrorlog.cluster.commands import Addresses, NodeStarted, StartKind
-from mirrorlog.cluster.starts import BOOT_ID_PATH, FAILED_NAME, FILE_NAME, SINCE_MAX, Record, Starts, own_boot_id
-from mirrorlog.cluster.state import ClusterState, NodeFacts, applied
-from mirrorlog.commitlog.checksum import crc32c
+from mirrorlog.cluster.membership import starts as starts_module
+from mirrorlog.cluster.membership.starts import (
+    BOOT_ID_PATH,
+    FAILED_NAME,
+    FILE_NAME,
+    SINCE_MAX,
+    Record,
+    Starts,
+    own_boot_id,
+)
+from mirrorlog.cluster.state.commands import Addresses, NodeStarted, StartKind
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts, applied
 from mirrorlog.commitlog.files import OS_FILES, Files
+from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import DiskFailed, DiskFull, LogCorrupt, UnsupportedVersion
 from sim.disk import DiskModel, Moment, SimulatedFiles
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog import versions
-from mirrorlog.cluster.commands import (
+from mirrorlog.cluster.state.commands import (
     Addresses,
     AnyCommand,
     Holder,
@@ -35,7 +35,7 @@ from mirrorlog.cluster.commands import (
     decode_command,
     encode_command,
 )
-from mirrorlog.cluster.state import (
+from mirrorlog.cluster.state.state import (
     EPOCH_MAX,
     EPOCHS_RAISED,
     LOSSES_KEPT,

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mirrorlog.cluster.commands import (
+from mirrorlog.cluster.state.commands import (
     Addresses,
     AnyCommand,
     Holder,
@@ -35,7 +35,7 @@ from mirrorlog.cluster.commands import (
     decode_command,
     encode_command,
 )
-from mirrorlog.cluster.state import (
+from mirrorlog.cluster.state.state import (
     ClusterState,
     LogFacts,
     NodeFacts,

@@ -10,19 +10,22 @@ from typing import Any
 import pytest
 
 from mirrorlog import errors, versions
-from mirrorlog.cluster import topology
-from mirrorlog.cluster.commands import (
+from mirrorlog.cluster.state import topology
+from mirrorlog.cluster.state.commands import (
     Addresses,
     Bound,
     Command,
     ExchangeDeclared,
     ExchangeDeleted,
+    FirstUserMade,
     LogMade,
     NodeJoined,
+    PasswordRenewed,
     PermissionsCleared,
     PermissionsSet,
     QueuesPlaced,
     Unbound,
+    UserLimitsSet,
     UserRemoved,
     UserSet,
     VirtualHostMade,
@@ -30,8 +33,9 @@ from mirrorlog.cluster.commands import (
     decode_command,
     encode_command,
 )
-from mirrorlog.cluster.state import ClusterState, applied, check_proposal, decode_state, encode_state, recovered
-from mirrorlog.cluster.topology import Permissions, Topology, User, VirtualHost, without_queue
+from mirrorlog.cluster.state.state import ClusterState, applied, check_proposal, decode_state, encode_state, recovered
+from mirrorlog.cluster.state.topology import Permissions, Topology, User, VirtualHost, without_queue
+from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.routing import Binding, Exchange, RoutingTable, is_stale, next_version, stamp
 
 ADMIN = UserSet(name="admin", password_hash="h", tags=("administrator",))
@@ -41,7 +45,7 @@ class Decided:
     """A state with log `x` and queues; commands lead on from it."""
 
     def __init__(self, *queues: str) -> None:
-        self.state = ClusterState("id", "name", cluster_version=versions.ROUTING)
+        self.state = ClusterState("id", "name", cluster_version=versions.OWN)
         self.index = 0
         self.do(NodeJoined(node="a", addresses=Addresses()))
         self.do(LogMade(log_id="x", number=0, name="x", flush="memory", replicas=("a",)))
@@ -137,6 +141,7 @@ def test_declaring_again_is_nothing_and_with_other_properties_names_the_differen
         (UserSet(name="u", tags=("",)), errors.BadRequest, "tag"),
         (PermissionsSet(user="u", virtual_host="/", configure="", write="", read=""), errors.NoSuchUser, "'u'"),
         (PermissionsCleared(user="u", virtual_host="/"), errors.NoSuchUser, "'u'"),
+        (UserLimitsSet(user="u", limits=UserLimits(request_rate=1)), errors.NoSuchUser, "'u'"),
     ],
 )
 def test_what_may_not_be_is_refused_with_its_reason(
@@ -387,6 +392,52 @@ def test_a_queue_of_a_virtual_host_that_is_not_there_is_not_placed() -> None:
     assert "no virtual host 'v'" in Decided().ask(QueuesPlaced(log_id="x", names=("v\x1fq",)))[1]
 
 
+def test_the_first_administrator_comes_whole_and_only_where_nobody_is() -> None:
+    """Goal: nothing is left half done, and nobody's password is set anew. Method: one, the same again, another one."""
+    decided = Decided()
+    decided.do(FirstUserMade(name="ann", password_hash="h"))
+    ann = User("h", ("administrator",), {"/": Permissions(".*", ".*", ".*")}, born=1)
+    assert decided.state.routing.users == {"ann": ann}
+    decided.do(FirstUserMade(name="ann", password_hash="other"), FirstUserMade(name="bob", password_hash="b"))
+    assert decided.state.routing.users == {"ann": ann}
+    decided = Decided()
+    decided.refused(FirstUserMade(name="", password_hash="h"), errors.BadRequest, "user")
+
+
+def test_a_new_hash_takes_the_place_of_the_one_that_was_compared_and_of_no_other() -> None:
+    """Goal: what comes late undoes no change. Method: two nodes renew the same hash, then one comes after another
+    password, after none, and after the user has gone and is there again; one for nobody."""
+    decided = Decided()
+    decided.do(ADMIN, UserSet(name="ann", password_hash="old", tags=("monitoring",)))
+    born = decided.state.routing.users["ann"].born
+
+    def renew(seen: str, password_hash: str) -> None:
+        decided.do(PasswordRenewed(user="ann", seen=seen, password_hash=password_hash))
+
+    renew("old", "new")
+    renew("old", "newer")
+    assert decided.state.routing.users["ann"] == User("new", ("monitoring",), born=born)
+    for password_hash in ("changed", ""):
+        decided.do(UserSet(name="ann", password_hash=password_hash))
+        renew("new", "newer")
+        renew("", "newer")
+        assert decided.state.routing.users["ann"].password_hash == password_hash
+    decided.do(UserRemoved(name="ann"))
+    renew("new", "newer")
+    assert "ann" not in decided.state.routing.users
+    decided.do(UserSet(name="ann", password_hash="hers"))
+    renew("new", "newer")
+    assert decided.state.routing.users["ann"].password_hash == "hers"
+
+
+def test_hashes_are_renewed_once_all_nodes_can_read_that() -> None:
+    """Goal: software of the version before meets no command that stops it."""
+    renewed = PasswordRenewed(user="ann", seen="old", password_hash="new")
+    with pytest.raises(errors.UnsupportedVersion):
+        check_proposal(ClusterState("id", "name", cluster_version=versions.RENEWED_HASHES - 1), renewed)
+    check_proposal(ClusterState("id", "name", cluster_version=versions.RENEWED_HASHES), renewed)
+
+
 def test_users_change_and_go() -> None:
     """Goal: what is not said stays; every change raises the users' version, none does not. Method: step by step."""
     decided = Decided()
@@ -410,6 +461,40 @@ def test_users_change_and_go() -> None:
     ]
     decided.do(UserRemoved(name="u"))
     assert (set(decided.state.routing.users), decided.state.routing.users_version) == ({"admin"}, 7)
+
+
+def test_limits_of_a_user_come_change_and_go() -> None:
+    """Goal: all of them are set at once, other changes leave them, a snapshot has them, and a user without any is the
+    same bytes as before there were limits. Method: step by step; each twice."""
+    decided = Decided()
+    decided.do(ADMIN, UserSet(name="u", password_hash="h"))
+    without = encode_state(decided.state)
+    first, second = UserLimits(max_connections=2, read_byte_rate=5), UserLimits(publish_byte_rate=1_000)
+    decided.do(*[UserLimitsSet(user="u", limits=first)] * 2, UserSet(name="u", tags=("t",)))
+    assert decided.state.routing.users["u"] == User("h", ("t",), born=2, limits=first)
+    assert decided.state.routing.users_version == 4
+    assert decode_state(encode_state(decided.state)) == decided.state
+    assert recovered(decided.state, ["a"]).routing.users == decided.state.routing.users
+    decided.do(UserLimitsSet(user="u", limits=second))
+    assert decided.state.routing.users["u"].limits == second
+    decided.refused(UserLimitsSet(user="u", limits=UserLimits(request_rate=0)), errors.BadRequest, "request_rate 0")
+    decided.do(UserLimitsSet(user="u", limits=UserLimits()), UserSet(name="u", tags=()))
+    assert b"limits" not in encode_state(decided.state)
+    assert len(encode_state(decided.state)) == len(without)
+    decided.do(UserLimitsSet(user="u", limits=first), UserRemoved(name="u"), UserSet(name="u"))
+    assert decided.state.routing.users["u"].limits is None
+
+
+def test_a_cluster_of_the_version_before_takes_no_limits() -> None:
+    """Software that does not know the command would stop at it. The users themselves may be changed."""
+    old = ClusterState("id", "name", cluster_version=versions.USER_LIMITS - 1)
+    with pytest.raises(errors.UnsupportedVersion, match=f"came with version {versions.USER_LIMITS}"):
+        check_proposal(old, UserLimitsSet(user="u", limits=UserLimits(request_rate=1)))
+    check_proposal(old, UserSet(name="u"))
+    check_proposal(
+        ClusterState("id", "name", cluster_version=versions.USER_LIMITS),
+        UserLimitsSet(user="u", limits=UserLimits()),
+    )
 
 
 def test_a_user_who_is_made_again_is_another_one() -> None:

@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog import errors, versions
-from mirrorlog.broker.placing import place_for
-from mirrorlog.cluster.commands import (
+from mirrorlog.broker.membership.placing import place_for
+from mirrorlog.cluster.coordination.coordinator import Propose
+from mirrorlog.cluster.state.commands import (
     Addresses,
     NodeForgotten,
     NodeStarted,
@@ -20,8 +21,14 @@ from mirrorlog.cluster.commands import (
     StartKind,
     TransientLogMade,
 )
-from mirrorlog.cluster.coordinator import Propose
-from mirrorlog.cluster.state import ClusterState, check_proposal, decode_state, encode_state, holds_transient, recovered
+from mirrorlog.cluster.state.state import (
+    ClusterState,
+    check_proposal,
+    decode_state,
+    encode_state,
+    holds_transient,
+    recovered,
+)
 from tests.cluster.test_coordinator import CLUSTER_ID, World
 
 MADE = TransientLogMade(log_id="t", number=77, node="a")

@@ -7,11 +7,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from mirrorlog.cluster.commands import Addresses, Holder
-from mirrorlog.cluster.liveness import Life
-from mirrorlog.cluster.promotion import Report
-from mirrorlog.cluster.state import ClusterState, LogFacts, Loss, NodeFacts
-from mirrorlog.cluster.unclean import Unclean, best_of, lost_from, lost_to, unclean_promotion
+from mirrorlog.cluster.coordination.liveness import Life
+from mirrorlog.cluster.coordination.promotion import Report
+from mirrorlog.cluster.coordination.unclean import Unclean, best_of, lost_from, lost_to, unclean_promotion
+from mirrorlog.cluster.state.commands import Addresses, Holder
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, Loss, NodeFacts
 from mirrorlog.errors import Refused
 
 STATE = ClusterState(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mirrorlog.commitlog.files import OS_FILES, File, Files
+from mirrorlog.commitlog.files import OS_FILES, Directory, File, Files
 from mirrorlog.commitlog.log import CommitLog
 
 
@@ -34,6 +34,11 @@ class Disk:
     def fail(self, operation: str, code: int = errno.EIO, *, first: int = 1, times: int = 1_000_000) -> None:
         """From the `first` call on, counted from now: 1 is the next one."""
         self.faults.append(Fault(operation, code, self.calls[operation] + first, times))
+
+    def refuse(self, code: int = errno.EMFILE) -> None:
+        """Nothing can be opened any more, until `heal`."""
+        for operation in ("open", "create", "lock", "open_directory"):
+            self.fail(operation, code)
 
     def heal(self) -> None:
         self.faults.clear()
@@ -92,6 +97,19 @@ class FaultyFile:
         self._file.close()
 
 
+class FaultyDirectory:
+    def __init__(self, directory: Directory, disk: Disk) -> None:
+        self._directory = directory
+        self._disk = disk
+
+    def sync(self) -> None:
+        self._disk.call("fsync_directory")
+        self._directory.sync()
+
+    def close(self) -> None:
+        self._directory.close()
+
+
 class FaultyFiles:
     """`disk` is where a test asks for errors."""
 
@@ -125,9 +143,12 @@ class FaultyFiles:
         self.disk.call("unlink")
         self._files.unlink(path)
 
+    def open_directory(self, path: Path) -> FaultyDirectory:
+        self.disk.call("open_directory")
+        return FaultyDirectory(self._files.open_directory(path), self.disk)
+
     def fsync_directory(self, path: Path) -> None:
-        self.disk.call("fsync_directory")
-        self._files.fsync_directory(path)
+        self.open_directory(path).sync()
 
     def populate(self, pages: memoryview) -> bool:
         self.disk.call("populate")

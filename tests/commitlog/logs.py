@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from uuid import UUID
 
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.envelope import is_inner
 from mirrorlog.commitlog.epochs import EpochLike
 from mirrorlog.commitlog.files import OS_FILES, Files
-from mirrorlog.commitlog.format import BatchHeader, Kind
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.envelope import is_inner
+from mirrorlog.commitlog.format.header import BatchHeader, Kind
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.opening import OnPast
-from mirrorlog.commitlog.scan import OnBatch, ignore_batch
+from mirrorlog.commitlog.recovery.opening import OnPast
+from mirrorlog.commitlog.segments.scan import OnBatch, ignore_batch
 from mirrorlog.config import LogSettings
 
 LOG_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")

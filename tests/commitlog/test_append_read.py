@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.chain import SegmentChain
-from mirrorlog.commitlog.format import check_stamped
+from mirrorlog.commitlog.format.header import check_stamped
+from mirrorlog.commitlog.segments.chain import SegmentChain
 from mirrorlog.errors import BadBatch, BadRequest, BatchTooLarge, LogUnavailable, OffsetOutOfRange
 from tests.commitlog.logs import (
     KIB,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mirrorlog.commitlog.aside import all_aside, copies_aside, next_aside
+from mirrorlog.commitlog.recovery.former_copies import all_aside, copies_aside, next_aside
 
 
 def test_copies_are_found_by_log_and_age_and_a_number_is_not_used_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.attributes import (
+from mirrorlog.commitlog.format.attributes import (
     DURATION_MS_MAX,
     NO_ATTRIBUTES,
     Attributes,
@@ -17,15 +17,15 @@ from mirrorlog.commitlog.attributes import (
     decode_attributes,
     encode_attributes,
 )
-from mirrorlog.commitlog.body import (
+from mirrorlog.commitlog.format.body import (
     Record,
     check_uncompressed,
     draft_columns,
     encode_batch,
     parse_batch_body,
 )
-from mirrorlog.commitlog.codec import compress_draft, open_body
-from mirrorlog.commitlog.format import (
+from mirrorlog.commitlog.format.codec import compress_draft, open_body
+from mirrorlog.commitlog.format.header import (
     HEADER_SIZE,
     Codec,
     Column,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.body import (
+from mirrorlog.commitlog.format.body import (
     BinaryColumn,
     Record,
     check_uncompressed,
@@ -20,8 +20,8 @@ from mirrorlog.commitlog.body import (
     parse_batch_body,
     parse_body,
 )
-from mirrorlog.commitlog.checksum import crc32c, crc32c_portable
-from mirrorlog.commitlog.format import (
+from mirrorlog.commitlog.format.checksum import crc32c, crc32c_portable
+from mirrorlog.commitlog.format.header import (
     HEADER_SIZE,
     NO_TIMESTAMP,
     Codec,
@@ -141,7 +141,7 @@ def test_values_alone_are_judged_as_any_columns_are(
 
     short = parsed()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mirrorlog.commitlog.body._values_alone", lambda body, count: None)
+        patch.setattr("mirrorlog.commitlog.format.body._values_alone", lambda body, count: None)
         assert short == parsed()
 
 

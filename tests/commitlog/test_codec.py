@@ -11,9 +11,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
-from mirrorlog.commitlog.codec import compress, compress_draft, decompress, open_body
-from mirrorlog.commitlog.format import HEADER_SIZE, Codec, check_producer_part, read_header
+from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.codec import compress, compress_draft, decompress, open_body
+from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec, check_producer_part, read_header
 from mirrorlog.errors import BadBatch
 
 PACKED = [Codec.LZ4, Codec.ZSTD]

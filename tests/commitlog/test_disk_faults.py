@@ -1,10 +1,12 @@
 """Full and failing disks, injected at a chosen call."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
+from mirrorlog.commitlog.epochs import Epoch
 from mirrorlog.commitlog.log import LogState
 from mirrorlog.errors import DiskFailed, DiskFull, FileRefused, LogCorrupt, OffsetOutOfRange
 from tests.commitlog.faulty import FaultyFiles
@@ -197,7 +199,7 @@ def test_a_new_log_on_a_full_disk_is_refused_and_works_later(tmp_path: Path) -> 
 REFUSED = [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM]
 
 
-@pytest.mark.parametrize("code", [*REFUSED, errno.ENOMEM])
+@pytest.mark.parametrize("code", [*REFUSED, errno.ENOMEM, errno.EFBIG])
 @pytest.mark.parametrize("operation", ["create", "allocate", "map", "rename"])
 def test_a_segment_that_the_system_refuses_to_make_is_no_failing_disk(
     tmp_path: Path, operation: str, code: int
@@ -222,37 +224,151 @@ def test_a_segment_that_the_system_refuses_to_make_is_no_failing_disk(
 
 
 @pytest.mark.parametrize("code", REFUSED)
-def test_a_directory_that_cannot_be_opened_is_synced_by_a_later_flush(tmp_path: Path, code: int) -> None:
-    """Goal: a flush that could not begin claims nothing and spoils nothing. Method: refuse to open the directory whose
-    names are to be synced; the flushed offset stays, the log is open, and the next flush does all of it."""
+def test_a_flush_opens_nothing(tmp_path: Path, code: int) -> None:
+    """Goal: a node without descriptors or rights flushes as ever, new names included. Method: refuse all opening."""
     files = FaultyFiles()
     log = open_log(tmp_path, segment_bytes=1000, epoch=1, files=files)
     append_sizes(log, [600, 600])
-    before = log.flushed
-    files.disk.fail("fsync_directory", code)
-    with pytest.raises(FileRefused):
-        flush(log)
-    assert (log.flushed, log.state) == (before, LogState.OPEN)
-    append(log, sized_batch(300))
-    files.disk.heal()
+    files.disk.refuse(code)
     synced = files.disk.calls["fsync_directory"]
-    assert flush(log) == log.end > before
+    assert flush(log) == log.end == 1200
     assert files.disk.calls["fsync_directory"] == synced + 1
     log.close()
+    files.disk.heal()
     assert open_log(tmp_path, segment_bytes=1000).recovery.clean
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOMEM, errno.ENOSPC])
-def test_a_sync_that_began_and_failed_is_a_failing_disk(tmp_path: Path, code: int) -> None:
-    """Goal: after it nobody knows what the disk has, whatever the reason. Method: fail the sync of the bytes."""
+@pytest.mark.parametrize("operation", ["fdatasync", "fsync_directory"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, *REFUSED, errno.ENOMEM])
+def test_a_sync_that_began_and_failed_is_a_failing_disk(tmp_path: Path, code: int, operation: str) -> None:
+    """Goal: after it nobody knows what the disk has, whatever the reason. Method: fail the sync of bytes and names."""
     files = FaultyFiles()
     log = open_log(tmp_path, segment_bytes=1000, epoch=1, files=files)
-    append_sizes(log, [600])
-    files.disk.fail("fdatasync", code)
+    append_sizes(log, [600, 600])
+    files.disk.fail(operation, code)
     with pytest.raises(DiskFailed):
         flush(log)
     assert log.state is LogState.FAILED
     abandon(log)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("sizes", [[400] * 7, [400] * 2])
+@pytest.mark.parametrize("code", [*REFUSED, errno.ENOMEM])
+def test_a_cut_that_the_system_refuses_is_made_later(tmp_path: Path, code: int, sizes: list[int], lost: bool) -> None:
+    """Goal: a mirror whose end must be cut keeps its copy while nothing can be opened. Method: refuse all opening, cut
+    within the active segment and far before it, twice; the log is as it was and open. Then it is cut, and goes on."""
+    files = FaultyFiles()
+    log = open_log(tmp_path, segment_bytes=1000, epoch=1, files=files, kept_mapped_bytes=0)
+    append_sizes(log, sizes)
+    flush(log)
+    if lost:
+        log.set_confirmed(log.end)
+    content, epochs, confirmed = stored(log), log.epochs, log.confirmed
+    for _ in range(2):
+        files.disk.refuse(code)
+        with pytest.raises(FileRefused):
+            log.truncate(400, [Epoch(1, 0), Epoch(2, 400)], lost=lost)
+        assert (log.state, log.epochs, log.confirmed) == (LogState.OPEN, epochs, confirmed)
+        files.disk.heal()
+        assert stored(log) == content
+    log.truncate(400, [Epoch(1, 0), Epoch(2, 400)], lost=lost)
+    assert (log.end, log.epochs.current) == (400, 2)
+    append(log, sized_batch(600))
+    assert flush(log) == 1000
+    log.close()
+    again = open_log(tmp_path, segment_bytes=1000)
+    assert (again.recovery.clean, again.end, again.epochs.current) == (True, 1000, 2)
+
+
+@pytest.mark.parametrize(
+    "operation", ["open", "create", "open_directory", "pwrite", "rename", "unlink", "allocate", "map"]
+)
+def test_a_refusal_at_any_step_of_a_cut_is_none_or_ends_the_log(tmp_path: Path, operation: str) -> None:
+    """Goal: what is on disk and what is in memory never part. Method: refuse each call of a cut in turn; either the log
+    is open, and the cut can be asked for again, or it has failed, and opens."""
+    tries = 0
+    for number in range(1, 14):
+        files = FaultyFiles()
+        directory = tmp_path / str(number)
+        log = open_log(directory, segment_bytes=1000, epoch=1, files=files, kept_mapped_bytes=0)
+        append_sizes(log, [400] * 7)
+        flush(log)
+        content = stored(log)
+        files.disk.fail(operation, errno.EACCES, first=number, times=1)
+        try:
+            log.truncate(400, [Epoch(1, 0), Epoch(2, 400)])
+        except FileRefused:
+            assert stored(log) == content
+            log.truncate(400, [Epoch(1, 0), Epoch(2, 400)])
+            assert (log.end, log.epochs.current) == (400, 2)
+        except DiskFailed:
+            assert log.state is LogState.FAILED
+        else:
+            break
+        tries += 1
+        abandon(log)
+        again = open_log(directory, segment_bytes=1000)
+        assert content.startswith(stored(again))
+        assert not again.recovery.lossy
+    assert tries or operation in {"allocate", "map"}
+
+
+@pytest.mark.parametrize("code", [*REFUSED, errno.ENOMEM])
+@pytest.mark.parametrize("operation", ["open_directory", "create", "pwrite", "fdatasync", "rename"])
+def test_an_epoch_that_the_system_refuses_to_store_is_opened_later(tmp_path: Path, operation: str, code: int) -> None:
+    """Goal: a promotion without descriptors leaves the list as it was, and the log open. Method: refuse each step of
+    replacing the file, while it cannot be read either."""
+    files = FaultyFiles()
+    log = open_log(tmp_path, epoch=1, files=files)
+    files.disk.fail(operation, code)
+    files.disk.fail("open", code)
+    with pytest.raises(FileRefused):
+        log.open_epoch(2)
+    assert (log.epochs.current, log.state) == (1, LogState.OPEN)
+    files.disk.heal()
+    log.open_epoch(2)
+    abandon(log)
+    assert open_log(tmp_path).epochs.current == 2
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_a_run_that_is_refused_half_way_keeps_nothing(tmp_path: Path, code: int) -> None:
+    """Goal: a mirror without descriptors keeps its copy. Method: refuse the third file of a run over four, and all
+    other opening from there on; nothing of the run is kept, the log is open, and later takes it all."""
+    master = open_log(tmp_path / "master", epoch=1)
+    append_sizes(master, [400] * 8)
+    files = FaultyFiles()
+    mirror = open_log(tmp_path / "mirror", segment_bytes=1000, files=files)
+    mirror.adopt_epochs(master.epochs.entries)
+    run = memoryview(stored(master))
+    mirror.append_run(run[:400], log_offset=0)
+    files.disk.fail("create", code, first=2)
+    files.disk.fail("open", code)
+    files.disk.fail("open_directory", code)
+    with pytest.raises(FileRefused):
+        mirror.append_run(run[400:], log_offset=400)
+    assert (mirror.end, mirror.state) == (400, LogState.OPEN)
+    files.disk.heal()
+    assert len(mirror.append_run(run[400:], log_offset=400)) == 7
+    assert stored(mirror) == bytes(run)
+
+
+def test_a_sync_that_the_kernel_denies_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: only opening may be refused. Method: the real disk, with EACCES from the calls that sync."""
+
+    def deny(fd: int) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    for call in ("fdatasync", "fsync"):
+        log = open_log(tmp_path / call, segment_bytes=1000, epoch=1)
+        append_sizes(log, [600, 600])
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, deny)
+            with pytest.raises(DiskFailed):
+                flush(log)
+        assert log.state is LogState.FAILED
+        abandon(log)
 
 
 @pytest.mark.parametrize("code", [*REFUSED, errno.ENOMEM])

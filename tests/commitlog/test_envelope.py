@@ -8,18 +8,18 @@ from uuid import UUID
 
 import pytest
 
-from mirrorlog.commitlog import scan
-from mirrorlog.commitlog.checksum import crc32c
-from mirrorlog.commitlog.envelope import Part, is_envelope, is_inner, open_envelope
 from mirrorlog.commitlog.epochs import Epoch
 from mirrorlog.commitlog.files import OS_FILES
-from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Flag, Kind, read_header
-from mirrorlog.commitlog.index import QueueIndex
+from mirrorlog.commitlog.format.checksum import crc32c
+from mirrorlog.commitlog.format.envelope import Part, is_envelope, is_inner, open_envelope
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Flag, Kind, read_header
+from mirrorlog.commitlog.format.rows import RowCollector, pack_row
+from mirrorlog.commitlog.index.memory import QueueIndex
+from mirrorlog.commitlog.index.table import SegmentTable
+from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.rows import RowCollector, pack_row
-from mirrorlog.commitlog.table import SegmentTable
-from mirrorlog.commitlog.table_builder import build_table
-from mirrorlog.commitlog.tables import Tables
+from mirrorlog.commitlog.segments import scan
 from mirrorlog.errors import BadBatch, BadRequest, BatchTooLarge
 from tests.commitlog.logs import (
     KIB,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.gaps import GAPS_MAX, NO_GAPS, Gaps, gap_at, with_gap, without
+from mirrorlog.commitlog.index.gaps import GAPS_MAX, NO_GAPS, Gaps, gap_at, with_gap, without
 
 PLACES_MAX = 40
 RANGE = st.tuples(st.integers(0, PLACES_MAX), st.integers(0, PLACES_MAX))

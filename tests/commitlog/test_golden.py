@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.body import Draft, Record, draft_columns, encode_batch, parse_batch_body
 from mirrorlog.commitlog.checkpoint import SLOT_BYTES, SLOT_SIZE, Checkpoint, CheckpointFile, decode_slot, encode_slot
-from mirrorlog.commitlog.checksum import crc32c_portable
-from mirrorlog.commitlog.codec import compress_draft, open_body
-from mirrorlog.commitlog.envelope import Part, open_envelope, seal_envelope
 from mirrorlog.commitlog.epochs import Epoch, EpochList, decode_epochs, encode_epochs
 from mirrorlog.commitlog.files import OS_FILES
-from mirrorlog.commitlog.format import (
+from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
+from mirrorlog.commitlog.format.body import Draft, Record, draft_columns, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.checksum import crc32c_portable
+from mirrorlog.commitlog.format.codec import compress_draft, open_body
+from mirrorlog.commitlog.format.envelope import Part, open_envelope, seal_envelope
+from mirrorlog.commitlog.format.header import (
     Codec,
     Column,
     Kind,

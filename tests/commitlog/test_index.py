@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.format import Kind
-from mirrorlog.commitlog.index import QueueIndex
-from mirrorlog.commitlog.rows import RowCollector, pack_row
+from mirrorlog.commitlog.format.header import Kind
+from mirrorlog.commitlog.format.rows import RowCollector, pack_row
+from mirrorlog.commitlog.index.memory import QueueIndex
 from mirrorlog.errors import LogCorrupt, OffsetOutOfRange
 from tests.commitlog.rows import header
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.commitlog.index import QueueIndex
+from mirrorlog.commitlog.index.memory import QueueIndex
 from mirrorlog.errors import OffsetOutOfRange
 from tests.commitlog.rows import header
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.format import Kind
-from mirrorlog.commitlog.index import QueueIndex
+from mirrorlog.commitlog.format.header import Kind
+from mirrorlog.commitlog.index.memory import QueueIndex
 from mirrorlog.errors import OffsetOutOfRange
 from tests.commitlog.rows import LENGTH, header
 

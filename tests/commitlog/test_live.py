@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.commitlog.format import BatchHeader, Kind
-from mirrorlog.commitlog.live import LiveRuns, segment_parts
-from mirrorlog.commitlog.past import DIRECTORY_NAME, Past, PastIndex
+from mirrorlog.commitlog.format.header import BatchHeader, Kind
+from mirrorlog.commitlog.index.live import LiveRuns, segment_parts
+from mirrorlog.commitlog.index.past import DIRECTORY_NAME, Past, PastIndex
 from mirrorlog.errors import IndexDoubtful
 from tests.commitlog.rows import LENGTH, header, table_of, tables_in
 

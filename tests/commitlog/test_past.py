@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-import mirrorlog.commitlog.index as index_module
-from mirrorlog.commitlog.format import BatchHeader, Kind
-from mirrorlog.commitlog.index import QueueIndex, Run
-from mirrorlog.commitlog.past import DIRECTORY_NAME, Past, PastIndex
-from mirrorlog.commitlog.table import table_name
-from mirrorlog.commitlog.table_builder import build_table
-from mirrorlog.commitlog.tables import Tables
+import mirrorlog.commitlog.index.memory as index_module
+from mirrorlog.commitlog.format.header import BatchHeader, Kind
+from mirrorlog.commitlog.index.memory import QueueIndex, Run
+from mirrorlog.commitlog.index.past import DIRECTORY_NAME, Past, PastIndex
+from mirrorlog.commitlog.index.table import table_name
+from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.errors import IndexDoubtful
 from tests.commitlog.logs import patch
 from tests.commitlog.rows import SEED, end_of, even_rows, header, table_of, tables_in

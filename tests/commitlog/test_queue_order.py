@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mirrorlog.commitlog.queue_order import QueueOrder
+from mirrorlog.commitlog.index.memory import QueueOrder
 
 
 class Queue:

@@ -6,7 +6,7 @@ import pytest
 
 from mirrorlog.commitlog.checkpoint import SLOT_BYTES
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.opening import NO_CHECKPOINT
+from mirrorlog.commitlog.recovery.opening import NO_CHECKPOINT
 from mirrorlog.errors import ForeignDirectory, LogCorrupt
 from tests.commitlog.logs import (
     KIB,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.envelope import Part, envelope_bytes
-from mirrorlog.commitlog.format import BatchHeader, Kind
+from mirrorlog.commitlog.format.envelope import Part, envelope_bytes
+from mirrorlog.commitlog.format.header import BatchHeader, Kind
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.prepare import Preparer
-from mirrorlog.commitlog.segment import make_spare_file
+from mirrorlog.commitlog.segments.preallocation import Preparer
+from mirrorlog.commitlog.segments.segment import make_spare_file
 from mirrorlog.errors import BatchTooLarge, DiskFull
 from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import KIB, append, make_batch, open_log, sized_batch, stored, warm

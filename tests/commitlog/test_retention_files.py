@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.commitlog.segments.preallocation import RECYCLED_MAX
 from mirrorlog.errors import BadRequest, OffsetOutOfRange
+from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import abandon, append_sizes, flush, mapped, open_log, prepare, segment_files, stored
 
 
@@ -64,6 +67,31 @@ def test_files_go_only_after_the_new_begin_is_on_disk(tmp_path: Path) -> None:
         assert names(directory) == (["1600", "2400"] if step else ["0", "800", "1600", "2400"]), "leftovers are removed"
         with pytest.raises(OffsetOutOfRange):
             log.read(begin - 400, 400, until=log.end)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("operations", [["rename", "unlink"], ["open"], ["unlink"], ["open", "unlink"]])
+def test_a_file_that_could_not_be_freed_is_freed_later(tmp_path: Path, operations: list[str], code: int) -> None:
+    """Goal: what retention frees does not stay until the next start. Method: refuse each way to be rid of the files;
+    once that is over, and the disk was looked at, nothing but the log's own files is there."""
+    files = FaultyFiles()
+    log = open_log(tmp_path, segment_bytes=1000, epoch=1, files=files)
+    append_sizes(log, [400] * 12)
+    confirm_all(log)
+    log.move_begin(4000)
+    for operation in operations:
+        files.disk.fail(operation, code)
+    for _ in range(3):
+        flush(log)
+        while prepare(log):
+            pass
+        log.allow_bytes(1 << 20)
+    files.disk.heal()
+    while prepare(log):
+        pass
+    spares = [path for path in tmp_path.iterdir() if path.name.startswith("spare")]
+    assert names(tmp_path) == ["4000"]
+    assert len(spares) <= 1 + RECYCLED_MAX
 
 
 def test_a_freed_file_is_recycled_and_its_old_content_never_counts(tmp_path: Path) -> None:

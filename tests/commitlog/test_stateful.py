@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mirrorlog.commitlog.envelope import Part, is_inner
 from mirrorlog.commitlog.epochs import Epoch, EpochList
-from mirrorlog.commitlog.format import HEADER_SIZE, stamp
+from mirrorlog.commitlog.format.envelope import Part, is_inner
+from mirrorlog.commitlog.format.header import HEADER_SIZE, stamp
 from mirrorlog.commitlog.log import CommitLog
 from tests.commitlog.logs import abandon, flush, mapped, open_log, patch, segment_files, sized_batch, stored, warm
 

@@ -11,16 +11,16 @@ from random import Random
 
 import pytest
 
-from mirrorlog.commitlog.blocks import BLOCK_BYTES
 from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.files import OS_FILES
-from mirrorlog.commitlog.format import BatchHeader, Kind, log_seed
-from mirrorlog.commitlog.index import Run
-from mirrorlog.commitlog.scan import Rules
-from mirrorlog.commitlog.segment import Segment
-from mirrorlog.commitlog.table import SegmentTable, table_name, table_start
-from mirrorlog.commitlog.table_builder import build_table
-from mirrorlog.commitlog.tables import table_from_segment
+from mirrorlog.commitlog.format.header import BatchHeader, Kind, log_seed
+from mirrorlog.commitlog.index.blocks import BLOCK_BYTES
+from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.table import SegmentTable, table_name, table_start
+from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.tables import table_from_segment
+from mirrorlog.commitlog.segments.scan import Rules
+from mirrorlog.commitlog.segments.segment import Segment
 from mirrorlog.errors import BadRequest, IndexDoubtful, LogCorrupt
 from tests.commitlog.logs import LOG_ID, abandon, append, flush, make_batch, open_log, patch
 from tests.commitlog.rows import SEED, end_of, even_rows, header, rows_of, table_of

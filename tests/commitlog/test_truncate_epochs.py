@@ -19,7 +19,8 @@ from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.commitlog.flush import FlushJob
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.errors import BadRequest, DiskFailed
-from mirrorlog.wire.messages import EpochEntry, Follow, encode
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.replication import EpochEntry, Follow
 from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import (
     KIB,

@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 
-from mirrorlog.commitlog.envelope import is_envelope
-from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Kind, read_header
-from mirrorlog.commitlog.index import QueueIndex, Run
+from mirrorlog.commitlog.format.envelope import is_envelope
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, read_header
+from mirrorlog.commitlog.index.memory import QueueIndex, Run
+from mirrorlog.commitlog.index.past import Past, PastIndex, delete
+from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.past import Past, PastIndex, delete
-from mirrorlog.commitlog.table_builder import build_table
-from mirrorlog.commitlog.tables import Tables
 from mirrorlog.errors import IndexDoubtful
 from tests.crash.witness import require
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from random import Random
 from typing import Final, Protocol
 
-from mirrorlog.commitlog.envelope import Part, seal_envelope
 from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.flush import FlushJob
-from mirrorlog.commitlog.format import ALIGNMENT, HEADER_SIZE, Kind, read_header, stamp, write_producer_part
+from mirrorlog.commitlog.format.envelope import Part, seal_envelope
+from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, Kind, read_header, stamp, write_producer_part
 from mirrorlog.commitlog.log import CommitLog, LogState
-from mirrorlog.commitlog.loss import FILE_NAME as LOSS_NAME
+from mirrorlog.commitlog.recovery.loss import FILE_NAME as LOSS_NAME
 from mirrorlog.errors import BadBatch, DiskFailed, DiskFull
 from sim.disk import DiskModel, Moment, SimulatedFiles
 from sim.inode import Inode

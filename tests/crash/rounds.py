@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from mirrorlog.commitlog import prepare
 from mirrorlog.commitlog.epochs import Epoch, EpochList
+from mirrorlog.commitlog.segments import preallocation as prepare
 from mirrorlog.errors import MirrorlogError
 from sim.disk import SimulatedFiles
 from tests.crash.crashes import Crashes, opener

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.blocks import BLOCK_BYTES
 from mirrorlog.commitlog.epochs import Epoch, EpochList
-from mirrorlog.commitlog.format import stamp
+from mirrorlog.commitlog.format.header import stamp
+from mirrorlog.commitlog.format.rows import RowCollector
+from mirrorlog.commitlog.index.blocks import BLOCK_BYTES
+from mirrorlog.commitlog.index.table import table_name
+from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.log import CommitLog, LogState
-from mirrorlog.commitlog.rows import RowCollector
-from mirrorlog.commitlog.table import table_name
-from mirrorlog.commitlog.table_builder import build_table
-from mirrorlog.commitlog.tables import Tables
 from mirrorlog.errors import DiskFailed, DiskFull, MirrorlogError
 from sim.disk import DiskModel, Moment, SimulatedFiles
 from tests.commitlog.logs import (

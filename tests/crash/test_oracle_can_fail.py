@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.commitlog import scan
-from mirrorlog.commitlog.chain import SegmentChain
-from mirrorlog.commitlog.cold import ColdRead
-from mirrorlog.commitlog.loss import Loss
-from mirrorlog.commitlog.past import PastIndex
-from mirrorlog.commitlog.recovery import Recovery, RecoveryReport
+from mirrorlog.commitlog.index.past import PastIndex
+from mirrorlog.commitlog.recovery.loss import Loss
+from mirrorlog.commitlog.recovery.recovery import Recovery, RecoveryReport
+from mirrorlog.commitlog.segments import scan
+from mirrorlog.commitlog.segments.chain import SegmentChain
+from mirrorlog.commitlog.segments.cold import ColdRead
 from sim.disk import SimulatedFiles
 from sim.inode import Inode
 from tests.crash.life import Story
@@ -36,7 +36,7 @@ def without_data_syncs(disk: SimulatedFiles) -> None:
 
 def without_name_syncs(disk: SimulatedFiles) -> None:
     """A log that never syncs its directory."""
-    disk.fsync_directory = lambda path: None  # type: ignore[method-assign]
+    disk._sync_names = lambda path: None  # type: ignore[method-assign]
 
 
 def checkpoint_before_data(disk: SimulatedFiles) -> None:

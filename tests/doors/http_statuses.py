@@ -6,14 +6,14 @@ from typing import Any
 
 from prometheus_client import Metric
 
-from mirrorlog.doors.http_answers import Answer, Told
-from mirrorlog.doors.http_metrics import metrics_text
-from mirrorlog.wire.messages import (
+from mirrorlog.doors.http.answers import Answer, Told
+from mirrorlog.doors.http.metrics import metrics_text
+from mirrorlog.wire.messages.queues import HoldInfo, Position
+from mirrorlog.wire.messages.status import (
     ClusterStatus,
     DiskStatus,
     DurationCounts,
     GroupStatus,
-    HoldInfo,
     LogCounts,
     LogStatus,
     MemoryStatus,
@@ -21,7 +21,6 @@ from mirrorlog.wire.messages import (
     NodeCounts,
     NodeStatus,
     PlacedLog,
-    Position,
     QueueCounts,
     QueueStatus,
     Status,
@@ -146,6 +145,7 @@ def counts(*logs: LogCounts) -> NodeCounts:
         strangers={"client": 77, "replication": 78},
         logins_failed={"password": 79},
         rights_refused={"read": 92},
+        users_held_s={"publish_byte_rate": 9.5},
     )
 
 

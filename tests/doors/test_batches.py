@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.commitlog.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
-from mirrorlog.commitlog.format import read_header
-from mirrorlog.doors.batches import (
+from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
+from mirrorlog.commitlog.format.body import Record, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.header import read_header
+from mirrorlog.doors.grpc.batches import (
     check_content,
     check_ready,
     check_size,
@@ -15,12 +15,11 @@ from mirrorlog.doors.batches import (
     read_attributes,
     read_records,
 )
-from mirrorlog.doors.incoming import Batch
-from mirrorlog.doors.opening import Opening
+from mirrorlog.doors.grpc.incoming import Batch, Opening
 from mirrorlog.errors import BadBatch, BadInput, BadRequest, BatchTooLarge
 from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.wire.frames import Durability, Level
-from mirrorlog.wire.messages import Limits
+from mirrorlog.wire.messages.handshake import Limits
 
 LIMITS = Limits(max_record_bytes=1024, max_batch_bytes=4096)
 QUEUE_ID = 7

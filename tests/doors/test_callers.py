@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.doors import callers
-from mirrorlog.doors.call_logins import CallLogins, is_here
-from mirrorlog.doors.callers import STRANGERS_MAX, USER_STRANGERS_MAX, Callers, read_basic
+from mirrorlog.doors.common import callers
+from mirrorlog.doors.common.call_logins import CallLogins, address_of, comes_from_here
+from mirrorlog.doors.common.callers import STRANGERS_MAX, Callers, read_basic
 from mirrorlog.errors import LoginFailed, Overloaded
-from mirrorlog.wire.messages import Done, Login
+from mirrorlog.wire.messages.queues import Done
+from mirrorlog.wire.messages.topology import Login
 
 ANN = Login(user="ann", password="a")
 
@@ -54,8 +55,8 @@ class ScriptedClient:
         self.closed = True
 
 
-async def who(of: Callers, login: Login | None) -> Login | None:
-    async with of.client(login) as client:
+async def who(of: Callers, login: Login | None, address: str = "127.0.0.1") -> Login | None:
+    async with of.client(login, address) as client:
         found = client.login  # type: ignore[attr-defined]
         assert found is None or isinstance(found, Login)
         return found
@@ -104,40 +105,86 @@ async def test_what_failed_is_not_asked_about_again_at_once(monkeypatch: pytest.
     await of.close()
 
 
+async def guessing(of: Callers, node: Node, *users: str, address: str = "127.0.0.1") -> list[asyncio.Task[Any]]:
+    """A guess at each, which all wait for the node."""
+    before = len(node.asked)
+    guesses = [asyncio.ensure_future(who(of, Login(user=user, password=f"{address} {at}"), address))
+               for at, user in enumerate(users)]  # fmt: skip
+    async with asyncio.timeout(10):
+        while len(node.asked) < before + len(users):  # noqa: ASYNC110 - turns of the loop
+            await asyncio.sleep(0)
+    return guesses
+
+
+async def let_in(of: Callers, node: Node, login: Login, address: str) -> None:
+    """The node is asked about that login although it answers nobody yet; then it answers all."""
+    caller = asyncio.ensure_future(who(of, login, address))
+    while node.asked[-1] != login.user:
+        assert not caller.done()
+        await asyncio.sleep(0)
+    node.answers.set()
+    assert await caller == login
+
+
 async def test_only_some_logins_are_looked_at_at_once() -> None:
     """Goal: guesses through the door leave the node's others their turn. Method: a node that does not answer; one guess
-    too many is refused by the limit's name, and the first ones get their answers."""
+    more than may wait for it: the first one is refused by the limit's name, and the others get their answers."""
     node = Node()
     of = Callers("n:1", node.make)
     node.answers.clear()
-    guessed = [(f"u{at // USER_STRANGERS_MAX}", at) for at in range(STRANGERS_MAX)]
-    guesses = [asyncio.ensure_future(who(of, Login(user=user, password=str(at)))) for user, at in guessed]
-    while len(node.asked) < STRANGERS_MAX:  # noqa: ASYNC110 - turns of the loop
-        await asyncio.sleep(0)
+    guesses = await guessing(of, node, *(f"u{at}" for at in range(STRANGERS_MAX)))
+    more = await guessing(of, node, "zoe")
     with pytest.raises(Overloaded) as told:
-        await who(of, Login(user="zoe", password="z"))
+        await guesses[0]
     assert told.value.details == {"limit": "max_logins"}
     node.answers.set()
-    assert all(isinstance(each, LoginFailed) for each in await asyncio.gather(*guesses, return_exceptions=True))
+    rest = await asyncio.gather(*guesses[1:], *more, return_exceptions=True)
+    assert all(isinstance(each, LoginFailed) for each in rest)
     await of.close()
     assert all(each.closed for each in node.clients)
 
 
-async def test_guesses_at_one_user_leave_the_others_room() -> None:
-    """Goal: a user who is guessed at keeps no other one out. Method: a node that does not answer, as many guesses as
-    one user may have; one more of him is refused, another user is asked about."""
+@pytest.mark.parametrize("name", ["bob", "ann"])
+async def test_guessers_at_an_address_keep_nobody_out_elsewhere(name: str) -> None:
+    """Goal: slow guesses from one address are in the way of that address. Method: a node that does not answer, as many
+    guesses at all users from 127.0.0.1 as may wait for it; from 127.0.0.2 one comes who knows his password, also one
+    who is guessed at; one of the guesses goes for him."""
+    node = Node(ann="a", bob="b")
+    of = Callers("n:1", node.make)
+    node.answers.clear()
+    guesses = await guessing(of, node, *(["ann", "cid"] * (STRANGERS_MAX // 2)))
+    await let_in(of, node, Login(user=name, password=name[0]), "127.0.0.2")
+    answers = await asyncio.gather(*guesses, return_exceptions=True)
+    assert sum(isinstance(each, Overloaded) for each in answers) == 1
+    await of.close()
+
+
+async def test_who_guesses_on_drives_out_himself() -> None:
+    """Goal: a place that was taken at another address stays taken. Method: one waits from 127.0.0.2, then three times
+    as many guesses come from 127.0.0.1 as may wait; he is still waited for, and gets his answer."""
     node = Node(bob="b")
     of = Callers("n:1", node.make)
     node.answers.clear()
-    guesses = [asyncio.ensure_future(who(of, Login(user="ann", password=str(at)))) for at in range(USER_STRANGERS_MAX)]
-    while len(node.asked) < USER_STRANGERS_MAX:  # noqa: ASYNC110 - turns of the loop
-        await asyncio.sleep(0)
-    with pytest.raises(Overloaded):
-        await who(of, ANN)
+    bob = asyncio.ensure_future(who(of, Login(user="bob", password="b"), "127.0.0.2"))
+    guesses = await guessing(of, node, *(f"u{at}" for at in range(3 * STRANGERS_MAX)))
+    assert not bob.done()
+    node.answers.set()
+    assert await bob == Login(user="bob", password="b")
+    answers = await asyncio.gather(*guesses, return_exceptions=True)
+    assert sum(isinstance(each, Overloaded) for each in answers) == 2 * STRANGERS_MAX + 1
+    await of.close()
+
+
+async def test_guesses_at_one_user_leave_the_others_room() -> None:
+    """Goal: a user who is guessed at keeps no other one out, also at the guessers' own address. Method: a node that
+    does not answer, as many guesses at one user as may wait; another user comes, and more guesses after him."""
+    node = Node(bob="b")
+    of = Callers("n:1", node.make)
+    node.answers.clear()
+    guesses = await guessing(of, node, *["ann"] * STRANGERS_MAX)
     bob = asyncio.ensure_future(who(of, Login(user="bob", password="b")))
-    while node.asked[-1] != "bob":
-        assert not bob.done()
-        await asyncio.sleep(0)
+    guesses += await guessing(of, node, *(["ann"] * STRANGERS_MAX), address="127.0.0.3")
+    assert not bob.done()
     node.answers.set()
     assert await bob == Login(user="bob", password="b")
     await asyncio.gather(*guesses, return_exceptions=True)
@@ -155,12 +202,7 @@ async def test_strangers_keep_nobody_out_who_was_let_in(monkeypatch: pytest.Monk
     guesses = [asyncio.ensure_future(who(of, Login(user=f"b{at}", password="x"))) for at in range(STRANGERS_MAX)]
     while len(node.asked) < 1 + STRANGERS_MAX:  # noqa: ASYNC110 - turns of the loop
         await asyncio.sleep(0)
-    again = asyncio.ensure_future(who(of, ANN))
-    while node.asked[-1] != "ann":
-        assert not again.done()
-        await asyncio.sleep(0)
-    node.answers.set()
-    assert await again == ANN
+    await let_in(of, node, ANN, "127.0.0.1")
     await asyncio.gather(*guesses, return_exceptions=True)
     await of.close()
 
@@ -235,7 +277,21 @@ def test_a_password_that_others_may_have_read_is_refused() -> None:
     ],
 )
 def test_peers_on_this_machine_are_told_apart(peer: str, here: bool) -> None:
-    assert is_here(peer) is here
+    assert comes_from_here(peer) is here
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:127.0.0.2:5", "127.0.0.2"),
+        ("ipv6:%5B2001:db8::1%5D:5", "2001:db8::1"),
+        ("unix:", ""),
+        ("unix:/a:b", "/a"),
+    ],
+)
+def test_a_peer_has_an_address(peer: str, address: str) -> None:
+    """As places are counted by it; what comes over a socket of the machine has none of note."""
+    assert address_of(peer) == address
 
 
 async def test_a_call_s_metadata_says_whose_it_is() -> None:

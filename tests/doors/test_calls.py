@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.doors import calls
-from mirrorlog.doors.call_logins import CallLogins
-from mirrorlog.doors.calls import Call, answered
-from mirrorlog.doors.running import client_of
+from mirrorlog.doors.common.call_logins import CallLogins
+from mirrorlog.doors.common.running import client_of
+from mirrorlog.doors.grpc import calls
+from mirrorlog.doors.grpc.calls import Call, answered
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown, RequestTimeout
 
 

@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from mirrorlog.commitlog.attributes import Attributes
-from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
-from mirrorlog.commitlog.codec import compress_draft
-from mirrorlog.commitlog.format import Codec, log_seed, read_header, stamp
-from mirrorlog.doors import consumed
-from mirrorlog.doors.fetched import Fetched, Source, read_fetched
+from mirrorlog.commitlog.format.attributes import Attributes
+from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.header import Codec, log_seed, read_header, stamp
+from mirrorlog.doors.grpc import consumed
+from mirrorlog.doors.grpc.fetched import Fetched, Source, read_fetched
 from mirrorlog.errors import BadBatch, ProtocolError
 from mirrorlog.pb.v1 import consumer_pb2 as pb
 from mirrorlog.wire.frames import Batches

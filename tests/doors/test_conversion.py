@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mirrorlog.doors.conversion import (
+from mirrorlog.doors.grpc.conversion import (
     argument_message,
     argument_value,
     node_message,
@@ -19,19 +19,15 @@ from mirrorlog.doors.conversion import (
 from mirrorlog.errors import BadRequest
 from mirrorlog.pb.v1 import admin_pb2 as pb
 from mirrorlog.pb.v1 import common_pb2 as common
-from mirrorlog.wire.messages import (
+from mirrorlog.wire.messages.queues import HoldInfo, NodeInfo, Position, QueueInfo, TierInfo
+from mirrorlog.wire.messages.status import (
     GroupStatus,
-    HoldInfo,
     LogStatus,
     MirrorStatus,
-    NodeInfo,
-    Position,
     ProducerStatus,
     QueueCounts,
-    QueueInfo,
     QueueStatus,
     Status,
-    TierInfo,
 )
 
 POSITION = Position(log_id="l", epoch=3, queue_offset=9)

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.doors.consumer_service import ConsumeLimits, ConsumerService
+from mirrorlog.doors.grpc.consumer_service import ConsumeLimits, ConsumerService
 from mirrorlog.pb.v1 import admin_pb2, common_pb2, consumer_pb2_grpc, producer_pb2
 from mirrorlog.pb.v1 import consumer_pb2 as pb
 from mirrorlog.testing import Cluster

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import itertools
+import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.config import split_address
+from mirrorlog.doors.common.callers import STRANGERS_MAX
 from mirrorlog.errors import LoginFailed
 from mirrorlog.pb.v1 import admin_pb2, consumer_pb2, consumer_pb2_grpc, producer_pb2, producer_pb2_grpc
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.ports import free_ports
-from mirrorlog.wire.messages import Done, GetMetadata, GetStatus, Login, Metadata, Status
-from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.auth.passwords import hashed
+from mirrorlog.wire.messages.queues import Done, GetMetadata, Metadata
+from mirrorlog.wire.messages.status import GetStatus, Status
+from mirrorlog.wire.messages.topology import Login
 from tests.doors.door import DEADLINE_S, HOST, admin, channel_to, failure_of, health, info_of
 from tests.process.clusters import eventually, fast_cluster
 
@@ -177,6 +183,42 @@ async def test_a_door_s_token_opens_nothing_but_what_doors_ask(cluster: Cluster)
             await connection.request(GetMetadata(), Metadata, timeout_ms=9_000)
 
 
+def test_guessers_at_a_door_keep_nobody_out_who_comes_from_elsewhere(cluster: Cluster) -> None:
+    """Goal: what strangers wait for at the door, they wait for at their own address. Method: more guessers from
+    127.0.0.1 than have places, at four names, who go on until the end; from 127.0.0.2 one comes for the first time who
+    may look."""
+
+    async def add() -> None:
+        async with Client(*cluster.servers, user="admin", password="a") as client:
+            await client.admin.topology.set_user("late", password_hash=hashed("late"), tags=["monitoring"])
+
+    asyncio.run(add())
+    ended, refused = threading.Event(), threading.Event()
+
+    def guess(number: int) -> None:
+        for at in itertools.count():
+            if ended.is_set():
+                return
+            if page(HTTP, "/metrics", basic(f"u{number % 4}", f"{number} {at}"))[0] == 503:
+                refused.set()
+
+    def let_in() -> bool:
+        """The node's answer may take longer than the door waits; that he has no place may not be."""
+        status, _, text = page(HTTP, "/metrics", basic("late", "late"), here="127.0.0.2")
+        assert "max_logins" not in text
+        return status == 200
+
+    with ThreadPoolExecutor(2 * STRANGERS_MAX) as threads:
+        guessers = [threads.submit(guess, number) for number in range(2 * STRANGERS_MAX)]
+        try:
+            assert refused.wait(DEADLINE_S), "all places are taken"
+            eventually(let_in, "he is let in")
+        finally:
+            ended.set()
+    for guesser in guessers:
+        guesser.result()
+
+
 def test_doors_know_their_node_again_after_its_start(cluster: Cluster) -> None:
     """Goal: the token is of one run, and the doors of the next one have theirs. Method: restart the node; the probes
     answer, and callers are let in."""
@@ -190,8 +232,11 @@ def test_doors_know_their_node_again_after_its_start(cluster: Cluster) -> None:
     eventually(lambda: page(door, "/metrics", basic("looker"))[0] == 200, "metrics")
 
 
-def page(address: str, path: str, authorization: str | None = None) -> tuple[int, http.client.HTTPMessage, str]:
-    connection = http.client.HTTPConnection(*split_address(address), timeout=DEADLINE_S)
+def page(
+    address: str, path: str, authorization: str | None = None, *, here: str = HOST
+) -> tuple[int, http.client.HTTPMessage, str]:
+    """`here`: which address of this machine asks."""
+    connection = http.client.HTTPConnection(*split_address(address), timeout=DEADLINE_S, source_address=(here, 0))
     try:
         connection.request("GET", path, headers={} if authorization is None else {"Authorization": authorization})
         answer = connection.getresponse()

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from mirrorlog.client import Client
+from mirrorlog.doors.grpc.producer_service import ProducerService, StreamLimits
 from mirrorlog.doors.grpc_door import MESSAGE_SLACK_BYTES, METADATA_BYTES_MAX
-from mirrorlog.doors.producer_service import ProducerService, StreamLimits
 from mirrorlog.pb.v1 import admin_pb2, common_pb2, producer_pb2, producer_pb2_grpc
 from mirrorlog.testing import Cluster
 from tests.doors.door import HOST, Door, Publishing, admin, channel_to, failure_of, info_of, logins_as

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from mirrorlog.doors.http_answers import Answer, StatusSource, Told
+from mirrorlog.doors.http.answers import Answer, StatusSource, Told
 from mirrorlog.errors import ConnectionLost, MirrorlogError, NodeStopping, RequestTimeout
-from mirrorlog.wire.messages import Status
+from mirrorlog.wire.messages.status import Status
 
 TOLD = Told(
     "mirrorlog 0.1.0",

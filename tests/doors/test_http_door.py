@@ -18,7 +18,8 @@ from mirrorlog.errors import NoSuchQueue, OutcomeUnknown, PortTaken, Unsupported
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.ports import free_ports
 from mirrorlog.wire.frames import Level
-from mirrorlog.wire.messages import CommitPosition, Done, HoldGiven, LogCounts, NodeCounts, Position, SetHold
+from mirrorlog.wire.messages.queues import CommitPosition, Done, HoldGiven, Position, SetHold
+from mirrorlog.wire.messages.status import LogCounts, NodeCounts
 from tests.attacks.half_open_http import half_open
 from tests.doors.http_door import HOST, HttpDoor, samples, value
 from tests.process.clusters import declare, eventually, fast_cluster, log_of
@@ -180,7 +181,7 @@ def test_the_time_of_a_confirm_is_that_of_its_copies(cluster: Cluster) -> None:
         begun = time.monotonic()
         cluster.nodes[MIRROR].pause()
         number = raw.start_produce(batch_of([b"a"], queue))
-        time.sleep(0.2)  # what is measured is time
+        time.sleep(0.3)  # what is measured is time, from when the node has read the batch
         cluster.nodes[MIRROR].resume()
         raw.confirm(number)
         elapsed = time.monotonic() - begun

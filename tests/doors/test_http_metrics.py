@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from mirrorlog.doors.http_queue_metrics import SERIES_MAX
-from mirrorlog.wire.messages import LossStatus, QueueStatus
+from mirrorlog.doors.http.metrics import SERIES_MAX
+from mirrorlog.wire.messages.status import LossStatus, QueueStatus
 from tests.doors.http_door import samples, value
 from tests.doors.http_statuses import (
     CLUSTER,
@@ -227,6 +227,7 @@ def test_every_count_is_told_under_its_name() -> None:
     assert [value(found, "mirrorlog_connections_strangers", port=port) for port in ports] == [77, 78]
     assert value(found, "mirrorlog_logins_failed_total", reason="password") == 79
     assert value(found, "mirrorlog_rights_refused_total", right="read") == 92
+    assert value(found, "mirrorlog_users_held_seconds_total", limit="publish_byte_rate") == 9.5
     names = ("links_opened", "links_closed", "questions_failed")
     assert [value(found, f"mirrorlog_member_{name}_total") for name in names] == [9, 7, 76]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.http_process import HttpDoorProcess
+from mirrorlog.broker.door_process import HttpDoorProcess
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.ports import free_ports
 from tests.doors.http_door import HOST, Page, get

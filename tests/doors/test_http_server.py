@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mirrorlog.doors.http_answers import StatusSource, Told
-from mirrorlog.doors.http_routes import make_app
-from mirrorlog.doors.http_server import HttpLimits, HttpServer, bind_socket
+from mirrorlog.doors.http.answers import StatusSource, Told
+from mirrorlog.doors.http.routes import make_app
+from mirrorlog.doors.http.server import HttpLimits, HttpServer, bind_socket
 from mirrorlog.errors import ConfigError, PortTaken
-from mirrorlog.wire.messages import Status
+from mirrorlog.wire.messages.status import Status
 
 HOST = "127.0.0.1"
 DEADLINE_S = 20.0
@@ -70,6 +70,30 @@ async def large(scope: Scope, receive: Receive, send: Send) -> None:
     """An answer that fits into no socket's buffers."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": bytes(64 * 1024 * 1024)})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET /health HTTP/1.1\r\nHost: n\r\n\r\n\0nothing\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: n\r\n\r\nGET /health HTTP/1*1\r\n\r\n",
+        b"GET /health HTTP/1.0\r\n\r\nGET /health HTTP/1.0\r\n\r\n",
+        b"POST /health HTTP/1.1\r\nHost: n\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n",
+        b"HEAD /health HTTP/1.1\r\nHost: n\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n",
+    ],
+)
+async def test_what_is_no_request_behind_one_is_no_error_of_the_door(
+    said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Goal: a stranger does not fill the node's log with tracebacks. Method: requests, and behind their beginning what
+    is none, in one write; the connection ends, and no error is logged."""
+    async with served(door(), HttpLimits()) as server:
+        reader, writer = await server.open()
+        writer.write(said)
+        await rest_of(reader)
+        writer.close()
+        await server.has(0)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def rest_of(reader: asyncio.StreamReader) -> bytes:

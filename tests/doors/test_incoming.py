@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.doors.incoming import Batch, _read_ready, read_request
+from mirrorlog.doors.grpc.incoming import Batch, _read_ready, read_request
 from mirrorlog.pb.v1 import producer_pb2 as pb
 
 TAGS = (0, 1, 127, 128, 2**63 - 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.doors.opening import DELIVERY_TIMEOUT_MS_MAX, PRODUCER_ID_MAX, Opening, read_opening
+from mirrorlog.doors.grpc.incoming import DELIVERY_TIMEOUT_MS_MAX, PRODUCER_ID_MAX, Opening, read_opening
 from mirrorlog.errors import BadRequest
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.pb.v1 import producer_pb2 as pb

@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 
 from mirrorlog.client import Receipt
-from mirrorlog.doors.incoming import Batch, read_request
-from mirrorlog.doors.opening import Opening
-from mirrorlog.doors.publish_stream import PublishStream
-from mirrorlog.doors.sent import Sent
-from mirrorlog.doors.window import Window
+from mirrorlog.doors.grpc.incoming import Batch, Opening, read_request
+from mirrorlog.doors.grpc.producer_service import PublishStream
+from mirrorlog.doors.grpc.window import Sent, Window
 from mirrorlog.errors import BadBatch, BadRequest, InSyncReplicasNotEnough, NodeStopping, OutcomeUnknown
 from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.wire.frames import Durability, Level

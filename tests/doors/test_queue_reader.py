@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.commitlog.format import HEADER_SIZE
-from mirrorlog.doors.queue_reader import QueueReader
-from mirrorlog.doors.subscription import Edge, Subscription
+from mirrorlog.commitlog.format.header import HEADER_SIZE
+from mirrorlog.doors.grpc.queue_reader import QueueReader
+from mirrorlog.doors.grpc.subscription import Edge, Subscription
 from mirrorlog.errors import BadBatch, LogCorrupt, NotCurrent
 from tests.client.scripted_nodes import QUEUE, Nodes, scripted
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from mirrorlog.doors.receiving import REQUEST_BYTES_MAX, ReceiveInTurn, Receiving, TooLarge
+from mirrorlog.doors.grpc.receiving import REQUEST_BYTES_MAX, ReceiveInTurn, Receiving, TooLarge
 from mirrorlog.errors import Overloaded
 from mirrorlog.pb.v1 import admin_pb2
 from mirrorlog.testing import Cluster

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.doors.subscription import (
+from mirrorlog.doors.grpc.subscription import (
     MAX_BYTES_MAX,
     MAX_WAIT_MS_MAX,
     OUTAGE_TIMEOUT_MS_MAX,
@@ -21,7 +21,7 @@ from mirrorlog.doors.subscription import (
 from mirrorlog.errors import BadRequest
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.pb.v1 import consumer_pb2 as pb
-from mirrorlog.wire.messages import Position
+from mirrorlog.wire.messages.queues import Position
 
 
 def asked(**fields: Any) -> Subscription:

@@ -14,13 +14,19 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Attributes, asked_attributes, attributes_of, encode_attributes
-from mirrorlog.commitlog.body import Record, draft_columns, encode_batch, parse_batch_body
 from mirrorlog.commitlog.checkpoint import Checkpoint, decode_slot, encode_slot
-from mirrorlog.commitlog.checksum import crc32c
-from mirrorlog.commitlog.codec import compress, compress_draft, open_body
 from mirrorlog.commitlog.epochs import Epoch, EpochList, decode_epochs, encode_epochs
-from mirrorlog.commitlog.format import (
+from mirrorlog.commitlog.format.attributes import (
+    NO_ATTRIBUTES,
+    Attributes,
+    asked_attributes,
+    attributes_of,
+    encode_attributes,
+)
+from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.checksum import crc32c
+from mirrorlog.commitlog.format.codec import compress, compress_draft, open_body
+from mirrorlog.commitlog.format.header import (
     HEADER_SIZE,
     BatchHeader,
     Codec,
@@ -33,10 +39,9 @@ from mirrorlog.commitlog.format import (
     stamp,
     write_producer_part,
 )
-from mirrorlog.commitlog.format import Kind as BatchKind
-from mirrorlog.commitlog.ingest import check_run
-from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.loss import EARLIER
+from mirrorlog.commitlog.format.header import Kind as BatchKind
+from mirrorlog.commitlog.log import CommitLog, check_run
+from mirrorlog.commitlog.recovery.loss import EARLIER
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import BadBatch, MirrorlogError
 from mirrorlog.queues.changes import decode_changes, decode_checkpoint
@@ -56,17 +61,10 @@ from mirrorlog.wire.frames import (
     read_transacted,
     read_transfer,
 )
-from mirrorlog.wire.messages import (
-    DeclareQueue,
-    EpochEntry,
-    Failure,
-    Follow,
-    GetMetadata,
-    Hello,
-    as_error,
-    decode,
-    encode,
-)
+from mirrorlog.wire.messages.codec import as_error, decode, encode
+from mirrorlog.wire.messages.handshake import Failure, Hello
+from mirrorlog.wire.messages.queues import DeclareQueue, GetMetadata
+from mirrorlog.wire.messages.replication import EpochEntry, Follow
 from sim.disk import SimulatedFiles
 
 LOG_ID: Final = UUID(int=7)

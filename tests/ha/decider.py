@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.broker.hosted import HostedLog
-from mirrorlog.broker.hosted_logs import HostedLogs
-from mirrorlog.broker.in_sync_keeper import in_sync_set
-from mirrorlog.cluster.commands import AnyCommand, Holder, InSyncShrunk, NodeStarted, Promoted, StartKind
-from mirrorlog.cluster.founding import founding_state
-from mirrorlog.cluster.state import LogFacts, Outcome, applied
+from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
+from mirrorlog.broker.log.in_sync import in_sync_set
+from mirrorlog.cluster.membership.founding import founding_state
+from mirrorlog.cluster.state.commands import AnyCommand, Holder, InSyncShrunk, NodeStarted, Promoted, StartKind
+from mirrorlog.cluster.state.state import LogFacts, Outcome, applied
 from mirrorlog.config import ClusterSettings, Member, Settings
 from mirrorlog.ha.in_sync import InSyncSet
 

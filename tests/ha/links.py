@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from mirrorlog.broker.replica import Replica
+from mirrorlog.broker.log.replica import Replica
 from mirrorlog.config import Flush, HaSettings, Settings
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.actions import Action, Align, Close, Send
@@ -16,7 +16,10 @@ from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.in_sync import InSyncSet
 from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.wire.frames import ACK, TRANSFER, Ack, Frame, FrameType
-from mirrorlog.wire.messages import EpochEntry, Follow, History, Limits, Message, Pull, Welcome, encode
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.handshake import Limits, Welcome
+from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
 from tests.ha.replicas import HA, greeting_of, log_id_of, open_master, open_replica, settings_of
 
 _A = TypeVar("_A", bound=Action)

@@ -14,14 +14,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from mirrorlog import versions
-from mirrorlog.broker.hosted import HostedLog
-from mirrorlog.broker.hosted_logs import HostedLogs
-from mirrorlog.broker.replica import Replica
-from mirrorlog.broker.roles import MasterRole, MirrorRole
+from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
+from mirrorlog.broker.hosting.roles import MasterRole, MirrorRole
+from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.server import Server
-from mirrorlog.cluster.commands import AnyCommand
-from mirrorlog.cluster.state import QUEUE_IDS_GRANTED, Outcome
-from mirrorlog.cluster.topology import User, VirtualHost
+from mirrorlog.cluster.state.commands import AnyCommand, PasswordRenewed
+from mirrorlog.cluster.state.state import QUEUE_IDS_GRANTED, Outcome
+from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.config import (
     ClusterSettings,
@@ -38,7 +37,8 @@ from mirrorlog.errors import LogUnavailable, MirrorlogError, NotLeader
 from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.client_service import HAClientService
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.wire.messages import ClusterStatus, QueueOutage
+from mirrorlog.wire.messages.queues import QueueOutage
+from mirrorlog.wire.messages.status import ClusterStatus
 from tests.ha.decider import Decider
 from tests.ha.replicas import KIB
 
@@ -116,6 +116,9 @@ class Assigned:
 
     def users(self) -> Mapping[str, User]:
         return {}
+
+    def renew_password(self, renewed: PasswordRenewed) -> None:
+        raise NotLeader("there is no cluster here")
 
     def has_heard(self) -> bool:
         return True

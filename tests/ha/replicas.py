@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
-from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import BatchHeader, read_header
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import BatchHeader, read_header
 from mirrorlog.config import (
     ClusterSettings,
     Flush,
@@ -23,7 +23,7 @@ from mirrorlog.config import (
 )
 from mirrorlog.queues.changes import EpochStarted, encode_change
 from mirrorlog.wire.frames import Ack, Frame, FrameReader, FrameType, Transfer, read_ack, read_transfer
-from mirrorlog.wire.messages import Hello
+from mirrorlog.wire.messages.handshake import Hello
 
 KIB = 1024
 QUEUE_ID = 1

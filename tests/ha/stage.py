@@ -10,7 +10,7 @@ from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.queues.changes import BeginMoved, encode_change
 from mirrorlog.wire.frames import Durability
-from mirrorlog.wire.messages import EpochEntry, Follow, Pull
+from mirrorlog.wire.messages.replication import EpochEntry, Follow, Pull
 from tests.ha.links import ack_of, connection_of
 from tests.ha.replicas import append, flush, open_master, settings_of
 

@@ -24,7 +24,9 @@ from mirrorlog.errors import (
 from mirrorlog.ha.actions import Align, Close, Connect
 from mirrorlog.ha.client import DISK_FULL_RETRY_S, NO_SPACE_RETRY_S, ClientState, HAClient
 from mirrorlog.wire.frames import Frame, FrameType
-from mirrorlog.wire.messages import Failure, Follow, Pull, decode
+from mirrorlog.wire.messages.codec import decode
+from mirrorlog.wire.messages.handshake import Failure
+from mirrorlog.wire.messages.replication import Follow, Pull
 from tests.ha.links import (
     Declared,
     Pair,

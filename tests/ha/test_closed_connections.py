@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.broker.door import ClientSession
-from mirrorlog.client.connection import Connection
+from mirrorlog.broker.session.client_session import ClientSession
+from mirrorlog.client.connection.connection import Connection
 from mirrorlog.config import HaSettings
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.accept import MasterLink
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import FrameReader
-from mirrorlog.wire.messages import GetMetadata, Metadata
+from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 from tests.ha.nodes import cluster_settings, mirrored_by, running, until
 
 QUICK = HaSettings(reconnect_interval_ms=20)

@@ -11,7 +11,8 @@ from mirrorlog.errors import AckBeyondEnd, MirrorAhead, NotMaster, OffsetOutOfRa
 from mirrorlog.ha.actions import Close, ReadCold, Send
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, TRANSFER, FrameType
-from mirrorlog.wire.messages import EpochEntry, Follow, History, Pull, decode
+from mirrorlog.wire.messages.codec import decode
+from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
 from tests.ha.links import (
     Declared,
     Pair,

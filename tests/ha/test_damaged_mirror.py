@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.aside import copies_aside
+from mirrorlog.commitlog.recovery.former_copies import copies_aside
 from mirrorlog.errors import LogCorrupt, LogRecovering
 from mirrorlog.ha.actions import Align
 from mirrorlog.wire.frames import FrameType
-from mirrorlog.wire.messages import Follow, Pull, decode
+from mirrorlog.wire.messages.codec import decode
+from mirrorlog.wire.messages.replication import Follow, Pull
 from tests.commitlog.logs import patch
 from tests.ha.links import (
     Declared,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.cluster.commands import Holder
-from mirrorlog.cluster.state import LogFacts
+from mirrorlog.cluster.state.commands import Holder
+from mirrorlog.cluster.state.state import LogFacts
 from mirrorlog.errors import InSyncReplicasNotEnough, LogRecovering, MirrorAhead, NotAMember, ProtocolError
 from mirrorlog.ha.group_transfer import Answer, PutStatus
 from mirrorlog.ha.in_sync import RETRY_S, Grow, InSyncSet, LagClocks, Shrink

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mirrorlog.cluster.commands import (
+from mirrorlog.cluster.state.commands import (
     Addresses,
     AnyCommand,
     Holder,
@@ -27,18 +27,17 @@ from mirrorlog.cluster.commands import (
     Seen,
     StartKind,
 )
-from mirrorlog.cluster.state import ClusterState, LogFacts, applied
-from mirrorlog.commitlog.cold import ColdRead
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, applied
 from mirrorlog.commitlog.epochs import Epoch, EpochList
+from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.errors import InSyncReplicasNotEnough
 from mirrorlog.ha.connection import HAConnection
-from mirrorlog.ha.court import Candidate
 from mirrorlog.ha.group_transfer import Answer, PutStatus
 from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
-from mirrorlog.ha.mastership import Mastership
+from mirrorlog.ha.mastership import Candidate, Mastership
 from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.wire.frames import Durability
-from mirrorlog.wire.messages import EpochEntry, Follow, Pull
+from mirrorlog.wire.messages.replication import EpochEntry, Follow, Pull
 from tests.ha.links import ack_of
 from tests.ha.replicas import HA
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, Kind
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import CONTROL_QUEUE_ID, Kind
+from mirrorlog.commitlog.index.table_builder import build_table
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.table_builder import build_table
 from mirrorlog.errors import BadBatch, DiskFailed, DiskFull, LogCorrupt, MirrorlogError
 from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, encode_checkpoint, encode_state
 from tests.commitlog.faulty import FaultyFiles, opens_on

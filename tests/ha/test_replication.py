@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.format import read_header
-from mirrorlog.commitlog.segment import segment_name
+from mirrorlog.commitlog.format.header import read_header
+from mirrorlog.commitlog.segments.segment import segment_name
 from mirrorlog.config import Flush
 from mirrorlog.errors import LogRecovering, MirrorAhead, NotMaster
 from mirrorlog.ha.client import ClientState

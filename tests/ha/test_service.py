@@ -10,12 +10,27 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from mirrorlog.broker.roles import MirrorRole
+from mirrorlog.broker.hosting.roles import MirrorRole
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.config import ClusterSettings, Flush, HaSettings, LogAssignment, Member, split_address
+from mirrorlog.config import (
+    ClusterSettings,
+    Flush,
+    HaSettings,
+    ListenSettings,
+    LogAssignment,
+    Member,
+    split_address,
+)
 from mirrorlog.errors import ConnectionLost, DiskFailed
 from mirrorlog.ha.client import ClientState
 from mirrorlog.ha.connection import HAConnection
+from mirrorlog.ha.mastership import LogState
+from mirrorlog.testing.ports import HOST, free_ports
+from mirrorlog.wire import endpoint
+from mirrorlog.wire.frames import Frame, FrameType, frame
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.handshake import Hello
+from tests.cluster.ports import way
 from tests.commitlog.faulty import FaultyFiles, opens_on
 from tests.commitlog.logs import patch
 from tests.ha.nodes import Node, cluster_settings, hosted_by, mastered_by, mirrored_by, replica_of, running, until
@@ -69,6 +84,85 @@ async def test_a_mirror_whose_master_has_bad_bytes_dials_it_less_and_less(
             patch(path, place, bytes([whole]))
             await until(lambda: replica_of(second).end == replica_of(first).end)
             assert mirrored_by(second).client.last_error is None
+
+
+async def test_a_mirror_whose_words_were_changed_on_their_way_closes_no_log(tmp_path: Path) -> None:
+    """Goal: a master does not stop for good because of one bit that says that its mirror holds more than it does.
+    Method: flip that bit of the first Follow on its way; the mirror comes again and follows, and the log serves."""
+    changed: list[int] = []
+
+    def change(number: int, data: bytes) -> bytes:
+        at = data.find(b"\xa3end\xcd")
+        if at < 0 or changed:
+            return data
+        changed.append(number)
+        return data[: at + 5] + bytes([data[at + 5] ^ 0x40]) + data[at + 6 :]
+
+    async with way(change) as changing:
+        master, mirror = cluster_settings(tmp_path, copies=2, ha=QUICK, replication=changing.address)
+        port = next(iter(free_ports(1)))
+        bound = master.model_copy(update={"replication": ListenSettings(bind=f"{HOST}:{port}")})
+        changing.to = f"{HOST}:{port}"
+        async with running(bound) as first:
+            async with running(mirror) as second:
+                batch = hosted_by(first).replica.queues.declare("q", {})
+                assert batch is not None
+                hosted_by(first).publisher.append_change(batch, lambda error: None)
+                await until(lambda: replica_of(second).end == replica_of(first).end > 256)
+                changed.clear()
+            async with running(mirror) as second:
+                await until(lambda: mirrored_by(second).following)
+                assert changed
+                assert mastered_by(first).mastership.state is LogState.SERVING
+
+
+async def test_a_mirror_to_whom_bytes_were_lost_asks_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: confirms do not wait for what will not come. Method: take the end of a Transfer away, behind which the
+    master has nothing to say."""
+    monkeypatch.setattr(endpoint, "LINK_FRAME_MS", 50)
+    taken: list[int] = []
+
+    def take(number: int, data: bytes) -> bytes:
+        kind = int.from_bytes(data[4:6], "little")
+        if taken or kind != FrameType.TRANSFER or len(data) < 200:
+            return data
+        taken.append(number)
+        return data[:-100]
+
+    async with way(back=take) as losing:
+        master, mirror = cluster_settings(tmp_path, copies=2, ha=QUIET, replication=losing.address)
+        losing.to = f"{HOST}:{next(iter(free_ports(1)))}"
+        bound = master.model_copy(update={"replication": ListenSettings(bind=losing.to)})
+        async with running(bound) as first, running(mirror) as second:
+            await until(lambda: len(taken) == 1)
+            await until(lambda: mirrored_by(second).following)
+            await until(lambda: replica_of(second).end == replica_of(first).end > 0)
+
+
+async def test_a_member_that_does_not_end_what_it_began_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a member's link is not deaf for as long as what follows is taken for the end of a frame. Method: begin one
+    as a member of the cluster does that was let in, and say no more."""
+    monkeypatch.setattr(endpoint, "LINK_FRAME_MS", 50)
+
+    class Member:
+        def frame(self, frame_: Frame) -> None: ...
+
+        def disconnected(self) -> None: ...
+
+    (settings,) = cluster_settings(tmp_path, copies=1, ha=QUIET)
+    cluster_id = str(settings.cluster.cluster_id)
+    hello = Hello(version_min=1, version_max=1, role="member", cluster_id=cluster_id, node_id="n9", start_id="s")
+    async with running(settings) as node:
+        node.server.ha.accept.member_link = lambda hello, endpoint: Member()
+        reader, writer = await asyncio.open_connection(*split_address(settings.member.replication))
+        writer.write(frame(FrameType.HELLO, encode(hello)) + frame(FrameType.RAFT, bytes(100))[:50])
+        async with asyncio.timeout(5):
+            assert b"was begun and not completed" in await reader.read()
+        writer.close()
 
 
 @pytest.mark.story("002:91-117")

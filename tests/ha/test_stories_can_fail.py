@@ -16,7 +16,7 @@ from mirrorlog.ha.connection import HAConnection, ReadHalf
 from mirrorlog.ha.group_transfer import Answer, GroupTransferService
 from mirrorlog.ha.progress import Progress
 from mirrorlog.wire.frames import TRANSFER, Ack, Frame, read_transfer
-from mirrorlog.wire.messages import Pull
+from mirrorlog.wire.messages.replication import Pull
 from tests.ha.links import Pair
 from tests.ha.replicas import HA
 from tests.ha.test_client import (

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mirrorlog.broker.replica import Replica
+from mirrorlog.broker.log.replica import Replica
 from mirrorlog.config import Flush, Settings
 from mirrorlog.errors import MirrorAhead, MirrorlogError, Refused
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, ReadCold, Send
@@ -25,7 +25,9 @@ from mirrorlog.ha.mastership import LogState, Mastership
 from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.wire.frames import Durability, Frame, FrameReader, FrameType, frame, read_ack
 from mirrorlog.wire.greeting import check_hello
-from mirrorlog.wire.messages import Follow, Hello, Limits, Pull, Welcome, decode, encode
+from mirrorlog.wire.messages.codec import decode, encode
+from mirrorlog.wire.messages.handshake import Hello, Limits, Welcome
+from mirrorlog.wire.messages.replication import Follow, Pull
 from tests.commitlog.logs import abandon
 from tests.ha.links import Declared, everybody
 from tests.ha.replicas import HA, append, content, flush, greeting_of, log_id_of, open_master, open_replica, settings_of

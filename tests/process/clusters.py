@@ -17,7 +17,8 @@ from mirrorlog.errors import (
 )
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.testing import asking as _asking
-from mirrorlog.wire.messages import DeclareQueue, LogStatus, Metadata, MirrorStatus, QueueInfo
+from mirrorlog.wire.messages.queues import DeclareQueue, Metadata, QueueInfo
+from mirrorlog.wire.messages.status import LogStatus, MirrorStatus
 from tests.process.raw import Raw
 
 MIB = 1024 * 1024

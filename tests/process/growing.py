@@ -13,7 +13,7 @@ from mirrorlog.testing.asking import wait_for
 from mirrorlog.testing.guard import Guard
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.testing.toml import dump_toml
-from mirrorlog.wire.messages import ClusterStatus, Status
+from mirrorlog.wire.messages.status import ClusterStatus, Status
 from tests.process.clusters import FAST, SEGMENT_BYTES
 
 WAIT_S = 30.0

@@ -24,7 +24,7 @@ from mirrorlog.errors import (
     RequestTimeout,
 )
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages.queues import QueueInfo
 from tests.process.raw import Raw, batch_of
 
 GIVE_UP_SECONDS = 60.0

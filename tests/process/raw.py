@@ -6,14 +6,15 @@ Every wait has a deadline. Answers that come out of order are kept until they ar
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.codec import open_body
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.codec import open_body
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.config import split_address
 from mirrorlog.errors import ConnectionLost, MirrorlogError, RequestTimeout
 from mirrorlog.wire.frames import (
@@ -30,7 +31,10 @@ from mirrorlog.wire.frames import (
     read_batches,
     read_confirm,
 )
-from mirrorlog.wire.messages import Failure, Hello, Message, QueueInfo, Welcome, as_error, decode, encode
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import as_error, decode, encode
+from mirrorlog.wire.messages.handshake import Failure, Hello, Welcome
+from mirrorlog.wire.messages.queues import QueueInfo
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 _M = TypeVar("_M", bound=Message)
@@ -46,7 +50,7 @@ class Received(NamedTuple):
 
 class Raw:
     """One connection. `hello` is sent at once and its answer awaited; with None nothing is. `stale_reads`: a node that
-    is cut off from the others shall answer reads all the same."""
+    is cut off from the others shall answer reads all the same. `tls`: what the port speaks, without a host's name."""
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Raw:
         hello: Hello | str | None = "client",
         timeout: float = 10.0,
         stale_reads: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.timeout = timeout
         self.welcome: Welcome | None = None
@@ -66,6 +71,12 @@ class Raw:
         except OSError as error:
             raise ConnectionLost(f"{address}: {error}") from None
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            try:
+                self.socket = tls.wrap_socket(self.socket)
+            except OSError as error:
+                self.socket.close()
+                raise ConnectionLost(f"{address}: {error}") from None
         if isinstance(hello, str):
             hello = Hello(version_min=1, version_max=1, role=hello, stale_reads=stale_reads)
         if hello is not None:

@@ -15,7 +15,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.config import split_address
 from mirrorlog.errors import (
     BadRequest,
@@ -31,7 +31,9 @@ from mirrorlog.errors import (
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.wire.frames import FrameType, frame
-from mirrorlog.wire.messages import (
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.handshake import Hello
+from mirrorlog.wire.messages.queues import (
     CommitPosition,
     DeclareQueue,
     Done,
@@ -40,11 +42,9 @@ from mirrorlog.wire.messages import (
     FoundOffset,
     FoundPosition,
     GetMetadata,
-    Hello,
     Metadata,
     Position,
     QueueInfo,
-    encode,
 )
 from tests.process.clusters import (
     MIB,

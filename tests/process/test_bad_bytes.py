@@ -26,20 +26,18 @@ from mirrorlog.errors import (
 )
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import ACK, FETCH, HELLO_BYTES_MAX, FrameType, frame, frame_header
-from mirrorlog.wire.messages import (
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.handshake import Hello
+from mirrorlog.wire.messages.queues import (
     DeclareQueue,
     Done,
-    EpochEntry,
     FetchPosition,
     FindOffset,
-    Follow,
     GetMetadata,
-    Hello,
     Metadata,
-    Pull,
     QueueInfo,
-    encode,
 )
+from mirrorlog.wire.messages.replication import EpochEntry, Follow, Pull
 from tests.process.clusters import declare, error_of, eventually, fast_cluster, log_of
 from tests.process.raw import Raw, batch_of
 

@@ -20,7 +20,10 @@ from mirrorlog.errors import (
 )
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import ACK, TRANSFER, FrameType, Level, Transfer, frame, read_transfer
-from mirrorlog.wire.messages import EpochEntry, Follow, Hello, History, Pull, QueueInfo, encode
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.handshake import Hello
+from mirrorlog.wire.messages.queues import QueueInfo
+from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
 from tests.process.clusters import (
     assert_copies_equal,
     declare,

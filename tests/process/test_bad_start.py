@@ -14,7 +14,7 @@ import pytest
 from mirrorlog.errors import ConfigError, DirectoryInUse, ForeignDirectory, OutcomeUnknown, PortTaken, RequestTimeout
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.wire.messages import DeclareQueue
+from mirrorlog.wire.messages.queues import DeclareQueue
 from tests.process.clusters import declare, error_of, fast_cluster, log_of
 from tests.process.raw import Raw, batch_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from mirrorlog.errors import ConnectionLost, Overloaded
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages.queues import QueueInfo
 from tests.attacks.begun_frames import begun_frames
 from tests.attacks.slow_readers import slow_readers
 from tests.process.clusters import MIB, declare, eventually, fast_cluster, log_lines

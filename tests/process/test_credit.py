@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.allowance import UNLIMITED
-from mirrorlog.client.deliveries import Delivery
-from mirrorlog.client.receipts import Receipt
+from mirrorlog.client.producer.deliveries import Delivery
+from mirrorlog.client.producer.flow_control import UNLIMITED
+from mirrorlog.client.producer.receipts import Receipt
 from mirrorlog.errors import MirrorlogError, Overloaded
 from mirrorlog.testing import Cluster
 from mirrorlog.tools.doctor import facts_of
 from mirrorlog.tools.doctor_findings import findings, reasons
 from mirrorlog.wire.frames import Level
-from mirrorlog.wire.messages import LogStatus, ProducerStatus
+from mirrorlog.wire.messages.status import LogStatus, ProducerStatus
 from tests.process.clusters import declare, eventually, facts, fast_cluster, log_lines, log_of
 from tests.process.raw import Raw, batch_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.errors import AccessRefused, MirrorlogError
-from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.auth.passwords import hashed
 from tests.process.clusters import fast_cluster
 
 pytestmark = pytest.mark.process

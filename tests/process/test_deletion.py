@@ -21,7 +21,7 @@ from mirrorlog.errors import (
     Refused,
 )
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import Deleted, DeleteQueue, QueueInfo
+from mirrorlog.wire.messages.queues import Deleted, DeleteQueue, QueueInfo
 from tests.process.clusters import eventually, fast_cluster
 
 DIES = '''
@@ -36,7 +36,7 @@ def dies_at(step):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if "DIE_AT" in os.environ:
-    from mirrorlog.broker.view import View
+    from mirrorlog.broker.membership.cluster_view import View
 
     def around(name, before, behind):
         inner = getattr(View, name)

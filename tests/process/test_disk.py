@@ -13,7 +13,7 @@ import pytest
 from mirrorlog.errors import DiskFull, LogCorrupt, MirrorlogError, OffsetOutOfRange
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE
-from mirrorlog.wire.messages import (
+from mirrorlog.wire.messages.queues import (
     CommitPosition,
     Done,
     FetchPosition,
@@ -347,7 +347,7 @@ def test_a_torn_tail_is_cut_and_named(stopped: tuple[Cluster, QueueInfo, Path]) 
 
 def log_of_file(one: Cluster) -> int:
     """Where the stopped node's log ends, by its own batches."""
-    from mirrorlog.commitlog.format import MAGIC, read_header
+    from mirrorlog.commitlog.format.header import MAGIC, read_header
 
     content = (log_directory(one.nodes["n1"]) / ("0" * 20)).read_bytes()
     at = 0

@@ -14,7 +14,9 @@ from mirrorlog.client import Client
 from mirrorlog.errors import InSyncReplicasNotEnough, MasterChanged, NotCurrent, NotMaster
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE
-from mirrorlog.wire.messages import Drained, DrainNode, PlacedLog, QueueInfo
+from mirrorlog.wire.messages.operators import Drained, DrainNode
+from mirrorlog.wire.messages.queues import QueueInfo
+from mirrorlog.wire.messages.status import PlacedLog
 from tests.process.clusters import (
     assert_copies_equal,
     at_master,

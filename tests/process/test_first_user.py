@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from mirrorlog.client import Client
-from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.auth.passwords import hashed
 from tests.process.clusters import fast_cluster
 from tests.process.test_queue_lifetimes import AUTO, gone
 

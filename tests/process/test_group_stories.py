@@ -10,7 +10,7 @@ import pytest
 
 from mirrorlog.errors import ConnectionLost, RequestTimeout
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import Events, GetEvents
+from mirrorlog.wire.messages.operators import Events, GetEvents
 from tests.process.clusters import at_master, declare, eventually, fast_cluster, log_of, wait_next_master
 from tests.process.load import Load
 from tests.process.raw import Raw

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mirrorlog.client.sync import Client
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.auth.passwords import hashed
 from tests.attacks.guessed_logins import guess
 from tests.attacks.target import Target
 from tests.process.clusters import eventually

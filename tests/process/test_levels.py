@@ -12,7 +12,7 @@ import pytest
 from mirrorlog.errors import FlushSlaveTimeout, RequestTimeout
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.wire.frames import Confirm, Durability, Level
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages.queues import QueueInfo
 from tests.process.clusters import assert_copies_equal, declare, error_of, eventually, fast_cluster, log_of, mirror_of
 from tests.process.raw import Raw, batch_of
 

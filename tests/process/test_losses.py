@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mirrorlog.cluster import starts
+from mirrorlog.cluster.membership import starts
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.errors import PositionLost
 from mirrorlog.testing import Cluster, Node
-from mirrorlog.wire.messages import PlacedLog
+from mirrorlog.wire.messages.status import PlacedLog
 from tests.process.clusters import (
     assert_copies_equal,
     at_master,

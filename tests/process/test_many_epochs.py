@@ -14,7 +14,7 @@ from mirrorlog.commitlog.epochs import ENTRIES_MAX, Epoch, EpochList, decode_epo
 from mirrorlog.config import split_address
 from mirrorlog.errors import LogUnavailable, MirrorlogError, Refused
 from mirrorlog.testing import Cluster, Node
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages.queues import QueueInfo
 from tests.process.clusters import (
     assert_copies_equal,
     at_master,

@@ -13,15 +13,8 @@ import pytest
 from mirrorlog.errors import BadRequest, NoSuchQueue, Refused
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE
-from mirrorlog.wire.messages import (
-    CommitPosition,
-    Done,
-    FetchPosition,
-    FoundPosition,
-    Position,
-    QueueInfo,
-    decode,
-)
+from mirrorlog.wire.messages.codec import decode
+from mirrorlog.wire.messages.queues import CommitPosition, Done, FetchPosition, FoundPosition, Position, QueueInfo
 from tests.process.clusters import (
     assert_copies_equal,
     at_master,

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from mirrorlog.errors import MirrorlogError, Overloaded
 from mirrorlog.testing import Node
-from mirrorlog.tools.cluster_status import ClusterStatus
+from mirrorlog.tools.cluster_status import AllStatuses
 from mirrorlog.tools.doctor_findings import Facts, findings, reasons
-from mirrorlog.wire.messages import CommitPosition, Done, Events, GetEvents, MemoryStatus, Position
+from mirrorlog.wire.messages.operators import Events, GetEvents
+from mirrorlog.wire.messages.queues import CommitPosition, Done, Position
+from mirrorlog.wire.messages.status import MemoryStatus
 from tests.attacks.begun_frames import begun_frames
 from tests.process.clusters import MIB, declare, eventually, fast_cluster, log_lines
 from tests.process.raw import Raw, batch_of
@@ -54,7 +56,7 @@ def test_a_node_whose_memory_is_high_refuses_data_and_nothing_else(tmp_path: Pat
             declare(address, "p")
             status = node.status()
             assert "memory is high" in status.logs[0].reason
-            facts = Facts(status=ClusterStatus(cluster_id="", cluster_name="c", nodes=[status], unreachable=[]))
+            facts = Facts(status=AllStatuses(cluster_id="", cluster_name="c", nodes=[status], unreachable=[]))
             assert "memory-high" in reasons(findings(facts))
         eventually(lambda: memory_of(node).state == "ok", "they are gone")
         assert refused(1) is None

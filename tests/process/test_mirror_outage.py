@@ -11,7 +11,7 @@ import pytest
 from mirrorlog.errors import FlushSlaveTimeout, InSyncReplicasNotEnough, RequestTimeout, SlaveNotAvailable
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Durability, Level
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages.queues import QueueInfo
 from tests.process.clusters import (
     assert_copies_equal,
     at_master,
@@ -33,8 +33,8 @@ UNKNOWN = {"FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"}
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with fast_cluster(3, data_dir=tmp_path) as three:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with fast_cluster(3, data_dir=tmp_path, settings=getattr(request, "param", None)) as three:
         three.wait_in_sync()
         yield three
 
@@ -82,9 +82,10 @@ def test_a_killed_mirror_stops_confirms_and_resumes_from_its_own_offset(cluster:
     check_all(cluster, queue, load)
 
 
+@pytest.mark.parametrize("cluster", [{"ha.syncFlushTimeout": 5_000}], indirect=True)
 def test_publishes_in_flight_at_a_death_wait_for_their_deadline(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: stored perhaps is said so, at the publish's own deadline, and a retry gets the first copy's place. Method:
-    publish to a set with a paused mirror, kill it while the publish waits."""
+    publish to a set with a paused mirror, kill it while the publish waits, which is long enough for a busy machine."""
     mirror = cluster.nodes["n3"]
     batch = batch_of([b"once"], queue, producer_id=21)
     with Raw(cluster.servers[0]) as raw:

@@ -6,7 +6,7 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.errors import BadRequest
-from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.auth.passwords import hashed
 from tests.process.clusters import fast_cluster
 
 HIDDEN = ["orders\u202egnp", "a\u2028b", "a\u2029b", "zero\u200bwidth", "\ufeffbom", "join\u200ded", "left\u2066iso"]

@@ -17,7 +17,7 @@ from mirrorlog.errors import MirrorlogError, NoSuchLog, PositionLost, Refused
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.asking import wait_for
 from mirrorlog.tools.main import main
-from mirrorlog.wire.messages import PlacedLog
+from mirrorlog.wire.messages.status import PlacedLog
 
 pytestmark = pytest.mark.process
 

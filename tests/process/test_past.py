@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.commitlog.blocks import BLOCK_BYTES
+from mirrorlog.commitlog.index.blocks import BLOCK_BYTES
 from mirrorlog.errors import OffsetOutOfRange, Overloaded
 from mirrorlog.testing import Cluster, Node
 from tests.process.clusters import MIB, eventually, facts, fast_cluster, log_directory, log_lines, log_of

@@ -9,7 +9,7 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.errors import BadRequest
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import PlacedLog
+from mirrorlog.wire.messages.status import PlacedLog
 from tests.process.clusters import eventually, fast_cluster
 
 pytestmark = pytest.mark.process

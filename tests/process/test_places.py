@@ -16,8 +16,8 @@ import pytest
 
 from mirrorlog.client.sync import Client
 from mirrorlog.testing import Cluster, Node
-from mirrorlog.wire.messages import Status
-from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.auth.passwords import hashed
+from mirrorlog.wire.messages.status import Status
 from tests.attacks.large_frames import send_one
 from tests.attacks.reconnects import connect_many
 from tests.attacks.silent_sockets import HELD, open_one, silent

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from mirrorlog.client import Client
 from mirrorlog.config import HaSettings
-from mirrorlog.wire.messages import Position
+from mirrorlog.wire.messages.queues import Position
 from tests.broker.hosting import running_all
 from tests.ha.nodes import cluster_settings
 

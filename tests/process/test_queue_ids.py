@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mirrorlog.cluster import starts
+from mirrorlog.cluster.membership import starts
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
 from mirrorlog.testing import Node
-from mirrorlog.wire.messages import DeclareQueue, Metadata, QueueInfo
+from mirrorlog.wire.messages.queues import DeclareQueue, Metadata, QueueInfo
 from tests.process.clusters import eventually, fast_cluster
 from tests.process.raw import Raw, batch_of
 

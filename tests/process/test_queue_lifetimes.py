@@ -13,7 +13,7 @@ import pytest
 from mirrorlog.client import Client, Producer, Subscription
 from mirrorlog.errors import BadRequest, MirrorlogError, NoSuchQueue, NotMaster
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import GetMetadata, Metadata
+from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 from tests.process.clusters import error_of, fast_cluster
 from tests.process.raw import Raw
 

@@ -13,22 +13,18 @@ import pytest
 from mirrorlog.client import Client, Delivered, Subscription
 from mirrorlog.errors import LogUnavailable, MirrorlogError, QueueExists
 from mirrorlog.testing import Cluster, Node
-from mirrorlog.wire.messages import (
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.groups import Lease, ListGroups, PurgeGroup, ResetGroups, Subscribe
+from mirrorlog.wire.messages.queues import (
     CommitPosition,
     DeclareQueue,
     DeleteQueue,
     FetchPosition,
     FindOffset,
     GetMetadata,
-    Lease,
-    ListGroups,
-    Message,
     Metadata,
     Position,
-    PurgeGroup,
     QueueInfo,
-    ResetGroups,
-    Subscribe,
 )
 from tests.process.clusters import error_of, eventually, fast_cluster
 from tests.process.raw import Raw, batch_of

@@ -11,7 +11,7 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.errors import LogCorrupt, MirrorlogError, PositionLost
 from mirrorlog.testing import Cluster, Node
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages.queues import QueueInfo
 from tests.process.clusters import (
     MIB,
     assert_copies_equal,

@@ -17,8 +17,9 @@ from mirrorlog.errors import AccessRefused, ConfigError, LoginFailed, PortTaken
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.wire.messages import GetMetadata, Metadata, SetUser
-from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.auth.passwords import hashed
+from mirrorlog.wire.messages.queues import GetMetadata, Metadata
+from mirrorlog.wire.messages.topology import SetUser
 from tests.process.clusters import FAST, MIB, eventually, fast_cluster, log_lines
 from tests.process.namespaces import Network, SeparatedCluster, why_not
 from tests.process.raw import Raw

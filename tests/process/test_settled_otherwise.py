@@ -11,6 +11,7 @@ import pytest
 
 from mirrorlog.client import Client, Delivered, Subscription
 from mirrorlog.errors import SettledOtherwise
+from mirrorlog.queues.delivery.outcomes import CONTRARY_MAX
 from mirrorlog.testing import Cluster
 from tests.process.clusters import fast_cluster, log_of, wait_next_master
 from tests.process.matrix.world import SOON_S, receive
@@ -37,26 +38,26 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @asynccontextmanager
-async def held_by_two(cluster: Cluster, queue: str) -> AsyncIterator[Held]:
+async def held_by_two(cluster: Cluster, queue: str, records: int = RECORDS) -> AsyncIterator[Held]:
     """What A was given by a master that died, and B, on another connection, by the next one; both hold all of it."""
     async with AsyncExitStack() as stack:
         one, two = [await stack.enter_async_context(Client(*cluster.servers)) for _ in range(2)]
         await one.admin.declare(LETTERS)
         await one.admin.declare(queue, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": LETTERS})
         async with one.producer(queue, batch_bytes=64) as producer:
-            for number in range(RECORDS):
-                await producer.send(f"{queue} {number}".encode())
-        first = await stack.enter_async_context(one.subscribe(queue, prefetch=RECORDS))
-        mine = await receive(first, RECORDS)
+            for number in range(records):
+                producer.send_nowait(f"{queue} {number}".encode())
+        first = await stack.enter_async_context(one.subscribe(queue, prefetch=records))
+        mine = await receive(first, records)
         master = cluster.master
         epoch = log_of(master).epoch
         # B is served first at the next master: A is known there, and given nothing, while B has it all for itself.
-        second = await stack.enter_async_context(two.subscribe(queue, prefetch=RECORDS, priority=1))
+        second = await stack.enter_async_context(two.subscribe(queue, prefetch=records, priority=1))
         master.kill()
         try:
             wait_next_master(cluster, master, epoch)
             theirs: list[Delivered] = []
-            while len(theirs) < RECORDS:
+            while len(theirs) < records:
                 theirs += await second.receive(timeout_ms=200)
                 for again in await first.receive(timeout_ms=200):
                     await again.release()
@@ -109,6 +110,18 @@ async def test_the_second_verdict_hears_which_one_stands(three: Cluster) -> None
         await theirs[3].reject()
         await mine[3].reject()
         await until_letters(client, "contrary", [b"contrary 0", b"contrary 3"])
+
+
+async def test_of_more_than_an_answer_names_each_hears_of_its_own(three: Cluster) -> None:
+    """Goal: nobody hears that nobody knows, of what is known. Method: B rejects every other record, so that more runs
+    are settled otherwise than an answer names; A acknowledges all at once."""
+    records = 2 * CONTRARY_MAX + 100
+    async with held_by_two(three, "more", records) as (mine, theirs, _, _):
+        await asyncio.gather(*(each.ack() if each.offset % 2 else each.reject() for each in theirs))
+        with pytest.raises(SettledOtherwise) as told:
+            await mine[-1].ack(multiple=True)
+    dead = [[each.offset, each.offset + 1, "dead"] for each in mine if not each.offset % 2]
+    assert told.value.details["otherwise"] == dead
 
 
 async def test_each_of_many_hears_of_its_own(three: Cluster) -> None:

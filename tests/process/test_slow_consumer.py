@@ -13,7 +13,7 @@ import pytest
 
 from mirrorlog.errors import ConnectionLost
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages.queues import QueueInfo
 from tests.process.clusters import MIB, declare, eventually, fast_cluster, log_directory
 from tests.process.raw import Raw, batch_of
 

@@ -33,7 +33,8 @@ from mirrorlog.testing import Cluster, Node
 from mirrorlog.testing.guard import Guard
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.testing.toml import dump_toml
-from mirrorlog.wire.messages import GetStatus, Hello, Status
+from mirrorlog.wire.messages.handshake import Hello
+from mirrorlog.wire.messages.status import GetStatus, Status
 from mirrorlog.wire.tls import client_context
 from tests.process.clusters import declare, eventually, fast_cluster, log_lines, log_of, wait_next_master
 from tests.process.growing import Growing, join

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.sightings import Sighting
+from mirrorlog.client.connection.sightings import FoundQueue
 from mirrorlog.client.sync import Client as SyncClient
-from mirrorlog.commitlog.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record, encode_batch
 from mirrorlog.errors import (
     AccessRefused,
     BadBatch,
@@ -24,9 +24,9 @@ from mirrorlog.errors import (
     StaleRouting,
 )
 from mirrorlog.testing import Cluster
+from mirrorlog.wire.auth.passwords import hashed
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, transact_payload
-from mirrorlog.wire.messages import NodeCounts
-from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.messages.status import NodeCounts
 from tests.process.clusters import eventually, fast_cluster
 from tests.spark.offline_logs import read_all
 
@@ -313,7 +313,7 @@ async def test_commits_behind_one_another_ask_no_node_where_their_queues_are() -
         looked: list[str] = []
         find = client.find
 
-        async def counted(queue: str) -> Sighting:
+        async def counted(queue: str) -> FoundQueue:
             looked.append(queue)
             return await find(queue)
 

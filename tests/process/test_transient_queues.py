@@ -21,21 +21,18 @@ from mirrorlog.errors import (
     QueueExists,
 )
 from mirrorlog.testing import Cluster, Node
-from mirrorlog.wire.messages import (
-    Bind,
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.groups import Lease, ListGroups, PurgeGroup, Subscribe
+from mirrorlog.wire.messages.queues import (
     DeclareQueue,
     Deleted,
     DeleteQueue,
     FetchPosition,
     GetMetadata,
-    Lease,
-    ListGroups,
-    Message,
     Metadata,
-    PurgeGroup,
     QueueInfo,
-    Subscribe,
 )
+from mirrorlog.wire.messages.topology import Bind
 from mirrorlog.wire.routing import Binding
 from tests.process.clusters import error_of, fast_cluster
 from tests.process.raw import Raw, batch_of

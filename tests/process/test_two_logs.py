@@ -11,7 +11,7 @@ from mirrorlog.client import Client
 from mirrorlog.errors import BadRequest, LogCorrupt, NoSuchQueue, NotMaster, QueueExists
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.wire.frames import Durability
-from mirrorlog.wire.messages import DeclareQueue, GetMetadata, Metadata, QueueInfo
+from mirrorlog.wire.messages.queues import DeclareQueue, GetMetadata, Metadata, QueueInfo
 from tests.process.clusters import error_of, eventually, fast_cluster
 from tests.process.raw import Raw, batch_of
 

@@ -15,18 +15,18 @@ import pytest
 
 from mirrorlog import versions
 from mirrorlog.client.sync import Client
-from mirrorlog.errors import UnsupportedVersion
+from mirrorlog.errors import NoSuchUser, UnsupportedVersion
 from mirrorlog.testing import Node
 from mirrorlog.testing.asking import wait_for
-from mirrorlog.wire.messages import ClusterStatus
+from mirrorlog.wire.messages.status import ClusterStatus
 from tests.process.clusters import facts, log_lines
 from tests.process.growing import Growing, join
 from tests.process.traffic import Traffic, number_of
 
 ROOT = Path(__file__).parents[2]
-COMMIT_BEFORE = "98dc395"
+COMMIT_BEFORE = "6d0c1a3"
 """The last one of the version before this software's."""
-BEFORE, NOW = 3, 4
+BEFORE, NOW = 4, 5
 RATE = 50
 NAMES = ["n1", "n2", "n3"]
 
@@ -110,11 +110,6 @@ class Update:
 
         return wait_for(met, timeout=10, what=lambda: f"software {software} at {cluster}; {self.growing.said()}")
 
-    def queue_of(self, node: str) -> str:
-        """One that this node masters."""
-        with Client(*self.servers) as client:
-            return next(info.name for info in client.admin.queues() if info.master == node)
-
     def masters(self) -> list[str]:
         """Of all logs, as n1 knows them."""
         view = self.nodes[0].status().cluster
@@ -177,17 +172,17 @@ def segments(node: Node) -> dict[str, bytes]:
     return {str(path.relative_to(logs)): path.read_bytes() for path in logs.glob("*/*") if path.name.isdigit()}
 
 
-def purge(update: Update, queue: str) -> int:
-    """Settle in the queue's own group what is there; how many records it was."""
-    with Client(*update.servers) as client:
-        return client.admin.purge(queue)
+def limit(update: Update, address: str) -> None:
+    """Give a user limits, by a node."""
+    with Client(address) as client:
+        client.admin.topology.set_user_limits("ann", publish_byte_rate=1_000_000)
 
 
 def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path: Path) -> None:
     """Goal: two adjacent versions are one cluster, and there is a way back until all nodes are updated. Method: under
     publishing each node in turn is stopped and goes on with the new software; the first goes back in between. Masters
-    of either version have mirrors of the other. The cluster's version rises with the last; only then a group may
-    acknowledge. Then the old software is refused: on the disk of a node that was updated, on a disk from before, and on
+    of either version have mirrors of the other. The cluster's version rises with the last; only then a user may have
+    limits. Then the old software is refused: on the disk of a node that was updated, on a disk from before, and on
     a blank one. All that was published is there once, no copy was made anew, and the copies are equal."""
     one, two, three = update.nodes
     assert versions.OWN == NOW, "the software before is two versions behind: let this test begin with the one before"
@@ -202,8 +197,8 @@ def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path
     wait_for(lambda: update.masters() == NAMES or None, timeout=10, what=update.growing.said)
     update.whole()
     update.goes_on()  # a master of this version, mirrors of the one before
-    with pytest.raises(UnsupportedVersion, match="update all nodes"):
-        purge(update, update.queue_of("n1"))
+    with pytest.raises(UnsupportedVersion, match="until all nodes are updated"):
+        limit(update, one.client)
 
     update.restart(one, BEFORE)
     update.goes_on()
@@ -216,11 +211,11 @@ def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path
     update.restart(three, NOW, between=lambda: shutil.copytree(three.data_dir, disk_of_before))
     update.check(software=(NOW, NOW, NOW), cluster=NOW)
     update.goes_on()
-    for traffic in update.traffic:
-        assert purge(update, traffic.queue) > RATE
+    with pytest.raises(NoSuchUser):
+        limit(update, one.client)
     refusal = (
-        "the cluster runs at version 4, and software of version 3 works in clusters of version 2 and 3 only: start the "
-        "node with software of version 4 or 5"
+        "the cluster runs at version 5, and software of version 4 works in clusters of version 3 and 4 only: start the "
+        "node with software of version 5 or 6"
     )
 
     assert three.stop() == 0

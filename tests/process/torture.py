@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from mirrorlog.errors import RequestTimeout
 from mirrorlog.testing import Cluster, Node
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages.queues import QueueInfo
 from tests.process.clusters import MIB, assert_copies_equal, declare, eventually, fast_cluster, log_lines, log_of
 from tests.process.load import Load
 from tests.process.raw import Raw

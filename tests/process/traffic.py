@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple, Self
 
 from mirrorlog.client import Client
-from mirrorlog.client.deliveries import Delivery
+from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown, Overloaded
 from tests.process.clusters import eventually
 

@@ -21,11 +21,11 @@ from functools import partial
 from typing import Final, Self
 
 from mirrorlog.client import Client, Subscription
-from mirrorlog.client.delivered import Delivered, DeliveredBatch
-from mirrorlog.client.leases import Leased
-from mirrorlog.client.transaction import Transaction
+from mirrorlog.client.subscription.delivered import Delivered, DeliveredBatch
+from mirrorlog.client.subscription.leases import Leased
+from mirrorlog.client.transaction.transaction import Transaction
 from mirrorlog.errors import MirrorlogError, NotGranted, OutcomeUnknown, ReceiptStale
-from mirrorlog.queues.delivery import EPOCH_BITS
+from mirrorlog.queues.delivery.group import EPOCH_BITS
 from tests.process.clusters import declare, eventually
 from tests.process.given import ACK, MOVE, NEWEST, OVER, REJECT, WRONG, Book, Move, check_ends
 from tests.process.traffic import Traffic, number_of

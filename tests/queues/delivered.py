@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirrorlog.commitlog.attributes import Attributes
+from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.queues.changes import Change, GroupReset, Returned, Settled, Watermark, encode_changes
-from mirrorlog.queues.deaths import EXPIRED
-from mirrorlog.queues.delivery import Delivery, Given, LeaseWish, Reach, Rules, Settlement
-from mirrorlog.queues.groups import GroupTable
-from mirrorlog.queues.ledger import Ledger
-from mirrorlog.queues.runs import RunTable
-from mirrorlog.queues.subscriber import Subscription
+from mirrorlog.queues.delivery.group import Delivery, Given, LeaseWish, Reach, Rules, Settlement
+from mirrorlog.queues.delivery.outcomes import EXPIRED
+from mirrorlog.queues.delivery.subscribers import Subscription
+from mirrorlog.queues.groups.ledger import Ledger
+from mirrorlog.queues.groups.table import GroupTable
+from mirrorlog.queues.limits.attributes import RunTable
 from mirrorlog.wire.frames import Grant, How
 from tests.queues.statelog import StateLog
 

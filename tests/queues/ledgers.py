@@ -7,8 +7,8 @@ from random import Random
 from typing import Any, Final
 
 from mirrorlog.queues.changes import SETTLED_WHYS, Change, GroupDeleted, Leased, Returned, Settled, Watermark
-from mirrorlog.queues.groups import GroupTable
-from mirrorlog.queues.ledger import CHUNK_RECORDS, Ledger, State
+from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, Ledger, State
+from mirrorlog.queues.groups.table import GroupTable
 
 END: Final = 3 * CHUNK_RECORDS + 100
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import BatchHeader, Kind, read_header, stamp
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header, stamp
 from mirrorlog.queues.changes import OffsetsLeapt, PositionCommitted, QueueDeclared, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, apply_checkpoint
-from mirrorlog.queues.departures import DepartureTable
-from mirrorlog.queues.groups import GroupTable
-from mirrorlog.queues.holds import HoldTable
+from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
+from mirrorlog.queues.groups.table import GroupTable
+from mirrorlog.queues.limits.attributes import RunTable
+from mirrorlog.queues.limits.holds import HoldTable
 from mirrorlog.queues.producers import EXPIRY_US, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
-from mirrorlog.queues.runs import RunTable
 
 Stored = tuple[BatchHeader, bytes]
 
@@ -34,7 +34,7 @@ class Derived:
         self.tracker = CheckpointTracker()
         self.holds = HoldTable(per_queue_max=4)
         self.groups = GroupTable(per_queue_max=4)
-        self.departures = DepartureTable()
+        self.departures = ForwardingTable()
         self.runs = RunTable(runs_max=1000, floors=self.groups.whole_floors)
         self.appended: dict[int, int] = {}
         self._reads_checkpoints = reads_checkpoints

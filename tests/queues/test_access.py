@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mirrorlog.cluster.topology import Permissions, User
+from mirrorlog.cluster.state.topology import Permissions, User
 from mirrorlog.errors import AccessRefused, BadRequest
 from mirrorlog.queues.access import LOOKERS, Right, allowed, check_allowed, check_expression, has_tag
 from mirrorlog.wire.names import qualified

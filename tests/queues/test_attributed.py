@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.commitlog.attributes import Attributes
-from mirrorlog.queues import attributed, levels
-from mirrorlog.queues.attributed import Attributed
+from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.queues.changes import Change, Settled
-from mirrorlog.queues.delivery import Receipt, Rules
-from mirrorlog.queues.ledger import Ledger
-from mirrorlog.queues.outcomes import Outcomes
-from mirrorlog.queues.runs import QueueRuns, Row
+from mirrorlog.queues.delivery import priorities as attributed
+from mirrorlog.queues.delivery import priorities as levels
+from mirrorlog.queues.delivery.group import Receipt, Rules
+from mirrorlog.queues.delivery.outcomes import Outcomes
+from mirrorlog.queues.delivery.priorities import Attributed
+from mirrorlog.queues.groups.ledger import Ledger
+from mirrorlog.queues.limits.attributes import QueueRuns, Row
 from mirrorlog.wire.frames import How
 from tests.queues.delivered import Stage, records
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from mirrorlog.errors import ExclusiveTaken, NotGranted
 from mirrorlog.queues.changes import Settled
-from mirrorlog.queues.delivery import GRANTS_MAX, RANGES_AT_ONCE, Reach, Receipt, Rules
-from mirrorlog.queues.endings import READ_AT_ONCE, Endings
-from mirrorlog.queues.ledger import LeaseRow, Ledger
-from mirrorlog.queues.turns import Turns
+from mirrorlog.queues.delivery.deadlines import READ_AT_ONCE, Endings
+from mirrorlog.queues.delivery.group import GRANTS_MAX, RANGES_AT_ONCE, Reach, Receipt, Rules
+from mirrorlog.queues.delivery.subscribers import Turns
+from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
 from mirrorlog.wire.frames import How
 from tests.queues.delivered import Stage, records
 

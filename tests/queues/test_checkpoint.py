@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import CONTROL_QUEUE_ID, BatchHeader, Kind, check_producer_part, read_header
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import CONTROL_QUEUE_ID, BatchHeader, Kind, check_producer_part, read_header
 from mirrorlog.errors import BadBatch, NoSuchQueue, OutOfSequence
 from mirrorlog.queues.changes import (
     CheckpointBegan,

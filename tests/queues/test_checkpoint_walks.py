@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
+from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
 from mirrorlog.errors import BadRequest, MirrorlogError, OutOfSequence, StaleProducerEpoch
 from mirrorlog.queues.changes import (
     Change,
@@ -28,8 +28,8 @@ from mirrorlog.queues.changes import (
     encode_change,
 )
 from mirrorlog.queues.checkpoint import CheckpointWriter
-from mirrorlog.queues.holds import EXPIRED, RELEASED, TOO_MUCH, Wish
-from mirrorlog.queues.ledger import CHUNK_RECORDS
+from mirrorlog.queues.groups.ledger import CHUNK_RECORDS
+from mirrorlog.queues.limits.holds import EXPIRED, RELEASED, TOO_MUCH, Wish
 from mirrorlog.queues.producers import RECENT_US, Landed
 from tests.queues.ledgers import random_change, random_range, table_facts
 from tests.queues.statelog import Derived, StateLog, data

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from mirrorlog.client.allowance import Allowance
+from mirrorlog.client.producer.flow_control import Allowance
 from mirrorlog.errors import Overloaded
-from mirrorlog.queues.credit import BATCHES, BYTES, LINE, LOG_BYTES, Credits, Key
+from mirrorlog.queues.limits.credit import BATCHES, BYTES, LINE, LOG_BYTES, Credits, Key
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, CREDIT_ENDED, Confirm, Credit
 
 ONE = Key("connection 1", 7, 100)

@@ -13,10 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mirrorlog.errors import BadRequest, ExclusiveTaken, NoSuchSubscription, NotGranted, ReceiptStale
 from mirrorlog.queues.changes import GroupReset, Settled
-from mirrorlog.queues.delivery import Receipt, Rules
-from mirrorlog.queues.ledger import State
-from mirrorlog.queues.subscriber import Subscriber, Subscription
-from mirrorlog.queues.takers import Takers
+from mirrorlog.queues.delivery.group import Receipt, Rules
+from mirrorlog.queues.delivery.subscribers import Subscriber, Subscribers, Subscription
+from mirrorlog.queues.groups.ledger import State
 from mirrorlog.wire.frames import Grant, How
 from tests.queues.delivered import RECORD_BYTES, Refusal, Stage, records
 
@@ -920,15 +919,15 @@ TestDelivery = DeliveryMachine.TestCase
 def test_a_thousand_who_leave_a_single_active_group_cost_what_each_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a connection that drops with all its subscriptions does not hold up the loop. Method: the looks at
     subscribers, counted, while they come and the one that is active goes each time."""
-    takers, looks = Takers(Rules(single_active=True)), 0
-    look = Takers.look
+    takers, looks = Subscribers(Rules(single_active=True)), 0
+    look = Subscribers.look
 
-    def counted(self: Takers, subscriber: Subscriber) -> None:
+    def counted(self: Subscribers, subscriber: Subscriber) -> None:
         nonlocal looks
         looks += 1
         look(self, subscriber)
 
-    monkeypatch.setattr(Takers, "look", counted)
+    monkeypatch.setattr(Subscribers, "look", counted)
     for number in range(1, 1_001):
         takers.subscribe(Subscription(number, prefetch_records=1, prefetch_bytes=1))
     for number in range(1, 1_001):

@@ -8,10 +8,11 @@ import pytest
 
 from mirrorlog.errors import BadRequest, NotGranted
 from mirrorlog.queues.changes import Change, Departing, Settled
-from mirrorlog.queues.deaths import DEAD, DEATHS, REASONS, WHYS, deaths
-from mirrorlog.queues.delivery import Delivery, LeaseWish, Reach, Receipt, Rules
-from mirrorlog.queues.ledger import LeaseRow, Ledger, State
-from mirrorlog.queues.subscriber import Range, Subscription
+from mirrorlog.queues.delivery.group import Delivery, LeaseWish, Reach, Receipt, Rules
+from mirrorlog.queues.delivery.outcomes import DEAD, DEATHS, REASONS, WHYS, deaths
+from mirrorlog.queues.delivery.subscribers import Subscription
+from mirrorlog.queues.groups.ledger import LeaseRow, Ledger, State
+from mirrorlog.queues.ranges import Range
 from mirrorlog.wire.frames import How
 
 DEPARTURE = 5

@@ -17,7 +17,7 @@ from zlib import crc32
 import pytest
 from msgspec.structs import replace
 
-from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
+from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
 from mirrorlog.errors import BatchTooLarge, MirrorlogError
 from mirrorlog.queues.changes import (
     Addressed,
@@ -33,7 +33,7 @@ from mirrorlog.queues.changes import (
     encode_checkpoint,
     encode_state,
 )
-from mirrorlog.queues.departures import (
+from mirrorlog.queues.dead_letters.forwarding import (
     DELIVERY_LIMIT,
     DEPARTURES_MAX,
     EPOCHS_LEAPT,
@@ -45,12 +45,12 @@ from mirrorlog.queues.departures import (
     TARGETS_MAX,
     Departure,
     DepartureNumbers,
-    DepartureTable,
-    QueueDepartures,
+    ForwardingTable,
+    QueueForwarding,
     producer_of,
 )
-from mirrorlog.queues.ledger import State
-from mirrorlog.queues.pieces import Step, reduced, refused, served
+from mirrorlog.queues.dead_letters.pieces import Step, reduced, refused, served
+from mirrorlog.queues.groups.ledger import State
 from mirrorlog.queues.producers import ProducerTable
 from tests.queues.statelog import Derived, Master, data
 
@@ -130,7 +130,7 @@ class Walk:
         return self.master.derived
 
     @property
-    def table(self) -> DepartureTable:
+    def table(self) -> ForwardingTable:
         return self.derived.departures
 
     def is_open(self, queue_id: int, departure: Departure) -> bool:
@@ -381,7 +381,7 @@ def test_a_declared_loss_of_the_source_loses_no_letter_of_what_it_still_has(seed
         assert {at for at in departed if queue_id in leads_to(at)} <= aim.records.keys()
 
 
-def table_of(*changes: Change) -> DepartureTable:
+def table_of(*changes: Change) -> ForwardingTable:
     master = Master()
     queue_id = master.declare("q")
     for change in changes:
@@ -408,7 +408,7 @@ def test_applying_a_batch_twice_equals_applying_it_once() -> None:
 
 
 def test_what_dies_joins_what_died_the_same_way_within_a_second() -> None:
-    numbers = DepartureNumbers(DepartureTable())
+    numbers = DepartureNumbers(ForwardingTable())
 
     def number(at_us: int, reason: str = REJECTED, key: str | None = None) -> int:
         return numbers.departing(1, "", [0, 1], reason, at_us=at_us, exchange="x", routing_key=key).departure
@@ -477,14 +477,14 @@ def test_a_declared_loss_ends_the_numbers_of_the_piece_under_way_too_and_they_do
 
 def test_numbers_of_an_epoch_that_has_ended_are_not_gone_on_with() -> None:
     """Whoever logs them: the next piece begins under one that nobody has used."""
-    there = QueueDepartures(departures=NONE.follow(departing(1)).departures, epoch_floor=7)
+    there = QueueForwarding(departures=NONE.follow(departing(1)).departures, epoch_floor=7)
     there = there.follow(Addressed(departure=1, ranges=[0, 10], targets=[Target("t", "l", 9, 3, 0, [0, 10])]))
     assert there.numbering(9) == (7, 0)
 
 
 def test_what_leaves_a_queue_fits_the_smallest_batch_of_a_checkpoint() -> None:
     """However many queues it goes to, and however long their names are: redrives to more of those wait."""
-    name, table, number = "\U0001d50d" * 251, DepartureTable(), 0
+    name, table, number = "\U0001d50d" * 251, ForwardingTable(), 0
     there = NONE
 
     def begin(reason: str, exchange: str, key: str | None) -> None:
@@ -508,7 +508,7 @@ def test_what_leaves_a_queue_fits_the_smallest_batch_of_a_checkpoint() -> None:
     assert table.of(1) == there
 
 
-def replace_piece(there: QueueDepartures, *targets: Target) -> QueueDepartures:
+def replace_piece(there: QueueForwarding, *targets: Target) -> QueueForwarding:
     """A piece of a node with batches this small: of 8 KiB of targets."""
     return there.follow(Addressed(departure=1, ranges=list(range(256)), targets=[*targets] * 5))
 
@@ -532,7 +532,7 @@ def test_all_that_is_held_is_one_departure_whose_turn_never_comes() -> None:
 
 
 def test_what_is_held_first_is_held_by_one_departure_before_it_is_logged() -> None:
-    numbers = DepartureNumbers(DepartureTable())
+    numbers = DepartureNumbers(ForwardingTable())
     held = [
         numbers.departing(1, "", [at, at + 1], HELD, at_us=at * 10**9, exchange="", routing_key=None).departure
         for at in range(2)

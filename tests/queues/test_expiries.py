@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from mirrorlog.commitlog.attributes import Attributes
-from mirrorlog.queues.expiries import Expiries
-from mirrorlog.queues.runs import RunTable
+from mirrorlog.commitlog.format.attributes import Attributes
+from mirrorlog.queues.limits.attributes import RunTable
+from mirrorlog.queues.limits.expiry import Expiries
 
 MS = 1000
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.format import Kind, read_header
+from mirrorlog.commitlog.format.header import Kind, read_header
 from mirrorlog.errors import BadBatch
 from mirrorlog.queues.changes import (
     Change,

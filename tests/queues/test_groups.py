@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 import pytest
 
-from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadBatch, BadRequest, NoSuchGroup, Overloaded
 from mirrorlog.queues.changes import (
     RANGES_PER_CHANGE,
@@ -32,9 +32,9 @@ from mirrorlog.queues.changes import (
     split_ranges,
 )
 from mirrorlog.queues.checkpoint import GROUPS_BYTES_MAX
-from mirrorlog.queues.group_states import PIECE_RECORDS, restore_chunk
-from mirrorlog.queues.groups import GroupTable
-from mirrorlog.queues.ledger import CHUNK_RECORDS, LeaseRow, Ledger
+from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, LeaseRow, Ledger
+from mirrorlog.queues.groups.states import PIECE_RECORDS, restore_chunk
+from mirrorlog.queues.groups.table import GroupTable
 from tests.queues.ledgers import END, facts, random_change, random_range, table_facts
 from tests.queues.statelog import Master, StateLog, Stored
 

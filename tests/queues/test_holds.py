@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mirrorlog.errors import BadRequest, HoldTaken, Overloaded
 from mirrorlog.queues.changes import HoldEnded, HoldSet, HoldsState, encode_change
-from mirrorlog.queues.holds import (
+from mirrorlog.queues.limits.holds import (
     EXPIRED,
     LEASE_MS_MAX,
     LEASE_MS_MIN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.commitlog.gaps import GAPS_MAX, Gaps
+from mirrorlog.commitlog.index.gaps import GAPS_MAX, Gaps
 from mirrorlog.errors import BadBatch
 from mirrorlog.queues.changes import (
     GapsState,

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mirrorlog.queues.ledger import CHUNK_RECORDS, Journal, LeaseRow, Ledger, State
+from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, Journal, LeaseRow, Ledger, State
 from tests.queues.ledgers import facts, merged
 
 FREE, SETTLED, OUT, PARKED, LEASED = State

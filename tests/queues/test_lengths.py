@@ -11,18 +11,16 @@ import pytest
 from mirrorlog import versions
 from mirrorlog.errors import QueueFull
 from mirrorlog.queues.arguments import (
-    DROP_HEAD,
     REJECT_PUBLISH,
-    LengthLimits,
     lengths_of,
     max_priority,
     message_ttl_ms,
     version_needed,
 )
-from mirrorlog.queues.delivery import Delivery, Reach, Rules
-from mirrorlog.queues.ledger import CHUNK_RECORDS, LeaseRow, Ledger
-from mirrorlog.queues.ledger_chunk import Chunk
-from mirrorlog.queues.lengths import RANGES_MAX, QueueLength, Sizes, View
+from mirrorlog.queues.delivery.group import Delivery, Reach, Rules
+from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, LeaseRow, Ledger
+from mirrorlog.queues.groups.ledger_chunk import Chunk
+from mirrorlog.queues.limits.length import DROP_HEAD, RANGES_MAX, LengthLimits, QueueLength, Sizes, View
 
 
 def of(records: int | None = None, size: int | None = None, overflow: str = DROP_HEAD) -> QueueLength:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.commitlog.body import Record
-from mirrorlog.queues.departures import EXPIRED, MAXLEN, REDRIVEN, REJECTED
-from mirrorlog.queues.letter_body import (
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.queues.dead_letters.forwarding import EXPIRED, MAXLEN, REDRIVEN, REJECTED
+from mirrorlog.queues.dead_letters.message import (
     DEATHS_MAX,
     Death,
     circle,

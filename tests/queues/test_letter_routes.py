@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from mirrorlog.commitlog.body import Record
-from mirrorlog.queues import letter_routes
-from mirrorlog.queues.departures import EXPIRED, REDRIVEN, Departure
-from mirrorlog.queues.letter_body import Death, circle
-from mirrorlog.queues.letter_routes import Routes, routes
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.queues.dead_letters import routes as letter_routes
+from mirrorlog.queues.dead_letters.forwarding import EXPIRED, REDRIVEN, Departure
+from mirrorlog.queues.dead_letters.message import Death, circle
+from mirrorlog.queues.dead_letters.routes import Routes, routes
 from mirrorlog.wire.routing import FANOUT, Binding, Exchange, RoutingTable
 
 ALL = 1 << 30

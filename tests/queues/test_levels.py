@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.queues.ledger import Ledger
-from mirrorlog.queues.levels import STEPS_MAX, Levels
+from mirrorlog.queues.delivery.priorities import STEPS_MAX, Levels
+from mirrorlog.queues.groups.ledger import Ledger
 
 RECORDS = 60
 

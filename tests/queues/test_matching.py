@@ -16,6 +16,7 @@ from mirrorlog.queues.matching import Matcher
 PIECES = [
     "a", "b", ".", "[ab]", "[^a]", r"\w", r"\d", r"\.", "(a|ab)", "(ab|a|)", "(?:a|b)", "a?", "b*", "a+", "a{2}",
     "a{1,3}", "b{0,}", "^", "$", r"\b", r"\B", r"\A", r"\Z", "(?i:A)", "(?-i:b)", "(a(b|c))", "x*?", "a??", ".*", "é",
+    r"(?a:\w)", r"(?a:\b)", r"(?u:\w)", r"(?u:\B)", "(?i:É)", "(?ai:É)", "(?i:k)", "(?i-s:[^b])",
 ]  # fmt: skip
 SLOW = ["^" + "(ab|a.)" * 23 + "$", "^" + "(a|ab|abc)" * 15 + "$", "^a*a*a*b", "a*a*b", "^" + "(aa|a)" * 23 + "x"]
 
@@ -24,7 +25,7 @@ SLOW = ["^" + "(ab|a.)" * 23 + "$", "^" + "(a|ab|abc)" * 15 + "$", "^a*a*a*b", "
 @given(
     st.sampled_from(["", "(?i)", "(?a)"]),
     st.lists(st.sampled_from(PIECES), max_size=6),
-    st.lists(st.text("abcxA1._é", max_size=9), max_size=6),
+    st.lists(st.text("abcxAB1._éÉ\u212a", max_size=9), max_size=6),
 )
 def test_it_finds_what_pythons_matcher_finds(flags: str, pieces: list[str], names: list[str]) -> None:
     """Any expression that is taken, over short names, with that matcher as the oracle."""
@@ -35,7 +36,34 @@ def test_it_finds_what_pythons_matcher_finds(flags: str, pieces: list[str], name
         return
     matcher, oracle = Matcher(expression), re.compile(expression)
     for name in ["", *names]:
-        assert matcher.found_in(name) == (oracle.search(name) is not None), name
+        assert matcher.found_in(name) == found(oracle, name), name
+
+
+def found(oracle: re.Pattern[str], name: str) -> bool:
+    """Where `re.search` looks first for a character that may begin a match, it asks for it under the flags of the whole
+    expression: `(?a)(?u:\\w)a` is not found in "Éa", though it matches there. So each place is tried."""
+    return any(oracle.match(name, at) for at in range(len(name) + 1))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(?i)^(?-i:b)$",
+        r"^(?a:\w)$",
+        r"(?a)^(?u:\w)$",
+        r"(?a)(?u:\w)a",
+        r"(?a)é\b",
+        r"(?a:\b)é",
+        "(?i)^(?a:É)$",
+        "(?a)^(?ui:É)$",
+    ],
+)
+def test_flags_hold_for_their_part_alone(expression: str) -> None:
+    """Those of a group and of the whole, over names that tell them apart, with Python's matcher as the oracle."""
+    check_expression(expression)
+    matcher, oracle = Matcher(expression), re.compile(expression)
+    for name in ("b", "B", "a", "é", "É", "aé", "éa", "Éa", ""):
+        assert matcher.found_in(name) == found(oracle, name), name
 
 
 @pytest.mark.parametrize("expression", SLOW)

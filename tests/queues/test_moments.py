@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.queues.moments import Moment, Moments
+from mirrorlog.queues.delivery.priorities import Moment, Moments
 
 steps = st.lists(
     st.one_of(

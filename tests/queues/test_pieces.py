@@ -17,8 +17,8 @@ from mirrorlog.errors import (
     StaleProducerEpoch,
 )
 from mirrorlog.queues.changes import Addressed, Target
-from mirrorlog.queues.departures import EXPIRED, REDRIVEN, REJECTED
-from mirrorlog.queues.pieces import Step, reduced, refused, served
+from mirrorlog.queues.dead_letters.forwarding import EXPIRED, REDRIVEN, REJECTED
+from mirrorlog.queues.dead_letters.pieces import Step, reduced, refused, served
 
 OTHER = Target("other", "log", 8, 3, 70, [2, 3])
 IN_USE = BadBatch("used for another batch", producer_epoch=5)

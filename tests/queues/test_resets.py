@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.gaps import NO_GAPS, with_gap
+from mirrorlog.commitlog.index.gaps import NO_GAPS, with_gap
 from mirrorlog.errors import BadRequest, InUse, OffsetOutOfRange
-from mirrorlog.queues.resets import ACKING, Place, Standing, Wish, check_idle
-from mirrorlog.wire.messages import ResetGroups
+from mirrorlog.queues.groups.resets import ACKING, Place, Standing, Wish, check_idle
+from mirrorlog.wire.messages.groups import ResetGroups
 
 PLACE = Place(100, 200, ())
 GAPPED = Place(100, 1_000_200, ((150, 1_000_150),))

@@ -14,9 +14,9 @@ from typing import Final
 
 import pytest
 
-from mirrorlog.commitlog.attributes import NO_ATTRIBUTES, Attributes, attributes_of
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import ATTRIBUTES_SIZE, HEADER_SIZE, BatchHeader, Kind, read_header
+from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, attributes_of
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import ATTRIBUTES_SIZE, HEADER_SIZE, BatchHeader, Kind, read_header
 from mirrorlog.errors import BadBatch, Overloaded
 from mirrorlog.queues.changes import (
     GroupDeleted,
@@ -27,7 +27,7 @@ from mirrorlog.queues.changes import (
     encode_state,
 )
 from mirrorlog.queues.checkpoint import CheckpointWriter
-from mirrorlog.queues.runs import JOINED_US_MAX, RUNS_PER_STATE, QueueRuns, Row, Run, RunTable
+from mirrorlog.queues.limits.attributes import JOINED_US_MAX, RUNS_PER_STATE, QueueRuns, Row, Run, RunTable
 from tests.queues.statelog import Derived, StateLog
 
 SECOND_US: Final = 1_000_000

@@ -6,14 +6,15 @@ from random import Random
 
 import pytest
 
-from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import NotGranted, SettledOtherwise
-from mirrorlog.queues import group_states, verdicts
 from mirrorlog.queues.changes import GroupReset, GroupState, Settled, encode_checkpoint, encode_state
-from mirrorlog.queues.delivery import Receipt, Rules
-from mirrorlog.queues.groups import GroupTable
-from mirrorlog.queues.outcomes import CONTRARY_MAX
-from mirrorlog.queues.verdicts import ACKED, DEAD, UNKNOWN, Before, Standing, Verdicts
+from mirrorlog.queues.delivery.group import Receipt, Rules
+from mirrorlog.queues.delivery.outcomes import CONTRARY_MAX
+from mirrorlog.queues.groups import states as group_states
+from mirrorlog.queues.groups import verdicts
+from mirrorlog.queues.groups.table import GroupTable
+from mirrorlog.queues.groups.verdicts import ACKED, DEAD, UNKNOWN, Before, Standing, Verdicts
 from mirrorlog.wire.frames import How
 from tests.queues.delivered import Stage
 from tests.queues.ledgers import END, table_facts

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from mirrorlog.cluster.commands import Addresses, StartKind
-from mirrorlog.cluster.coordinator import Wanted
+from mirrorlog.cluster.coordination.coordinator import Wanted
 from mirrorlog.cluster.service import ClusterService, Identity, founding
-from mirrorlog.cluster.state import ClusterState, NodeFacts
+from mirrorlog.cluster.state.commands import Addresses, StartKind
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts
 from sim.machines import ROOT, Machine
 from sim.world import World
 from tests.cluster.members import CLUSTER_ID, TIMING, ServiceNode, settled

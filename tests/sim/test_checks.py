@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from mirrorlog.queues.changes import GroupReset, Settled, encode_change
-from mirrorlog.wire.messages import LossStatus, PlacedLog
+from mirrorlog.wire.messages.status import LossStatus, PlacedLog
 from sim.cluster_checks import Outside, losses_have_a_reason
 from sim.cluster_logged import logged
 from tests.queues.statelog import StateLog, data

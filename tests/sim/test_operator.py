@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.cluster.state import ClusterState, LogFacts
+from mirrorlog.cluster.state.state import ClusterState, LogFacts
 from sim.cluster_faults import SimulatedCluster
 from sim.cluster_plan import Plan
 from sim.stand_ins import node_disks

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from mirrorlog.broker.replica import Replica
-from mirrorlog.cluster import state
-from mirrorlog.cluster.commands import Promoted
-from mirrorlog.cluster.promotion import Promotion, Report
-from mirrorlog.cluster.state import ClusterState
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.cluster.coordination.promotion import Promotion, Report
+from mirrorlog.cluster.state import state
+from mirrorlog.cluster.state.commands import Promoted
+from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.ha import client as ha_client
 from mirrorlog.ha.progress import Progress
 from mirrorlog.queues.changes import OffsetsLeapt, encode_change

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.client.allowance import Allowance
-from mirrorlog.queues.credit import Credits, Key
+from mirrorlog.client.producer.flow_control import Allowance
+from mirrorlog.queues.limits.credit import Credits, Key
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
 from tests.sim.seeded import found_in, small_plan

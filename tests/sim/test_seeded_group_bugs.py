@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.deliverer import Deliverer
-from mirrorlog.client.settlements import Settlement
-from mirrorlog.queues.delivery import Delivery, Given
-from mirrorlog.queues.free_records import FreeRecords
-from mirrorlog.queues.group_states import GroupWalk, Part
-from mirrorlog.queues.groups import GroupTable
-from mirrorlog.queues.ledger import Ledger
-from mirrorlog.queues.ledger_chunk import Piece
-from mirrorlog.queues.outcomes import Outcomes
-from mirrorlog.queues.takers import Takers
-from mirrorlog.queues.verdicts import Verdicts
+from mirrorlog.broker.consumer_groups.coordinator import Deliverer
+from mirrorlog.client.subscription.settlements import Settlement
+from mirrorlog.queues.delivery.group import Delivery, Given
+from mirrorlog.queues.delivery.outcomes import Outcomes
+from mirrorlog.queues.delivery.ready import FreeRecords
+from mirrorlog.queues.delivery.subscribers import Subscribers
+from mirrorlog.queues.groups.ledger import Ledger
+from mirrorlog.queues.groups.ledger_chunk import Piece
+from mirrorlog.queues.groups.states import GroupWalk, Part
+from mirrorlog.queues.groups.table import GroupTable
+from mirrorlog.queues.groups.verdicts import Verdicts
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
 from sim.cluster_queues import queues_of
@@ -75,7 +75,7 @@ def test_nothing_is_found_in_queues_of_other_sorts_without_a_bug() -> None:
 
 def test_a_single_active_consumer_that_has_company_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a master that lets everybody take from such a queue."""
-    monkeypatch.setattr(Takers, "_choose", lambda self: None)
+    monkeypatch.setattr(Subscribers, "_choose", lambda self: None)
     assert caught(*PEACE, by=("one at a time", "the order is kept"), queues=("single",))
 
 

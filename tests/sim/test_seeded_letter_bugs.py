@@ -11,22 +11,21 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from mirrorlog.broker import departure_sending
-from mirrorlog.broker.departure_log import DepartureLog
-from mirrorlog.broker.departures import DepartureKeeper
-from mirrorlog.broker.group_departures import GroupDepartures
-from mirrorlog.broker.letter_roads import LetterRoads
-from mirrorlog.broker.publish import Publisher
-from mirrorlog.commitlog.body import Record
+from mirrorlog.broker.consumer_groups.forwarding import GroupForwarding
+from mirrorlog.broker.dead_letters import forwarder as departure_sending
+from mirrorlog.broker.dead_letters.forwarder import DeadLetterForwarder
+from mirrorlog.broker.dead_letters.journal import DeadLetterJournal
+from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import Addressed, Change, Departing
-from mirrorlog.queues.deaths import deaths
-from mirrorlog.queues.departures import REDRIVEN, Departure, DepartureTable, QueueDepartures
-from mirrorlog.queues.ledger import State
-from mirrorlog.queues.lengths import View
-from mirrorlog.queues.letter_body import Death
-from mirrorlog.queues.outcomes import Outcomes
-from mirrorlog.queues.subscriber import Range
+from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, Departure, ForwardingTable, QueueForwarding
+from mirrorlog.queues.dead_letters.message import Death
+from mirrorlog.queues.delivery.outcomes import Outcomes, deaths
+from mirrorlog.queues.groups.ledger import State
+from mirrorlog.queues.limits.length import View
+from mirrorlog.queues.ranges import Range
 from mirrorlog.wire.frames import How
 from sim import cluster_groups
 from sim.cluster_letters import letter_queues_of
@@ -87,21 +86,21 @@ def test_nothing_is_found_without_a_bug(events: tuple[Event, ...]) -> None:
 def test_letters_that_are_sent_again_under_other_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By masters each of which sends as a producer of its own."""
     numbers = count(1)
-    monkeypatch.setattr(DepartureLog, "producer", lambda self, queue_id: next(numbers))
+    monkeypatch.setattr(DeadLetterJournal, "producer", lambda self, queue_id: next(numbers))
     assert caught(monkeypatch, *AT_SOURCES, by=("letters come once",))
 
 
 def test_letters_of_which_nobody_knows_are_found_when_they_are_taken_for_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a master that does not wait for who does not answer."""
-    hand_over = LetterRoads.hand_over
+    hand_over = DeadLetterLinks.hand_over
 
-    async def once(self: LetterRoads, *args: Any, **facts: Any) -> None:
+    async def once(self: DeadLetterLinks, *args: Any, **facts: Any) -> None:
         try:
             await hand_over(self, *args, **facts)
         except MirrorlogError:
             return
 
-    monkeypatch.setattr(LetterRoads, "hand_over", once)
+    monkeypatch.setattr(DeadLetterLinks, "hand_over", once)
     assert caught(monkeypatch, *AT_TARGETS, by=("letters come once",))
 
 
@@ -109,45 +108,45 @@ def test_letters_that_are_sent_before_it_is_known_where_they_go_are_found(monkey
     """By a master that sends what it has addressed, and waits for no copy. The only one is cut off, and the letters go
     to other nodes."""
 
-    async def at_once(self: DepartureLog) -> None:
+    async def at_once(self: DeadLetterJournal) -> None:
         return
 
-    monkeypatch.setattr(DepartureLog, "confirmed", at_once)
+    monkeypatch.setattr(DeadLetterJournal, "confirmed", at_once)
     assert caught(monkeypatch, *BEHIND, by=("letters come once", "letters keep their order"), apart=True)
 
 
 def test_records_that_die_without_a_letter_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By settling what was rejected as in a queue that has none."""
 
-    def die(self: GroupDepartures, queue_id: int, group: str, ranges: Sequence[Range], why: str) -> list[Change]:
+    def die(self: GroupForwarding, queue_id: int, group: str, ranges: Sequence[Range], why: str) -> list[Change]:
         return deaths(group, ranges, why)
 
-    monkeypatch.setattr(GroupDepartures, "die", die)
+    monkeypatch.setattr(GroupForwarding, "die", die)
     assert caught(monkeypatch, *PEACE, by=("letters come once",))
 
 
 def test_a_record_that_is_sent_back_and_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a departure that gives everything back when it is done."""
-    settle = DepartureLog.settle
+    settle = DeadLetterJournal.settle
 
-    def stay(self: DepartureLog, queue_id: int, departure: Departure, piece: Addressed) -> None:
+    def stay(self: DeadLetterJournal, queue_id: int, departure: Departure, piece: Addressed) -> None:
         if departure.reason == REDRIVEN:
             piece = structs.replace(piece, kept=piece.ranges)
         settle(self, queue_id, departure, piece)
 
-    monkeypatch.setattr(DepartureLog, "settle", stay)
+    monkeypatch.setattr(DeadLetterJournal, "settle", stay)
     assert caught(monkeypatch, *SENT_BACK, by=("what is sent back comes once",))
 
 
 def test_a_departure_that_gives_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one that never goes on after it had to wait."""
-    pause = DepartureKeeper._pause
+    pause = DeadLetterForwarder._pause
 
-    def for_ever(self: DepartureKeeper, queue_id: int, why: str) -> None:
+    def for_ever(self: DeadLetterForwarder, queue_id: int, why: str) -> None:
         pause(self, queue_id, why)
         self._pauses[queue_id].until = inf
 
-    monkeypatch.setattr(DepartureKeeper, "_pause", for_ever)
+    monkeypatch.setattr(DeadLetterForwarder, "_pause", for_ever)
     storm = (*AT_TARGETS, Event(3.3, "intercept", ("target", "kill", 3.0, 0.0, 0.1)))
     assert caught(monkeypatch, *storm, by=("a group is not done",))
 
@@ -201,15 +200,15 @@ def test_a_letter_that_tells_of_another_queue_is_found(monkeypatch: pytest.Monke
 
 def test_letters_that_overtake_others_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By nodes that begin with the departure that came last."""
-    departing = QueueDepartures._departing
+    departing = QueueForwarding._departing
 
-    def first(self: QueueDepartures, change: Departing) -> QueueDepartures:
+    def first(self: QueueForwarding, change: Departing) -> QueueForwarding:
         made = departing(self, change)
         if made is self:
             return made
         return replace(made, departures=(made.departures[-1], *made.departures[:-1]))
 
-    monkeypatch.setattr(QueueDepartures, "_departing", first)
+    monkeypatch.setattr(QueueForwarding, "_departing", first)
     storm = (Event(0.4, "isolate", ("b", "nodes", 2.5)), Event(0.4, "isolate", ("c", "nodes", 2.5)))
     assert caught(monkeypatch, *storm, by=("letters keep their order",), source="fresh")
 
@@ -232,12 +231,12 @@ def test_a_letter_of_what_somebody_has_in_hand_is_found(monkeypatch: pytest.Monk
 
 def test_a_departure_that_is_not_taken_back_at_a_cut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a former master that goes on with what its log has lost."""
-    monkeypatch.setattr(DepartureTable, "cut", lambda self, log_offset: None)
+    monkeypatch.setattr(ForwardingTable, "cut", lambda self, log_offset: None)
     assert caught(monkeypatch, *CUT_OFF, by=("copies know the same",), groups=True)
 
 
 def test_a_checkpoint_without_what_leaves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one that tells nothing of departures."""
-    monkeypatch.setattr(DepartureTable, "state", lambda self, queue_id: None)
+    monkeypatch.setattr(ForwardingTable, "state", lambda self, queue_id: None)
     found = ("a checkpoint tells the same", "copies know the same")
     assert caught(monkeypatch, *AT_SOURCES, by=found, groups=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.lifetime_keeper import LifetimeKeeper
-from mirrorlog.queues.lifetimes import Lifetime, Lifetimes, Uses
+from mirrorlog.broker.session.queue_lifetimes import LifetimeKeeper
+from mirrorlog.queues.limits.lifetime import Lifetime, Lifetimes, Uses
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
 from tests.sim.seeded import found_in, small_plan

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.deliverer import Deliverer
-from mirrorlog.broker.publish import Publisher
-from mirrorlog.broker.replica import Replica
-from mirrorlog.commitlog.attributes import Attributes
-from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
-from mirrorlog.commitlog.index import QueueIndex
-from mirrorlog.queues.free_records import FreeRecords
-from mirrorlog.queues.ledger import State
-from mirrorlog.queues.lengths import QueueLength, View
-from mirrorlog.queues.outcomes import Outcomes
-from mirrorlog.queues.runs import QueueRuns, Row
+from mirrorlog.broker.consumer_groups.coordinator import Deliverer
+from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.commitlog.format.attributes import Attributes
+from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
+from mirrorlog.commitlog.index.memory import QueueIndex
+from mirrorlog.queues.delivery.outcomes import Outcomes
+from mirrorlog.queues.delivery.ready import FreeRecords
+from mirrorlog.queues.groups.ledger import State
+from mirrorlog.queues.limits.attributes import QueueRuns, Row
+from mirrorlog.queues.limits.length import QueueLength, View
 from mirrorlog.wire.frames import Transact
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan

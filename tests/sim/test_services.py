@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mirrorlog.cluster.commands import NodeDraining
+from mirrorlog.cluster.state.commands import NodeDraining
 from sim.world import World
 from tests.sim.services import SimulatedService, all_settled, found
 

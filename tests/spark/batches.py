@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from mirrorlog.client import ConsumedBatch
-from mirrorlog.commitlog.body import Record, encode_batch, parse_batch_body
-from mirrorlog.commitlog.format import read_header, stamp
+from mirrorlog.commitlog.format.body import Record, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.header import read_header, stamp
 
 BASE = 1_000
 APPEND_TIME_US = 1_700_000_000_123_456

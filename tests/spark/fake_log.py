@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.format import BatchHeader, read_header, stamp
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.header import BatchHeader, read_header, stamp
 from mirrorlog.errors import PositionLost
-from mirrorlog.spark.lookup import Place, Seen
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.plan import QueueFacts
+from mirrorlog.spark.plan import Place, QueueFacts, Seen
 
 LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mirrorlog.client.consumed import ConsumedBatch
-from mirrorlog.commitlog.body import Record, draft_columns
-from mirrorlog.commitlog.codec import compress_draft
-from mirrorlog.commitlog.format import BatchHeader, Codec, Flag
+from mirrorlog.client.consumer.records import ConsumedBatch
+from mirrorlog.commitlog.format.body import Record, draft_columns
+from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.header import BatchHeader, Codec, Flag
 from mirrorlog.queues.changes import (
     BeginsState,
     CheckpointBegan,

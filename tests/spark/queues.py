@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Sequence
 
 from mirrorlog.client import Client
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 
 
 def publish(

@@ -11,16 +11,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from mirrorlog.client import Client
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadInput, LoginFailed
 from mirrorlog.spark.access import NO_ACCESS, PASSWORD_VARIABLE, USER_VARIABLE, Access, login_of
 from mirrorlog.spark.errors import BadLanding, BadOption, from_spark
 from mirrorlog.spark.land import land
 from mirrorlog.spark.landing.definition import landing
 from mirrorlog.spark.options import parse_options
-from mirrorlog.spark.writing.options import parse_writer_options
+from mirrorlog.spark.writing.writer import parse_writer_options
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.auth.passwords import hashed
 from tests.spark.queues import publish
 
 PASSWORD = "correct-horse"

@@ -16,13 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.analysis import __main__ as command
-from mirrorlog.spark.analysis.jobs import Asked, report
-from mirrorlog.spark.analysis.lag import lag
+from mirrorlog.spark.analysis.jobs import Asked, lag, latency, redeliveries, report, throughput
 from mirrorlog.spark.analysis.landings import Landings, Step, landings, steps, with_landed
-from mirrorlog.spark.analysis.latency import latency
-from mirrorlog.spark.analysis.redeliveries import redeliveries
 from mirrorlog.spark.analysis.rows import records
-from mirrorlog.spark.analysis.throughput import throughput
 from mirrorlog.spark.checks.landed_table import open_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadBatch
-from mirrorlog.spark.arrow import (
+from mirrorlog.spark.options import COLUMNS, KAFKA_COLUMNS
+from mirrorlog.spark.reading.arrow import (
     APPEND_TIME,
     BYTES_MIN,
     CREATE_TIME,
@@ -23,7 +24,6 @@ from mirrorlog.spark.arrow import (
     record_batch,
     schema_of,
 )
-from mirrorlog.spark.options import COLUMNS, KAFKA_COLUMNS
 from mirrorlog.spark.source import spark_schema
 from tests.spark.batches import (
     APPEND_TIME_US,

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from mirrorlog.commitlog.format import HEADER_SIZE, log_seed, read_header, stamp, write_producer_part
+from mirrorlog.commitlog.format.header import HEADER_SIZE, log_seed, read_header, stamp, write_producer_part
 from mirrorlog.errors import LogCorrupt
 from mirrorlog.spark.audit import audit
 from mirrorlog.spark.checks.copy_audit import Audit, Finding, State, Sum, differing, merged

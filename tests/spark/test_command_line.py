@@ -17,12 +17,14 @@ import pytest
 from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.spark import command_line
 from mirrorlog.spark.access import Access
+from mirrorlog.spark.session import started_spark
 from mirrorlog.testing.ports import HOST
-from mirrorlog.tools import session, spark_job
+from mirrorlog.tools import landing as spark_job
+from mirrorlog.tools import session
 
 MODULES = [
     *("mirrorlog.spark.landing.command", "mirrorlog.spark.reconcile", "mirrorlog.spark.replay"),
-    *("mirrorlog.spark.audit", "mirrorlog.spark.analysis.__main__", "mirrorlog.spark.landing.upkeep"),
+    *("mirrorlog.spark.audit", "mirrorlog.spark.analysis.__main__", "mirrorlog.spark.landing.upkeep.upkeep"),
     *("mirrorlog.spark.jars", "mirrorlog.spark.py_files"),
 ]
 _CHILD_S = 60
@@ -179,7 +181,7 @@ def test_ctrl_c_while_spark_starts_waits_until_it_has(monkeypatch: pytest.Monkey
         done.append(app_name)
 
     monkeypatch.setattr("mirrorlog.spark.session.any_session", any_session)
-    with pytest.raises(KeyboardInterrupt), command_line.started_spark("app"):
+    with pytest.raises(KeyboardInterrupt), started_spark("app"):
         done.append("not reached")
     assert done == ["app"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

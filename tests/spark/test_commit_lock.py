@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.spark.errors import LandingConflict
-from mirrorlog.spark.landing.commit_lock import NAME, one_commit
+from mirrorlog.spark.landing.commit.delta_log import NAME, one_commit
 
 HOLDER = """
 import sys
-from mirrorlog.spark.landing.commit_lock import one_commit
+from mirrorlog.spark.landing.commit.delta_log import one_commit
 with one_commit(sys.argv[1]):
     print("has it", flush=True)
     sys.stdin.read()

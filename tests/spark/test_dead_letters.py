@@ -13,11 +13,12 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.errors import LandingConflict, TableOutOfStep
 from mirrorlog.spark.land import land
 from mirrorlog.spark.landing import dead_letters
+from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState, commit, table_state
 from mirrorlog.spark.landing.dead_letters import (
     ahead_of,
     announce_dead,
@@ -28,11 +29,10 @@ from mirrorlog.spark.landing.dead_letters import (
     refuse_ahead,
     take_back,
 )
-from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, table_state
-from mirrorlog.spark.landing.files import DataFile, FileFormat, FileWriter
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.landing.runner import Moment
 from mirrorlog.spark.landing.tables import DEAD_LETTERS, RAW
+from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
 from mirrorlog.spark.plan import QueueFacts
 from tests.spark.queues import publish
 from tests.spark.upserts import ListQueue, sample

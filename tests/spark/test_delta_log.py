@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from mirrorlog.spark.errors import LandingConflict
-from mirrorlog.spark.landing import durable
-from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, table_state
-from mirrorlog.spark.landing.durable import COMMITS_MAX, sync_table
-from mirrorlog.spark.landing.files import DataFile, FileFormat, FileWriter
+from mirrorlog.spark.landing.commit import durable
+from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState, commit, table_state
+from mirrorlog.spark.landing.commit.durable import COMMITS_MAX, sync_table
+from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
 
 IDS = ("app", "fence")
 SHAPE = TableShape(StructType().add("offset", LongType()), properties={"delta.enableChangeDataFeed": "true"})

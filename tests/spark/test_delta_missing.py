@@ -13,7 +13,7 @@ from pyspark.errors import PySparkAttributeError
 from mirrorlog.errors import MirrorlogError, MissingDependency
 from mirrorlog.spark.errors import SparkFailed
 from mirrorlog.spark.jars import DELTA_VERSION
-from mirrorlog.spark.landing.delta_log import TableState, commit, table_state
+from mirrorlog.spark.landing.commit.delta_log import TableState, commit, table_state
 
 
 class NoClasses:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from mirrorlog.commitlog.body import Record
-from mirrorlog.spark.lookup import open_lookup
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.reading import consumed_batches
+from mirrorlog.spark.reading.lookup import open_lookup
+from mirrorlog.spark.reading.rows import consumed_batches
 from mirrorlog.spark.source import planned
 from mirrorlog.testing import Cluster
 from tests.process.clusters import fast_cluster

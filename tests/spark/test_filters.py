@@ -26,10 +26,10 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from mirrorlog.commitlog.body import Body, Record
-from mirrorlog.spark.arrow import merged
-from mirrorlog.spark.filters import ALL_ROWS, EVERY_TIME, Conditions, TimeRange, pushed
+from mirrorlog.commitlog.format.body import Body, Record
 from mirrorlog.spark.plan import narrowed, ranges, tasks
+from mirrorlog.spark.reading.arrow import merged
+from mirrorlog.spark.reading.filters import ALL_ROWS, EVERY_TIME, Conditions, TimeRange, pushed
 from tests.spark.batches import APPEND_TIME_US, consumed, record_lists
 from tests.spark.test_plan import facts, options
 

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from mirrorlog.client.sync import Client
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
 from mirrorlog.spark.checks.log_source import LogSource
 from mirrorlog.spark.errors import LandingConflict, TableRefused

@@ -15,9 +15,9 @@ from mirrorlog.spark import command_line
 from mirrorlog.spark.access import Access
 from mirrorlog.spark.landing.command import landings_of, main, parser
 from mirrorlog.spark.landing.definition import Landing, landing
-from mirrorlog.spark.landing.display import JsonLines, RunBar, RunJson, RunLines, RunView
 from mirrorlog.spark.landing.results import QueueStep, StepResult
 from mirrorlog.spark.landing.runner import Moment
+from mirrorlog.spark.landing.service.display import JsonLines, RunBar, RunJson, RunLines, RunView
 
 FILE = """
 [defaults]

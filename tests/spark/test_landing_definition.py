@@ -11,7 +11,7 @@ from mirrorlog.errors import ConfigError
 from mirrorlog.spark.access import Access
 from mirrorlog.spark.errors import BadLanding
 from mirrorlog.spark.landing.definition import KEEP_S_MIN, Upkeep, landing, parse_landings, read_landings
-from mirrorlog.spark.landing.layout import DateOf, HashOf, Layout
+from mirrorlog.spark.landing.write.layout import DateOf, HashOf, Layout
 
 LEAST = {"queue": "flights", "table": "/lake/flights", "servers": "n1:7401"}
 

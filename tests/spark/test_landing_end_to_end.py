@@ -17,23 +17,23 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from pyspark.sql import SparkSession
 
 from mirrorlog.client.sync import Client
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import OffsetOutOfRange
-from mirrorlog.spark.checks.differences import Kind
 from mirrorlog.spark.checks.log_source import LogSource
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.land import land, land_all
 from mirrorlog.spark.landing.definition import Landing, landing
 from mirrorlog.spark.landing.holds import NOBODY, Holds
 from mirrorlog.spark.landing.runner import Runner
-from mirrorlog.spark.landing.service import Service
-from mirrorlog.spark.landing.upkeep import TableUpkeep
-from mirrorlog.spark.landing.upkeep_duties import Done
-from mirrorlog.spark.landing.upkeep_schedule import SMALL_FILES_MIN, Duty
+from mirrorlog.spark.landing.service.service import Service
+from mirrorlog.spark.landing.upkeep.duties import Done
+from mirrorlog.spark.landing.upkeep.schedule import SMALL_FILES_MIN, Duty
+from mirrorlog.spark.landing.upkeep.upkeep import TableUpkeep
+from mirrorlog.spark.reading.differences import Kind
 from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.asking import wait_for
-from mirrorlog.wire.messages import QueueInfo
+from mirrorlog.wire.messages.queues import QueueInfo
 from tests.spark.decode.test_avro import confluent, folder_of, record, written
 from tests.spark.landing_child import STREAMED
 from tests.spark.queues import every_kind_of_record, publish

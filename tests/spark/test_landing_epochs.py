@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mirrorlog.commitlog.body import Record
-from mirrorlog.commitlog.format import Flag, stamp
-from mirrorlog.spark.landing.delta_log import TableState
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.header import Flag, stamp
+from mirrorlog.spark.landing.commit.delta_log import TableState
 from mirrorlog.spark.landing.planning import limited
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.landing.runner import _epochs, _sets

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from mirrorlog.spark.errors import BadLanding
-from mirrorlog.spark.landing import files, storage
-from mirrorlog.spark.landing.files import FileFormat, FileWriter
-from mirrorlog.spark.landing.layout import parse_layout
-from mirrorlog.spark.landing.storage import Storage, table_uri
+from mirrorlog.spark.landing.write import files, storage
+from mirrorlog.spark.landing.write.files import FileFormat, FileWriter
+from mirrorlog.spark.landing.write.layout import parse_layout
+from mirrorlog.spark.landing.write.storage import Storage, table_uri
 
 KIB = 1024
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from mirrorlog.errors import ConnectionLost, HoldTaken
-from mirrorlog.queues.holds import EXPIRED, RELEASED, TOO_MUCH, Wish
+from mirrorlog.queues.limits.holds import EXPIRED, RELEASED, TOO_MUCH, Wish
 from mirrorlog.spark.landing.definition import Landing, landing
 from mirrorlog.spark.landing.holds import NOBODY, Holds, keep_renewed
 from mirrorlog.testing.asking import wait_for
-from mirrorlog.wire.messages import HoldInfo
+from mirrorlog.wire.messages.queues import HoldInfo
 from tests.queues.test_holds import Book
 
 LEASE_S = 120.0

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from mirrorlog.spark.landing.layout import Layout, folder, hash_binary, parse_layout
+from mirrorlog.spark.landing.write.layout import Layout, folder, hash_binary, parse_layout
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 DAY_US = 86_400_000_000

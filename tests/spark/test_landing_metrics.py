@@ -17,18 +17,18 @@ from rich.console import Console
 
 from mirrorlog.errors import ConnectionLost, PortTaken
 from mirrorlog.spark.errors import LandingConflict, StorageFailed
-from mirrorlog.spark.landing.counts import STATES, LandingCounts
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.metrics import LandingMetrics, serve_metrics
 from mirrorlog.spark.landing.positions import MissedRange
-from mirrorlog.spark.landing.progress_view import (
+from mirrorlog.spark.landing.results import QueueStep, Several, StepResult
+from mirrorlog.spark.landing.service.counts import STATES, LandingCounts
+from mirrorlog.spark.landing.service.metrics import LandingMetrics, serve_metrics
+from mirrorlog.spark.landing.service.progress_view import (
     ROWS_MAX,
     LiveView,
     QueueRow,
     progress_table,
     queue_rows,
 )
-from mirrorlog.spark.landing.results import QueueStep, Several, StepResult
 
 ORDERS = Landing(name="orders", table="/lake/orders", queues=("o1", "o2"), mode="json")
 FLIGHTS = Landing(name="flights", table="/lake/flights", queues=("f",))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import NoSuchQueue
 from mirrorlog.spark.errors import BeginUnknown, HistoryChanged, RecordsMissing, TableOutOfStep
+from mirrorlog.spark.landing.commit.delta_log import TableState
 from mirrorlog.spark.landing.definition import landing
-from mirrorlog.spark.landing.delta_log import TableState
 from mirrorlog.spark.landing.planning import (
     RECORD_BYTES_MAX,
     QueuePlan,
@@ -24,7 +24,7 @@ from mirrorlog.spark.landing.planning import (
     unmirrored,
 )
 from mirrorlog.spark.landing.positions import MissedRange, QueueIds, begin_set
-from mirrorlog.spark.lookup import Place, Seen
+from mirrorlog.spark.plan import Place, Seen
 from tests.spark.fake_log import FakeLog
 
 

@@ -14,17 +14,17 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadBatch, LogCorrupt
-from mirrorlog.spark import reading
 from mirrorlog.spark.errors import RecordsMissing, TableRefused, UndecodableRecord
 from mirrorlog.spark.land import land
 from mirrorlog.spark.landing.definition import landing
 from mirrorlog.spark.landing.runner import Runner
-from mirrorlog.spark.nodes import ask_nodes
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueRange
-from mirrorlog.spark.reading import consumed_batches
+from mirrorlog.spark.reading import rows as reading
+from mirrorlog.spark.reading.nodes import ask_nodes
+from mirrorlog.spark.reading.rows import consumed_batches
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.asking import wait_for
 from tests.spark.queues import publish

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mirrorlog.errors import ConnectionLost
 from mirrorlog.spark.landing.definition import landing
 from mirrorlog.spark.landing.results import QueueStep, StepResult
-from mirrorlog.spark.landing.schedule import BACKOFF_S_MAX, Schedule, Turn
+from mirrorlog.spark.landing.service.schedule import BACKOFF_S_MAX, Schedule, Turn
 
 
 def turn(name: str = "q", **keys: object) -> Turn:

@@ -24,15 +24,15 @@ from mirrorlog.client import Client
 from mirrorlog.errors import ConnectionLost, HoldTaken, MirrorlogError
 from mirrorlog.spark.errors import SparkFailed
 from mirrorlog.spark.landing.definition import Landing, landing
-from mirrorlog.spark.landing.display import JsonLines, Lines
 from mirrorlog.spark.landing.holds import NOBODY, Holds, is_gone, this_holder
 from mirrorlog.spark.landing.positions import MissedRange
 from mirrorlog.spark.landing.results import QueueStep, Silent, StepResult
 from mirrorlog.spark.landing.runner import Moment, Runner
-from mirrorlog.spark.landing.schedule import Turn
-from mirrorlog.spark.landing.service import Service
+from mirrorlog.spark.landing.service.display import JsonLines, Lines
+from mirrorlog.spark.landing.service.schedule import Turn
+from mirrorlog.spark.landing.service.service import Service
 from mirrorlog.testing.asking import wait_for
-from mirrorlog.wire.messages import HoldInfo
+from mirrorlog.wire.messages.queues import HoldInfo
 from tests.spark.fake_log import FakeLog
 from tests.spark.queues import publish
 from tests.spark.test_land import Died, dying_at, landed_offsets, numbered
@@ -237,7 +237,7 @@ def test_upkeep_that_fails_is_told_and_tried_again_and_delays_no_landing(
     put off. A service over a plain list in place of nodes and table."""
     log = FakeLog()
     log.add("q", 10)
-    monkeypatch.setattr("mirrorlog.spark.landing.service.open_lookup", log.opened)
+    monkeypatch.setattr("mirrorlog.spark.landing.service.service.open_lookup", log.opened)
     monkeypatch.setattr(Service, "_spark_lives", lambda service: True)
     stop = threading.Event()
     heard, times = Waits(stop, 3), iter(range(1_000))

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from mirrorlog.spark.landing.statistics import TEXT_MAX, FileStatistics
+from mirrorlog.spark.landing.write.statistics import TEXT_MAX, FileStatistics
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 DECIMALS = [Decimal("-0.01"), Decimal("12345678901234567890.12")]

@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from mirrorlog.spark.errors import TableRefused
+from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState, commit, table_state
 from mirrorlog.spark.landing.definition import Landing, landing
-from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, table_state
-from mirrorlog.spark.landing.files import FileFormat, FileWriter
 from mirrorlog.spark.landing.tables import RAW, columns_of, refuse_shape, settled_shape
+from mirrorlog.spark.landing.write.files import FileFormat, FileWriter
 
 
 def made(**keys: Any) -> Landing:

@@ -11,19 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from mirrorlog.client import ConsumedBatch
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import LogCorrupt
 from mirrorlog.spark.errors import StorageFailed
 from mirrorlog.spark.landing import tasks
 from mirrorlog.spark.landing.dead_letters import DeadLettersOf
-from mirrorlog.spark.landing.files import FileFormat
-from mirrorlog.spark.landing.layout import parse_layout
 from mirrorlog.spark.landing.planning import QueuePlan, limited
 from mirrorlog.spark.landing.tasks import RECORDS_PER_TASK_MIN, Work, tasks_for, write_range
-from mirrorlog.spark.landing.upsert import RAW_COLUMNS
-from mirrorlog.spark.lookup import open_lookup
+from mirrorlog.spark.landing.upsert.table import RAW_COLUMNS
+from mirrorlog.spark.landing.write.files import FileFormat
+from mirrorlog.spark.landing.write.layout import parse_layout
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueFacts, QueueRange
+from mirrorlog.spark.reading.lookup import open_lookup
 from tests.spark.batches import given_out, stamped
 from tests.spark.offline_logs import StoryLog, range_of
 from tests.tools.logs import overwrite

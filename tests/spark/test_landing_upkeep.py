@@ -17,15 +17,12 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
 from mirrorlog.spark.errors import LandingConflict, TableBusy, TableRefused, UnsafeRetention
-from mirrorlog.spark.landing import upkeep as upkeep_module
+from mirrorlog.spark.landing.commit.delta_log import TableShape, commit, table_state
 from mirrorlog.spark.landing.definition import KEEP_S_MIN, Landing, Upkeep
-from mirrorlog.spark.landing.delta_log import TableShape, commit, table_state
-from mirrorlog.spark.landing.files import FileFormat, FileWriter
-from mirrorlog.spark.landing.staging import Staging
 from mirrorlog.spark.landing.tables import RAW
-from mirrorlog.spark.landing.upkeep import TableUpkeep, done_line, main
-from mirrorlog.spark.landing.upkeep_duties import Done, checkpoint, compact, look, vacuum
-from mirrorlog.spark.landing.upkeep_schedule import (
+from mirrorlog.spark.landing.upkeep import upkeep as upkeep_module
+from mirrorlog.spark.landing.upkeep.duties import Done, checkpoint, compact, look, vacuum
+from mirrorlog.spark.landing.upkeep.schedule import (
     COMMITS_MAX,
     SMALL_FILES_MAX,
     SMALL_FILES_MIN,
@@ -39,6 +36,9 @@ from mirrorlog.spark.landing.upkeep_schedule import (
     safe_keep_s,
     small_below,
 )
+from mirrorlog.spark.landing.upkeep.upkeep import TableUpkeep, done_line, main
+from mirrorlog.spark.landing.upsert.staging import Staging
+from mirrorlog.spark.landing.write.files import FileFormat, FileWriter
 from tests.spark.upserts import ListQueue
 
 _WAIT_S = 120
@@ -384,7 +384,7 @@ def test_the_command_tidies_a_table(jvm: None, tmp_path: Path) -> None:
 
     for number in range(3):
         append_by_delta_rs(tmp_path / "table", number * 20, number * 20 + 20)
-    command = [sys.executable, "-m", "mirrorlog.spark.landing.upkeep", "--table", str(tmp_path / "table")]
+    command = [sys.executable, "-m", "mirrorlog.spark.landing.upkeep.upkeep", "--table", str(tmp_path / "table")]
     run = subprocess.run(
         [*command, "--compact", "--checkpoint", "--vacuum", "--json"],
         capture_output=True,

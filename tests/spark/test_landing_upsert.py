@@ -23,13 +23,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from mirrorlog.spark.errors import LandingConflict, RecordWithoutKey, SparkFailed, TableOutOfStep
-from mirrorlog.spark.landing.delta_log import TableShape, commit
-from mirrorlog.spark.landing.files import FileFormat, FileWriter
-from mirrorlog.spark.landing.staging import Staging, remove_old
+from mirrorlog.spark.landing.commit.delta_log import TableShape, commit
 from mirrorlog.spark.landing.tables import RAW
-from mirrorlog.spark.landing.upsert import PROPERTIES, RAW_COLUMNS, MergeMoment, Move, _Step, merge_step, shut_out
-from mirrorlog.spark.landing.upsert_positions import UpsertIds, announcement, landed_epoch, passage
-from mirrorlog.spark.landing.upsert_rows import TOMBSTONE, refuse_keyless, staged_rows
+from mirrorlog.spark.landing.upsert.positions import UpsertIds, announcement, landed_epoch, passage
+from mirrorlog.spark.landing.upsert.rows import TOMBSTONE, refuse_keyless, staged_rows
+from mirrorlog.spark.landing.upsert.staging import Staging, remove_old
+from mirrorlog.spark.landing.upsert.table import PROPERTIES, RAW_COLUMNS, MergeMoment, Move, _Step, merge_step, shut_out
+from mirrorlog.spark.landing.write.files import FileFormat, FileWriter
 from mirrorlog.spark.plan import QueueFacts
 from mirrorlog.testing.asking import wait_for
 from tests.spark import upserts

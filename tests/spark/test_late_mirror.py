@@ -9,12 +9,12 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.spark.errors import BeginUnknown
 from mirrorlog.spark.land import LandResult, land
 from mirrorlog.spark.landing.positions import Start, starting_offset
-from mirrorlog.spark.nodes import ask_nodes
 from mirrorlog.spark.options import offsets_json, parse_options
+from mirrorlog.spark.reading.nodes import ask_nodes
 from mirrorlog.spark.source import QueueReader
 from mirrorlog.testing import Cluster
 from tests.client.late_mirrors import OLD_QUEUE, OLD_RECORDS, QUEUE, RECORDS, late_begin, late_mirrors

@@ -14,10 +14,10 @@ from uuid import UUID
 
 import pytest
 
-from mirrorlog.commitlog.body import Record
 from mirrorlog.commitlog.checkpoint import CheckpointFile
 from mirrorlog.commitlog.files import OS_FILES
-from mirrorlog.commitlog.format import read_header
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import BadInput, ForeignDirectory, LogCorrupt, NoSuchLog, NoSuchQueue, PositionLost
 from mirrorlog.queues.changes import GapsState, QueueDeclared, encode_change, encode_checkpoint, encode_state
 from mirrorlog.spark.errors import BadOption, RecordsMissing

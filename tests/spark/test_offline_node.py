@@ -16,8 +16,8 @@ import pytest
 
 from mirrorlog.client.sync import Client
 from mirrorlog.errors import NoSuchQueue
-from mirrorlog.spark.nodes import ask_nodes
 from mirrorlog.spark.offline import LogDirectories
+from mirrorlog.spark.reading.nodes import ask_nodes
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.asking import wait_for
 from tests.spark.offline_logs import Row, range_of, rows_of

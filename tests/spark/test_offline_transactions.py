@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mirrorlog.commitlog.body import Record, encode_batch
-from mirrorlog.commitlog.envelope import Part
-from mirrorlog.commitlog.format import HEADER_SIZE, BatchHeader, Kind
+from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.envelope import Part
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind
 from mirrorlog.errors import LogCorrupt
 from mirrorlog.queues.changes import Settled, encode_changes
 from mirrorlog.spark.offline import LogDirectories

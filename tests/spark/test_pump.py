@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mirrorlog.errors import BadBatch, RequestTimeout
-from mirrorlog.spark.pump import AHEAD_MAX, Pump
+from mirrorlog.spark.reading.rows import AHEAD_MAX, Pump
 
 PATIENCE_S = 30.0
 

@@ -14,22 +14,22 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from mirrorlog.client import Client, ConsumedBatch
-from mirrorlog.commitlog.body import Record
-from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import MirrorlogError, NotCurrent, OffsetOutOfRange, PositionLost
-from mirrorlog.spark import nodes as spark_nodes
 from mirrorlog.spark import offline
 from mirrorlog.spark.errors import HistoryChanged, RangeNotDense, RecordsMissing
-from mirrorlog.spark.filters import TimeRange
-from mirrorlog.spark.lookup import Place, open_lookup
-from mirrorlog.spark.nodes import NodeLookup, _merged, ask_nodes
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.plan import QueueFacts, QueueRange, tasks
+from mirrorlog.spark.plan import Place, QueueFacts, QueueRange, tasks
 from mirrorlog.spark.positions import QueuePosition
-from mirrorlog.spark.reading import consumed_batches, record_batches
+from mirrorlog.spark.reading import nodes as spark_nodes
+from mirrorlog.spark.reading.filters import TimeRange
+from mirrorlog.spark.reading.lookup import open_lookup
+from mirrorlog.spark.reading.nodes import NodeLookup, _merged, ask_nodes
+from mirrorlog.spark.reading.rows import consumed_batches, record_batches
+from mirrorlog.spark.reading.stream import QueueStreamReader
 from mirrorlog.spark.source import planned
-from mirrorlog.spark.stream import QueueStreamReader
-from mirrorlog.wire.messages import Metadata, QueueInfo
+from mirrorlog.wire.messages.queues import Metadata, QueueInfo
 from tests.broker.hosting import running_all, settings_for
 from tests.client.test_consumer_leap import leap
 from tests.ha.nodes import Node

@@ -14,17 +14,17 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.spark import reconcile as command
 from mirrorlog.spark.checks.comparison import Limits
-from mirrorlog.spark.checks.differences import Difference, Gap, Kind, Reconciliation
 from mirrorlog.spark.checks.fingerprints import COMPARED, row_hash
 from mirrorlog.spark.checks.log_source import LogSource
 from mirrorlog.spark.errors import TableOutOfStep
 from mirrorlog.spark.land import land
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.plan import QueueFacts
+from mirrorlog.spark.reading.differences import Difference, Gap, Kind, Reconciliation
 from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing import Cluster
 from tests.spark.queues import every_kind_of_record, publish

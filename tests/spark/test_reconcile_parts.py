@@ -7,9 +7,9 @@ import random
 import pytest
 
 from mirrorlog.spark.checks.buckets import Bucket, by_number, compared, runs, total, width
-from mirrorlog.spark.checks.density import Line, holes_between
-from mirrorlog.spark.checks.differences import Difference, Gap, Kind, joined
-from mirrorlog.spark.declared_gaps import LEAP_OFFSETS_MIN, answered, between, search
+from mirrorlog.spark.checks.comparison import Line, holes_between
+from mirrorlog.spark.reading.declared_gaps import LEAP_OFFSETS_MIN, answered, between, search
+from mirrorlog.spark.reading.differences import Difference, Gap, Kind, joined
 
 
 def bucket(number: int, rows: int = 10, checksum: int = 7) -> Bucket:

@@ -12,15 +12,15 @@ from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, GreaterThanOrEqual, In, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NoSuchQueue, PositionLost
 from mirrorlog.spark.errors import BadOption, HistoryChanged, RecordsMissing, from_spark
-from mirrorlog.spark.filters import pushed
 from mirrorlog.spark.options import offsets_json, parse_options
 from mirrorlog.spark.plan import QueueRange
 from mirrorlog.spark.positions import QueuePosition
+from mirrorlog.spark.reading.filters import pushed
+from mirrorlog.spark.reading.stream import QueueStreamReader
 from mirrorlog.spark.source import FilteringReader, QueuePartition, QueueReader, QueueSource, planned
-from mirrorlog.spark.stream import QueueStreamReader
 from mirrorlog.testing import Cluster
 from tests.spark.fake_log import FakeLog
 from tests.spark.queues import append_times_us, every_kind_of_record, publish

@@ -20,7 +20,7 @@ import pyspark
 import pytest
 from deltalake import DeltaTable
 
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.spark import land
 from mirrorlog.spark.jars import default_directory, delta_jars, java_home_or_raise
 from mirrorlog.spark.py_files import write_py_files

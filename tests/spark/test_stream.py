@@ -16,12 +16,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import ConnectionLost, MirrorlogError, NoSuchQueue, NotCurrent, PositionLost
-from mirrorlog.spark import stream
 from mirrorlog.spark.errors import BadOption, BeginUnknown, HistoryChanged, RecordsMissing, from_spark
 from mirrorlog.spark.options import parse_options
-from mirrorlog.spark.stream import QueueStreamReader
+from mirrorlog.spark.reading import stream
+from mirrorlog.spark.reading.stream import QueueStreamReader
 from mirrorlog.testing import Cluster
 from tests.spark.fake_log import FakeLog
 from tests.spark.queues import publish

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from mirrorlog.commitlog.body import Record
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import ConfigError, ConnectionLost
 from mirrorlog.spark.access import Access
 from mirrorlog.spark.errors import from_spark

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mirrorlog.spark.options import NO_LIMITS, TriggerLimits
-from mirrorlog.spark.triggers import Backlog, shares, waits
+from mirrorlog.spark.reading.triggers import Backlog, shares, waits
 
 sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=8)
 

@@ -24,14 +24,20 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from mirrorlog.client.receipts import ReceiptRange, Receipts
+from mirrorlog.client.producer.receipts import ReceiptRange, Receipts
 from mirrorlog.client.sync import Client
 from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue, OutcomeUnknown, RecordTooLarge, Refused
 from mirrorlog.spark.errors import SPARK_ERRORS, BadOption, WriteUnproven, from_spark
 from mirrorlog.spark.source import FORMAT, register
 from mirrorlog.spark.writing.columns_out import check_columns, header_lists, per_queue
-from mirrorlog.spark.writing.options import WriterOptions, parse_writer_options
-from mirrorlog.spark.writing.writer import QueueWritten, Written, check_written, write_rows
+from mirrorlog.spark.writing.writer import (
+    QueueWritten,
+    WriterOptions,
+    Written,
+    check_written,
+    parse_writer_options,
+    write_rows,
+)
 from mirrorlog.testing import Cluster
 from tests.spark.offline_logs import Row, rows_of
 from tests.spark.queues import every_kind_of_record

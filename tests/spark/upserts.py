@@ -18,16 +18,16 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from mirrorlog.client.arrow import TIMESTAMP
-from mirrorlog.spark.arrow import HEADERS
-from mirrorlog.spark.landing.delta_log import TableShape, TableState, table_state
-from mirrorlog.spark.landing.files import DataFile, FileFormat, FileWriter
-from mirrorlog.spark.landing.staging import Staging
+from mirrorlog.client.consumer.arrow import TIMESTAMP
+from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState, table_state
 from mirrorlog.spark.landing.tables import RAW
-from mirrorlog.spark.landing.upsert import PROPERTIES, RAW_COLUMNS, MergeMoment, MergeResult, Move, merge_step
-from mirrorlog.spark.landing.upsert_positions import UpsertIds
-from mirrorlog.spark.landing.upsert_rows import staged_rows
+from mirrorlog.spark.landing.upsert.positions import UpsertIds
+from mirrorlog.spark.landing.upsert.rows import staged_rows
+from mirrorlog.spark.landing.upsert.staging import Staging
+from mirrorlog.spark.landing.upsert.table import PROPERTIES, RAW_COLUMNS, MergeMoment, MergeResult, Move, merge_step
+from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
 from mirrorlog.spark.plan import QueueFacts
+from mirrorlog.spark.reading.arrow import HEADERS
 
 Records = Sequence[tuple[bytes, bytes | None]]
 """Key and value by queue offset; no value: a tombstone."""

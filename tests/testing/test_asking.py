@@ -10,7 +10,10 @@ import pytest
 from mirrorlog.errors import ConnectionLost, ProtocolError, RequestTimeout, WrongCluster
 from mirrorlog.testing.asking import status_of, wait_for
 from mirrorlog.wire.frames import FrameType, frame
-from mirrorlog.wire.messages import Done, Limits, Status, Welcome, encode, error_frame
+from mirrorlog.wire.messages.codec import encode, error_frame
+from mirrorlog.wire.messages.handshake import Limits, Welcome
+from mirrorlog.wire.messages.queues import Done
+from mirrorlog.wire.messages.status import Status
 
 WELCOME = frame(
     FrameType.WELCOME,

@@ -4,16 +4,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.commitlog.body import Record, draft_columns, encode_batch
 from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
-from mirrorlog.commitlog.codec import compress_draft
 from mirrorlog.commitlog.files import OS_FILES
-from mirrorlog.commitlog.format import BatchHeader, Codec, Flag, Kind
-from mirrorlog.commitlog.past import DIRECTORY_NAME as INDEX_NAME
-from mirrorlog.commitlog.past import PastIndex
-from mirrorlog.commitlog.scan import Rules
-from mirrorlog.commitlog.segment import segment_name
-from mirrorlog.commitlog.tables import table_from_segment
+from mirrorlog.commitlog.format.body import Draft, Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Codec, Flag, Kind
+from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
+from mirrorlog.commitlog.index.past import PastIndex
+from mirrorlog.commitlog.index.tables import table_from_segment
+from mirrorlog.commitlog.segments.scan import Rules
+from mirrorlog.commitlog.segments.segment import segment_name
 from mirrorlog.queues.changes import (
     BeginMoved,
     CheckpointBegan,
@@ -93,6 +93,16 @@ class LogMaker:
         if not copied:
             self._next[queue_id] = first + records
         return self._append(batch, first, flags=Flag.COPIED if copied else Flag.NONE)
+
+    def garbage(self, queue_id: int, codec: Codec) -> BatchHeader:
+        """Append five records' worth of bytes under a codec that nobody can open, sealed as they should be."""
+        first = self._next[queue_id]
+        content = bytearray(HEADER_SIZE) + b"no body!" * 20
+        batch = Draft(content, 5, 0, 0, codec=codec, padding=0, body_length=1000).seal(
+            queue_id=queue_id, producer_id=queue_id, producer_epoch=0, sequence=first
+        )
+        self._next[queue_id] += 5
+        return self._append(batch, first)
 
     def fill(self, batches: int) -> None:
         """Data of all queues in turn."""

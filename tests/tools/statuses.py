@@ -4,9 +4,10 @@ from typing import Any
 
 import msgspec
 
-from mirrorlog.tools.cluster_status import ClusterStatus, Unreachable
-from mirrorlog.wire.messages import ClusterStatus as View
-from mirrorlog.wire.messages import (
+from mirrorlog.tools.cluster_status import AllStatuses, Unreachable
+from mirrorlog.wire.messages.queues import Position
+from mirrorlog.wire.messages.status import ClusterStatus as View
+from mirrorlog.wire.messages.status import (
     DiskStatus,
     GroupStatus,
     LogStatus,
@@ -15,7 +16,6 @@ from mirrorlog.wire.messages import (
     MirrorStatus,
     NodeStatus,
     PlacedLog,
-    Position,
     QueueStatus,
     Status,
 )
@@ -106,8 +106,8 @@ def mirror_log(**changes: Any) -> LogStatus:
     return log_status(**{**usual, **changes})
 
 
-def cluster_status(*nodes: Status, unreachable: tuple[Unreachable, ...] = ()) -> ClusterStatus:
-    return ClusterStatus(cluster_id="0d9b", cluster_name="testing", nodes=list(nodes), unreachable=list(unreachable))
+def cluster_status(*nodes: Status, unreachable: tuple[Unreachable, ...] = ()) -> AllStatuses:
+    return AllStatuses(cluster_id="0d9b", cluster_name="testing", nodes=list(nodes), unreachable=list(unreachable))
 
 
 N3_DOWN = Unreachable(

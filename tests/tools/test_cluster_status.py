@@ -16,15 +16,16 @@ from mirrorlog.errors import (
     NoSuchLog,
     NoSuchQueue,
 )
-from mirrorlog.tools.cluster_status import ClusterStatus, authorities, gather, select
-from mirrorlog.wire.messages import Metadata, NodeInfo, QueueOutage, Status
+from mirrorlog.tools.cluster_status import AllStatuses, authorities, gather, select
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueOutage
+from mirrorlog.wire.messages.status import Status
 from mirrorlog.wire.names import qualified
 from tests.tools.statuses import LOG_ID, MASTER_DOWN, N3_DOWN, OUTAGE, PLACED, cluster_status, log_status, node_status
 
 OTHER = log_status(log_id="other", name="second", role="master", mirrors=[], queues=[], groups=[])
 
 
-def names(status: ClusterStatus) -> dict[str, list[str]]:
+def names(status: AllStatuses) -> dict[str, list[str]]:
     return {node.node_id: [log.name for log in node.logs] for node in status.nodes}
 
 

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from mirrorlog.tools.cluster_view import newest_view, role_of, warnings
-from mirrorlog.tools.drain import still_mastered
-from mirrorlog.tools.rebalance import still_away
-from mirrorlog.wire.messages import LossStatus, Move, PlacedLog
+from mirrorlog.tools.masters import still_away, still_mastered
+from mirrorlog.wire.messages.operators import Move
+from mirrorlog.wire.messages.status import LossStatus, PlacedLog
 from tests.tools.statuses import PLACED, cluster_status, member, placed, view
 
 

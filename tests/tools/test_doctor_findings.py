@@ -9,13 +9,11 @@ import pytest
 
 from mirrorlog.tools.doctor import text_of
 from mirrorlog.tools.doctor_findings import NOTED, STOPS, Facts, Finding, findings, reasons
-from mirrorlog.wire.messages import (
+from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound, LeaseInfo
+from mirrorlog.wire.messages.queues import HoldInfo, QueueInfo, QueueOutage
+from mirrorlog.wire.messages.status import (
     ClusterStatus,
     DiskStatus,
-    GroupInfo,
-    GroupsFound,
-    HoldInfo,
-    LeaseInfo,
     LogStatus,
     MemoryStatus,
     MirrorStatus,
@@ -24,8 +22,6 @@ from mirrorlog.wire.messages import (
     PlacedLog,
     ProducerStatus,
     QueueCounts,
-    QueueInfo,
-    QueueOutage,
     QueueStatus,
     Status,
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mirrorlog.commitlog.format import Codec
+from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.tools.main import app
 from tests.tools.goldens import golden

@@ -9,9 +9,10 @@ import pytest
 from rich.console import RenderableType
 
 from mirrorlog.errors import BadInput
-from mirrorlog.tools.group_reset import reset_view, target_of
+from mirrorlog.tools.group import reset_view, target_of
 from mirrorlog.tools.output import page
-from mirrorlog.wire.messages import GroupMove, GroupsReset, Position
+from mirrorlog.wire.messages.groups import GroupMove, GroupsReset
+from mirrorlog.wire.messages.queues import Position
 from tests.tools.conftest import Tool
 from tests.tools.goldens import golden
 from tests.tools.statuses import LOG_ID

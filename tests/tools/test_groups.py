@@ -8,9 +8,9 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.testing import Cluster
-from mirrorlog.tools.groups import takers_view
+from mirrorlog.tools.group import takers_view
 from mirrorlog.tools.output import page
-from mirrorlog.wire.messages import ConsumerInfo, GroupInfo, LeaseInfo
+from mirrorlog.wire.messages.groups import ConsumerInfo, GroupInfo, LeaseInfo
 from tests.tools.conftest import Outcome, Tool
 
 

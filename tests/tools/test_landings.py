@@ -6,9 +6,9 @@ import pytest
 
 from mirrorlog.client.sync import Client
 from mirrorlog.testing import Cluster
-from mirrorlog.tools.landings import landings_view
+from mirrorlog.tools.landing import landings_view
 from mirrorlog.tools.output import page
-from mirrorlog.wire.messages import HoldInfo
+from mirrorlog.wire.messages.queues import HoldInfo
 from tests.tools.conftest import Tool
 from tests.tools.goldens import golden
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.errors import BadInput
-from mirrorlog.tools import lines
-from mirrorlog.tools.lines import read_lines
+from mirrorlog.tools import publish as lines
+from mirrorlog.tools.publish import read_lines
 
 
 async def all_lines(path: Path) -> list[bytes]:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mirrorlog import __version__
 from mirrorlog.errors import DiskFull, OutcomeUnknown
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.tools import passwords
+from mirrorlog.tools import session as passwords
 from mirrorlog.tools.main import app, main
 from tests.client.scripted_nodes import QUEUE, scripted
 
@@ -26,7 +26,7 @@ COMMANDS = [
     *("reconcile", "audit", "replay", "analysis", "upkeep"),
     *("land", "landings", "landing-end"),
     *("exchange-declare", "exchange-delete", "exchanges", "bind", "unbind", "bindings"),
-    *("vhosts", "vhost-add", "vhost-delete", "users", "user-set", "user-delete", "user-permissions"),
+    *("vhosts", "vhost-add", "vhost-delete", "users", "user-set", "user-delete", "user-permissions", "user-limits"),
     *("doctor", "producers", "rates"),
     *("lease", "settle", "extend"),
     *("receive", "purge", "redrive", "delete", "group-delete", "group-reset"),

@@ -10,7 +10,7 @@ import msgspec
 from mirrorlog.tools.nodes import Nodes, nodes_of, nodes_view
 from mirrorlog.tools.output import page
 from mirrorlog.versions import run_id
-from mirrorlog.wire.messages import MemoryStatus, NodeStatus
+from mirrorlog.wire.messages.status import MemoryStatus, NodeStatus
 from tests.tools.statuses import cluster_status, member, node_status, placed, view
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.testing import Cluster
-from mirrorlog.tools.cluster_status import ClusterStatus
-from mirrorlog.wire.messages import Position
+from mirrorlog.tools.cluster_status import AllStatuses
+from mirrorlog.wire.messages.queues import Position
 from tests.tools.conftest import SEGMENT_BYTES, Tool
 
 pytestmark = pytest.mark.process
@@ -35,7 +35,7 @@ def test_json_is_the_statuses_of_all_nodes(mqtool: Tool, cluster: Cluster) -> No
     mqtool("declare", "watched")
     mqtool("publish", "watched", "--value", "a", "--value", "b")
     end = cluster.wait_confirmed().end
-    status = msgspec.json.decode(mqtool("offsets", "--json").out, type=ClusterStatus)
+    status = msgspec.json.decode(mqtool("offsets", "--json").out, type=AllStatuses)
     assert [node.node_id for node in status.nodes] == ["n1", "n2", "n3"]
     assert status.unreachable == []
     assert {(log.end, log.confirmed) for node in status.nodes for log in node.logs} == {(end, end)}
@@ -103,7 +103,7 @@ def test_a_dead_node_and_a_dead_master_are_named(mqtool: Tool) -> None:
         assert any(row.split()[:4] == ["main", "n3", "down", "NO"] for row in text.splitlines())
 
         own.master.kill()
-        seen = msgspec.json.decode(mqtool("offsets", "--json", servers=own.servers).out, type=ClusterStatus)
+        seen = msgspec.json.decode(mqtool("offsets", "--json", servers=own.servers).out, type=AllStatuses)
         assert [node.node_id for node in seen.nodes] == ["n2"]
         assert [node.node_id for node in seen.unreachable] == ["n1", "n3"]
         assert "CONNECTION_LOST" in {node.error for node in seen.unreachable}
@@ -135,7 +135,7 @@ def test_a_watch_in_json_is_a_line_per_look(cluster: Cluster) -> None:
     with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        looks = [msgspec.json.decode(process.stdout.readline(), type=ClusterStatus) for _ in range(3)]
+        looks = [msgspec.json.decode(process.stdout.readline(), type=AllStatuses) for _ in range(3)]
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert process.stderr.read() == b""

@@ -6,10 +6,10 @@ from rich.console import RenderableType
 
 from mirrorlog.tools.cluster_status import Unreachable
 from mirrorlog.tools.nodes import nodes_of, nodes_view
-from mirrorlog.tools.offsets_tables import offsets_view
+from mirrorlog.tools.offsets import offsets_view
 from mirrorlog.tools.output import PAGE_COLUMNS, page
-from mirrorlog.tools.queues import queues_view
-from mirrorlog.wire.messages import QueueInfo, QueueOutage
+from mirrorlog.tools.queue import queues_view
+from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage
 from tests.tools.goldens import golden
 from tests.tools.statuses import LOG_ID, MASTER_DOWN, OUTAGE, PLACED, cluster_status
 

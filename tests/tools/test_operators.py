@@ -5,11 +5,10 @@ from rich.console import RenderableType
 
 from mirrorlog.errors import Refused
 from mirrorlog.tools.events import Fresh, event_line
+from mirrorlog.tools.masters import Promotion, promote_view, rebalance_view, reports_of
 from mirrorlog.tools.nodes import nodes_of
 from mirrorlog.tools.output import page
-from mirrorlog.tools.promote import Promotion, promote_view, reports_of
-from mirrorlog.tools.rebalance import rebalance_view
-from mirrorlog.wire.messages import ClusterEvent, CopyPromoted, CopyReport, Events, Move, Rebalanced
+from mirrorlog.wire.messages.operators import ClusterEvent, CopyPromoted, CopyReport, Events, Move, Rebalanced
 from tests.tools.goldens import golden
 from tests.tools.statuses import LOG_ID, NOW_US, OUTAGE
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.commitlog.damage import Range
-from mirrorlog.commitlog.format import BatchHeader, Kind, read_header
+from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
+from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.queues.changes import (
     BeginMoved,
     Change,
@@ -19,8 +19,8 @@ from mirrorlog.queues.changes import (
     encode_checkpoint,
     encode_state,
 )
-from mirrorlog.tools import order as order_module
-from mirrorlog.tools.order import Lost, Order
+from mirrorlog.tools.offline import order as order_module
+from mirrorlog.tools.offline.order import Lost, Order
 from tests.commitlog.logs import make_batch
 from tests.commitlog.rows import header
 

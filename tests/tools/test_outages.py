@@ -9,7 +9,7 @@ import pytest
 
 from mirrorlog.testing import Cluster
 from mirrorlog.tools.main import main
-from mirrorlog.wire.messages import GetMetadata, Metadata
+from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 from tests.process.clusters import eventually, fast_cluster
 from tests.process.raw import Raw
 from tests.tools.conftest import Outcome

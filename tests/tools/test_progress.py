@@ -2,7 +2,7 @@
 
 import io
 
-from mirrorlog.tools.progress import Progress
+from mirrorlog.tools.offline.examination import Progress
 
 MIB = 1024 * 1024
 

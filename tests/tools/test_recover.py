@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from mirrorlog.commitlog.checkpoint import CheckpointFile
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES
-from mirrorlog.commitlog.past import DIRECTORY_NAME as INDEX_NAME
-from mirrorlog.commitlog.past import PastIndex
-from mirrorlog.commitlog.table import table_name
+from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
+from mirrorlog.commitlog.index.past import PastIndex
+from mirrorlog.commitlog.index.table import table_name
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.tools.main import app
 from tests.commitlog.logs import LOG_ID, open_log, patch, stored

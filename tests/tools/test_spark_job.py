@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mirrorlog.errors import MissingDependency
-from mirrorlog.tools import spark_job
+from mirrorlog.tools import landing as spark_job
 from mirrorlog.tools.main import app, main
 
 Call = Callable[..., list[str]]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from mirrorlog.testing import Cluster
-from mirrorlog.tools.bindings import bindings_view
-from mirrorlog.tools.exchanges import exchanges_view
 from mirrorlog.tools.main import main
 from mirrorlog.tools.output import page
-from mirrorlog.tools.users import users_view
-from mirrorlog.tools.vhosts import vhosts_view
-from mirrorlog.wire.messages import PermissionInfo, Routing, UserInfo, VirtualHostInfo
+from mirrorlog.tools.topology import bindings_view, exchanges_view, vhosts_view
+from mirrorlog.tools.user import limits_view, users_view
+from mirrorlog.wire.fairness.quotas import UserLimits
+from mirrorlog.wire.messages.topology import PermissionInfo, Routing, UserInfo, VirtualHostInfo
 from mirrorlog.wire.routing import Binding, Exchange
 from tests.tools.conftest import SEGMENT_BYTES, Tool
 from tests.tools.goldens import golden
@@ -54,6 +54,22 @@ ROUTING = Routing(
                                 PermissionInfo(virtual_host="/", configure="", write="^orders", read=".*"),
                                 PermissionInfo(virtual_host="shop", configure=".*", write=".*", read=".*"),
                             ],
+                        ),
+                    ]
+                )
+            ),
+        ),
+        (
+            "user_limits.txt",
+            page(
+                limits_view(
+                    [
+                        UserInfo(name="alice", tags=[], permissions=[]),
+                        UserInfo(
+                            name="bob",
+                            tags=[],
+                            permissions=[],
+                            limits=UserLimits(max_connections=20, publish_byte_rate=10_000_000),
                         ),
                     ]
                 )
@@ -146,6 +162,22 @@ def test_users_log_in_and_get_permissions(
     assert run(*as_alice, "user-permissions", "bob", "--read", "(a+)+")[0] == 2
     code, out, _ = run(*as_alice, "users")
     assert (code, "^orders" in out) == (0, True)
+    assert run(*as_alice, "user-limits", "bob", "--max-connections", "9", "--read-byte-rate", "5000000")[:2] == (
+        0,
+        "limits of user bob are set\n",
+    )
+    limits = {"max_connections": 9, "request_rate": None, "publish_byte_rate": None, "read_byte_rate": 5_000_000}
+    code, out, _ = run(*as_alice, "user-limits", "bob", "--json")
+    assert (code, json.loads(out)) == (0, [{"user": "bob", **limits}])
+    assert [each["user"] for each in json.loads(run(*as_alice, "user-limits", "--json")[1])] == ["alice", "bob"]
+    assert "5000000" in run(*as_alice, "user-limits")[1]
+    assert run(*as_alice, "user-limits", "bob", "--request-rate", "0")[0] == 2
+    assert run(*as_alice, "user-limits", "--request-rate", "7")[0] == 2
+    assert run(*as_alice, "user-limits", "bob", "--clear", "--request-rate", "7")[0] == 2
+    assert run(*as_alice, "user-limits", "carol")[0] == run(*as_alice, "user-limits", "carol", "--clear")[0] == 5
+    assert run("--user", "bob", "user-limits")[0] == 18
+    assert run(*as_alice, "user-limits", "bob", "--clear")[:2] == (0, "limits of user bob are cleared\n")
+    assert json.loads(run(*as_alice, "user-limits", "bob", "--json")[1]) == [{"user": "bob", **dict.fromkeys(limits)}]
     assert run("--user", "bob", "declare", "orders")[0] == 18
     assert run("--user", "bob", "vhosts")[0] == 0
     assert run(*as_alice, "user-set", "bob")[0] == 0, "another password"

@@ -16,16 +16,16 @@ from typer.testing import CliRunner
 from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, OsFile
-from mirrorlog.commitlog.format import BatchHeader, log_seed
-from mirrorlog.commitlog.past import DIRECTORY_NAME as INDEX_NAME
-from mirrorlog.commitlog.past import PastIndex
-from mirrorlog.commitlog.rows import pack_row
-from mirrorlog.commitlog.table import table_name
-from mirrorlog.commitlog.table_builder import build_table
+from mirrorlog.commitlog.format.header import BatchHeader, Codec, log_seed
+from mirrorlog.commitlog.format.rows import pack_row
+from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
+from mirrorlog.commitlog.index.past import PastIndex
+from mirrorlog.commitlog.index.table import table_name
+from mirrorlog.commitlog.index.table_builder import build_table
 from mirrorlog.errors import BadInput, ForeignDirectory, LogCorrupt, MirrorlogError
-from mirrorlog.tools import survey as survey_module
-from mirrorlog.tools.log_directory import FILES, find_log, read_log_directory
 from mirrorlog.tools.main import app, main
+from mirrorlog.tools.offline import survey as survey_module
+from mirrorlog.tools.offline.log_directory import FILES, find_log, read_log_directory
 from tests.commitlog.logs import LOG_ID, open_log, patch
 from tests.tools.logs import (
     BATCH_BYTES,
@@ -297,6 +297,25 @@ def test_what_queues_lost_in_bad_bytes_is_named(tmp_path: Path) -> None:
     assert report["faults"] == [], "what follows is no fault of its own"
     assert report["tables"]["bad"] == [], "the table is right, its segment is not"
     assert f"LOST queue {spoiled[0].queue_id}: " in verify_text(tmp_path)
+
+
+def test_compressed_batches_that_nobody_can_open_are_named(tmp_path: Path) -> None:
+    """Goal: what stops the readers of a stream is found by who looks after the nodes, also in a transaction's log with
+    sound checksums. Method: garbage under each codec among batches that can be opened."""
+    maker = LogMaker(tmp_path)
+    maker.data(1, codec=Codec.ZSTD)
+    bad = [maker.garbage(queue_id, codec) for queue_id, codec in ((1, Codec.LZ4), (2, Codec.ZSTD))]
+    maker.data(2, codec=Codec.LZ4)
+    maker.close()
+    code, report = verify(tmp_path)
+    assert code == 0
+    assert report["unopened_count"] == 2
+    assert [(each["log_offset"], each["queue_id"], each["first"], each["next"]) for each in report["unopened"]] == [
+        (each.log_offset, each.queue_id, each.base_queue_offset, each.next_queue_offset) for each in bad
+    ]
+    assert f"cannot be opened, here and in every copy: {bad[0].log_offset}: queue 1: 5..10, producer 1:" in verify_text(
+        tmp_path
+    )
 
 
 def test_many_bad_ranges_are_counted_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.errors import ConfigError
-from mirrorlog.wire.credentials import SecretFile
+from mirrorlog.wire.auth.credentials import SecretFile
 
 OLD, NEW = b"0123456789 the old one", b"0123456789 the new one"
 

@@ -14,8 +14,8 @@ import uvloop
 
 from mirrorlog.testing.ports import HOST
 from mirrorlog.wire.dialling import CLIENT_UNACKED_MS, LINK_UNACKED_MS, dial
+from mirrorlog.wire.fairness.places import Places
 from mirrorlog.wire.listening import Place, listen
-from mirrorlog.wire.places import Places
 from tests.process.clusters import eventually
 
 _SYN_SENT = "02"

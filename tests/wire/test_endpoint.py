@@ -17,9 +17,9 @@ import uvloop
 from mirrorlog.errors import MirrorlogError, ProtocolError
 from mirrorlog.wire import endpoint
 from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.fairness.lines import Lines
+from mirrorlog.wire.fairness.turns import Share
 from mirrorlog.wire.frames import Frame, FrameReader, FrameType, frame
-from mirrorlog.wire.lines import Lines
-from mirrorlog.wire.turns import Share
 
 
 class Recorder:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import os
 import resource
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,10 +20,15 @@ import uvloop
 
 from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded
 from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.fairness.lines import Lines
+from mirrorlog.wire.fairness.places import Places
+from mirrorlog.wire.fairness.turns import STRANGER
 from mirrorlog.wire.frames import Frame, FrameReader, FrameType, frame
 from mirrorlog.wire.listening import Place, Port, listen
-from mirrorlog.wire.messages import Failure, as_error, expect_message
-from mirrorlog.wire.places import Places
+from mirrorlog.wire.messages.codec import as_error, expect_message
+from mirrorlog.wire.messages.handshake import Failure
+from mirrorlog.wire.tls import HANDSHAKE_S
+from tests.attacks.reconnects import client_hello
 
 HOST = "127.0.0.1"
 WAIT_S = 15.0
@@ -85,7 +93,7 @@ async def with_port(
     made: Callable[[Place], Endpoint] = lambda place: Endpoint(  # noqa: E731
         Answering(place), frame_bytes_max=1024, outgoing_bytes_max=1024
     )
-    port = await listen(f"{HOST}:0", made, places, tls)
+    port = await listen(f"{HOST}:0", made, places, tls, lines=Lines())
     try:
         async with asyncio.timeout(WAIT_S):
             await body(port)
@@ -255,20 +263,118 @@ def test_a_port_that_cannot_even_refuse_rests_and_comes_back(run: Run, monkeypat
 
 
 def test_a_connection_that_is_lost_in_its_handshake_leaves(run: Run, authority: trustme.CA) -> None:
-    """Handshakes that break off, by an end, a reset or garbage, give their places back before any timeout."""
+    """Handshakes that break off, by an end, a reset or garbage, or behind their first word, give their places back, and
+    leave no TLS of uvloop, which nodes have, to the collector, which comes seldom."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert(HOST).configure_cert(context)
 
     async def body(port: Port) -> None:
-        for number in range(12):
+        hello = client_hello()
+        for number in range(120):
             with await asyncio.to_thread(connect, port) as plain:
-                if number % 3 == 1:
+                if number % 4 == 3:
+                    plain.sendall(hello)
+                if number % 4 == 1:
                     plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
-                if number % 3 == 2:
+                if number % 4 == 2:
                     plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        await until(lambda: port.places.strangers == 0)
+        if isinstance(asyncio.get_running_loop(), uvloop.Loop):
+            async with asyncio.timeout(HANDSHAKE_S / 2):  # and to no timer either
+                await until(lambda: not any(isinstance(each, ssl.SSLObject) for each in gc.get_objects()))
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(with_port(context, body))
+    finally:
+        gc.enable()
+
+
+def test_greetings_of_tls_are_answered_by_turns(run: Run, authority: trustme.CA) -> None:
+    """Goal: who says the first word of a handshake again and again has no more of the loop than strangers have, and
+    who is in is served meanwhile. Method: all places are taken by such greetings at once; between two answers of the
+    one that is in no more of them are answered than there are turns, and all leave when they are closed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(HOST).configure_cert(context)
+    steps = 0
+    do_handshake = ssl.SSLObject.do_handshake
+
+    class Counting(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            nonlocal steps
+            steps += 1
+            time.sleep(STRANGER.turn_s)  # what one takes, on any machine
+            do_handshake(self)
+
+    context.sslobject_class = Counting
+
+    async def body(port: Port) -> None:
+        hello = client_hello()
+        with ExitStack() as held:
+            for _ in range(3 * STRANGERS_MAX):
+                held.enter_context(await asyncio.to_thread(connect, port)).sendall(hello)
+            most = 0
+            while steps < STRANGERS_MAX:
+                before = steps
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                most = max(most, steps - before)
+            assert most <= 4  # two turns of the loop; each may begin one handshake, and answer one that has begun
         await until(lambda: port.places.strangers == 0)
 
     run(with_port(context, body))
+
+
+def test_a_port_that_closes_ends_handshakes_and_nothing_else(
+    run: Run, tls: ssl.SSLContext | None, authority: trustme.CA
+) -> None:
+    """Goal: a node that closes is not held up by strangers for as long as a handshake may take. Method: one is let in,
+    others begin a handshake or say nothing; when the port closes those leave, and that one is served."""
+
+    async def body(port: Port) -> None:
+        with ExitStack() as held:
+            first = held.enter_context(await asyncio.to_thread(client_of, connect(port), authority, tls))
+            assert await asyncio.to_thread(ask, first)
+            silent = [held.enter_context(await asyncio.to_thread(connect, port)) for _ in range(6)]
+            for each in silent[::2]:
+                each.sendall(b"\x16\x03\x01" if tls is not None else b"")
+            await until(lambda: port.places.strangers == len(silent))
+            port.close()
+            if tls is not None:
+                async with asyncio.timeout(HANDSHAKE_S / 2):
+                    await until(lambda: port.places.strangers == 0)
+            assert await asyncio.to_thread(ask, first)
+
+    run(with_port(tls, body))
+
+
+@pytest.mark.parametrize("name", ["EPROTO", "EHOSTUNREACH", "ECONNABORTED", "ENETDOWN", "EPERM", "ETIMEDOUT"])
+def test_what_the_network_did_to_a_connection_is_not_the_ports(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Goal: connections that went, or that a firewall forbids, make nobody go and no port rest. Method: the system says
+    so of many while one is a stranger; the next one is served, and the stranger has its place."""
+    accept = socket.socket.accept
+    refused = 0
+
+    def refuses(listening: socket.socket) -> tuple[socket.socket, Any]:
+        nonlocal refused
+        refused += 1
+        if refused <= 50:
+            raise OSError(getattr(errno, name), name)
+        return accept(listening)
+
+    async def body(port: Port) -> None:
+        with ExitStack() as held:
+            stranger = held.enter_context(await asyncio.to_thread(connect, port))
+            await until(lambda: port.places.strangers == 1)
+            monkeypatch.setattr(socket.socket, "accept", refuses)
+            assert await asyncio.to_thread(ask, held.enter_context(await asyncio.to_thread(connect, port)))
+            assert refused > 50
+            assert await asyncio.to_thread(ask, stranger)
+
+    run(with_port(None, body))
 
 
 def test_a_name_that_stands_for_nothing_is_no_address() -> None:

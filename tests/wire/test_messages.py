@@ -9,25 +9,12 @@ import pytest
 
 from mirrorlog.errors import BadRequest, ProtocolError, StaleProducerEpoch, from_code
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE
-from mirrorlog.wire.messages import (
-    DeclareQueue,
-    EpochEntry,
-    Failure,
-    Follow,
-    Hello,
-    History,
-    LeasedRange,
-    Leases,
-    Login,
-    Pull,
-    SettleLease,
-    Subscribe,
-    SubscriptionEnded,
-    as_error,
-    decode,
-    encode,
-    error_frame,
-)
+from mirrorlog.wire.messages.codec import as_error, decode, encode, error_frame
+from mirrorlog.wire.messages.groups import LeasedRange, Leases, SettleLease, Subscribe, SubscriptionEnded
+from mirrorlog.wire.messages.handshake import Failure, Hello
+from mirrorlog.wire.messages.queues import DeclareQueue
+from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
+from mirrorlog.wire.messages.topology import Login
 
 MESSAGES = [
     Hello(version_min=1, version_max=3, role="mirror", cluster_id="c", node_id="n1", start_id="s", credential=b"x"),

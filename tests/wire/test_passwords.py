@@ -8,8 +8,8 @@ from base64 import b64encode
 import pytest
 
 from mirrorlog.errors import BadRequest
-from mirrorlog.wire import passwords
-from mirrorlog.wire.passwords import check_hash, hashed, matches
+from mirrorlog.wire.auth import passwords
+from mirrorlog.wire.auth.passwords import check_hash, hashed, is_outdated, matches
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +101,14 @@ def test_a_password_has_a_length(password: str) -> None:
     with pytest.raises(BadRequest, match="1 to 1024"):
         hashed(password)
     assert not matches(password, hashed("x"))
+
+
+def test_hashes_that_are_worth_less_than_today_s_are_told_apart() -> None:
+    """Of more rounds, of as many, of fewer, imported; and what is none."""
+    today, imported = hashed("x"), "rabbit_password_hashing_sha256$" + b64encode(bytes(36)).decode()
+    assert not is_outdated(today)
+    assert not is_outdated(today.replace("$10$", "$11$"))
+    assert is_outdated(today.replace("$10$", "$9$"))
+    assert is_outdated(imported)
+    assert not is_outdated("")
+    assert not is_outdated("x")

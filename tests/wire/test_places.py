@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.wire.places import Places, source_of
+from mirrorlog.wire.fairness.places import Places, source_of
 
 
 def test_an_address_that_floods_drives_out_itself() -> None:

@@ -9,9 +9,7 @@ import msgspec
 import pytest
 
 from mirrorlog.errors import MirrorlogError, NotProven, ProtocolError
-from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader, FrameType, frame
-from mirrorlog.wire.messages import Challenge, Hello, Limits, Proof, Welcome, decode, encode
-from mirrorlog.wire.proof import (
+from mirrorlog.wire.auth.proof import (
     METHOD,
     AcceptedGreeting,
     DialledGreeting,
@@ -19,6 +17,9 @@ from mirrorlog.wire.proof import (
     mac_accepted,
     mac_dialled,
 )
+from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader, FrameType, frame
+from mirrorlog.wire.messages.codec import decode, encode
+from mirrorlog.wire.messages.handshake import Challenge, Hello, Limits, Proof, Welcome
 
 SECRET = b"correct horse battery staple"
 HELLO = Hello(version_min=1, version_max=1, role="member", cluster_id="c", node_id="n2", start_id="s2")
@@ -292,3 +293,48 @@ def test_another_node_s_certificate_is_refused(shown: dict[str, Any]) -> None:
     refused(lambda: check_certificate(shown, "n2"), "its id as common name")
     dials = DialledGreeting(HELLO, certificate=shown)
     refused(lambda: dials.received(welcome_frame(WELCOME)))
+
+
+# --- Checked frames ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_two_sides_that_can_check_frames_agree_on_it(secret: bytes | None) -> None:
+    """Greet with and without a secret: who dials switches at the welcome, once, and who accepts may behind it."""
+    switched: list[bool] = []
+    dials = DialledGreeting(HELLO, secret=secret, nonce=DIALLED, check_frames=lambda: switched.append(True))
+    accepts = AcceptedGreeting(dials.hello, secret=secret, nonce=ACCEPTED)
+    if secret is not None:
+        accepts.proven(proof_of(dials, challenge_of(accepts)))
+    assert accepts.checked
+    assert not switched
+    dials.received(welcome_frame(accepts.sealed(WELCOME)))
+    assert switched == [True]
+
+
+def test_a_side_of_before_has_nothing_checked() -> None:
+    """Dial without a check, and be welcomed without one, as software of before does: both go on as they were."""
+    assert not AcceptedGreeting(HELLO).checked
+    dials = DialledGreeting(HELLO, check_frames=lambda: pytest.fail("the other side does not know of it"))
+    assert dials.received(welcome_frame(WELCOME)) == WELCOME
+
+
+@pytest.mark.parametrize("field", ["node_id", "start_id", "incarnation", "runs", "cluster_id", "role", "check"])
+def test_a_greeting_that_was_changed_on_its_way_is_refused(field: str) -> None:
+    """Change a field of HELLO behind its check: a node is not taken for another one, nor for another run."""
+    values = {"incarnation": 7, "runs": ("r",), "check": 1}
+    hello = DialledGreeting(HELLO, check_frames=lambda: None).hello
+    changed = msgspec.structs.replace(hello, **{field: values.get(field, "other")})
+    with pytest.raises(ProtocolError, match="changed on its way"):
+        AcceptedGreeting(changed)
+
+
+@pytest.mark.parametrize("field", ["node_id", "start_id", "incarnation", "runs", "cluster_name", "check"])
+def test_a_welcome_that_was_changed_on_its_way_is_refused(field: str) -> None:
+    """Likewise, the other way round."""
+    values = {"incarnation": 7, "runs": ("r",), "check": 1}
+    dials = DialledGreeting(HELLO, check_frames=lambda: None)
+    welcome = AcceptedGreeting(dials.hello).sealed(WELCOME)
+    changed = msgspec.structs.replace(welcome, **{field: values.get(field, "other")})
+    with pytest.raises(ProtocolError, match="changed on its way"):
+        dials.received(welcome_frame(changed))

@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives import serialization
 
 from mirrorlog.config import Settings, TlsSettings
 from mirrorlog.errors import ConfigError, ConnectionLost, MirrorlogError
-from mirrorlog.wire.credentials import OPEN, credentials_of
+from mirrorlog.wire.auth.credentials import OPEN, credentials_of
 from mirrorlog.wire.dialling import dial
 from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.fairness.places import Places
 from mirrorlog.wire.frames import Frame, FrameType, frame
 from mirrorlog.wire.listening import Place, is_loopback, listen
-from mirrorlog.wire.places import Places
 from mirrorlog.wire.renewal import RenewableContext, Renewal, renew
 from mirrorlog.wire.tls import TOLD_AGAIN_S, Refusals, client_context, server_context
 
@@ -197,7 +197,7 @@ def test_one_side_without_tls_ends_the_connection_at_once(run: Callable[..., Non
 
 async def test_a_peer_that_begins_no_handshake_is_cut_off(own: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connect and say nothing, with the deadline shortened."""
-    monkeypatch.setattr("mirrorlog.wire.listening.HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("mirrorlog.wire.handshakes.HANDSHAKE_S", 0.2)
 
     async def body(address: str) -> None:
         reader, writer = await asyncio.open_connection(HOST, int(address.rpartition(":")[2]))

@@ -8,7 +8,7 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirrorlog.wire.turns import HEAVY_S_MAX, KNOWN, LIGHT_BURST_S, LIGHT_PART, STRANGER, Budget, Line, Share
+from mirrorlog.wire.fairness.turns import HEAVY_S_MAX, KNOWN, LIGHT_BURST_S, LIGHT_PART, STRANGER, Budget, Line, Share
 
 BUDGET = Budget(turn_s=0.005, slice_s=0.001, frames=64)
 

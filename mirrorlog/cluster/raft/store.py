@@ -41,8 +41,8 @@ import msgspec
 
 from mirrorlog.cluster.raft.effects import Effects, Stored
 from mirrorlog.cluster.raft.messages import Entry, HardState, Snapshot
-from mirrorlog.commitlog.checksum import crc32c
-from mirrorlog.commitlog.files import File, Files, disk_error, disk_named
+from mirrorlog.commitlog.files import Directory, File, Files, begun, disk_error, disk_named
+from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import DiskFailed, LogCorrupt, UnsupportedVersion
 
 _VERSION: Final = 1
@@ -96,8 +96,8 @@ class RaftStore:
         self._number = number
         self._journal = journal
         self._end = end
-        # A write or a sync has failed: nobody knows what the disk holds, and trying again could pass over a hole.
-        self._doubtful = False
+        self.doubtful = False
+        """A write or a sync has failed: nobody knows what the disk holds, and trying again could pass over a hole."""
 
     @property
     def journal_bytes(self) -> int:
@@ -110,8 +110,9 @@ class RaftStore:
         with disk_named("make", directory):
             files.make_directory(directory)
             files.fsync_directory(directory.parent)
-            journal, end = _prepare(files, directory, 1, Base(own, snapshot), Bundle(HardState()))
-            _decide(files, directory, 1)
+            with closing(files.open_directory(directory)) as names:
+                journal, end = _prepare(files, directory, 1, Base(own, snapshot), Bundle(HardState()))
+                _decide(files, directory, names, 1)
         return cls(files, directory, own=own, hard_state=HardState(), number=1, journal=journal, end=end)
 
     @classmethod
@@ -139,7 +140,7 @@ class RaftStore:
 
     def save(self, effects: Effects) -> None:
         """The first three fields of a bundle, on disk when this returns. Raises DiskFull, DiskFailed: then the member
-        must not go on; behind a write or a sync that failed nothing more is taken."""
+        must not go on; unless the store is `doubtful`, the same can be saved later."""
         self._check()
         self._hard_state = effects.hard_state or self._hard_state
         if effects.snapshot is not None:
@@ -158,6 +159,12 @@ class RaftStore:
         for again. Raises DiskFailed as `save`.
         """
         self._check()
+        with disk_named("write a snapshot to", self._directory):
+            names = self._files.open_directory(self._directory)
+        with closing(names):
+            self._replace(names, snapshot, entries)
+
+    def _replace(self, names: Directory, snapshot: Snapshot, entries: tuple[Entry, ...]) -> None:
         number = self._number + 1
         base, bundle = Base(self.own, snapshot), Bundle(self._hard_state, entries)
         try:
@@ -167,7 +174,7 @@ class RaftStore:
             raise disk_error(error, "write a snapshot to", self._directory) from None
         # From here on it is not known which of the two holds, until the rename is known to be on disk.
         with self._in_doubt("write a snapshot to"):
-            _decide(self._files, self._directory, number)
+            _decide(self._files, self._directory, names, number)
         self._journal.close()
         self._journal, self._end, self._number = journal, end, number
         self._remove_others()
@@ -177,7 +184,7 @@ class RaftStore:
         self._journal.close()
 
     def _check(self) -> None:
-        if self._doubtful:
+        if self.doubtful:
             raise DiskFailed(
                 f"an earlier write to {self._directory} failed, and nobody knows what the disk holds; check the disk "
                 "and start the node again",
@@ -186,10 +193,10 @@ class RaftStore:
 
     @contextmanager
     def _in_doubt(self, what: str) -> Iterator[None]:
-        self._doubtful = True
-        with disk_named(what, self._directory):
+        self.doubtful = True
+        with disk_named(what, self._directory), begun():
             yield
-        self._doubtful = False
+        self.doubtful = False
 
     def _remove_others(self) -> None:
         """What is no part of the present pair. One that stays is tried again at the next start; it is in nobody's
@@ -223,10 +230,10 @@ def _prepare(files: Files, directory: Path, number: int, base: Base, bundle: Bun
     return journal, len(frame)
 
 
-def _decide(files: Files, directory: Path, number: int) -> None:
+def _decide(files: Files, directory: Path, names: Directory, number: int) -> None:
     """From now on this one holds."""
     files.rename(directory / f"{_SNAPSHOT}{number}{_NEW}", directory / f"{_SNAPSHOT}{number}")
-    files.fsync_directory(directory)
+    names.sync()
 
 
 # --- Frames ---------------------------------------------------------------------------------------------------------

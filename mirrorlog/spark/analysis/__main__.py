@@ -58,9 +58,11 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _reports(options: argparse.Namespace) -> list[Report]:
+    from mirrorlog.spark.session import spark_session
+
     queues = tuple(name.strip() for name in options.queue.split(",") if name.strip())
     asked = Asked(queues, options.every, options.by_key)
-    with command_line.spark_session(f"analysis {options.job}") as (spark, on_step):
+    with spark_session(f"analysis {options.job}") as (spark, on_step):
         table = open_table(spark, options.table)
         found = []
         for job in JOBS if options.job == _ALL else (options.job,):

@@ -6,19 +6,184 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
-from mirrorlog.spark.analysis.lag import lag
 from mirrorlog.spark.analysis.landings import landings, steps, with_landed
-from mirrorlog.spark.analysis.latency import latency
-from mirrorlog.spark.analysis.redeliveries import redeliveries
 from mirrorlog.spark.analysis.report import Report
-from mirrorlog.spark.analysis.rows import EVERY, records
-from mirrorlog.spark.analysis.throughput import throughput
+from mirrorlog.spark.analysis.rows import ACCURACY, EVERY, records, seconds_between, stretch
 from mirrorlog.spark.checks.landed_table import LandedTable, Shape
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
+
+# Throughput: how many records and bytes were appended to each queue, by append time.
+
+
+def throughput(rows: DataFrame, every: str = EVERY) -> DataFrame:
+    """A row per queue and stretch of time with records: time (its begin), queue, records, bytes, records_per_s and
+    bytes_per_s (over the whole stretch, so the first and the last one may be too low). In order of time."""
+    window = f.window("append_time", every)
+    seconds = f.unix_seconds("window.end") - f.unix_seconds("window.start")
+    found = rows.groupBy(window.alias("window"), "queue").agg(
+        f.count("*").alias("records"), f.sum("size").alias("bytes")
+    )
+    return found.select(
+        f.col("window.start").alias("time"),
+        "queue",
+        "records",
+        "bytes",
+        (f.col("records") / seconds).alias("records_per_s"),
+        (f.col("bytes") / seconds).alias("bytes_per_s"),
+    ).orderBy("time", "queue")
+
+
+# Redeliveries: records that say of themselves that they were delivered before, and records that came twice.
+#
+# The log has no redelivery data of its own yet: it does not count deliveries to consumers, so nothing here is about
+# them. What can be seen is what producers wrote into headers when they sent a message on, and an identity that is
+# there twice. Header names are compared without regard to case:
+#
+#     x-death                                        present: dead-lettered before, as RabbitMQ writes it
+#     redelivered, x-redelivered                     true, 1 or yes
+#     x-delivery-count, x-retry-count, x-retries     a number from 1: earlier deliveries
+#     attempts, x-attempts, x-attempt, x-delivery-attempt    a number from 2: this one counts
+#     idempotency-key, x-idempotency-key, message-id, x-message-id, x-deduplication-id    an identity
+#
+# Two records of a queue with the same identity are one and its duplicate. A key is none, for many records may have it;
+# who knows better asks for keys as identities.
+
+
+DEATHS: Final = ("x-death",)
+FLAGS: Final = ("redelivered", "x-redelivered")
+EARLIER: Final = ("x-delivery-count", "x-retry-count", "x-retries")
+ATTEMPTS: Final = ("attempts", "x-attempts", "x-attempt", "x-delivery-attempt")
+IDENTITIES: Final = ("idempotency-key", "x-idempotency-key", "message-id", "x-message-id", "x-deduplication-id")
+_TRUE: Final = ("true", "1", "yes")
+
+
+def redeliveries(rows: DataFrame, every: str = EVERY, *, by_key: bool = False) -> DataFrame:
+    """A row per queue and stretch of append time: time, queue, records, redelivered, duplicates (of a record with a
+    smaller queue offset), and their shares of all, 0 to 1. `by_key`: a record without an identity has its key for one.
+    In order of time."""
+    identity = f.coalesce(_first_value(IDENTITIES), f.col("key") if by_key else f.lit(None))
+    marked = rows.select(
+        "queue",
+        "offset",
+        stretch("append_time", every),
+        _redelivered().alias("redelivered"),
+        identity.alias("identity"),
+    )
+    before = f.row_number().over(Window.partitionBy("queue", "identity").orderBy("offset"))
+    identified = marked.where(f.col("identity").isNotNull()).withColumn("duplicate", before > 1)
+    plain = marked.where(f.col("identity").isNull()).withColumn("duplicate", f.lit(False))
+    found = identified.unionByName(plain).groupBy("time", "queue")
+    counts = found.agg(
+        f.count("*").alias("records"),
+        f.count_if("redelivered").alias("redelivered"),
+        f.count_if("duplicate").alias("duplicates"),
+    )
+    shares = [(f.col(name) / f.col("records")).alias(f"{name}_share") for name in ("redelivered", "duplicates")]
+    return counts.select("*", *shares).orderBy("time", "queue")
+
+
+def _redelivered() -> Column:
+    said = [
+        _any(DEATHS, lambda value: f.lit(True)),
+        _any(FLAGS, lambda value: f.lower(f.trim(value)).isin(*_TRUE)),
+        _any(EARLIER, lambda value: _number(value) >= 1),
+        _any(ATTEMPTS, lambda value: _number(value) >= 2),
+    ]
+    return f.coalesce(said[0] | said[1] | said[2] | said[3], f.lit(False))
+
+
+def _any(names: Sequence[str], holds: Callable[[Column], Column]) -> Column:
+    """Whether any header of these names has a value, as text, for which it holds. No header is False."""
+
+    def one(header: Column) -> Column:
+        value = header["value"].cast("string")
+        return f.lower(header["key"]).isin(*names) & f.coalesce(holds(value), f.lit(False))
+
+    return f.coalesce(f.exists("headers", one), f.lit(False))
+
+
+def _first_value(names: Sequence[str]) -> Column:
+    """The value of the first header of these names that has one; null without."""
+    named = f.filter("headers", lambda header: f.lower(header["key"]).isin(*names) & header["value"].isNotNull())
+    return f.try_element_at(named, f.lit(1))["value"]
+
+
+def _number(value: Column) -> Column:
+    """Null for what is none."""
+    return f.trim(value).try_cast("double")
+
+
+# End-to-end latency: percentiles from event time to append time, and from event time to the commit in the table.
+
+
+PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99_9": 0.999}
+PATHS: Final = {"event to append": "append_time", "event to landed": "landed_at"}
+
+
+def latency(rows: DataFrame, every: str = EVERY) -> DataFrame:
+    """Of rows with landed_at (`landings.with_landed`) and an event time: time (of append; null: overall), queue, path,
+    records, p50, p90, p99, p99_9, max in seconds, and below_zero: records whose event is later than what followed it,
+    which says that two clocks disagree. They count in the percentiles as they are."""
+    timed = rows.where(f.col("event_time").isNotNull())
+    paths = [
+        f.struct(f.lit(name).alias("path"), seconds_between("event_time", end).alias("seconds"))
+        for name, end in PATHS.items()
+    ]
+    long = timed.select(stretch("append_time", every), "queue", f.explode(f.array(*paths)).alias("each"))
+    long = long.select("time", "queue", "each.path", "each.seconds")
+    by_time = long.groupBy("time", "queue", "path").agg(*_measures())
+    overall = long.groupBy("queue", "path").agg(*_measures()).withColumn("time", f.lit(None).cast("timestamp"))
+    ranks = [f.col("percentiles")[at].alias(name) for at, name in enumerate(PERCENTILES)]
+    both = overall.unionByName(by_time)
+    columns = both.select("time", "queue", "path", "records", *ranks, "max", "below_zero")
+    return columns.orderBy(f.col("time").asc_nulls_first(), "queue", "path")
+
+
+def _measures() -> list[Column]:
+    return [
+        f.count("*").alias("records"),
+        f.percentile_approx("seconds", list(PERCENTILES.values()), ACCURACY).alias("percentiles"),
+        f.max("seconds").alias("max"),
+        f.count_if(f.col("seconds") < 0).alias("below_zero"),
+    ]
+
+
+# Lag: how long records waited, from their event to the log and from the log to the table, by append time.
+
+
+_MIDDLE_AND_TAIL: Final = (0.5, 0.9)
+
+
+def lag(rows: DataFrame, every: str = EVERY) -> DataFrame:
+    """Of rows with landed_at (`landings.with_landed`), a row per queue and stretch of time: time, queue, records,
+    with_event_time, and in seconds landed_p50, landed_p90, landed_max (append to landed), event_p50, event_p90,
+    event_max (event to append; null where no record has an event time). In order of time."""
+    waited = rows.select(
+        stretch("append_time", every),
+        "queue",
+        seconds_between("append_time", "landed_at").alias("landed"),
+        seconds_between("event_time", "append_time").alias("event"),
+    )
+    found = waited.groupBy("time", "queue").agg(
+        f.count("*").alias("records"), f.count("event").alias("with_event_time"), *_of("landed"), *_of("event")
+    )
+    ends = [
+        column
+        for name in ("landed", "event")
+        for column in (f.col(name)[0].alias(f"{name}_p50"), f.col(name)[1].alias(f"{name}_p90"), f.col(f"{name}_max"))
+    ]
+    return found.select("time", "queue", "records", "with_event_time", *ends).orderBy("time", "queue")
+
+
+def _of(name: str) -> list[Column]:
+    return [
+        f.percentile_approx(name, list(_MIDDLE_AND_TAIL), ACCURACY).alias(name),
+        f.max(name).alias(f"{name}_max"),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

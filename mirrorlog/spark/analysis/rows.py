@@ -13,8 +13,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
-from mirrorlog.spark.arrow import CREATE_TIME
 from mirrorlog.spark.checks.landed_table import LandedTable
+from mirrorlog.spark.reading.arrow import CREATE_TIME
 
 EVERY: Final = "1 minute"
 """How long the stretches of time are that results are told by."""

@@ -7,17 +7,153 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS, Bucket, Verdict, by_number, compared, runs, total, width
-from mirrorlog.spark.checks.density import Density, density
-from mirrorlog.spark.checks.differences import Difference, Kind, Reconciliation, joined
-from mirrorlog.spark.checks.fingerprints import bucket_number, bucketed
-from mirrorlog.spark.checks.inspection import inspect
+from mirrorlog.spark.checks.fingerprints import bucket_number, bucketed, column_hash
 from mirrorlog.spark.checks.scope import Scope
-from mirrorlog.spark.declared_gaps import between
+from mirrorlog.spark.reading.declared_gaps import between
+from mirrorlog.spark.reading.differences import Difference, Kind, Reconciliation, joined
+
+# Inspection: rows of a log and of a table joined by queue offset, and what differs as ranges.
+#
+# For few rows: of buckets that are known to differ. Offsets that follow one another and differ alike become one range
+# in the tasks already, so that a million missing rows are one line on their way to the driver.
+
+
+def inspect(log: DataFrame, table: DataFrame, columns: Sequence[str], number: Column, limit: int) -> list[Difference]:
+    """The first `limit` ranges in which they differ. `number`: of the bucket of a row; no range is wider than one."""
+    mine = _by_offset(log, columns, "log")
+    its = _by_offset(table, columns, "table")
+    both = mine.join(its, "offset", "full_outer")
+    rows = f.coalesce(f.col("table_rows"), f.lit(0))
+    kind = (
+        f.when(f.col("log_rows").isNull(), f.lit(Kind.MISSING_IN_LOG.name))
+        .when(rows == 0, f.lit(Kind.MISSING_IN_TABLE.name))
+        .when(rows > 1, f.lit(Kind.TWICE.name))
+        .when(_any_differs(columns), f.lit(Kind.CONTENT.name))
+    )
+    differing = f.when(f.col("log_rows").isNull() | (rows == 0), f.lit("")).otherwise(_names(columns))
+    odd = both.select(
+        "offset", number.alias("number"), kind.alias("kind"), differing.alias("columns"), rows.alias("rows")
+    )
+    return [_difference(row) for row in _ranges(odd.where(f.col("kind").isNotNull()), limit)]
+
+
+def _by_offset(rows: DataFrame, columns: Sequence[str], side: str) -> DataFrame:
+    """A row per offset: how many there are, and of each column the smallest and the largest hash."""
+    hashed = rows.select("offset", *(column_hash(name).alias(f"hash_{name}") for name in columns))
+    ends = [
+        end(f"hash_{name}").alias(f"{side}_{word}_{name}")
+        for name in columns
+        for word, end in (("min", f.min), ("max", f.max))
+    ]
+    return hashed.groupBy("offset").agg(f.count("*").alias(f"{side}_rows"), *ends)
+
+
+def _differs(name: str) -> Column:
+    """Whether any row of the table has another content there than the log's."""
+    log, low, high = (f.col(each) for each in (f"log_min_{name}", f"table_min_{name}", f"table_max_{name}"))
+    return ~(low.eqNullSafe(log) & high.eqNullSafe(log))
+
+
+def _any_differs(columns: Sequence[str]) -> Column:
+    return reduce(Column.__or__, map(_differs, columns), f.lit(False))
+
+
+def _names(columns: Sequence[str]) -> Column:
+    """Those that differ, commas between."""
+    return f.concat_ws(",", *(f.when(_differs(name), f.lit(name)) for name in columns))
+
+
+def _ranges(odd: DataFrame, limit: int) -> list[dict[str, object]]:
+    alike = ("number", "kind", "columns")
+    place = f.row_number().over(Window.partitionBy(*alike).orderBy("offset"))
+    runs = odd.withColumn("run", f.col("offset") - place).groupBy(*alike, "run")
+    ranges = runs.agg(f.min("offset").alias("first"), f.max("offset").alias("last"), f.sum("rows").alias("rows"))
+    found: list[dict[str, object]] = ranges.orderBy("first").limit(limit).toArrow().to_pylist()
+    return found
+
+
+def _difference(row: dict[str, object]) -> Difference:
+    first, last, rows = (int(str(row[name])) for name in ("first", "last", "rows"))
+    columns = tuple(name for name in str(row["columns"]).split(",") if name)
+    return Difference(Kind[str(row["kind"])], first, last + 1, rows, columns)
+
+
+# Density: whether a table by itself has every queue offset of a range once.
+#
+# For what the log has no more. Rows become a count per offset and a line per bucket (the smallest, the largest, how
+# many, how many more than once); holes between buckets are seen in the lines, and only buckets with a hole or a row
+# too many are looked into.
+
+
+@dataclass(frozen=True, slots=True)
+class Density:
+    """`rows`: of the table in the range; `more`: there are more differences than these."""
+
+    rows: int
+    differences: tuple[Difference, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Bucket `number`: queue offsets `first` up to `last` (inclusive), so many `distinct` ones, on so many `rows`."""
+
+    number: int
+    first: int
+    last: int
+    distinct: int
+    rows: int
+
+    @property
+    def is_dense(self) -> bool:
+        return self.distinct == self.rows == self.last + 1 - self.first
+
+
+def density(rows: DataFrame, first: int, following: int, bucket_offsets: int, ranges_max: int) -> Density:
+    """Of `rows` (column `offset`), which should have `first` up to `following` (exclusive) once each."""
+    counted = rows.groupBy(bucket_number(bucket_offsets).alias("number"), "offset").agg(f.count("*").alias("rows"))
+    lines = counted.groupBy("number").agg(
+        f.min("offset").alias("first"),
+        f.max("offset").alias("last"),
+        f.count("*").alias("distinct"),
+        f.sum("rows").alias("rows"),
+    )
+    found = sorted((Line(**line) for line in lines.toArrow().to_pylist()), key=lambda line: line.first)
+    suspects = [line.number for line in found if not line.is_dense]
+    inside = list(_inside(counted, suspects[:ranges_max], ranges_max + 1)) if suspects else []
+    differences = joined([*holes_between(found, first, following), *inside])
+    more = len(suspects) > ranges_max or len(inside) > ranges_max
+    return Density(sum(line.rows for line in found), tuple(differences), more)
+
+
+def holes_between(lines: Sequence[Line], first: int, following: int) -> Iterator[Difference]:
+    """What lies before, between and behind the buckets' rows. `lines` in order."""
+    at = first
+    for line in lines:
+        if line.first > at:
+            yield Difference(Kind.MISSING_IN_TABLE, at, line.first, 0)
+        at = line.last + 1
+    if at < following:
+        yield Difference(Kind.MISSING_IN_TABLE, at, following, 0)
+
+
+def _inside(counted: DataFrame, numbers: Sequence[int], limit: int) -> Iterator[Difference]:
+    """Holes and repetitions within these buckets, the first ones."""
+    suspects = counted.where(f.col("number").isin(list(numbers)))
+    before = f.lag("offset").over(Window.partitionBy("number").orderBy("offset"))
+    stepped = suspects.withColumn("before", before)
+    odd = stepped.where((f.col("rows") > 1) | (f.col("offset") - f.col("before") > 1))
+    for row in odd.orderBy("offset").limit(limit).toArrow().to_pylist():
+        if row["before"] is not None and row["offset"] - row["before"] > 1:
+            yield Difference(Kind.MISSING_IN_TABLE, row["before"] + 1, row["offset"], 0)
+        if row["rows"] > 1:
+            yield Difference(Kind.TWICE, row["offset"], row["offset"] + 1, row["rows"])
+
 
 OnStep = Callable[[str], None]
 

@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mirrorlog.commitlog.checksum import crc32c
+from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.errors import CopiesDiffer, CopyNotChecked
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from mirrorlog.client import Client, ConsumedBatch
-from mirrorlog.commitlog.checksum import crc32c
+from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import BadBatch, LogCorrupt, MirrorlogError, PositionLost, RequestTimeout
 from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.checks.copy_audit import Finding, State, Sum

@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
-from mirrorlog.spark.landing.storage import table_uri
+from mirrorlog.spark.landing.write.storage import table_uri
 from mirrorlog.spark.plan import QueueFacts
 
 _RECORD: Final = ("key", "value", "headers", "timestamp", "timestampType", "appendTime")

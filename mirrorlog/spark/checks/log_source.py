@@ -11,11 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.spark.access import NO_ACCESS, Access
-from mirrorlog.spark.checks.differences import Gap
-from mirrorlog.spark.history import gaps_of
-from mirrorlog.spark.lookup import open_lookup
 from mirrorlog.spark.options import offsets_json, parse_options
 from mirrorlog.spark.plan import QueueFacts
+from mirrorlog.spark.reading.differences import Gap
+from mirrorlog.spark.reading.history import gaps_of
+from mirrorlog.spark.reading.lookup import open_lookup
 from mirrorlog.spark.source import FORMAT, register, spark_schema
 
 _RECORDS_PER_TASK_MIN: Final = 50_000

@@ -9,13 +9,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
-from mirrorlog.spark.checks.differences import Gap
 from mirrorlog.spark.checks.fingerprints import COMPARED
 from mirrorlog.spark.checks.landed_table import LandedTable, Shape, files_of
 from mirrorlog.spark.checks.log_source import LogSource
 from mirrorlog.spark.errors import TableOutOfStep
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.plan import QueueFacts
+from mirrorlog.spark.reading.differences import Gap
 
 Write = Literal["append", "upsert"]
 """Of a landing: each record is a row, or the newest record of each key is, unless it deletes the key."""

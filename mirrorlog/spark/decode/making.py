@@ -20,11 +20,11 @@ from typing import Any, Final, Literal, cast
 
 import pyarrow as pa
 
-from mirrorlog.spark.decode.avro_writers import FRAMINGS, Framing, schema_bytes, writers
+from mirrorlog.spark.decode.avro.writers import FRAMINGS, Framing, schema_bytes, writers
 from mirrorlog.spark.decode.columns import check_schema
 from mirrorlog.spark.decode.ddl import TEXT_MAX, parse_ddl
 from mirrorlog.spark.decode.decoded import Decoder, Evolution, Tombstones
-from mirrorlog.spark.decode.json_decoder import JsonDecoder
+from mirrorlog.spark.decode.json.decoder import JsonDecoder
 from mirrorlog.spark.decode.types import canonical, from_delta_json
 from mirrorlog.spark.errors import BadOption, BadSchema
 
@@ -69,7 +69,7 @@ def _json_schema(given: Mapping[str, Any]) -> pa.Schema:
 
 
 def _avro(given: Mapping[str, Any], evolution: Evolution, tombstones: Tombstones) -> Decoder:
-    from mirrorlog.spark.decode.avro_decoder import AvroDecoder, AvroSettings
+    from mirrorlog.spark.decode.avro.decoder import AvroDecoder, AvroSettings
 
     framing = cast(Framing, _choice(given, "framing", FRAMINGS))
     reader = _schema_text(given)
@@ -79,7 +79,7 @@ def _avro(given: Mapping[str, Any], evolution: Evolution, tombstones: Tombstones
 
 
 def _protobuf(given: Mapping[str, Any], tombstones: Tombstones) -> Decoder:
-    from mirrorlog.spark.decode.protobuf_decoder import ProtobufDecoder
+    from mirrorlog.spark.decode.protobuf.decoder import ProtobufDecoder
 
     for name in ("schema_file", "message"):
         if name not in given:

@@ -25,8 +25,8 @@ from mirrorlog.spark.landing.definition import Landing, landing, read_landings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from mirrorlog.spark.land import LandResult
-    from mirrorlog.spark.landing.display import RunView
+    from mirrorlog.spark.landing.results import LandResult
+    from mirrorlog.spark.landing.service.display import RunView
     from mirrorlog.spark.plan import QueueFacts
 
 # Options that are keys of a landing, by the key.
@@ -183,7 +183,7 @@ def _app_name(landings: Sequence[Landing]) -> str:
 
 def _land(options: argparse.Namespace, made: Landing) -> int:
     """One queue, to what is confirmed now."""
-    from mirrorlog.spark.landing.display import watching_run
+    from mirrorlog.spark.landing.service.display import watching_run
 
     (facts,) = _facts(made)
     with watching_run(made, as_json=options.json) as view:
@@ -194,12 +194,12 @@ def _land(options: argparse.Namespace, made: Landing) -> int:
 
 
 def _landed(made: Landing, facts: QueueFacts, view: RunView, *, take_over: bool) -> LandResult:
-    from mirrorlog.spark.land import land_all
     from mirrorlog.spark.landing.holds import Holds
-    from mirrorlog.spark.landing.runner import Runner
+    from mirrorlog.spark.landing.runner import Runner, land_all
+    from mirrorlog.spark.session import started_spark
 
     with ExitStack() as stack:
-        spark = stack.enter_context(command_line.started_spark(_app_name([made])))
+        spark = stack.enter_context(started_spark(_app_name([made])))
         holds = Holds(made, take_over=take_over) if made.hold else None
         if holds is not None:
             stack.callback(holds.end)
@@ -213,7 +213,7 @@ def _landed(made: Landing, facts: QueueFacts, view: RunView, *, take_over: bool)
 
 def _remaining(spark: SparkSession, made: Landing, facts: QueueFacts) -> range:
     """Queue offsets that the table does not have."""
-    from mirrorlog.spark.landing.delta_log import table_state
+    from mirrorlog.spark.landing.commit.delta_log import table_state
     from mirrorlog.spark.landing.positions import QueueIds
 
     ids = QueueIds.of(facts)
@@ -236,9 +236,10 @@ def land_line(result: LandResult, made: Landing) -> str:
 
 
 def _serve(options: argparse.Namespace, landings: Sequence[Landing]) -> int:
-    from mirrorlog.spark.landing.display import watching
-    from mirrorlog.spark.landing.service import Service
-    from mirrorlog.spark.landing.upkeep import TableUpkeep
+    from mirrorlog.spark.landing.service.display import watching
+    from mirrorlog.spark.landing.service.service import Service
+    from mirrorlog.spark.landing.upkeep.upkeep import TableUpkeep
+    from mirrorlog.spark.session import started_spark
 
     if options.config is None:
         _facts(landings[0])
@@ -246,7 +247,7 @@ def _serve(options: argparse.Namespace, landings: Sequence[Landing]) -> int:
     once = options.once or not (options.config or options.follow)
     with ExitStack() as stack:
         with command_line.status("starting Spark"):
-            spark = stack.enter_context(command_line.started_spark(_app_name(landings)))
+            spark = stack.enter_context(started_spark(_app_name(landings)))
         _stop_on_signals(stop)
         with watching(
             landings, as_json=options.json, metrics_port=options.metrics_port, metrics_host=options.metrics_host
@@ -275,7 +276,7 @@ def _facts(made: Landing) -> Sequence[QueueFacts]:
     """Of its queues. Asked before the session, which takes seconds: an unknown queue or a wrong address is told at
     once. Raises NoSuchQueue, and what the nodes answer."""
     from mirrorlog.spark.landing.planning import source_options
-    from mirrorlog.spark.lookup import open_lookup
+    from mirrorlog.spark.reading.lookup import open_lookup
 
     with open_lookup(source_options(made)) as lookup:
         found = lookup.facts(made.queues or None)

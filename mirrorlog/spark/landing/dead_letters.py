@@ -40,20 +40,19 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from mirrorlog.client.arrow import BINARY, TIMESTAMP
-from mirrorlog.spark.arrow import APPEND_TIME, HEADERS
+from mirrorlog.client.consumer.arrow import BINARY, TIMESTAMP
 from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, TableOutOfStep, TableRefused, from_spark
-from mirrorlog.spark.landing.conflicts import is_conflict
-from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, table_state
-from mirrorlog.spark.landing.durable import sync_commits
-from mirrorlog.spark.landing.files import DataFile, FileWriter
-from mirrorlog.spark.landing.own_session import own_session
+from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState, commit, is_conflict, table_state
+from mirrorlog.spark.landing.commit.durable import sync_commits
+from mirrorlog.spark.landing.commit.own_session import own_session
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.landing.tables import DEAD_LETTERS, refuse_shape, same_type
-from mirrorlog.spark.landing.upsert import shut_out
-from mirrorlog.spark.landing.upsert_positions import UpsertIds
+from mirrorlog.spark.landing.upsert.positions import UpsertIds
+from mirrorlog.spark.landing.upsert.table import shut_out
+from mirrorlog.spark.landing.write.files import DataFile, FileWriter
 from mirrorlog.spark.plan import QueueFacts
-from mirrorlog.spark.reading import Missing
+from mirrorlog.spark.reading.arrow import APPEND_TIME, HEADERS
+from mirrorlog.spark.reading.rows import Missing
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ from typing import Any, Final, TypeVar, cast
 from mirrorlog.errors import BadInput, ConfigError
 from mirrorlog.spark.access import NO_ACCESS, Access, login_of
 from mirrorlog.spark.errors import BadLanding, BadOption
-from mirrorlog.spark.landing.layout import NO_PARTITIONS, Layout, parse_layout
-from mirrorlog.spark.landing.storage import table_uri
+from mirrorlog.spark.landing.write.layout import NO_PARTITIONS, Layout, parse_layout
+from mirrorlog.spark.landing.write.storage import table_uri
 from mirrorlog.spark.options import parse_servers
 
 MODES: Final = ("raw", "json", "avro", "protobuf")

@@ -36,7 +36,7 @@ from typing import Any, Final, Protocol
 from mirrorlog.client import Client
 from mirrorlog.errors import HoldTaken, MirrorlogError
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.wire.messages import HoldInfo
+from mirrorlog.wire.messages.queues import HoldInfo
 
 logger: Final = logging.getLogger(__name__)
 

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import NoSuchQueue
-from mirrorlog.spark.declared_gaps import LEAP_OFFSETS_MIN
-from mirrorlog.spark.history import gaps_of
+from mirrorlog.spark.landing.commit.delta_log import TableState
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.delta_log import TableState
 from mirrorlog.spark.landing.positions import (
     MissedRange,
     QueueIds,
@@ -24,9 +22,11 @@ from mirrorlog.spark.landing.positions import (
     refuse_gap,
     starting_offset,
 )
-from mirrorlog.spark.lookup import Lookup, Place
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.plan import QueueFacts, QueueRange
+from mirrorlog.spark.plan import Place, QueueFacts, QueueRange
+from mirrorlog.spark.reading.declared_gaps import LEAP_OFFSETS_MIN
+from mirrorlog.spark.reading.history import gaps_of
+from mirrorlog.spark.reading.lookup import Lookup
 
 RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 """What `limits.max_record_bytes` can be at most."""

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.spark.errors import BeginUnknown, HistoryChanged, RecordsMissing, TableOutOfStep
-from mirrorlog.spark.landing.delta_log import TableState
+from mirrorlog.spark.landing.commit.delta_log import TableState
 from mirrorlog.spark.plan import QueueFacts
 from mirrorlog.spark.positions import QueuePosition, broken_history
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -171,3 +171,42 @@ class Several:
     def upkeep_failed(self, landing: Landing, error: MirrorlogError) -> None:
         for each in self._observers:
             each.upkeep_failed(landing, error)
+
+
+@dataclass(frozen=True, slots=True)
+class LandResult:
+    """Queue offsets `first` up to `next` (exclusive) are in the table now: `rows` of them were added, 0 when nothing
+    was left to do.
+
+    `table_version`: of the table afterwards; None when there is no table because the queue is empty. `bytes`: of the
+    records in the log; `files`: added; `dead_letters`: records that went there; `missed`: what was passed over.
+    """
+
+    first: int
+    next: int
+    rows: int
+    table_version: int | None
+    bytes: int = field(default=0, compare=False)
+    files: int = field(default=0, compare=False)
+    dead_letters: int = field(default=0, compare=False)
+    missed: tuple[MissedRange, ...] = field(default=(), compare=False)
+    seconds: float = field(default=0.0, compare=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        shown = {name: getattr(self, name) for name in self.__slots__}
+        return shown | {"missed": [[each.first, each.next, each.why] for each in self.missed]}
+
+
+def summed(steps: Sequence[StepResult]) -> LandResult:
+    return LandResult(
+        first=steps[0].queues[0].first,
+        next=steps[-1].queues[0].next,
+        rows=sum(step.rows for step in steps),
+        table_version=steps[-1].table_version,
+        bytes=sum(step.bytes for step in steps),
+        files=sum(step.files for step in steps),
+        dead_letters=sum(step.dead_letters for step in steps),
+        missed=tuple(missed for step in steps for missed in step.missed),
+        seconds=sum(step.seconds for step in steps),
+    )

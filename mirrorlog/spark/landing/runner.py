@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.errors import SPARK_ERRORS, TableRefused, from_spark
+from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState, commit, make_clustered, now_ms, table_state
+from mirrorlog.spark.landing.commit.durable import sync_table
 from mirrorlog.spark.landing.dead_letters import (
     DeadLettersOf,
     ahead_of,
@@ -35,9 +37,6 @@ from mirrorlog.spark.landing.dead_letters import (
 )
 from mirrorlog.spark.landing.decoding import decoder_for, widened
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.delta_log import TableShape, TableState, commit, make_clustered, now_ms, table_state
-from mirrorlog.spark.landing.durable import sync_table
-from mirrorlog.spark.landing.files import FileFormat, run_in_tasks
 from mirrorlog.spark.landing.holds import Holds
 from mirrorlog.spark.landing.planning import (
     QueuePlan,
@@ -50,15 +49,16 @@ from mirrorlog.spark.landing.planning import (
     unmirrored,
 )
 from mirrorlog.spark.landing.positions import MissedRange, QueueIds, begin_set
-from mirrorlog.spark.landing.results import QueueStep, StepResult
-from mirrorlog.spark.landing.staging import Staging
+from mirrorlog.spark.landing.results import LandResult, QueueStep, StepResult, summed
 from mirrorlog.spark.landing.tables import BOUNDED, columns_of, prefix_of, refuse_shape, settled_shape
 from mirrorlog.spark.landing.tasks import Work, Written, gathered, tasks_for, write_range
-from mirrorlog.spark.landing.upkeep_schedule import refuse_old_files
-from mirrorlog.spark.landing.upsert import PROPERTIES, MergeMoment
-from mirrorlog.spark.landing.upserting import ids_for, merge, resumed, row_columns, with_properties
-from mirrorlog.spark.lookup import open_lookup
+from mirrorlog.spark.landing.upkeep.schedule import refuse_old_files
+from mirrorlog.spark.landing.upsert.staging import Staging
+from mirrorlog.spark.landing.upsert.step import ids_for, merge, resumed, row_columns, with_properties
+from mirrorlog.spark.landing.upsert.table import PROPERTIES, MergeMoment
+from mirrorlog.spark.landing.write.files import FileFormat, run_in_tasks
 from mirrorlog.spark.plan import QueueFacts
+from mirrorlog.spark.reading.lookup import open_lookup
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -402,3 +402,20 @@ class _Clock:
             yield
         finally:
             self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - began
+
+
+OnResult = Callable[[StepResult], None]
+
+
+def land_all(
+    runner: Runner, made: Landing, holds: Holds | None = None, on_result: OnResult = lambda result: None
+) -> LandResult:
+    """Steps of a landing of one queue until it has what was confirmed at the first. `on_result`: told of each.
+
+    Raises as `Runner.step`.
+    """
+    steps: list[StepResult] = []
+    while not steps or steps[-1].queues[0].next < steps[0].queues[0].confirmed:
+        steps.append(runner.step(made, holds))
+        on_result(steps[-1])
+    return summed(steps)

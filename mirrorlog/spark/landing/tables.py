@@ -36,8 +36,8 @@ from pyspark.sql.types import (
 
 from mirrorlog.spark.decode.types import nullable_type
 from mirrorlog.spark.errors import TableRefused
+from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.delta_log import TableShape, TableState
 
 HEADERS: Final = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
 

@@ -16,19 +16,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mirrorlog.client import ConsumedBatch
-from mirrorlog.commitlog.format import BatchHeader, Flag
-from mirrorlog.spark.arrow import merged
+from mirrorlog.commitlog.format.header import BatchHeader, Flag
 from mirrorlog.spark.errors import StorageFailed
 from mirrorlog.spark.landing.dead_letters import DeadLetters, DeadLettersOf
 from mirrorlog.spark.landing.decoding import Decoding, joined_fields
-from mirrorlog.spark.landing.files import DataFile, FileFormat, FileWriter
 from mirrorlog.spark.landing.positions import MissedRange
-from mirrorlog.spark.landing.raw_rows import RAW_COLUMNS, raw_tables
-from mirrorlog.spark.landing.upsert import RowColumns
-from mirrorlog.spark.landing.upsert_rows import NO_KEY, refuse_keyless, staged_rows
+from mirrorlog.spark.landing.upsert.rows import NO_KEY, refuse_keyless, staged_rows
+from mirrorlog.spark.landing.upsert.table import RowColumns
+from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
+from mirrorlog.spark.landing.write.raw_rows import RAW_COLUMNS, raw_tables
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueRange
-from mirrorlog.spark.reading import OnMissing, consumed_batches
+from mirrorlog.spark.reading.arrow import merged
+from mirrorlog.spark.reading.rows import OnMissing, consumed_batches
 
 if TYPE_CHECKING:
     from mirrorlog.spark.decode import Decoder

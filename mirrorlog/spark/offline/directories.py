@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
-from mirrorlog.client.consumed import ConsumedBatch
+from mirrorlog.client.consumer.records import ConsumedBatch
 from mirrorlog.commitlog.directory import LOGS_NAME
-from mirrorlog.commitlog.format import BatchHeader
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.log_directory import ASIDE, LogDirectory, read_log_directory
-from mirrorlog.commitlog.opening import IDENTITY_NAME
+from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.errors import BadInput, NoSuchLog, NoSuchQueue
 from mirrorlog.spark.errors import BadOption
 from mirrorlog.spark.offline.bad_stretch import OnBad

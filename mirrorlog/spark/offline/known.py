@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mirrorlog.commitlog.format import BatchHeader, Buffer, Kind
+from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Kind
 from mirrorlog.queues.changes import (
     BeginMoved,
     BeginsState,

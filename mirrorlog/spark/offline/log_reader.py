@@ -13,12 +13,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
-from mirrorlog.client.consumed import ClosedBatch, ConsumedBatch
+from mirrorlog.client.consumer.records import ClosedBatch, ConsumedBatch
 from mirrorlog.commitlog.files import File, disk_error
-from mirrorlog.commitlog.format import BatchHeader
-from mirrorlog.commitlog.index import Run
+from mirrorlog.commitlog.format.header import BatchHeader
+from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.table import SegmentTable
 from mirrorlog.commitlog.log_directory import FILES
-from mirrorlog.commitlog.table import SegmentTable
 from mirrorlog.errors import BadBatch, IndexDoubtful
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.offline.bad_stretch import BadStretch, OnBad

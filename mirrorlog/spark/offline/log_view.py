@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from mirrorlog.commitlog.checkpoint import Checkpoint
-from mirrorlog.commitlog.damage import Range
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.log_directory import FILES, LogDirectory, SegmentFile, read_log_directory
+from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.errors import BadBatch, DiskFailed, IndexDoubtful, LogCorrupt
 from mirrorlog.spark.offline.bad_stretch import BadStretch
 from mirrorlog.spark.offline.known import TELLING, KnownQueues

@@ -23,15 +23,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorlog.commitlog.damage import Range
-from mirrorlog.commitlog.envelope import is_envelope
 from mirrorlog.commitlog.files import File
-from mirrorlog.commitlog.format import ALIGNMENT, HEADER_SIZE, BatchHeader, check_body, check_stamped
+from mirrorlog.commitlog.format.envelope import is_envelope
+from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, BatchHeader, check_body, check_stamped
+from mirrorlog.commitlog.format.rows import pack_row
+from mirrorlog.commitlog.index.table import SegmentTable, table_name
+from mirrorlog.commitlog.index.table_builder import build_table
 from mirrorlog.commitlog.log_directory import FILES
-from mirrorlog.commitlog.rows import pack_row
-from mirrorlog.commitlog.scan import BlockReader, Rules, find_batch
-from mirrorlog.commitlog.table import SegmentTable, table_name
-from mirrorlog.commitlog.table_builder import build_table
+from mirrorlog.commitlog.recovery.damage import Range
+from mirrorlog.commitlog.segments.scan import BlockReader, Rules, find_batch
 from mirrorlog.errors import BadBatch
 
 _LARGE_BATCH_BYTES: Final = 64 * 1024

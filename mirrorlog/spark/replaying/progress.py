@@ -19,11 +19,11 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from mirrorlog.client.consumed import ConsumedBatch, ConsumedRecord
+from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord
 from mirrorlog.client.sync import Client
 from mirrorlog.errors import OffsetOutOfRange, PositionLost
 from mirrorlog.spark.errors import ReplayUnknown
-from mirrorlog.wire.messages import Position, QueueInfo
+from mirrorlog.wire.messages.queues import Position, QueueInfo
 
 HEADER: Final = "mirrorlog-replay"
 

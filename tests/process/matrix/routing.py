@@ -8,8 +8,8 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError, Unroutable
+from mirrorlog.wire.auth.passwords import hashed
 from mirrorlog.wire.names import qualified
-from mirrorlog.wire.passwords import hashed
 from tests.process.matrix.world import World, ack_all, again, offsets, receive
 
 Headers = dict[str, bytes]

@@ -19,8 +19,9 @@ from mirrorlog.errors import (
     RequestTimeout,
 )
 from mirrorlog.testing import Cluster, Node
-from mirrorlog.wire.messages import GroupInfo, QueueInfo
-from mirrorlog.wire.passwords import hashed
+from mirrorlog.wire.auth.passwords import hashed
+from mirrorlog.wire.messages.groups import GroupInfo
+from mirrorlog.wire.messages.queues import QueueInfo
 
 ADMIN: Final = ("admin", "secret")
 SOON_S: Final = 20.0

@@ -14,7 +14,7 @@ import pytest
 
 from mirrorlog.spark.decode.ddl import parse_ddl
 from mirrorlog.spark.decode.decoded import REASON_MAX, Decoded
-from mirrorlog.spark.decode.json_decoder import FAST_ROWS_MIN, JsonDecoder
+from mirrorlog.spark.decode.json.decoder import FAST_ROWS_MIN, JsonDecoder
 from mirrorlog.spark.errors import BadSchema
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mirrorlog.spark.decode import widen
 from mirrorlog.spark.decode.ddl import parse_ddl
 from mirrorlog.spark.decode.decoded import Decoded
-from mirrorlog.spark.decode.json_decoder import JsonDecoder
+from mirrorlog.spark.decode.json.decoder import JsonDecoder
 
 FAST = parse_ddl(
     "a BIGINT, b STRING, c DOUBLE, f FLOAT, i TINYINT, t BOOLEAN, at TIMESTAMP, d DATE, n INT NOT NULL, "

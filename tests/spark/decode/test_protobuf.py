@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mirrorlog.spark.decode import Decoder, make_decoder, to_ddl, widen
-from mirrorlog.spark.decode.protobuf_schema import message_class
+from mirrorlog.spark.decode.protobuf.schema import message_class
 from mirrorlog.spark.errors import BadOption, BadSchema
 
 FLIGHT = """

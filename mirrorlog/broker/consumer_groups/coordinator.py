@@ -1,0 +1,426 @@
+"""The acking groups of a log that this node masters: what others ask of them, and when each is looked at. Thin:
+`queues.delivery` decides.
+
+What comes in a turn of the loop is gathered: settlements of a group are one change, confirms of a queue wake its groups
+once, and then everybody is given what is there. A group costs nothing while nobody takes from it, leases from it or
+waits in it: it is a ledger then, and there is a `Delivery` only from the first one to the last.
+
+Each thing that is done here has a file, with the state that it needs: which groups somebody takes from (`works`,
+`deliveries`), their changes in the log (`group_log`, `watermarks`, `settling`), who takes (`pushed`, `subscribing`,
+`leasing`) and what goes out to them (`deliver_frames`), what asks for an end (`ready_records`, `group_ends`) or is one
+by itself (`missing_records`, `expiry_looks`), and one look at a group (`pump`). They know each other in that order and
+no other; this puts them together, and is all that the rest of the node knows.
+
+Nothing is given before this mastership's first batch is confirmed, nor while this node is out of touch with the
+cluster: another one may be giving the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence, Set
+
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, LeaseNumbers, Work
+from mirrorlog.broker.consumer_groups.batch_reader import BatchReader
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries
+from mirrorlog.broker.consumer_groups.dispatch import DeliverFrames, Pump
+from mirrorlog.broker.consumer_groups.expiry import ExpiryLooks, MissingRecords
+from mirrorlog.broker.consumer_groups.forwarding import GroupForwarding
+from mirrorlog.broker.consumer_groups.group_changes import GroupEnds, ReadyRecords, Replacing
+from mirrorlog.broker.consumer_groups.group_log import GroupLog
+from mirrorlog.broker.consumer_groups.leases import Leasing
+from mirrorlog.broker.consumer_groups.push import PushedTable
+from mirrorlog.broker.consumer_groups.settlement import Respond, Settling, Watermarks
+from mirrorlog.broker.consumer_groups.subscriptions import Subscribing, Taking, leases_of, taking_of
+from mirrorlog.broker.log.clock import LogClock
+from mirrorlog.broker.log.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.ports import Receiver, Within
+from mirrorlog.broker.subscription_index import SubscriptionBook
+from mirrorlog.config import LimitSettings
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.queues.changes import Change
+from mirrorlog.queues.groups.table import OWN_GROUP
+from mirrorlog.queues.ranges import Range
+from mirrorlog.wire.frames import Settle
+from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeaseInfo, Redrive, SettleLease, Subscribe, Subscribed
+
+__all__ = ["Deliverer", "Respond"]
+
+
+class Deliverer:
+    """Of one mastership. `now`: the loop's clock in s; `begun`: whether its first batch is confirmed; `bytes_max`: of
+    batches in one frame, but for a larger one; `clock`: by which times to live and delays end."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        publisher: Publisher,
+        *,
+        limits: LimitSettings,
+        book: SubscriptionBook,
+        bytes_max: int,
+        begun: Callable[[], bool],
+        now: Callable[[], float],
+        clock: LogClock,
+    ) -> None:
+        self._replica = replica
+        self._publisher = publisher
+        self._begun = begun
+        self._now = now
+        self._log_clock = clock
+        self._due = False
+        reached = BatchReader(replica)
+        self._works = works = ActiveGroups(self._soon)
+        self._log = log = GroupLog(replica, publisher, works)
+        self._numbers = numbers = LeaseNumbers(lambda: replica.epochs.current)
+        self._departures = departures = GroupForwarding(replica)
+        self._deliveries = deliveries = Deliveries(
+            replica, works, log, reached=reached, leases=numbers, departures=departures, begun=begun, now=now
+        )
+        self._watermarks = watermarks = Watermarks(replica, works, log, deliveries)
+        self._pushed = pushed = PushedTable(book, deliveries)
+        self._settling = settling = Settling(
+            replica, publisher, works, log,
+            watermarks=watermarks, pushed=pushed, waiting_max=limits.max_waiting_confirms, now=now,
+        )  # fmt: skip
+        self._subscribing = subscribing = Subscribing(
+            publisher, works, log,
+            book=book, enter=lambda number, receiver: book.add(number, receiver, self),
+            deliveries=deliveries, pushed=pushed, settling=settling, limits=limits, clock=clock, now=now,
+        )  # fmt: skip
+        self._leasing = leasing = Leasing(
+            replica, publisher, works, log,
+            book=book, numbers=numbers, deliveries=deliveries, settling=settling, limits=limits, clock=clock, now=now,
+        )  # fmt: skip
+        self._ready = ReadyRecords(
+            replica, publisher, log, deliveries=deliveries, settling=settling, departures=departures
+        )
+        self._ends = GroupEnds(
+            replica, publisher, works,
+            deliveries=deliveries, pushed=pushed, settling=settling, leasing=leasing,
+            batch_bytes_max=limits.max_batch_bytes,
+        )  # fmt: skip
+        self._missing = missing = MissingRecords(replica, works, log, deliveries=deliveries, pushed=pushed)
+        self._expiries = ExpiryLooks(replica, works, deliveries=deliveries, clock=clock, soon=self._soon)
+        self._pump = Pump(
+            replica, works, log,
+            deliveries=deliveries, watermarks=watermarks, reached=reached, pushed=pushed, settling=settling,
+            subscribing=subscribing, leasing=leasing, missing=missing,
+            frames=DeliverFrames(replica, book, reached, bytes_max=bytes_max, now=now),
+            bytes_max=bytes_max, clock=clock, now=now,
+        )  # fmt: skip
+        self.on_pumped: Callable[[Set[int]], None] = lambda queue_ids: None
+        """Called at the end of a turn with the queues from whose own groups was given what could be."""
+        replica.on_confirmed.append(self._confirmed)
+
+    # --- subscriptions ---
+
+    def subscribe(self, message: Subscribe, queue_id: int, receiver: Receiver) -> Subscribed:
+        """From here on it is given records. Raises BadRequest, ExclusiveTaken, Overloaded, LimitReached, or why the
+        group cannot be made."""
+        facts = self._subscribing.begin(message, queue_id, receiver)
+        return Subscribed(
+            subscription=facts.number,
+            log_id=str(self._replica.log_id),
+            epoch=self._replica.epochs.current,
+            queue_id=queue_id,
+            prefetch_records=facts.prefetch_records,
+            prefetch_bytes=facts.prefetch_bytes,
+        )
+
+    def unsubscribe(self, number: int) -> None:
+        """It is given nothing more; what it has it may settle. Raises NoSuchSubscription."""
+        self._subscribing.close(number)
+
+    def writable(self, number: int) -> None:
+        """Its connection takes more."""
+        self._subscribing.writable(number)
+
+    def held(self, number: int) -> None:
+        """Its connection takes no more; `writable` follows."""
+        self._subscribing.held(number)
+
+    def gone(self, number: int) -> None:
+        """Its connection is no more: what it had is given to others."""
+        if (pushed := self._pushed.get(number)) is not None:
+            self._subscribing.end(number, pushed, None)
+
+    def end_refused(self, refused: Callable[[Receiver, int], MirrorlogError | None]) -> None:
+        """End the subscriptions and waits for leases of those who may not read their queue any more: `refused` says
+        why, of a connection and a queue's id."""
+        for number, pushed in self._pushed.items():
+            if (error := refused(pushed.receiver, pushed.work.key[0])) is not None:
+                self._subscribing.end(number, pushed, error)
+        for number, waiter in self._leasing.waiters():
+            if (error := refused(waiter.receiver, waiter.work.key[0])) is not None:
+                self._leasing.leave(number).respond(error)
+
+    def forget(self, receiver: Receiver) -> None:
+        """A connection is no more: it waits for no lease."""
+        for number, waiter in self._leasing.waiters():
+            if waiter.receiver is receiver:
+                self._leasing.leave(number)
+
+    def settle(self, settle: Settle, ranges: Sequence[int], receiver: Receiver, correlation_id: int) -> None:
+        """Answered with SETTLED when so many copies have it, or SettledOtherwise when they have what some of it is
+        contrary to. Raises BadRequest, NotGranted, NoSuchSubscription or Overloaded: then nothing of it counts."""
+        self._subscribing.settle(settle, ranges, receiver, correlation_id)
+
+    def queue_of(self, number: int) -> int:
+        """The id of the queue that a subscription takes from."""
+        return self._pushed[number].work.key[0]
+
+    def settle_within(self, settle: Settle, ranges: Sequence[int], *, whole: bool = False) -> Within:
+        """Check a settlement that is to be logged by somebody else, with other things; nothing of it counts before
+        `logged_within`, in the same step of the loop. Raises as `settle`, SettledOtherwise, and NotGranted for what
+        somebody else has; `whole`: also for what is settled already, or something else would count beside it once
+        more."""
+        return Within(self, *self._subscribing.settle_within(settle, ranges, whole=whole))
+
+    def logged_within(self, within: Within) -> None:
+        """Its changes are in the log."""
+        assert isinstance(within.work, Work)  # `settle_within` has made it
+        self._subscribing.logged_within(within.work, within.settlement)
+
+    # --- leases ---
+
+    def lease(self, message: Lease, queue_id: int, receiver: Receiver, respond: Respond) -> None:
+        """Answered with Leases, confirmed, or with none. Raises BadRequest, ExclusiveTaken, Overloaded or
+        LimitReached."""
+        self._leasing.lease(message, queue_id, receiver, respond)
+
+    def settle_lease(self, message: SettleLease, queue_id: int, respond: Respond) -> None:
+        """Answered with LeasesSettled at its level, or SettledOtherwise at that. Raises BadRequest."""
+        self._leasing.settle(message, queue_id, respond)
+
+    def extend_lease(self, message: ExtendLease, queue_id: int, respond: Respond) -> None:
+        """Answered with LeasesSettled once it is confirmed. Raises BadRequest or NotGranted."""
+        self._leasing.extend(message, queue_id, respond)
+
+    @property
+    def last_lease(self) -> int:
+        """The highest number that was given to a lease in this mastership; below all that will be."""
+        return self._numbers.last
+
+    # --- records that end, or leave ---
+
+    def purge(self, queue_id: int, group: str, respond: Respond) -> None:
+        """Settle what is in nobody's hands. Answered with Purged once that is confirmed. Raises MirrorlogError: then
+        nothing was changed."""
+        self._ready.purge(queue_id, group, respond)
+
+    def redrive(self, message: Redrive, queue_id: int, respond: Respond) -> None:
+        """Have ready records of the queue's own group leave. Answered with Redriven once it is confirmed that they do.
+        Raises MirrorlogError: then none does."""
+        self._ready.redrive(message, queue_id, respond)
+
+    def die(self, queue_id: int, group: str, ranges: Sequence[Range], why: str) -> list[Change]:
+        """The changes by which records of a group end that nobody has acknowledged: they are settled, or leave."""
+        return self._departures.die(queue_id, group, ranges, why)
+
+    def departing(self, queue_id: int, group: str) -> int:
+        """How many records of a group leave for other queues."""
+        return self._departures.departing(queue_id, group)
+
+    def holding(self, queue_id: int, group: str, ranges: Sequence[Range]) -> Change:
+        """The change by which records that were to leave, and cannot, are held."""
+        return self._departures.holding(queue_id, group, ranges)
+
+    def stayed(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:
+        """Records that were to leave are free again; that is appended."""
+        if (work := self._works.get((queue_id, group))) is not None:
+            work.delivery.stayed(ranges)
+            self._works.wake(work)
+
+    def dropped(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:
+        """What was in nobody's hands in a group was settled by others, or leaves; that is appended."""
+        if (work := self._works.get((queue_id, group))) is not None:
+            work.delivery.left(ranges)
+            self._deliveries.drop_if_idle(work)
+
+    # --- groups ---
+
+    def delete_group(self, queue_id: int, group: str, respond: Respond) -> None:
+        """Forget it, of either kind, whoever is subscribed. Answered with Done once that is confirmed. Raises
+        NoSuchGroup, or MirrorlogError: then nothing was changed."""
+        self._ends.delete(queue_id, group, respond)
+
+    def replace(
+        self, queue_id: int, changes: Sequence[Replacing], what: str, done: Callable[[MirrorlogError | None], None]
+    ) -> None:
+        """Log what ends, or makes anew, some groups of a queue, all or none: who takes from one, or waits for a lease
+        of it, is told that it was `what`, and whatever he has of it is nobody's. `done`: once it is confirmed. Raises
+        MirrorlogError: then nothing was changed."""
+        self._ends.replace(queue_id, changes, what, done)
+
+    def settle_gathered(self, queue_id: int, groups: Iterable[str]) -> None:
+        """What was asked of these groups is logged: it comes before whatever is to be decided now."""
+        self._ends.settle_gathered(queue_id, groups)
+
+    def pump_soon(self, queue_id: int, group: str) -> bool:
+        """Whether somebody may have room for records of the group; then he is given them soon, see `on_pumped`."""
+        if (work := self._works.get((queue_id, group))) is None:
+            return False
+        self._works.wake(work)
+        return True
+
+    def served(self, queue_id: int, group: str, watermark: int | None) -> tuple[bool, int]:
+        """Whether everybody who had room when `watermark` was asked for has been given what there is, behind a pump;
+        else the watermark to ask again with, at the next one. Who gets room meanwhile is not waited for: he always
+        would be, under traffic."""
+        if (work := self._works.get((queue_id, group))) is None:
+            return True, 0
+        watermark = work.delivery.watermark if watermark is None else watermark
+        return not work.refused and work.delivery.served(watermark), watermark
+
+    def taken(self, queue_id: int, group: str) -> str:
+        """Who takes from an acking group now, in words; empty when nobody does and nobody has anything of it."""
+        ledger, work = self._replica.groups.find(queue_id, group), self._works.get((queue_id, group))
+        counts = {
+            "subscribed": work.delivery.subscribers if work is not None else 0,
+            "waiting for leases": work.delivery.waiting if work is not None else 0,
+            "records in hand": ledger.out - self.held_back(queue_id, group),
+            "records leased": ledger.leased - self.departing(queue_id, group),
+        }
+        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+    def held_back(self, queue_id: int, group: str) -> int:
+        """How many of its records that are out are in nobody's hands: they wait for their time, or are too old."""
+        work = self._works.get((queue_id, group))
+        return work.delivery.held_back if work is not None else 0
+
+    def subscribers(self, queue_id: int, group: str) -> int:
+        """How many there are now."""
+        work = self._works.get((queue_id, group))
+        return work.delivery.subscribers if work is not None else 0
+
+    def taking(self, queue_id: int, group: str) -> Taking:
+        """Who takes from it now, and what holds them up."""
+        work = self._works.get((queue_id, group))
+        if work is None:
+            return Taking()
+        return taking_of(
+            work.delivery.takers,
+            waiting=work.delivery.waiting,
+            alone=work.delivery.alone,
+            due_at=work.delivery.due_at,
+            now=self._now(),
+            peer=self._pushed.peer,
+        )
+
+    def leases(self, queue_id: int, group: str) -> tuple[LeaseInfo, ...]:
+        """Those of a group that run, some of them."""
+        ledger, work = self._replica.groups.get(queue_id, group), self._works.get((queue_id, group))
+        if ledger is None:
+            return ()
+        return leases_of(ledger, ends_at=work.delivery.lease_ends_at if work else lambda lease: None, now=self._now())
+
+    # --- queues ---
+
+    def takers(self, queue_id: int) -> int:
+        """How many are subscribed to groups of a queue, or wait for leases from them."""
+        return sum(each.delivery.subscribers + each.delivery.waiting for each in self._works.of_queue(queue_id))
+
+    def flush_queue(self, queue_id: int) -> None:
+        """Log what was settled in groups of a queue: nothing of it may come behind the queue's end."""
+        for work in self._works.of_queue(queue_id):
+            self._settling.flush(work)
+
+    def end_queue(self, queue_id: int, error: MirrorlogError) -> None:
+        """A queue is there no more; all who take from it, or wait, are told `error`."""
+        self._ends.end_queue(queue_id, error)
+        self._expiries.forget(queue_id)
+
+    # --- the life of the mastership ---
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first batch is confirmed."""
+        return self._begun()
+
+    def begin(self, *, leapt: bool = False) -> None:
+        """What the master before left waiting waits on: delays and leases begin anew. When the epoch's first batch is
+        appended, and no record of it. `leapt`: confirmed records may be lost, and watermarks with them."""
+        self._deliveries.begin(leapt=leapt)
+        self._expiries.begin()
+
+    def tick(self, now: float) -> None:
+        """Time passes (s, the loop's clock)."""
+        if not self._due:  # else the turn that is coming ends them, once it has looked at what they wait for
+            self._leasing.end_waits(now)
+        if not self._gives:
+            return
+        due = self._works.come(now)
+        if self._log_clock.leapt():
+            self._works.wake_all()
+        # First all of them: one whose changes are refused is due again at once, which is at the next tick.
+        for key in due:
+            if (work := self._works.start(key, now)) is not None:
+                self._pump.look_at_times(work, now)
+        self._works.try_again()
+        self._missing.settle_gaps()
+        if self._works.awake or self._expiries.due:
+            self._soon()
+
+    def hand_over(self) -> None:
+        """Nothing is given from here on; the next master shall know exactly what was."""
+        if self._log.stopped:
+            return
+        for work in self._works.all():
+            self._settling.flush(work)
+            self._deliveries.log_exactly(work)
+        self._log.stopped = True
+
+    def fence(self, elsewhere: ElsewhereLog) -> None:
+        """Another one may be the master: all who take or wait here are sent `elsewhere`."""
+        self._log.stopped = True
+        self._replica.on_confirmed.remove(self._confirmed)
+        for work in self._works.all():
+            for asked in work.gathered.asked:
+                asked.done(elsewhere.refusal())
+        for number, pushed in self._pushed.items():
+            self._pushed.end(number, pushed.receiver, elsewhere.refusal())
+        for number, _ in self._leasing.waiters():
+            self._leasing.refuse(number, elsewhere.refusal())
+        for work in self._works.all():
+            if (ledger := self._replica.groups.get(*work.key)) is not None:
+                ledger.drop_volatile()
+        self._works.clear()
+
+    # --- inside ---
+
+    @property
+    def _gives(self) -> bool:
+        """Whether it may give anything; if not now, a confirm or a tick comes back to it."""
+        return not self._log.stopped and self._begun() and not self._publisher.cut_off
+
+    def _confirmed(self, gained: Set[int]) -> None:
+        """More is confirmed. Only noted: this may come in the middle of an append of this log."""
+        self._watermarks.note_confirmed()
+        self._works.gained(gained)
+        self._expiries.gained(gained)
+        if self._works.awake or self._expiries.unlooked:
+            self._soon()
+
+    def _soon(self) -> None:
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        """Once in a turn of the loop, when anything has happened."""
+        self._due = False
+        if not self._gives:
+            return
+        self._expiries.look()
+        works = self._works.awakened()
+        for work in works:
+            self._settling.flush(work)
+        for work in works:
+            if self._works.has(work):
+                self._pump.pump_safely(work)
+            if self._works.has(work) and not work.refused and work.delivery.due_at <= self._now():
+                self._works.wake(work)
+        self._leasing.end_waits(self._now())
+        self.on_pumped({work.key[0] for work in works if work.key[1] == OWN_GROUP})

@@ -1,0 +1,176 @@
+"""How groups end, or are made anew, whoever takes from them: one is deleted or reset, or its queue is gone. Thin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Key, Work
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries
+from mirrorlog.broker.consumer_groups.forwarding import GroupForwarding
+from mirrorlog.broker.consumer_groups.group_log import GroupLog
+from mirrorlog.broker.consumer_groups.leases import Leasing
+from mirrorlog.broker.consumer_groups.push import PushedTable
+from mirrorlog.broker.consumer_groups.settlement import Respond, Settling
+from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.errors import BadRequest, MirrorlogError, OutcomeUnknown, SubscriptionCancelled
+from mirrorlog.ha.progress import ALL_MEMBERS
+from mirrorlog.queues.changes import Change, GroupDeleted, GroupReset, PositionCommitted, Settled, encode_changes
+from mirrorlog.queues.groups.table import OWN_GROUP, no_such_group
+from mirrorlog.queues.ranges import Range
+from mirrorlog.wire.messages.groups import Purged, Redrive, Redriven
+from mirrorlog.wire.messages.queues import Done
+
+Replacing = GroupReset | GroupDeleted | PositionCommitted
+
+
+class GroupEnds:
+    """Of the groups of one log. `batch_bytes_max`: changes of groups that end together fit into one batch."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        publisher: Publisher,
+        works: ActiveGroups,
+        *,
+        deliveries: Deliveries,
+        pushed: PushedTable,
+        settling: Settling,
+        leasing: Leasing,
+        batch_bytes_max: int,
+    ) -> None:
+        self._replica = replica
+        self._publisher = publisher
+        self._works = works
+        self._deliveries = deliveries
+        self._pushed = pushed
+        self._settling = settling
+        self._leasing = leasing
+        self._batch_bytes_max = batch_bytes_max
+
+    def delete(self, queue_id: int, group: str, respond: Respond) -> None:
+        """See `Deliverer.delete_group`."""
+        streams = self._replica.queues.find_id(queue_id).newest
+        if self._replica.groups.get(queue_id, group) is None and group not in streams:
+            raise no_such_group(group)
+        self.replace(queue_id, [GroupDeleted(group=group)], "deleted", lambda error: respond(error or Done()))
+
+    def replace(
+        self, queue_id: int, changes: Sequence[Replacing], what: str, done: Callable[[MirrorlogError | None], None]
+    ) -> None:
+        """See `Deliverer.replace`."""
+        groups = [change.group for change in changes]
+        batch = encode_changes(changes, queue_id=queue_id)
+        if len(batch) > self._batch_bytes_max:
+            raise BadRequest(
+                f"{len(groups)} groups at once do not fit into a batch (limits.max_batch_bytes); name fewer"
+            )
+        self.settle_gathered(queue_id, groups)
+        end = self._publisher.append_settlement(batch)
+        for group in groups:
+            work = self._works.get((queue_id, group))
+            if work is not None:
+                self._cancel(work, SubscriptionCancelled(f"group {group!r} was {what}"))
+            self._deliveries.forget_group((queue_id, group))
+        self._publisher.wait_at(end, ALL_MEMBERS, done)
+
+    def settle_gathered(self, queue_id: int, groups: Iterable[str]) -> None:
+        """What was asked of these groups is logged: it comes before whatever is to be decided now."""
+        works = (self._works.get((queue_id, group)) for group in groups)
+        for work in [each for each in works if each is not None]:
+            self._settling.flush(work)
+
+    def end_queue(self, queue_id: int, error: MirrorlogError) -> None:
+        """It is there no more; all who take from it, or wait, are told `error`."""
+        for work in self._works.of_queue(queue_id):
+            self._cancel(work, error)
+        self._deliveries.forget_queue(queue_id)
+
+    def _cancel(self, work: Work, error: MirrorlogError) -> None:
+        """The group is gone, and with it all who take from it."""
+        for number in work.delivery.numbers:
+            if (pushed := self._pushed.get(number)) is not None:
+                self._pushed.end(number, pushed.receiver, error)
+            self._leasing.refuse(number, error)
+        self._works.remove(work)
+
+
+# What becomes of records that are in nobody's hands because somebody asks for it: they are purged, or leave for other
+# queues. Thin: `queues.delivery` says which these are.
+
+
+class ReadyRecords:
+    """Of the groups of one log."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        publisher: Publisher,
+        log: GroupLog,
+        *,
+        deliveries: Deliveries,
+        settling: Settling,
+        departures: GroupForwarding,
+    ) -> None:
+        self._replica = replica
+        self._publisher = publisher
+        self._log = log
+        self._deliveries = deliveries
+        self._settling = settling
+        self._departures = departures
+
+    def purge(self, queue_id: int, group: str, respond: Respond) -> None:
+        """See `Deliverer.purge`."""
+        work = self._deliveries.of((queue_id, group))
+        self._purge(work, self._replica.index.next_confirmed(queue_id), 0, 0, respond)
+
+    def redrive(self, message: Redrive, queue_id: int, respond: Respond) -> None:
+        """See `Deliverer.redrive`."""
+        self._departures.check_room(queue_id, message.to)
+        work = self._deliveries.of((queue_id, OWN_GROUP))
+        self._settling.flush(work)
+        try:
+            ready = work.delivery.ready(self._replica.index.next_confirmed(queue_id), message.records_max)
+            self._have_leave(work, ready, message.to)
+        finally:
+            self._deliveries.drop_if_idle(work)
+        done = Redriven(records=sum(until - first for first, until in ready))
+        self._publisher.wait_at(self._log.end, ALL_MEMBERS, lambda error: respond(error or done))
+
+    # --- inside ---
+
+    def _purge(self, work: Work, until: int, since: int, records: int, respond: Respond) -> None:
+        """From the queue offset `since` on, behind `records` that were settled; the rest in turns to come."""
+        self._settling.flush(work)
+        change = work.delivery.purge(until, since)
+        end = self._log_purge(work, change)
+        if change is None:
+            done = Purged(records=records)
+            self._publisher.wait_at(end, ALL_MEMBERS, lambda error: respond(error or done))
+            return
+        records += sum(change.ranges[1::2]) - sum(change.ranges[::2])
+        asyncio.get_running_loop().call_soon(self._purge_on, work.key, until, change.ranges[-1], records, respond)
+
+    def _log_purge(self, work: Work, change: Settled | None) -> int:
+        """Where it ends in the log. Raises MirrorlogError: what is logged of it counts."""
+        logged = list[Change]()
+        try:
+            return self._log.append(work.key[0], [change], logged) if change is not None else self._log.end
+        finally:
+            for part in logged:
+                if isinstance(part, Settled):
+                    work.delivery.purge_done(part)
+            self._deliveries.drop_if_idle(work)
+
+    def _purge_on(self, key: Key, until: int, since: int, records: int, respond: Respond) -> None:
+        try:
+            self._purge(self._deliveries.of(key), until, since, records, respond)
+        except MirrorlogError as error:
+            respond(OutcomeUnknown(f"{records} records were purged, and the rest was not: {error}"))
+
+    def _have_leave(self, work: Work, ready: list[Range], to: str) -> None:
+        if ready:
+            change = self._departures.redriven(work.key[0], ready, to)
+            self._log.append(work.key[0], [change])
+            work.delivery.left(ready)

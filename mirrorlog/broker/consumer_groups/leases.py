@@ -1,0 +1,245 @@
+"""Who waits for a lease, who is given one, and what holders say of theirs. Thin: `queues.delivery` decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
+
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Asked, LeaseNumbers, Work
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries
+from mirrorlog.broker.consumer_groups.group_log import GroupLog
+from mirrorlog.broker.consumer_groups.settlement import Respond, Settling, check_settle
+from mirrorlog.broker.log.clock import LogClock
+from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.ports import Receiver
+from mirrorlog.broker.subscription_index import SubscriptionBook
+from mirrorlog.config import LimitSettings
+from mirrorlog.errors import BadRequest, LimitReached, MirrorlogError, NotGranted, Overloaded
+from mirrorlog.ha.progress import ALL_MEMBERS
+from mirrorlog.queues.changes import Change, Leased
+from mirrorlog.queues.delivery.group import Given, LeaseWish, Receipt
+from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeasedRange, Leases, LeasesSettled, SettleLease
+
+LEASE_MS_MAX: Final = 366 * 24 * 3600 * 1000
+WAIT_MS_MAX: Final = 60_000
+
+_HOLDER_CHARS_MAX: Final = 255
+_SPARE: Final = 64
+
+
+class Waiter(NamedTuple):
+    """Who waits for a lease."""
+
+    work: Work
+    respond: Respond
+    receiver: Receiver
+
+
+class Leasing:
+    """Of the groups of one log. `clock`: by which times to live end; `now`: the loop's clock in s."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        publisher: Publisher,
+        works: ActiveGroups,
+        log: GroupLog,
+        *,
+        book: SubscriptionBook,
+        numbers: LeaseNumbers,
+        deliveries: Deliveries,
+        settling: Settling,
+        limits: LimitSettings,
+        clock: LogClock,
+        now: Callable[[], float],
+    ) -> None:
+        self._replica = replica
+        self._publisher = publisher
+        self._works = works
+        self._log = log
+        self._book = book
+        self._numbers = numbers
+        self._deliveries = deliveries
+        self._settling = settling
+        self._limits = limits
+        self._clock = clock
+        self._now = now
+        self._waiters: dict[int, Waiter] = {}
+        self._waits: list[tuple[float, int]] = []
+
+    # --- waiting ---
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiters)
+
+    def waits(self, number: int) -> bool:
+        return number in self._waiters
+
+    def waiters(self) -> list[tuple[int, Waiter]]:
+        return list(self._waiters.items())
+
+    def lease(self, message: Lease, queue_id: int, receiver: Receiver, respond: Respond) -> None:
+        """See `Deliverer.lease`."""
+        self._check(message)
+        work = self._deliveries.of((queue_id, message.group), make=True)
+        number = self._book.next_wait()
+        try:
+            work.delivery.clock(self._now(), self._clock())
+            work.delivery.lease(LeaseWish(number, message.holder, message.records_max, message.lease_ms))
+        except MirrorlogError:
+            self._deliveries.drop_if_idle(work)
+            raise
+        self._waiters[number] = Waiter(work, respond, receiver)
+        heappush(self._waits, (self._now() + min(message.wait_ms, WAIT_MS_MAX) / 1000, number))
+        if len(self._waits) > 2 * len(self._waiters) + _SPARE:
+            self._waits = [each for each in self._waits if each[1] in self._waiters]
+            heapify(self._waits)
+        self._works.wake(work)
+
+    def refuse(self, number: int, error: MirrorlogError) -> None:
+        """Whoever waits under this number, if anybody does, is told that it is in vain."""
+        if (waiter := self._waiters.pop(number, None)) is not None:
+            waiter.respond(error)
+
+    def leave(self, number: int) -> Waiter:
+        """He waits no more, and is told nothing yet."""
+        waiter = self._waiters.pop(number)
+        waiter.work.delivery.gone(number)
+        self._deliveries.drop_if_idle(waiter.work)
+        return waiter
+
+    def end_waits(self, now: float) -> None:
+        """Who has waited for a lease long enough is told that there is none."""
+        while self._waits and self._waits[0][0] <= now:
+            _, number = heappop(self._waits)
+            if number in self._waiters:
+                queue_id = self._waiters[number].work.key[0]
+                self.leave(number).respond(self._answer(queue_id, []))
+
+    def lend(self, work: Work, given: Given, end: int) -> None:
+        """Answer who waited. `end`: where the change ends in the log by which he was given these."""
+        waiter = self._waiters.pop(given.number)
+        change = given.change
+        assert isinstance(change, Leased)
+        work.delivery.lease_began(change.lease, change.lease_ms, self._now())
+        queue_id = work.key[0]
+        self._replica.counters.queue(queue_id).granted(given.grants, self._now())
+        leased = [
+            LeasedRange(
+                first=each.first,
+                next=each.next,
+                lease=change.lease,
+                redelivered=each.redelivered,
+                attempts=each.attempts,
+            )
+            for each in given.grants
+        ]
+        answer = self._answer(queue_id, leased)
+        self._publisher.wait_at(end, ALL_MEMBERS, lambda error: waiter.respond(error or answer))
+
+    # --- what holders say ---
+
+    def settle(self, message: SettleLease, queue_id: int, respond: Respond) -> None:
+        """See `Deliverer.settle_lease`."""
+        copies = self._publisher.copies_for(message.level)
+        check_settle(message.how, message.delay_ms)
+        work = self._deliveries.of((queue_id, message.group))
+        end = self._replica.index.next_confirmed(queue_id)
+        try:
+            receipts = self._receipts(message.receipts, end, BadRequest)
+            if work.gathered.meets(border for each in receipts for border in each[:2]):
+                self._settling.flush(work)
+            settlement = work.delivery.settle_leased(receipts, message.how, message.delay_ms, end=end)
+        except MirrorlogError:
+            self._deliveries.drop_if_idle(work)
+            raise
+        answer = LeasesSettled(records=settlement.records)
+        self._settling.gather(
+            work, Asked(settlement, copies, lambda error: respond(error or settlement.refusal or answer))
+        )
+
+    def extend(self, message: ExtendLease, queue_id: int, respond: Respond) -> None:
+        """See `Deliverer.extend_lease`."""
+        _check_lease_ms(message.lease_ms)
+        work = self._deliveries.of((queue_id, message.group))
+        self._settling.flush(work)
+        logged = list[Change]()
+        try:
+            receipts = self._receipts(message.receipts, self._replica.index.next_confirmed(queue_id), NotGranted)
+            end = self._log.append(queue_id, work.delivery.extend_leased(receipts, message.lease_ms), logged)
+        finally:  # a part of many leases may be logged, and the rest refused
+            for change in logged:
+                if isinstance(change, Leased):
+                    work.delivery.lease_began(change.lease, change.lease_ms, self._now())
+            self._works.plan(work)
+            self._deliveries.drop_if_idle(work)
+        records = sum(each.until - each.first for each in receipts)
+        done = LeasesSettled(records=records)
+        self._publisher.wait_at(end, ALL_MEMBERS, lambda error: respond(error or done))
+
+    # --- inside ---
+
+    def _answer(self, queue_id: int, leased: list[LeasedRange]) -> Leases:
+        return Leases(
+            log_id=str(self._replica.log_id),
+            epoch=self._replica.epochs.current,
+            queue_id=queue_id,
+            next=self._replica.index.next_confirmed(queue_id),
+            leased=leased,
+        )
+
+    def _check(self, message: Lease) -> None:
+        """Raises BadRequest, Overloaded or LimitReached."""
+        _check_lease_ms(message.lease_ms)
+        _check_holder(message.holder)
+        if not 1 <= message.records_max <= self._limits.max_unsettled_records:
+            raise BadRequest(
+                f"records_max {message.records_max} is not within 1 and {self._limits.max_unsettled_records} "
+                "(limits.max_unsettled_records)"
+            )
+        if len(self._waiters) >= self._limits.max_waiting_fetches:
+            raise Overloaded(
+                f"{len(self._waiters)} wait for leases (limits.max_waiting_fetches)", limit="max_waiting_fetches"
+            )
+        if self._numbers.full:
+            raise LimitReached("this mastership has given 2^32 leases; let another node master the log")
+
+    def _receipts(
+        self, told: Sequence[LeasedRange], end: int, never: type[BadRequest] | type[NotGranted]
+    ) -> list[Receipt]:
+        """Bounded by what there is, before anything else is asked of them. Raises BadRequest, or `never` for records
+        from `end` on."""
+        if not 1 <= len(told) <= self._limits.max_ranges_per_settle:
+            raise BadRequest(
+                f"{len(told)} receipts are not within 1 and {self._limits.max_ranges_per_settle} "
+                "(limits.max_ranges_per_settle)"
+            )
+        receipts = [Receipt(each.first, each.next, each.lease) for each in told]
+        twice = reached = 0
+        for first, until, _ in sorted(receipts):
+            if not 0 <= first < until < 1 << 63:
+                raise BadRequest(f"a receipt of records {first} to {until} is none")
+            if until > end:
+                raise never(f"records {first} to {until} were never leased", first=first, next=until)
+            twice += max(0, min(reached, until) - first)
+            reached = max(reached, until)
+        if twice > self._limits.max_unsettled_records:
+            raise BadRequest(
+                f"these receipts name {twice} records more than once, above {self._limits.max_unsettled_records} "
+                "(limits.max_unsettled_records); send several"
+            )
+        return receipts
+
+
+def _check_lease_ms(lease_ms: int) -> None:
+    if not 1 <= lease_ms <= LEASE_MS_MAX:
+        raise BadRequest(f"lease_ms {lease_ms} is not within 1 and {LEASE_MS_MAX}")
+
+
+def _check_holder(holder: str) -> None:
+    if len(holder) > _HOLDER_CHARS_MAX:
+        raise BadRequest(f"a lease's holder has at most {_HOLDER_CHARS_MAX} characters")

@@ -1,0 +1,291 @@
+"""What subscribers do: they come and go, take more or no more, and say what is to become of what they have. Thin:
+`queues.delivery` decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from typing import Final
+
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Asked, Work
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries
+from mirrorlog.broker.consumer_groups.group_log import GroupLog
+from mirrorlog.broker.consumer_groups.push import Pushed, PushedTable, Unread
+from mirrorlog.broker.consumer_groups.settlement import Settling, check_settle
+from mirrorlog.broker.log.clock import LogClock
+from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.ports import Receiver
+from mirrorlog.broker.subscription_index import SubscriptionBook
+from mirrorlog.config import LimitSettings
+from mirrorlog.errors import BadRequest, MirrorlogError, NotGranted
+from mirrorlog.queues.changes import Change
+from mirrorlog.queues.dead_letters.forwarding import NUMBERS
+from mirrorlog.queues.delivery.group import Settlement
+from mirrorlog.queues.delivery.subscribers import Subscriber, Subscription
+from mirrorlog.queues.groups.ledger import Ledger
+from mirrorlog.wire.frames import SETTLE_AGAIN, How, Settle, settled_frame
+from mirrorlog.wire.messages.groups import ConsumerInfo, LeaseInfo, Subscribe
+
+NAME_CHARS_MAX: Final = 255
+
+
+class Subscribing:
+    """`enter`: has the book know that this log serves a subscription, and may raise Overloaded; `clock`: by which times
+    to live end; `now`: the loop's clock in s."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        works: ActiveGroups,
+        log: GroupLog,
+        *,
+        book: SubscriptionBook,
+        enter: Callable[[int, Receiver], None],
+        deliveries: Deliveries,
+        pushed: PushedTable,
+        settling: Settling,
+        limits: LimitSettings,
+        clock: LogClock,
+        now: Callable[[], float],
+    ) -> None:
+        self._publisher = publisher
+        self._works = works
+        self._log = log
+        self._book = book
+        self._enter = enter
+        self._deliveries = deliveries
+        self._pushed = pushed
+        self._settling = settling
+        self._limits = limits
+        self._clock = clock
+        self._now = now
+
+    # --- coming and going ---
+
+    def begin(self, message: Subscribe, queue_id: int, receiver: Receiver) -> Subscription:
+        """See `Deliverer.subscribe`."""
+        facts = self._facts(message)
+        work = self._deliveries.of((queue_id, message.group), make=message.create)
+        try:
+            self._enter(facts.number, receiver)
+            work.delivery.clock(self._now(), self._clock())
+            work.delivery.subscribe(facts)
+        except MirrorlogError:
+            self._book.remove(facts.number)
+            self._deliveries.drop_if_idle(work)
+            raise
+        # What is settled as it is sent is in nobody's hands.
+        unread = Unread(facts.prefetch_records, facts.prefetch_bytes) if facts.auto_ack else None
+        pushed = Pushed(work, receiver, unread=unread)
+        self._pushed.add(facts.number, pushed)
+        work.delivery.hold(facts.number, pushed.held)
+        self._works.wake(work)
+        return facts
+
+    def close(self, number: int) -> None:
+        """It is given nothing more; what it has it may settle. Raises NoSuchSubscription."""
+        work = self._pushed[number].work
+        work.delivery.unsubscribe(number)
+        self._pushed.forget_if_done(number, work)
+
+    def end(self, number: int, pushed: Pushed, error: MirrorlogError | None) -> None:
+        """A subscription ends, by `error` or because its connection is gone; what it had is given to others."""
+        work = pushed.work
+        self._settling.flush(work)
+        self.left(work, work.delivery.gone(number))
+        self._pushed.end(number, pushed.receiver, error)
+        self._works.wake(work)
+        self._deliveries.drop_if_idle(work)
+
+    def left(self, work: Work, changes: list[Change]) -> None:
+        """A part of what somebody had who is gone."""
+        if changes and (self._log.stopped or self._log.append_if_possible(work, changes) is None):
+            work.delivery.not_counted(changes)
+
+    def writable(self, number: int) -> None:
+        """Its connection takes more."""
+        pushed = self._pushed.get(number)
+        if pushed is not None:
+            pushed.work.delivery.hold(number, pushed.held)
+            self._works.wake(pushed.work)
+
+    def held(self, number: int) -> None:
+        """Its connection takes no more; `writable` follows."""
+        pushed = self._pushed.get(number)
+        if pushed is not None:
+            pushed.work.delivery.hold(number, True)
+
+    # --- settling ---
+
+    def settle(self, settle: Settle, ranges: Sequence[int], receiver: Receiver, correlation_id: int) -> None:
+        """See `Deliverer.settle`."""
+        copies = self._publisher.copies_for(settle.level)
+        self._check(settle)
+        pushed = self._pushed[settle.subscription]
+        if pushed.unread is not None:
+            pushed.unread.taken(sum(ranges[1::2]) - sum(ranges[::2]))
+            self.writable(settle.subscription)
+            receiver.answer(settled_frame(0, correlation_id))
+            return
+        work = pushed.work
+        if work.gathered.asked:
+            self._flush_if_met(work, ranges)
+        again = bool(settle.flags & SETTLE_AGAIN)
+        settlement = work.delivery.settle(
+            settle.subscription, settle.epoch, settle.how, ranges, settle.delay_ms, again=again
+        )
+
+        def done(error: MirrorlogError | None) -> None:
+            if (wrong := error or settlement.refusal) is not None:
+                receiver.refuse(wrong, correlation_id)
+            else:
+                told = settlement.records, correlation_id, settlement.passed_over, settlement.elsewhere
+                receiver.answer(settled_frame(*told))
+
+        self._settling.gather(work, Asked(settlement, copies, done))
+
+    def settle_within(self, settle: Settle, ranges: Sequence[int], *, whole: bool) -> tuple[Work, Settlement]:
+        """See `Deliverer.settle_within`."""
+        work = self._pushed[settle.subscription].work
+        self._flush_if_met(work, ranges)
+        again = bool(settle.flags & SETTLE_AGAIN)
+        number, epoch = settle.subscription, settle.epoch
+        settlement = judged = work.delivery.settle(number, epoch, settle.how, ranges, settle.delay_ms, again=again)
+        if settle.how == How.RETURN and not settlement.ranges:
+            # They went back with a former session. That is as asked, if they could still be settled from there.
+            judged = work.delivery.settle(number, epoch, How.ACK, ranges, again=again)
+        if (contrary := settlement.refusal) is not None:
+            raise contrary
+        if judged.passed_over:
+            raise NotGranted(f"{judged.passed_over} of the records are in somebody else's hands by now")
+        missed = sum(ranges[1::2]) - sum(ranges[::2]) - judged.records
+        if whole and missed:
+            raise NotGranted(f"{missed} of the records are settled already, and not by this transaction")
+        return work, settlement
+
+    def logged_within(self, work: Work, settlement: Settlement) -> None:
+        """See `Deliverer.logged_within`."""
+        self._settling.settled(work, settlement, self._now())
+        self._pushed.forget_if_done(settlement.number, work)
+        self._works.plan(work)
+        self._works.wake(work)
+
+    # --- inside ---
+
+    def _facts(self, message: Subscribe) -> Subscription:
+        """What is asked for, with a number, and the prefetch as it holds. Raises BadRequest."""
+        records = _within(message.prefetch_records, self._limits.max_unsettled_records, "prefetch_records")
+        size = _within(message.prefetch_bytes, self._limits.max_unsettled_bytes, "prefetch_bytes")
+        return Subscription(
+            number=self._book.next_number(),
+            prefetch_records=records,
+            prefetch_bytes=size,
+            auto_ack=message.auto_ack,
+            exclusive=message.exclusive,
+            priority=message.priority,
+            name=_name(message.name),
+        )
+
+    def _check(self, settle: Settle) -> None:
+        """Raises BadRequest."""
+        check_settle(settle.how, settle.delay_ms)
+        if settle.range_count > self._limits.max_ranges_per_settle:
+            raise BadRequest(
+                f"{settle.range_count} ranges in one settlement are above the limit of "
+                f"{self._limits.max_ranges_per_settle} (limits.max_ranges_per_settle); send several"
+            )
+
+    def _flush_if_met(self, work: Work, ranges: Sequence[int]) -> None:
+        """What is being settled already is settled first. Raises BadRequest or NotGranted."""
+        work.delivery.given(ranges)
+        if work.gathered.meets(ranges):
+            self._settling.flush(work)
+
+
+def _name(name: str) -> str:
+    """As it holds. Raises BadRequest."""
+    if len(name) > NAME_CHARS_MAX:
+        raise BadRequest(f"a subscription's name has at most {NAME_CHARS_MAX} characters, and not {len(name)}")
+    return name
+
+
+def _within(asked: int, limit: int, what: str) -> int:
+    """A prefetch as it holds. Raises BadRequest."""
+    if asked < 0:
+        raise BadRequest(f"{what} {asked} is below 0; 0 stands for the node's limit, {limit}")
+    return min(asked or limit, limit)
+
+
+# Who takes from a group that acks, and what holds each of them up, as the group's master sees it. Pure.
+
+
+NAMED_MAX: Final = 20
+"""So many are named; the counts are of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """See `GroupInfo`, whose fields these are."""
+
+    waiting: int = 0
+    idle_for_another: int = 0
+    without_credit: tuple[str, ...] = ()
+    not_reading: tuple[str, ...] = ()
+    alone: str = ""
+    due_ms: int = -1
+    consumers: tuple[ConsumerInfo, ...] = ()
+
+
+def taking_of(
+    subscribers: Iterable[Subscriber],
+    *,
+    waiting: int,
+    alone: int | None,
+    due_at: float,
+    now: float,
+    peer: Callable[[int], str],
+) -> Taking:
+    """`alone`: the number of the one that has the group for itself. `due_at`, `now`: s. `peer`: whose subscription a
+    number is, for people."""
+    there = [each for each in subscribers if not each.closing]
+
+    def name(each: Subscriber) -> str:
+        return f"{peer(each.facts.number)} ({len(each.hand)} in hand)"
+
+    held_back = [each for each in there if alone and each.facts.number != alone]
+    able = [each for each in there if each not in held_back]
+    return Taking(
+        waiting=waiting,
+        idle_for_another=len(held_back),
+        without_credit=tuple(name(each) for each in able if not each.held and each.room <= 0)[:NAMED_MAX],
+        not_reading=tuple(name(each) for each in able if each.held)[:NAMED_MAX],
+        alone=next((name(each) for each in there if each.facts.number == alone), ""),
+        due_ms=-1 if due_at == math.inf else max(0, int((due_at - now) * 1000)),
+        consumers=tuple(
+            ConsumerInfo(
+                peer=peer(each.facts.number),
+                name=each.facts.name,
+                priority=each.facts.priority,
+                in_hand=len(each.hand),
+                alone=each.facts.number == alone,
+            )
+            for each in there[:NAMED_MAX]
+        ),
+    )
+
+
+def leases_of(ledger: Ledger, *, ends_at: Callable[[int], float | None], now: float) -> tuple[LeaseInfo, ...]:
+    """Some that run. Of other numbers are departures: nobody holds these. `ends_at`: when a lease ends, s."""
+
+    def ends_in_ms(lease: int) -> int:
+        at = ends_at(lease)
+        return -1 if at is None else max(0, int((at - now) * 1000))
+
+    some = islice((each for each in ledger.leases.items() if each[0] >= NUMBERS), NAMED_MAX)
+    return tuple(
+        LeaseInfo(lease=lease, holder=row.holder, records=ledger.lease_records(lease), ends_in_ms=ends_in_ms(lease))
+        for lease, row in sorted(some, key=itemgetter(0))
+    )

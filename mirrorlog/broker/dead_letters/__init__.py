@@ -1,0 +1,1 @@
+"""Dead letters of this node's queues: read, addressed, sent, and what the log keeps of that."""

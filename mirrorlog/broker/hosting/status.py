@@ -1,0 +1,247 @@
+"""What a node knows about its logs, as `mqtool offsets` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import msgspec
+
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.resources.disk_limits import DiskReport
+from mirrorlog.broker.resources.memory_limits import MemoryReport
+from mirrorlog.config import LogAssignment
+from mirrorlog.errors import LogUnavailable, MirrorlogError
+from mirrorlog.ha.connection import HAConnection
+from mirrorlog.ha.mastership import Mastership
+from mirrorlog.queues.limits.holds import Hold
+from mirrorlog.queues.registry import Queue
+from mirrorlog.wire.messages.queues import HoldInfo, Position
+from mirrorlog.wire.messages.status import DiskStatus, GroupStatus, LogStatus, MemoryStatus, MirrorStatus, QueueStatus
+
+if TYPE_CHECKING:
+    from mirrorlog.broker.retention.holds import HoldKeeper
+    from mirrorlog.ha.client_service import HAClientService
+
+Clock = Callable[[], float]
+
+
+def master_status(
+    replica: Replica, mastership: Mastership, *, fall_behind_bytes: int, now: float, now_us: int
+) -> LogStatus:
+    """The log as its master sees it, mirrors included. `now`: the loop's clock in s; `now_us`: µs UTC."""
+    mirrors = [
+        _mirror(replica, mastership, node, fall_behind_bytes=fall_behind_bytes, now=now, now_us=now_us)
+        for node in mastership.mirrors
+    ]
+    state, reason = mastership.state.value, mastership.reason
+    log = _log(replica, role="master", state=state, reason=reason, mirrors=mirrors, queues=_queues(replica, now))
+    return msgspec.structs.replace(log, copies_up=mastership.copies_up)
+
+
+def mirror_status(replica: Replica, service: HAClientService) -> LogStatus:
+    """The log as one of its mirrors sees it."""
+    if not replica.usable:
+        error = LogUnavailable("the copy begins anew")
+        return unavailable_status(replica.assignment, replica.log_id, error, role="mirror", state="opening")
+    following = service.following
+    reason = "" if following else str(service.client.last_error or "")
+    return _log(replica, role="mirror", state="following" if following else "disconnected", reason=reason, mirrors=[])
+
+
+def resting_status(replica: Replica) -> LogStatus:
+    """The log on a node that neither writes nor follows it now."""
+    if not replica.usable:
+        error = LogUnavailable("the copy begins anew")
+        return unavailable_status(replica.assignment, replica.log_id, error, role="none", state="opening")
+    return _log(replica, role="none", state="resting", reason="", mirrors=[])
+
+
+def unavailable_status(
+    assignment: LogAssignment, log_id: UUID, error: MirrorlogError, *, role: str, state: str = "corrupt"
+) -> LogStatus:
+    """A log that this node refuses to serve, or whose copy begins anew (`opening`)."""
+    return LogStatus(
+        log_id=str(log_id),
+        name=assignment.name,
+        role=role,
+        state=state,
+        reason=str(error),
+        flush=assignment.flush,
+        min_in_sync=assignment.copies_wanted,
+        epoch=0,
+        begin=0,
+        end=0,
+        flushed=0,
+        confirmed=0,
+        mirrors=[],
+        queues=[],
+        groups=[],
+    )
+
+
+def disk_status(report: DiskReport | None) -> DiskStatus | None:
+    """The disk of the data directory."""
+    if report is None:
+        return None
+    return DiskStatus(
+        state=report.state.value,
+        reason=report.warning,
+        free_bytes=report.space.free_bytes,
+        size_bytes=report.space.size_bytes,
+    )
+
+
+def memory_status(report: MemoryReport | None) -> MemoryStatus | None:
+    """The memory of the node and its doors."""
+    if report is None:
+        return None
+    return MemoryStatus(
+        state=report.state.value,
+        reason=report.refusal,
+        used_bytes=report.use.used_bytes,
+        high_bytes=report.limits.high_bytes,
+        size_bytes=report.use.size_bytes,
+    )
+
+
+def with_warnings(logs: Sequence[LogStatus], disk: DiskReport | None, memory: str) -> list[LogStatus]:
+    """What is wrong with the disk, or the memory, is the reason of every log for which nothing else is to be told."""
+    warning = (disk.warning if disk is not None else "") or memory
+    if not warning:
+        return list(logs)
+    return [log if log.reason else msgspec.structs.replace(log, reason=warning) for log in logs]
+
+
+def _log(
+    replica: Replica,
+    *,
+    role: str,
+    state: str,
+    reason: str,
+    mirrors: list[MirrorStatus],
+    queues: list[QueueStatus] | None = None,
+) -> LogStatus:
+    assignment = replica.assignment
+    return LogStatus(
+        log_id=str(replica.log_id),
+        name=assignment.name,
+        role=role,
+        state=state,
+        reason=reason,
+        flush=assignment.flush,
+        min_in_sync=assignment.copies_wanted,
+        epoch=replica.epochs.current,
+        begin=replica.begin,
+        end=replica.end,
+        flushed=replica.flushed,
+        confirmed=replica.confirmed,
+        mirrors=mirrors,
+        queues=queues if queues is not None else _queues(replica, None),
+        groups=_groups(replica),
+        holds=hold_infos(replica, None, 0.0),
+    )
+
+
+def hold_infos(replica: Replica, keeper: HoldKeeper | None, now: float) -> list[HoldInfo]:
+    """All holds of a log, in the order of its queues, as `hold_info` tells of each."""
+    return [
+        hold_info(replica, queue, hold, keeper, now)
+        for queue in replica.queues
+        for _, hold in sorted(replica.holds.confirmed(queue.queue_id).items())
+    ]
+
+
+def hold_info(replica: Replica, queue: Queue, hold: Hold, keeper: HoldKeeper | None, now: float) -> HoldInfo:
+    """A hold on a queue. `keeper`: of the log's master, None elsewhere; `now`: the loop's clock in s."""
+    index, queue_id = replica.index, queue.queue_id
+    following = index.next_confirmed(queue_id)
+    return HoldInfo(
+        queue=queue.name,
+        name=hold.name,
+        holder=hold.holder,
+        epoch=hold.epoch,
+        queue_offset=hold.queue_offset,
+        lease_ms=hold.lease_ms,
+        left_ms=keeper.left_ms(queue_id, hold, now) if keeper is not None else -1,
+        location=hold.location,
+        tiered=hold.tiered,
+        ended=hold.ended,
+        begin=index.begin(queue_id),
+        next=following,
+        lag=max(0, following - hold.queue_offset),
+        kept_bytes=keeper.kept_bytes(queue_id, hold.name) if keeper is not None and hold.live else -1,
+    )
+
+
+def _queues(replica: Replica, now: float | None) -> list[QueueStatus]:
+    """`now`: of the master, which alone counts."""
+    index, counted = replica.index, replica.counters.queues if now is not None else {}
+    return [
+        QueueStatus(
+            name=queue.name,
+            queue_id=queue.queue_id,
+            begin=index.begin(queue.queue_id),
+            next=index.next_appended(queue.queue_id),
+            confirmed=index.next_confirmed(queue.queue_id),
+            counts=counts.told(now or 0.0) if (counts := counted.get(queue.queue_id)) is not None else None,
+            refuse_rate=counts.refused.rate(now or 0.0) if counts is not None else 0.0,
+        )
+        for queue in replica.queues
+    ]
+
+
+def _groups(replica: Replica) -> list[GroupStatus]:
+    return [
+        GroupStatus(
+            group=group,
+            queue=queue.name,
+            position=Position(log_id=stored.log_id, epoch=stored.epoch, queue_offset=stored.queue_offset),
+            lag=max(0, replica.index.next_confirmed(queue.queue_id) - stored.queue_offset),
+        )
+        for queue in replica.queues
+        for group, stored in sorted(queue.positions.items())
+    ]
+
+
+def _mirror(
+    replica: Replica, mastership: Mastership, node: str, *, fall_behind_bytes: int, now: float, now_us: int
+) -> MirrorStatus:
+    link = mastership.links.get(node)
+    held = mastership.progress.held(node)
+    lag_bytes = replica.end - held.written
+    proven = link is not None and link.proven
+    return MirrorStatus(
+        node_id=node,
+        connected=link is not None,
+        proven=proven,
+        in_sync=proven and mastership.progress.is_member(node) and lag_bytes <= fall_behind_bytes,
+        requested=link.read_half.requested if link else -1,
+        sent=link.write_half.next_transfer if link else -1,
+        acked=held.written,
+        flushed=held.flushed,
+        lag_bytes=lag_bytes,
+        lag_records=replica.index.records_between(held.written, replica.end),
+        lag_records_estimated=held.written < replica.index.hot_from,
+        lag_seconds=_lag_seconds(replica, held.written, now_us),
+        bytes_per_second=link.write_half.rate.per_second(now) if link else 0.0,
+        last_read_us=_wall(link, now, now_us, read=True),
+        last_write_us=_wall(link, now, now_us, read=False),
+    )
+
+
+def _lag_seconds(replica: Replica, acked: int, now_us: int) -> float:
+    """Now less the append time of the oldest batch that the mirror has not acked; 0 when it has all."""
+    if acked >= replica.end:
+        return 0.0
+    # From the index and not from the log, which may have to be read from disk.
+    appended_us = replica.index.append_time_from(acked)
+    return 0.0 if appended_us is None else max(0.0, (now_us - appended_us) / 1e6)
+
+
+def _wall(link: HAConnection | None, now: float, now_us: int, *, read: bool) -> int | None:
+    if link is None:
+        return None
+    last = link.read_half.last_read if read else link.write_half.last_write
+    return now_us - int((now - last) * 1e6)

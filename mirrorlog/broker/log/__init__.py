@@ -1,0 +1,1 @@
+"""One log on one node: its replica, publishes, fetches, and what is done in the background."""

@@ -1,0 +1,429 @@
+"""What this node knows of its cluster, for whoever asks it: members, logs, masters, and all of it as a status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from math import inf
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+from msgspec.structs import replace
+
+from mirrorlog import versions
+from mirrorlog.broker.hosting.hosting import assignment_of
+from mirrorlog.broker.log.host import now_us
+from mirrorlog.broker.membership.placing import place_for
+from mirrorlog.cluster.coordination.liveness import Change, Life
+from mirrorlog.cluster.coordination.outages import nodes_needed, nodes_out
+from mirrorlog.cluster.membership.founding import member_of
+from mirrorlog.cluster.service import ClusterService
+from mirrorlog.cluster.state.advice import advice
+from mirrorlog.cluster.state.commands import (
+    AnyCommand,
+    LogMade,
+    PasswordRenewed,
+    QueueIdsGranted,
+    QueuesPlaced,
+    QueuesRemoved,
+    QueuesUnbound,
+    TransientLogMade,
+)
+from mirrorlog.cluster.state.state import (
+    QUEUE_IDS_GRANTED,
+    QUEUE_IDS_MAX,
+    ClusterState,
+    LogFacts,
+    NodeFacts,
+    Outcome,
+    holds_transient,
+)
+from mirrorlog.cluster.state.topology import User, VirtualHost
+from mirrorlog.config import LOG_NUMBER_MAX, LogAssignment, Member
+from mirrorlog.errors import BadRequest, LogUnavailable, NoSuchVirtualHost, NotLeader
+from mirrorlog.queues.arguments import log_group_of
+from mirrorlog.queues.limits.lifetime import is_transient
+from mirrorlog.versions import version_of
+from mirrorlog.wire.messages.queues import QueueOutage
+from mirrorlog.wire.messages.status import ClusterStatus, LossStatus, NodeStatus, PlacedLog
+from mirrorlog.wire.names import qualified, shown, split
+
+EVERYWHERE_S: Final = 2.0
+"""How long nodes may take to hear that nothing leads to a queue any more; those that hang are not waited for longer."""
+PLACE_S: Final = 8.0
+"""How long a log may be looked for, for a queue: a coordinator that hangs is noticed and replaced within that."""
+
+
+_NO_USERS: Final[Mapping[str, User]] = {}
+
+
+class View:
+    """`ClusterView` of a node whose cluster service is `service`, and the way to its decisions."""
+
+    def __init__(self) -> None:
+        self.service: ClusterService | None = None
+        self._down_since_us: dict[str, int] = {}
+        self._transient: Mapping[str, str] = {}
+        self._transient_ids: frozenset[UUID] = frozenset()
+        self._log_groups: Mapping[str, str] = {}
+        self._grouped_logs: frozenset[str] = frozenset()
+
+    def life_changed(self, change: Change) -> None:
+        """Another node is up or down, as seen from here."""
+        if change.life is Life.DOWN:
+            self._down_since_us.setdefault(change.node, now_us())
+        else:
+            self._down_since_us.pop(change.node, None)
+
+    async def decide_once(self, command: AnyCommand) -> Outcome:
+        """As `ClusterService.decide_once`."""
+        if self.service is None:
+            raise NotLeader("this node is in no cluster yet")
+        return await self.service.decide_once(command)
+
+    @property
+    def _known(self) -> ClusterState | None:
+        return self.service.state if self.service is not None else None
+
+    def member(self, node: str) -> Member | None:
+        """Where a node is reached."""
+        facts = self._known.nodes.get(node) if self._known is not None else None
+        return member_of(node, facts.addresses) if facts is not None else None
+
+    def members(self) -> Iterable[Member]:
+        """All but witnesses, which no client has any use for."""
+        nodes = self._known.nodes if self._known is not None else {}
+        return [member_of(node, facts.addresses) for node, facts in nodes.items() if not facts.witness]
+
+    def logs(self) -> Mapping[UUID, LogAssignment]:
+        """All logs there are, in the order of their numbers."""
+        logs = self._known.logs if self._known is not None else {}
+        by_number = sorted(logs.items(), key=lambda item: item[1].number)
+        return {UUID(log_id): assignment_of(facts) for log_id, facts in by_number}
+
+    def master(self, log_id: UUID) -> Member | None:
+        """Who writes a log, if anybody does."""
+        facts = self._known.logs.get(str(log_id)) if self._known is not None else None
+        return self.member(facts.master.node) if facts is not None and facts.master is not None else None
+
+    def contact_at(self, now: float) -> float:
+        """When this node was in touch with a majority of its cluster last (s, the loop's clock)."""
+        return self.service.driver.raft.contact_at(now) if self.service is not None else -inf
+
+    def version(self) -> int:
+        """Of the newest decision that is known here."""
+        return self._known.version if self._known is not None else 0
+
+    def cluster_version(self) -> int:
+        """What may be written; see `mirrorlog.versions`."""
+        return self._known.cluster_version if self._known is not None else versions.FIRST
+
+    def renew_password(self, renewed: PasswordRenewed) -> None:
+        """Have it decided, and do not wait; whoever logs in later asks for it again."""
+        self._cluster_service().propose_soon(renewed)
+
+    def routing_version(self, virtual_host: str) -> int:
+        """Of what is known here; 0 when there is no such virtual host, or nothing is known."""
+        host = self._known.routing.virtual_host(virtual_host) if self._known is not None else None
+        return host.version if host is not None else 0
+
+    def virtual_host(self, name: str) -> VirtualHost | None:
+        """Its exchanges and bindings, as far as they are known here; another object after each change of them."""
+        return self._known.routing.virtual_host(name) if self._known is not None else None
+
+    async def ask(self, node: str, question: bytes) -> bytes:
+        """As `ClusterService.ask`."""
+        return await self._cluster_service().ask(node, question)
+
+    async def up_to_date(self) -> None:
+        """As `Decisions.up_to_date`."""
+        await self._cluster_service().up_to_date()
+
+    def users(self) -> Mapping[str, User]:
+        """Another object after each change of them. Until it is known what of it is decided: all that the disk holds,
+        for the snapshot alone may be of a time without users."""
+        service = self.service  # asked for with every batch
+        return service.expected.routing.users if service is not None else _NO_USERS
+
+    def has_heard(self) -> bool:
+        """Whether the cluster knows of this run, and what it decided before is known here."""
+        return self.service is not None and self.service.registration.is_in
+
+    def placed(self, queue: str) -> UUID | None:
+        """The log that a queue is in, if it was ever declared."""
+        log_id = self._known.queues.get(queue) if self._known is not None else None
+        return UUID(log_id) if log_id is not None else None
+
+    def in_group(self, queue: str, log_group: str) -> bool:
+        """Whether a queue is where its `x-log-group` is, as far as is known here."""
+        state = self._known
+        key = qualified(split(queue)[0], log_group)
+        return state is not None and queue in state.queues and state.queues[queue] == state.log_groups.get(key)
+
+    def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
+        """Why nobody can answer for a log, and a queue in it, now; None while somebody may."""
+        state = self._known
+        facts = state.logs.get(str(log_id)) if state is not None else None
+        if state is None or facts is None or self.service is None or self.is_transient(log_id):
+            return None  # what goes with its node is about to be gone
+        nodes = nodes_out(facts, state, self.service.life)
+        if not nodes:
+            return None
+        return self._outage(facts, nodes, queue, grouped=self._is_grouped(log_id, state))
+
+    def _is_grouped(self, log_id: UUID, state: ClusterState) -> bool:
+        """Whether there are log groups in a log."""
+        if state.log_groups is not self._log_groups:  # asked for of each queue that is out, and there may be 10,000
+            self._log_groups, self._grouped_logs = state.log_groups, frozenset(state.log_groups.values())
+        return str(log_id) in self._grouped_logs
+
+    def outage_of_number(self, log_number: int) -> LogUnavailable | None:
+        """The same, by the number that the ids of the log's queues tell."""
+        logs = self._known.logs.items() if self._known is not None else ()
+        for log_id, facts in logs:
+            if facts.number == log_number:
+                return self.outage(UUID(log_id))
+        return None
+
+    def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
+        """Those of these queues, or of all there are, that nobody can answer for now, by name; of these also the ones
+        that have a copy here, and that nobody can master."""
+        state = self._known
+        if state is None:
+            return []
+        if queues is None:
+            names: Iterable[str] = state.queues
+            out = {log_id for log_id in map(UUID, state.logs) if self.outage(log_id)}
+        else:
+            names = queues
+            logs = {log_id for name in queues if (log_id := self.placed(name)) is not None}
+            out = {log_id for log_id in logs if self.outage(log_id) or self._waits_for_nodes(log_id, "")}
+        if not out:
+            return []
+        return [self._queue_outage(name, log_id) for name in sorted(names) if (log_id := self.placed(name)) in out]
+
+    def _queue_outage(self, name: str, log_id: UUID | None) -> QueueOutage:
+        assert log_id is not None
+        error = self.outage(log_id, name) or self._waits_for_nodes(log_id, name)
+        assert error is not None
+        node, since = error.details["node"], error.details["since"]
+        return QueueOutage(name=name, log_id=str(log_id), node=node, since_us=since, reason=str(error))
+
+    def _waits_for_nodes(self, log_id: UUID, queue: str) -> LogUnavailable | None:
+        """Why nobody can master a log now, though a copy of it is up; None while somebody may."""
+        state = self._known
+        facts = state.logs.get(str(log_id)) if state is not None else None
+        if state is None or facts is None or self.service is None or self.is_transient(log_id):
+            return None
+        nodes = nodes_needed(facts, state, self.service.life)
+        if not nodes or self.service.identity.node not in facts.replicas:
+            return None  # said with the copy, which may be read
+        since = self._down_since_us.get(nodes[0], 0)
+        which = f"node {nodes[0]}, which" if len(nodes) == 1 else f"one of nodes {', '.join(nodes)}, which"
+        return LogUnavailable(
+            f"queue {shown(queue)!r} has no master and waits for {which} alone had everything, and went down"
+            f"{_since(since)}; start {nodes[0]}; if it is lost for good: mqtool promote, which says what is lost",
+            node=nodes[0],
+            since=since,
+            queue=queue,
+        )
+
+    def _outage(self, log: LogFacts, nodes: tuple[str, ...], queue: str, *, grouped: bool) -> LogUnavailable:
+        """`grouped`: there are log groups in this log, and who names one again comes back to it."""
+        what = f"queue {shown(queue)!r}" if queue else f"log {log.name}"
+        since = self._down_since_us.get(nodes[0], 0)
+        when = _since(since)
+        if len(nodes) == 1:
+            where, advice = f"on node {nodes[0]} alone, which is down{when}", f"start {nodes[0]}"
+        else:
+            where, advice = f"on nodes {', '.join(nodes)}, which are all down{when}", "start them"
+        error = LogUnavailable(
+            f"{what} is {where}; {advice}, or declare a queue with more copies under another name"
+            + (" and another x-log-group" if grouped else ""),
+            node=nodes[0],
+            since=since,
+        )
+        if queue:
+            error.details["queue"] = queue
+        return error
+
+    async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
+        """Have a log decided for a new queue; see `requests.ClusterView`."""
+        service = self._cluster_service()
+        virtual_host = split(queue)[0]
+        if service.state.routing.virtual_host(virtual_host) is None:
+            raise NoSuchVirtualHost(f"there is no virtual host {virtual_host[:64]!r}; add it first")
+        if is_transient(arguments):
+            return await self._place_here(queue, service)
+        group = log_group_of(arguments)
+        log_group = qualified(virtual_host, group) if group else ""
+        found = place_for(
+            service.state,
+            arguments,
+            copies=service.wanted.copies,
+            is_up=lambda node: service.life(node) is Life.UP,
+            log_group=log_group,
+        )
+        log_id = await self._made(found, service) if isinstance(found, LogMade) else found
+        # Asked for again if a coordinator hangs: it is decided once, whatever comes of the first.
+        asked = {name: arguments[name] for name in ("copies", "flush") if log_group and name in arguments}
+        command = QueuesPlaced(log_id=log_id, names=(queue,), log_group=log_group, **asked)
+        outcome = await service.decide(command, timeout_s=PLACE_S)
+        if outcome.refusal and log_group:
+            raise BadRequest(outcome.refusal)
+        if outcome.refusal:
+            raise NotLeader(f"{outcome.refusal}; ask again")
+        return UUID(service.state.queues[queue])
+
+    async def _place_here(self, queue: str, service: ClusterService) -> UUID:
+        """In the log of what goes with this node's run, which is made when it is needed first."""
+        state, node = service.state, service.identity.node
+        if node not in state.transient:
+            numbers = {log.number for log in state.logs.values()}
+            number = next((each for each in range(LOG_NUMBER_MAX + 1) if each not in numbers), None)
+            if number is None:
+                raise BadRequest(f"the cluster has {len(numbers)} logs, and can have no more")
+            log_id = str(uuid5(UUID(state.cluster_id), f"transient-{node}-{number}"))
+            made = await service.decide(TransientLogMade(log_id=log_id, number=number, node=node), timeout_s=PLACE_S)
+            if made.refusal:
+                raise NotLeader(f"{made.refusal}; ask again")
+        placed = QueuesPlaced(log_id=service.state.transient[node], names=(queue,))
+        outcome = await service.decide(placed, timeout_s=PLACE_S)
+        if outcome.refusal or queue not in service.state.queues:
+            raise NotLeader(f"{outcome.refusal or 'the cluster has just given this run up'}; ask again")
+        return UUID(service.state.queues[queue])
+
+    def is_transient(self, log_id: UUID) -> bool:
+        """Whether what is in a log goes with its node's run; what the cluster has not placed there is gone."""
+        transient = self._known.transient if self._known is not None else {}
+        if transient is not self._transient:  # asked for with every fetch
+            self._transient, self._transient_ids = transient, frozenset(map(UUID, transient.values()))
+        return log_id in self._transient_ids
+
+    def placed_in(self, log_id: UUID) -> list[str]:
+        """The queues that are in a log; see `deletion.Cluster`."""
+        queues = self._known.queues if self._known is not None else {}
+        wanted = str(log_id)  # once: there may be 100,000 queues
+        return [name for name, where in queues.items() if where == wanted]
+
+    def lost_from(self, log_id: UUID) -> bool:
+        """Whether a loss was ever declared of a log."""
+        facts = self._known.logs.get(str(log_id)) if self._known is not None else None
+        return facts is None or bool(facts.losses)
+
+    def queue_ids(self, log_id: UUID) -> int:
+        """See `requests.ClusterView`."""
+        return self._known.queue_ids(str(log_id)) if self._known is not None else QUEUE_IDS_MAX
+
+    async def grant_queue_ids(self, log_id: UUID, *, given: int) -> None:
+        """See `requests.ClusterView`."""
+        until = max(given, self.queue_ids(log_id)) + QUEUE_IDS_GRANTED
+        granted = QueueIdsGranted(log_id=str(log_id), until=until)
+        outcome = await self._cluster_service().decide(granted, timeout_s=PLACE_S)
+        if outcome.refusal:
+            raise NotLeader(f"{outcome.refusal}; ask again")
+
+    async def unbind_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
+        """Nothing leads to the queues any more, on every node that is up; see `deletion.Cluster`."""
+        service = self._cluster_service()
+        command = QueuesUnbound(names=tuple(queues), log_id=str(log_id), epoch=epoch)
+        outcome = await service.decide(command, timeout_s=PLACE_S)
+        if outcome.refusal:
+            raise NotLeader(f"{outcome.refusal}; ask again")
+        await service.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
+
+    async def remove_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
+        """The queues' places are taken away; see `deletion.Cluster`."""
+        service = self._cluster_service()
+        removals = service.state.removals.get(str(log_id), 0)
+        command = QueuesRemoved(names=tuple(queues), log_id=str(log_id), epoch=epoch, removals=removals)
+        outcome = await service.decide(command, timeout_s=PLACE_S)
+        if outcome.refusal:
+            raise NotLeader(f"{outcome.refusal}; ask again")
+
+    def _cluster_service(self) -> ClusterService:
+        if self.service is None:
+            raise NotLeader("this node is in no cluster yet; ask again")
+        return self.service
+
+    @staticmethod
+    async def _made(log: LogMade, service: ClusterService) -> str:
+        """Its id, once the log is there: this declaration's, or that of one that came at the same time."""
+        outcome = await service.decide(log, timeout_s=PLACE_S)
+        if outcome.refusal:
+            raise NotLeader(f"{outcome.refusal}; ask again")
+        return log.log_id
+
+    def links(self) -> tuple[int, int, int]:
+        """To other members: opened in this run, standing now, and questions that failed on them."""
+        if self.service is None:
+            return 0, 0, 0
+        mesh = self.service.mesh
+        return mesh.opened, len(mesh.reached()), mesh.failed
+
+    def status(self, now: float) -> ClusterStatus | None:
+        """`now`: the loop's clock in s."""
+        service = self.service
+        if service is None:
+            return None
+        state, waits = service.state, service.waits
+        own = state.nodes.get(service.identity.node)
+        return ClusterStatus(
+            version=state.version,
+            incarnation=state.incarnation,
+            coordinator=service.leader,
+            term=service.driver.raft.term,
+            elections=service.elections,
+            registered=own is not None and own.start_id == service.identity.start_id,
+            nodes=[_node_status(node, facts, service) for node, facts in state.nodes.items()],
+            logs=[
+                replace(_placed(log_id, log, waits.get(log_id, ())), transient=holds_transient(state, log_id))
+                for log_id, log in state.logs.items()
+            ],
+            advice=advice(state),
+            cluster_version=state.cluster_version,
+        )
+
+
+def _node_status(node: str, facts: NodeFacts, service: ClusterService) -> NodeStatus:
+    addresses = facts.addresses
+    return NodeStatus(
+        node_id=node,
+        member=facts.member,
+        client=addresses.client,
+        replication=addresses.replication,
+        grpc=addresses.grpc,
+        http=addresses.http,
+        life=service.life(node).value,
+        start_id=facts.start_id,
+        kind=facts.kind.value if facts.start_id else "",
+        witness=facts.witness,
+        stopped=facts.stopped,
+        draining=facts.draining,
+        votes=facts.member not in service.driver.raft.members.learners,
+        software_version=version_of(facts.start_id) if facts.start_id else 0,
+    )
+
+
+def _since(time_us: int) -> str:
+    """For people; empty when it is not known."""
+    return f" since {datetime.fromtimestamp(time_us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}" if time_us else ""
+
+
+def _placed(log_id: str, log: LogFacts, waits_for: Iterable[str]) -> PlacedLog:
+    return PlacedLog(
+        log_id=log_id,
+        name=log.name,
+        flush=log.flush,
+        replicas=list(log.replicas),
+        master=log.master.node if log.master is not None else "",
+        epoch=log.epoch,
+        version=log.version,
+        in_sync=[node for node in log.replicas if node in log.in_sync],
+        marked=[node for node in log.replicas if node in log.marked],
+        copies=log.copies,
+        copies_wanted=log.copies_wanted,
+        losses=[LossStatus(epoch=loss.epoch, start=loss.start, end=loss.end, leapt=loss.leapt) for loss in log.losses],
+        waits_for=list(waits_for),
+        wished=log.wished,
+    )

@@ -1,0 +1,1 @@
+"""Disk, memory and descriptors of the node: measured, and what follows at their limits."""

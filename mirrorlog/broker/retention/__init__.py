@@ -1,0 +1,1 @@
+"""What a log may let go, and what keeps it."""

@@ -1,0 +1,212 @@
+"""What a node tells of its queues: each by itself, or all that somebody may see, made and encoded once for many.
+
+A list of a thousand queues costs milliseconds, is asked for in 34 bytes, and is the same for all who may see the same.
+So the facts of a log's queues are kept until its bytes, its epoch or the cluster's decisions have moved, and a whole
+answer until one of its parts has. Which queues a user sees: `queues.access.may_see`, asked once for each name.
+
+Queues that go with their node's run come and go without a change of any of these: they are looked at every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from mirrorlog import versions
+from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.cluster.asking import asker
+from mirrorlog.cluster.state.topology import User
+from mirrorlog.config import Member, Settings
+from mirrorlog.queues.access import may_see
+from mirrorlog.queues.registry import Queue
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import Encoded, encode
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, QueueOutage, TierInfo
+
+USERS_MAX: Final = 64
+"""Whose answers, and what each of them sees, are kept."""
+
+
+class View(Protocol):
+    """What a node knows of its cluster: see `requests.ClusterView`."""
+
+    def members(self) -> Iterable[Member]: ...
+
+    def master(self, log_id: UUID) -> Member | None: ...
+
+    def version(self) -> int: ...
+
+    def cluster_version(self) -> int: ...
+
+    def has_heard(self) -> bool: ...
+
+    def users(self) -> Mapping[str, User]: ...
+
+    def placed(self, queue: str) -> UUID | None: ...
+
+    def is_transient(self, log_id: UUID) -> bool: ...
+
+    def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]: ...
+
+
+class _Seen:
+    """By one user, as he is now: which names he sees, and the last answer with what it was made of."""
+
+    __slots__ = ("answer", "names", "of", "user")
+
+    def __init__(self, user: User | None) -> None:
+        self.user = user
+        self.names: dict[str, bool] = {}
+        self.of: list[Any] | None = None
+        self.answer = Encoded(data=b"")
+
+    def sees(self, key: str) -> bool:
+        if self.user is None:
+            return True
+        known = self.names.get(key)
+        if known is None:
+            known = self.names[key] = may_see(self.user, key)
+        return known
+
+
+class Told:
+    """`is_there`: see `LifetimeKeeper`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        logs: HostedLogs,
+        view: View,
+        is_there: Callable[[HostedLog, Queue], bool],
+    ) -> None:
+        self._settings = settings
+        self._logs = logs
+        self._view = view
+        self._is_there = is_there
+        self._of_logs: dict[UUID, tuple[Replica, tuple[object, ...], list[QueueInfo]]] = {}
+        self._seen: dict[str, _Seen] = {}
+
+    def all(self) -> Message:
+        """All queues of this node's logs that whoever asks may see."""
+        seen = self._seen_by(asker())
+        outages = [each for each in self._view.outages(None) if seen.sees(each.name)]
+        lists = [self._of_log(log) for log in self._logs]
+        of = [self._view.version(), self._view.has_heard(), outages, lists]
+        if seen.of != of:
+            found = [each for infos in lists for each in infos if seen.sees(each.name)]
+            seen.of, seen.answer = of, Encoded(data=encode(replace(self.of(found, []), outages=outages)))
+        return seen.answer
+
+    def of(self, queues: list[QueueInfo], missing: list[str]) -> Metadata:
+        """An answer with these."""
+        cluster = self._settings.cluster
+        nodes = [
+            NodeInfo(
+                node_id=member.id,
+                client=member.client,
+                replication=member.replication,
+                grpc=member.grpc,
+                http=member.http,
+            )
+            for member in self._view.members()
+        ]
+        return Metadata(
+            cluster_id=str(cluster.cluster_id),
+            cluster_name=cluster.name,
+            node_id=self._settings.node.id,
+            nodes=nodes,
+            queues=queues,
+            missing=missing,
+            placed=[name for name in missing if self._view.placed(name) is not None],
+            version=self._view.version(),
+            heard=self._view.has_heard(),
+        )
+
+    def queue(self, log: HostedLog, queue: Queue) -> QueueInfo:
+        """One, as it is now."""
+        return self._infos(log, (queue,))[0]
+
+    # --- inside ---
+
+    def _seen_by(self, name: str) -> _Seen:
+        """Nobody in particular sees everything: there are no users, or it is one of the node's doors."""
+        user = self._view.users().get(name) if name else None
+        seen = self._seen.get(name)
+        if seen is None or seen.user is not user:
+            if name not in self._seen and len(self._seen) >= USERS_MAX:
+                del self._seen[next(iter(self._seen))]
+            seen = self._seen[name] = _Seen(user)
+        return seen
+
+    def _of_log(self, log: HostedLog) -> list[QueueInfo]:
+        replica, view = log.replica, self._view
+        if view.is_transient(log.log_id):
+            return self._infos(log, [queue for queue in replica.queues if self._is_there(log, queue)])
+        stamp = (
+            replica.end, replica.confirmed, replica.begin, replica.epochs.current, log.knows_confirmed, log.masters,
+            replica.assignment, view.version(), view.has_heard(),
+        )  # fmt: skip
+        kept = self._of_logs.get(log.log_id)
+        if kept is None or kept[0] is not replica or kept[1] != stamp:
+            kept = self._of_logs[log.log_id] = replica, stamp, self._infos(log, replica.queues)
+            self._drop_gone()
+        return kept[2]
+
+    def _drop_gone(self) -> None:
+        there = {log.log_id for log in self._logs}
+        for log_id in self._of_logs.keys() - there:
+            del self._of_logs[log_id]
+
+    def _infos(self, log: HostedLog, queues: Iterable[Queue]) -> list[QueueInfo]:
+        replica, index = log.replica, log.replica.index
+        log_id, epoch, current = str(replica.log_id), replica.epochs.current, log.knows_confirmed
+        producer_epoch = replica.producers.epoch_floor
+        found = self._view.master(replica.log_id)
+        master = found.id if found is not None else ""
+        mirrors = [node for node in replica.assignment.nodes if node != master]
+        # Who has not heard the cluster may know the version of its founding alone: others are asked then (`heard`).
+        attributes = self._view.has_heard() and self._view.cluster_version() >= versions.ATTRIBUTES
+        return [
+            QueueInfo(
+                name=queue.name,
+                queue_id=queue.queue_id,
+                incarnation=queue.incarnation,
+                log_id=log_id,
+                epoch=epoch,
+                master=master,
+                mirrors=[] if _expires(log, queue) else mirrors,
+                begin=index.begin(queue.queue_id),
+                next=index.next_confirmed(queue.queue_id),
+                producer_epoch=producer_epoch,
+                arguments=queue.arguments,
+                current=current,
+                tiers=_tiers(log, queue),
+                gaps=_gaps(log, queue),
+                attributes=attributes,
+            )
+            for queue in queues
+        ]
+
+
+def _expires(log: HostedLog, queue: Queue) -> bool:
+    """Whether it goes unless it is used: it is read at its master alone, which does not see what mirrors give."""
+    lifetime = log.replica.queues.lifetimes.get(queue.queue_id)
+    return lifetime is not None and lifetime.expires_ms is not None
+
+
+def _tiers(log: HostedLog, queue: Queue) -> list[TierInfo]:
+    """The tables that have more first. Ended holds too: what was landed is there still; of none that has landed nothing
+    yet: its table may not be there."""
+    holds = log.replica.holds.confirmed(queue.queue_id).values()
+    found = [TierInfo(name=hold.name, location=hold.location, next=hold.queue_offset) for hold in holds if hold.is_tier]
+    return sorted(found, key=lambda tier: (-tier.next, tier.name))
+
+
+def _gaps(log: HostedLog, queue: Queue) -> list[tuple[int, int]]:
+    index, queue_id = log.replica.index, queue.queue_id
+    begin, confirmed = index.begin(queue_id), index.next_confirmed(queue_id)
+    return [gap for gap in index.gaps_of(queue_id) if begin <= gap[0] and gap[1] <= confirmed]

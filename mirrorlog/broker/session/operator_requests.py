@@ -1,0 +1,257 @@
+"""What operators ask of the cluster, through whichever node they ask: drain, forget, rebalance, promote, events.
+
+Everything that changes something is a command for the cluster and is answered once that is decided. What follows from
+it (a log that is handed over) the coordinator brings about, this one or the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from mirrorlog.attempts import outcome_of
+from mirrorlog.broker.log.host import now_us
+from mirrorlog.broker.membership.events import WAIT_MS_MAX, EventRing
+from mirrorlog.broker.session.topology_requests import RoutingRequests
+from mirrorlog.cluster.asking import asker
+from mirrorlog.cluster.coordination.coordinator import Away, Fence, away_from_home
+from mirrorlog.cluster.coordination.liveness import Life
+from mirrorlog.cluster.coordination.promotion import Report
+from mirrorlog.cluster.coordination.unclean import Unclean, best_of, lost_from, lost_to, unclean_promotion
+from mirrorlog.cluster.service import ClusterService
+from mirrorlog.cluster.state.commands import AnyCommand, Holder, MasterWished, NodeDraining, NodeForgotten, Promoted
+from mirrorlog.cluster.state.events import OF_USERS
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts
+from mirrorlog.cluster.state.topology import ADMINISTRATOR
+from mirrorlog.errors import BadRequest, MirrorlogError, NoSuchLog, NotLeader, Refused
+from mirrorlog.queues.access import has_tag
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.operators import (
+    ClusterEvent,
+    CopyPromoted,
+    CopyReport,
+    Drained,
+    DrainNode,
+    Events,
+    ForgetNode,
+    GetEvents,
+    Move,
+    PromoteCopy,
+    Rebalance,
+    Rebalanced,
+)
+from mirrorlog.wire.messages.queues import Done
+
+logger = logging.getLogger(__name__)
+
+DECIDE_S: Final = 5.0
+"""How long the cluster may take to decide what an operator asks for."""
+WISH_ATTEMPTS: Final = 5
+"""A log may move on between a look at it and the wish."""
+
+
+class Operations:
+    """`handlers`: by request, what answers it, at once where nothing has to be waited for: then it is done in the turn
+    of who asks. Each raises MirrorlogError as the answer."""
+
+    def __init__(self, service: ClusterService, events: EventRing) -> None:
+        self._service = service
+        self._events = events
+        self.handlers: Mapping[type[Message], Callable[[Any], Awaitable[Message] | Message]] = {
+            DrainNode: self._drain,
+            ForgetNode: self._forget,
+            Rebalance: self._rebalance,
+            PromoteCopy: self._promote,
+            GetEvents: self._get_events,
+            **RoutingRequests(service).handlers,
+        }
+
+    # --- nodes ---
+
+    async def _drain(self, asked: DrainNode) -> Message:
+        node = asked.node or self._service.identity.node
+        self._facts_of(node)
+        await self._decide(NodeDraining(node=node, draining=asked.draining))
+        return Drained(node=node, draining=asked.draining)
+
+    async def _forget(self, asked: ForgetNode) -> Message:
+        self._check_coordinates()
+        facts = self._facts_of(asked.node)
+        if self._service.life(asked.node) is Life.UP and not asked.force:
+            raise Refused(
+                f"node {asked.node} is up, as node {self._service.identity.node} sees it; stop it first, or force it"
+            )
+        await self._decide(NodeForgotten(node=asked.node, member=facts.member))
+        return Done()
+
+    # --- logs ---
+
+    async def _rebalance(self, asked: Rebalance) -> Message:
+        moves = [(away, self._move(away)) for away in away_from_home(self._state, self._service.life)]
+        wished = [] if asked.dry_run else [away for away, move in moves if not move.reason]
+        for count, away in enumerate(wished):
+            try:
+                await self._wish(away)
+            except MirrorlogError as error:
+                raise outcome_of(error, in_doubt=count > 0, message=f"{count} of {len(wished)} logs go home") from None
+        return Rebalanced(moves=[move for _, move in moves], done=not asked.dry_run)
+
+    def _move(self, away: Away) -> Move:
+        log = self._state.logs[away.log_id]
+        source = log.master.node if log.master is not None else ""
+        return Move(log_id=away.log_id, name=log.name, source=source, target=away.home, reason=away.reason)
+
+    async def _wish(self, away: Away) -> None:
+        """Decided when this returns: whoever coordinates hands the log over."""
+        refusal = ""
+        for _ in range(WISH_ATTEMPTS):
+            log = self._state.logs.get(away.log_id)
+            if log is None or log.wished == away.home or (log.master is not None and log.master.node == away.home):
+                return
+            wished = MasterWished(log_id=away.log_id, seen=log.seen, node=away.home)
+            refusal = (await self._service.decide_once(wished)).refusal
+            if not refusal:
+                return
+        raise Refused(refusal)
+
+    async def _promote(self, asked: PromoteCopy) -> Message:
+        self._check_coordinates()
+        service = self._service
+        log_id, log = self._log(asked.log)
+        unclean = unclean_promotion(log, self._state, service.life)
+        if asked.to and asked.to not in unclean.able:
+            able = ", ".join(unclean.able)
+            raise BadRequest(f"node {asked.to} cannot master log {log.name}; up, and with a copy of it, are: {able}")
+        answer = CopyPromoted(
+            log_id=log_id, name=log.name, missing=list(unclean.missing), able=list(unclean.able), done=False
+        )
+        if not asked.accept_loss:
+            return answer
+        reports, copies = await self._fence(log_id, log, unclean)
+        node = asked.to or best_of(log, reports)
+        if node not in reports:
+            raise Refused(f"node {node} does not say what its copy of log {log.name} holds; nothing was changed")
+        promoted = Promoted(
+            log_id=log_id,
+            seen=log.seen,
+            holder=Holder(node, reports[node].start_id),
+            epoch=max([log.epoch + 1, *(max(each.last_epoch + 1, each.promised) for each in reports.values())]),
+            unclean=True,
+            lost_from=lost_from(log, node, reports),
+        )
+        logger.warning("promoting_by_hand log=%s node=%s lost_from=%s", log.name, node, promoted.lost_from)
+        await self._decide(promoted)
+        return CopyPromoted(
+            log_id=log_id,
+            name=log.name,
+            missing=list(unclean.missing),
+            able=list(unclean.able),
+            done=True,
+            node=node,
+            epoch=promoted.epoch,
+            lost_from=promoted.lost_from,
+            lost_to=lost_to(log, node, reports),
+            copies=copies,
+        )
+
+    async def _fence(self, log_id: str, log: LogFacts, unclean: Unclean) -> tuple[dict[str, Report], list[CopyReport]]:
+        """What the copies that are there hold; from here on none of them writes or acks an older epoch."""
+        fences = [Fence(node, log_id, log.epoch + 1) for node in unclean.able]
+        answers = await asyncio.gather(*(self._service.ask_fence(fence) for fence in fences), return_exceptions=True)
+        reports: dict[str, Report] = {}
+        copies = []
+        for fence, answer in zip(fences, answers, strict=True):
+            if isinstance(answer, Report):
+                reports[fence.node] = answer
+                copies.append(
+                    CopyReport(
+                        node_id=fence.node,
+                        last_epoch=answer.last_epoch,
+                        end=answer.end,
+                        confirmed=answer.confirmed,
+                    )
+                )
+            elif isinstance(answer, MirrorlogError):
+                copies.append(CopyReport(node_id=fence.node, error=str(answer)))
+            else:
+                raise answer
+        if not reports:
+            reasons = "; ".join(f"{copy.node_id}: {copy.error}" for copy in copies)
+            raise Refused(f"no copy of log {log.name} says what it holds; nothing was changed: {reasons}")
+        return reports, copies
+
+    # --- events ---
+
+    def _get_events(self, asked: GetEvents) -> Awaitable[Message] | Message:
+        if asked.after < 0 or asked.limit < 1:
+            raise BadRequest(f"events are numbered from 1, and one at least is asked for: {asked.after}, {asked.limit}")
+        if self._events.last > asked.after or asked.wait_ms <= 0:
+            return self._events_behind(asked)
+        return self._events_later(asked)
+
+    async def _events_later(self, asked: GetEvents) -> Message:
+        await self._events.wait(asked.after, min(asked.wait_ms, WAIT_MS_MAX) / 1000)
+        return self._events_behind(asked)
+
+    def _events_behind(self, asked: GetEvents) -> Message:
+        events, identity = self._events, self._service.identity
+        return Events(
+            node_id=identity.node,
+            start_id=identity.start_id,
+            now_us=now_us(),
+            first=events.first,
+            last=events.last,
+            events=[self._readable(event) for event in events.behind(asked.after, asked.limit)],
+        )
+
+    def _readable(self, event: ClusterEvent) -> ClusterEvent:
+        """For who asks. What he may not know leaves its number: he follows them by that."""
+        users = self._state.routing.users
+        if event.kind not in OF_USERS or not users:
+            return event
+        user = users.get(asker())
+        if user is not None and has_tag(user, (ADMINISTRATOR,)):
+            return event
+        return replace(
+            event, text=f"a matter of users and permissions; what, the tag {ADMINISTRATOR} may read", details={}
+        )
+
+    # --- inside ---
+
+    @property
+    def _state(self) -> ClusterState:
+        return self._service.state
+
+    def _check_coordinates(self) -> None:
+        """Who is gone for one node may be there for the others: who coordinates has to see it. One that has just begun
+        to may not have heard of all that was decided yet. Raises NotLeader."""
+        own, leader = self._service.identity.node, self._service.leader
+        if leader != own:
+            raise NotLeader(
+                f"node {own} does not coordinate the cluster, {leader or 'nobody known'} does; ask that one"
+            )
+        if not self._service.driver.raft.settled:
+            raise NotLeader(f"node {own} has only begun to coordinate the cluster; ask again")
+
+    def _facts_of(self, node: str) -> NodeFacts:
+        facts = self._state.nodes.get(node)
+        if facts is None:
+            raise BadRequest(f"no node {node!r} in this cluster; there are {', '.join(self._state.nodes)}")
+        return facts
+
+    def _log(self, name: str) -> tuple[str, LogFacts]:
+        for log_id, log in self._state.logs.items():
+            if name in (log_id, log.name):
+                return log_id, log
+        known = ", ".join(log.name for log in self._state.logs.values()) or "none"
+        raise NoSuchLog(f"no log {name!r} in this cluster; there are {known}")
+
+    async def _decide(self, command: AnyCommand) -> None:
+        """Raises Refused with the cluster's reason, RequestTimeout when no majority decides, OutcomeUnknown."""
+        outcome = await self._service.propose(command, timeout_s=DECIDE_S)
+        if outcome.refusal:
+            raise outcome.error

@@ -1,0 +1,273 @@
+"""Queues that go by themselves, on the node that masters their log: who uses them, and one look in a second. Thin;
+`queues.lifetimes` decides.
+
+The look goes over the queues that have such arguments, of the logs that this node masters and whose epoch has begun,
+some at each tick, so that 10,000 of them hold nobody up. What it finds is deleted as if somebody had asked for it, many
+queues of a log together. It is decided once: whoever subscribes while the bindings are already being taken away is told
+that the queue is gone. To take it back then would leave a queue to which nothing leads, and nobody would know.
+
+Reads at mirrors are no use that the master sees, so queues with `x-expires` are read at their master alone: they tell
+of no mirrors, and a mirror sends on who asks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, NamedTuple, Protocol
+from uuid import UUID
+
+from mirrorlog import versions
+from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
+from mirrorlog.broker.log.publish import not_master
+from mirrorlog.broker.session.exclusive_queues import Exclusives, Session
+from mirrorlog.broker.session.queue_deletion import Deletions
+from mirrorlog.config import Member
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.queues.changes import QueueUsed, encode_change
+from mirrorlog.queues.groups.table import OWN_GROUP
+from mirrorlog.queues.limits.lifetime import Lifetimes, Uses
+from mirrorlog.queues.registry import Queue, no_such_queue
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.groups import Lease, Subscribe
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+AT_ONCE: Final = 500
+"""Queues of a log that one tick looks at, 2 µs each: a look at more than 10,000 takes longer than a second."""
+
+
+class Cluster(Protocol):
+    """What is known of it."""
+
+    def master(self, log_id: UUID) -> Member | None: ...
+    def placed(self, queue: str) -> UUID | None: ...
+    def is_transient(self, log_id: UUID) -> bool: ...
+    def placed_in(self, log_id: UUID) -> list[str]: ...
+    def cluster_version(self) -> int: ...
+
+
+class _Mastership(NamedTuple):
+    epoch: int
+    lifetimes: Lifetimes
+
+
+class LifetimeKeeper:
+    """Of one node. `return_s`: how long a new master waits for subscribers to come back; `spawn`: has work done that
+    nobody waits for."""
+
+    def __init__(
+        self,
+        logs: HostedLogs,
+        cluster: Cluster,
+        deletions: Deletions,
+        *,
+        return_s: float,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._logs = logs
+        self._cluster = cluster
+        self._deletions = deletions
+        self._return_s = return_s
+        self._spawn = spawn
+        self.exclusives = Exclusives(lambda name: None)
+        self._masterships: dict[UUID, _Mastership] = {}
+        self._busy: set[UUID] = set()
+        self._finished: dict[UUID, int] = {}
+        self._look_at = 0.0
+        self._looking: list[tuple[HostedLog, deque[int]]] = []
+
+    # --- what is asked for ---
+
+    def asked(self, message: Message) -> None:
+        """After somebody was subscribed, or let in to wait for a lease; refused or not, it is a use of the queue."""
+        if not isinstance(message, Subscribe | Lease):
+            return
+        for log in self._logs:
+            queue = log.replica.queues.get(message.queue) if log.masters else None
+            if queue is not None and queue.queue_id in log.replica.queues.lifetimes:
+                self.used(log, queue)
+
+    def used(self, log: HostedLog, queue: Queue) -> None:
+        """A queue was declared again, subscribed to, or asked for a lease. Raises NotMaster at a mirror of one whose
+        uses have to be seen: to answer there that it is there would be to let it go all the same."""
+        lifetime = log.replica.queues.lifetimes.get(queue.queue_id)
+        if lifetime is None:
+            return
+        if not log.masters and lifetime.expires_ms is not None:
+            raise not_master(log.name, self._cluster.master(log.log_id))
+        self._lifetimes(log).used(queue.queue_id, _now())
+        self._note_used(log, queue)
+
+    def read(self, log: HostedLog, queue_id: int, session: Session) -> None:
+        """A fetch. Raises NotMaster at a mirror of a queue whose reads have to be seen, NoSuchQueue for one that is
+        over, QueueExclusive."""
+        if self._cluster.is_transient(log.log_id):
+            self._check_transient(log, queue_id, session)
+        lifetime = log.replica.queues.lifetimes.get(queue_id)
+        if lifetime is None:
+            return
+        if log.masters:
+            self._lifetimes(log).used(queue_id, _now())
+        elif lifetime.expires_ms is not None:
+            raise not_master(log.name, self._cluster.master(log.log_id))
+
+    def is_there(self, log: HostedLog, queue: Queue) -> bool:
+        """Whether a queue that is in a log is to be found. Not one that was to go with a run of its node, and that is
+        over, or has not begun to write the log; nor an exclusive one whose client is gone."""
+        if not self._cluster.is_transient(log.log_id):
+            return True
+        placed = self._cluster.placed(queue.name) == log.log_id
+        return placed and log.masters and not self.exclusives.is_orphan(queue)
+
+    def is_going(self, name: str) -> bool:
+        """Whether a queue of that name is about to be deleted, and whoever declares one has to wait."""
+        return self._deletions.is_under_way(name) or any(self._in_the_way(log, name) for log in self._logs)
+
+    def _in_the_way(self, log: HostedLog, name: str) -> bool:
+        """Of another of that name, in the same log."""
+        queue = log.replica.queues.get(name) if self._cluster.is_transient(log.log_id) else None
+        if queue is None or not log.masters or self._cluster.placed(name) not in (None, log.log_id):
+            return False
+        return not self.is_there(log, queue)
+
+    def _check_transient(self, log: HostedLog, queue_id: int, session: Session) -> None:
+        if not log.masters:
+            raise not_master(log.name, self._cluster.master(log.log_id))
+        queue = log.replica.queues.find_id(queue_id)
+        if not self.is_there(log, queue):
+            raise no_such_queue(queue.name)
+        self.exclusives.check_read(queue, session)
+
+    # --- the look ---
+
+    def tick(self, now: float) -> None:
+        """Time passes (s, the loop's clock)."""
+        for mastership in self._masterships.values():
+            mastership.lifetimes.passed(now)
+        if now >= self._look_at and not self._looking:
+            self._look_at = now + LOOK_S
+            self._looking = [(log, self._ids(log)) for log in self._logs if log.knows_confirmed]
+        self._looking = [(log, rest) for log, ids in self._looking if (rest := self._look(log, ids, now))]
+
+    def _ids(self, log: HostedLog) -> deque[int]:
+        """Whom a look at a log is for. What is over whatever its arguments say ends at once."""
+        self._end_soon(log, self._over(log), over=True)
+        queues = log.replica.queues
+        self._lifetimes(log).keep(queues.lifetimes)
+        return deque(queues.lifetimes)
+
+    def _look(self, log: HostedLog, ids: deque[int], now: float) -> deque[int]:
+        """At some of them; gives the rest."""
+        some = [ids.popleft() for _ in range(min(AT_ONCE, len(ids)))]
+        if not some or not log.knows_confirmed:
+            return deque()
+        lifetimes, queues, ends = self._lifetimes(log), log.replica.queues, []
+        for queue_id, lifetime in ((each, queues.lifetimes.get(each)) for each in some):
+            if lifetime is None:
+                continue  # deleted since the look began
+            queue = queues.find_id(queue_id)
+            self._note_used(log, queue)
+            if reason := lifetimes.ends(queue_id, lifetime, self._uses(log, queue), now):
+                logger.debug("queue_ends log=%s queue=%r id=%s reason=%r", log.name, queue.name, queue_id, reason)
+                ends.append(queue.name)
+        self._end_soon(log, ends)
+        return ids
+
+    def _end_soon(self, log: HostedLog, names: Iterable[str], *, over: bool = False) -> None:
+        """One deletion of a log's queues at a time: what comes meanwhile is found again by the next look. None while
+        the cluster is being updated: what it cannot decide would be asked for again and again."""
+        if self._cluster.cluster_version() < versions.DELETION:
+            return
+        names = [name for name in names if not self._deletions.is_under_way(name)]
+        epoch = log.replica.epochs.current
+        if log.log_id not in self._busy and (names or self._finished.get(log.log_id) != epoch):
+            if names:
+                logger.info("queues_end log=%s count=%s first=%r", log.name, len(names), names[0])
+            self._busy.add(log.log_id)
+            self._spawn(self._end(log, names, epoch, over=over))
+
+    def _over(self, log: HostedLog) -> list[str]:
+        """In the log of what goes with this node's run: the queues whose owner is gone, and those that the cluster has
+        given up, with a former run, or with this one while it was cut off."""
+        if not self._cluster.is_transient(log.log_id):
+            return []
+        placed = set(self._cluster.placed_in(log.log_id))  # once: there may be 10,000
+        is_orphan = self.exclusives.is_orphan
+        return [queue.name for queue in log.replica.queues if queue.name not in placed or is_orphan(queue)]
+
+    def all_come_back(self) -> None:
+        """The node is about to close all connections, so that their clients log in: that nobody is there says nothing
+        for a while."""
+        for mastership in self._masterships.values():
+            mastership.lifetimes.returning(_now())
+
+    def look_soon(self) -> None:
+        """Something has ended that queues go with."""
+        self._look_at = 0.0
+
+    async def end_run(self) -> None:
+        """The node stops: what is not to outlive its run goes, and whoever uses it is told."""
+        for log in self._logs:
+            if log.knows_confirmed and self._cluster.is_transient(log.log_id):
+                try:
+                    names = [queue.name for queue in log.replica.queues]
+                    await self._deletions.delete_all(log, names, held_too=True)
+                except MirrorlogError as error:
+                    logger.info("queues_not_ended log=%s reason=%r", log.name, str(error))
+
+    async def _end(self, log: HostedLog, names: list[str], epoch: int, *, over: bool) -> None:
+        """What cannot be done now is found again by the next look."""
+        try:
+            if self._finished.get(log.log_id) != epoch:
+                await self._deletions.finish(log)
+                self._finished[log.log_id] = epoch
+            await self._deletions.delete_all(log, names, held_too=over)
+        except MirrorlogError as error:
+            logger.info("queues_not_ended log=%s reason=%r", log.name, str(error))
+        finally:
+            self._busy.discard(log.log_id)
+
+    # --- inside ---
+
+    def _lifetimes(self, log: HostedLog) -> Lifetimes:
+        """Of the present mastership."""
+        epoch, known = log.replica.epochs.current, self._masterships.get(log.log_id)
+        if known is None or known.epoch != epoch:
+            known = _Mastership(epoch, Lifetimes(_now(), return_s=self._return_s))
+            self._masterships[log.log_id] = known
+        return known.lifetimes
+
+    def _note_used(self, log: HostedLog, queue: Queue) -> None:
+        """Once in a queue's life: that its own group had a subscriber."""
+        lifetime = log.replica.queues.lifetimes.get(queue.queue_id)
+        if lifetime is None or not lifetime.auto_delete or queue.used_at >= 0 or not _subscribers(log, queue):
+            return
+        try:
+            batch = encode_change(QueueUsed(), queue_id=queue.queue_id)
+            log.publisher.append_change(batch, lambda error: None)
+        except MirrorlogError as error:
+            logger.debug("use_not_logged log=%s queue=%r reason=%r", log.name, queue.name, str(error))
+
+    @staticmethod
+    def _uses(log: HostedLog, queue: Queue) -> Uses:
+        queue_id, deliverer = queue.queue_id, log.deliverer
+        taking = deliverer.takers(queue_id) if deliverer is not None else 0
+        leased = sum(ledger.leased for ledger in log.replica.groups.groups(queue_id).values())
+        return Uses(
+            subscribers=_subscribers(log, queue),
+            users=taking + leased + log.fetcher.waiting(queue_id),
+            was_used=queue.used_at >= 0,
+        )
+
+
+def _subscribers(log: HostedLog, queue: Queue) -> int:
+    """Of the queue's own group."""
+    return log.deliverer.subscribers(queue.queue_id, OWN_GROUP) if log.deliverer is not None else 0
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

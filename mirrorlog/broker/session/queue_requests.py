@@ -1,0 +1,703 @@
+"""Control requests of clients and tools: metadata, declare, offsets, positions, status. One method each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextvars import copy_context
+from typing import Any, Final, Protocol
+from uuid import UUID, uuid4
+
+from msgspec.structs import replace
+
+from mirrorlog import versions
+from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
+from mirrorlog.broker.hosting.status import hold_info
+from mirrorlog.broker.log.publish import not_master
+from mirrorlog.broker.retention.holds import HoldKeeper
+from mirrorlog.broker.session.exclusive_queues import Exclusives
+from mirrorlog.broker.session.metadata import Told
+from mirrorlog.broker.session.operator_requests import Operations
+from mirrorlog.broker.session.queue_deletion import WAIT_S, Deletions
+from mirrorlog.broker.session.queue_lifetimes import LifetimeKeeper
+from mirrorlog.cluster.state.commands import PasswordRenewed
+from mirrorlog.cluster.state.topology import User, VirtualHost
+from mirrorlog.commitlog.epochs import EPOCH_MAX
+from mirrorlog.config import LogAssignment, Member, Settings
+from mirrorlog.errors import (
+    AccessRefused,
+    BadRequest,
+    LogUnavailable,
+    MirrorlogError,
+    NotMaster,
+    QueueExists,
+    UnsupportedVersion,
+)
+from mirrorlog.queues.arguments import log_group_of, version_needed
+from mirrorlog.queues.changes import HoldEnded, PositionCommitted, encode_change
+from mirrorlog.queues.limits.holds import RELEASED, Hold, Wish, gone, taken
+from mirrorlog.queues.limits.lifetime import is_transient
+from mirrorlog.queues.registry import IDS_PER_LOG, Queue, check_declaration, no_such_queue
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.queues import (
+    CommitPosition,
+    DeclareQueue,
+    DeleteQueue,
+    Done,
+    EndHold,
+    FetchPosition,
+    FindOffset,
+    FoundOffset,
+    FoundPosition,
+    GetMetadata,
+    HoldGiven,
+    HoldsFound,
+    ListHolds,
+    Position,
+    QueueOutage,
+    SetHold,
+)
+from mirrorlog.wire.messages.status import ClusterStatus, GetStatus, Status
+from mirrorlog.wire.names import qualified, split
+
+logger = logging.getLogger(__name__)
+
+DECLARATION_BYTES_MAX: Final = 32 * 1024
+"""A queue with its arguments, as a batch. Far below any `max_batch_bytes`, above which no mirror takes a batch."""
+
+FOLLOW_S: Final = 2.0
+"""How long the answer to a landing waits for the log's begin to be where it was decided."""
+FOLLOW_LOOK_S: Final = 0.01
+
+RESERVED: Final = "amq."
+"""With what nobody's names of new queues begin."""
+GENERATED: Final = "amq.gen-"
+"""With what names of queues begin that a node has made."""
+
+Respond = Callable[[Message | MirrorlogError], None]
+
+
+class ClusterView(Protocol):
+    """What a node knows of its cluster at the moment."""
+
+    def member(self, node: str) -> Member | None:
+        """Where a node is reached."""
+
+    def members(self) -> Iterable[Member]: ...
+
+    def logs(self) -> Mapping[UUID, LogAssignment]:
+        """All logs there are, this node's or not, in the order of their numbers."""
+
+    def master(self, log_id: UUID) -> Member | None:
+        """Who writes a log; None while nobody does, or nobody is known to."""
+
+    def contact_at(self, now: float) -> float:
+        """When this node was in touch with a majority of its cluster last (s, the loop's clock)."""
+
+    def version(self) -> int:
+        """Of the newest decision that is known here."""
+
+    def cluster_version(self) -> int:
+        """What may be written; see `mirrorlog.versions`."""
+
+    def routing_version(self, virtual_host: str) -> int:
+        """Of what is known here; 0 when there is no such virtual host, or nothing is known."""
+
+    def virtual_host(self, name: str) -> VirtualHost | None:
+        """See `letter_roads.Places`."""
+
+    async def ask(self, node: str, question: bytes) -> bytes:
+        """See `letter_roads.Places`."""
+
+    async def up_to_date(self) -> None:
+        """See `letter_roads.Places`."""
+
+    def users(self) -> Mapping[str, User]:
+        """By name, with their permissions; another object after each change of them. Before the cluster was heard:
+        those that the disk holds."""
+
+    def renew_password(self, renewed: PasswordRenewed) -> None:
+        """Have it decided, and do not wait. Raises NotLeader before the node is in a cluster."""
+
+    def has_heard(self) -> bool:
+        """Whether this run has heard its cluster: it knows what was decided before it was started."""
+
+    def placed(self, queue: str) -> UUID | None:
+        """The log that a queue is in, if it was ever declared."""
+
+    def in_group(self, queue: str, log_group: str) -> bool:
+        """Whether a queue is where its `x-log-group` is."""
+
+    def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
+        """Why nobody can answer for a log, and a queue in it, now: all nodes that hold it are down. None while somebody
+        may."""
+
+    def outage_of_number(self, log_number: int) -> LogUnavailable | None:
+        """The same, by the number of the log."""
+
+    def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
+        """Those of these queues, or of all there are, that nobody can answer for now."""
+
+    async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
+        """Have a log decided for a new queue; the one it is in, if another declaration was faster. Raises BadRequest
+        when there is no log as its arguments want it, or what keeps it from being decided."""
+
+    def queue_ids(self, log_id: UUID) -> int:
+        """Up to this number a master of the log may give ids to queues; see `ClusterState.queue_ids`."""
+
+    async def grant_queue_ids(self, log_id: UUID, *, given: int) -> None:
+        """Have more of them decided, above those that are `given`. Raises what keeps it from being decided."""
+
+    def placed_in(self, log_id: UUID) -> list[str]:
+        """See `deletion.Cluster`."""
+
+    def is_transient(self, log_id: UUID) -> bool:
+        """Whether what is in a log goes with its node's run; what the cluster has not placed there is gone."""
+
+    def lost_from(self, log_id: UUID) -> bool:
+        """See `deletion.Cluster`."""
+
+    async def unbind_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
+        """See `deletion.Cluster`."""
+
+    async def remove_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
+        """See `deletion.Cluster`."""
+
+    def links(self) -> tuple[int, int, int]:
+        """To other members: opened in this run, standing now, and questions that failed on them."""
+
+    def status(self, now: float) -> ClusterStatus | None:
+        """`now`: the loop's clock in s. None for a node that is in no cluster."""
+
+
+class Requests:
+    """Answers control messages from the state of this node's logs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        logs: HostedLogs,
+        view: ClusterView,
+        status: Callable[[], Status],
+        operations: Operations | None = None,
+    ) -> None:
+        self._settings = settings
+        self._logs = logs
+        self._view = view
+        self._status = status
+        self._operations = operations
+        self._deletions = Deletions(view)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.lifetimes = LifetimeKeeper(
+            logs,
+            view,
+            self._deletions,
+            return_s=settings.limits.subscriber_return_ms / 1000,
+            spawn=lambda work: self.later(work, _nobody_waits),
+        )
+        self.exclusives = self.lifetimes.exclusives = Exclusives(self._transient_queue)
+        self._deletions.on_deleted = self.exclusives.dropped
+        self._told = Told(settings, logs, view, self.lifetimes.is_there)
+        self._handlers: dict[type[Message], Callable[..., Message | None]] = {
+            GetMetadata: self._metadata,
+            DeclareQueue: self._declare,
+            DeleteQueue: self._delete,
+            FindOffset: self._find_offset,
+            CommitPosition: self._commit_position,
+            FetchPosition: self._fetch_position,
+            SetHold: self._set_hold,
+            EndHold: self._end_hold,
+            ListHolds: self._list_holds,
+            GetStatus: lambda message, respond: self._status(),
+        }
+
+    def named(self, message: DeclareQueue) -> DeclareQueue:
+        """A declaration that leaves the queue's name to the node has one now. Raises BadRequest for one of such a name
+        of a queue that is not there: the node alone gives them out."""
+        virtual_host, name = split(message.name)
+        if not name:
+            made = f"{GENERATED}{secrets.token_urlsafe(16)}"
+            return replace(message, name=qualified(virtual_host, made))
+        if name.startswith(RESERVED) and self._view.placed(message.name) is None and self._queue(message.name) is None:
+            if name.startswith(GENERATED):
+                raise BadRequest(f"names that begin with {GENERATED} are given by nodes; declare with an empty name")
+            raise AccessRefused(f"queue {name[:64]!r}: names that begin with {RESERVED} are reserved")
+        return message
+
+    def handle(self, message: Message, respond: Respond) -> None:
+        """Answer through `respond`, now or when a change is confirmed. Raises MirrorlogError as the answer."""
+        operation = self._operations.handlers.get(type(message)) if self._operations is not None else None
+        if operation is not None:
+            told = operation(message)
+            if isinstance(told, Message):
+                respond(told)
+            else:
+                self.later(self._operate(told, respond), respond)
+            return
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise BadRequest(f"{type(message).__name__} is no request")
+        answer = handler(message, respond)
+        if answer is not None:
+            respond(answer)
+
+    def find(self, name: str) -> tuple[HostedLog, Queue]:
+        """Raises NoSuchQueue, or why a log that may have the queue is not served."""
+        place = self._place(name)
+        if place is not None:
+            return place
+        self._check_up(name)
+        if self._logs.refused or not self._logs:
+            raise self._unavailable()
+        raise no_such_queue(name)
+
+    def _check_up(self, name: str) -> None:
+        """Raises LogUnavailable naming the node, when all that hold the queue are down."""
+        log_id = self._view.placed(name)
+        if log_id is not None and (outage := self._view.outage(log_id, name)) is not None:
+            raise outage
+
+    def once_known(self, log: HostedLog, respond: Respond, act: Callable[[], None]) -> None:
+        """Act on the log's master, once it knows what its predecessor confirmed (invariant 4). Raises NotMaster."""
+        if log.knows_confirmed:
+            act()
+            return
+
+        # Whoever brings the confirm did not ask for this: what the cluster decides of it names who did.
+        context = copy_context()
+
+        async def later() -> None:
+            # In a step of its own: what is confirmed is known a moment after who waits for it is told.
+            act()
+
+        def known(error: MirrorlogError | None) -> None:
+            if error is not None:
+                respond(error)
+            else:
+                context.run(self.later, later(), respond)
+
+        log.publisher.when_confirmed(known)
+
+    # --- one method per request: the answer, or None when it comes later ---
+
+    def _metadata(self, message: GetMetadata, respond: Respond) -> Message:
+        if message.queues is None:
+            if self._logs.refused and not self._logs:
+                raise self._unavailable()
+            return self._told.all()
+        places = {name: self._place(name) for name in message.queues}
+        missing = [name for name, place in places.items() if place is None]
+        if self._logs.refused and (missing or not self._logs):
+            raise self._unavailable()
+        found = [self._told.queue(*place) for place in places.values() if place is not None]
+        return replace(self._told.of(found, missing), outages=self._view.outages(message.queues))
+
+    def _declare(self, message: DeclareQueue, respond: Respond) -> Message | None:
+        needed = version_needed(message.arguments)
+        if (older := versions.too_old(self._view.cluster_version(), needed, "these arguments")) is not None:
+            respond(older)  # not raised: the connection is sound
+            return None
+        if self.lifetimes.is_going(message.name) or not self._has_home(message.name) or self._joins_group(message):
+            self.later(self._place_and_declare(message, respond), _naming(message.name, respond))
+            return None
+        return self._declare_in(self._home(message.name), message, respond)
+
+    async def _place_and_declare(self, message: DeclareQueue, respond: Respond) -> None:
+        check_declaration(message.name, message.arguments, placed=True)
+        while self.lifetimes.is_going(message.name) or not self._has_home(message.name):
+            # In the same step of the loop as the declaration: a place that is about to be taken away is none.
+            await self._gone(message.name)
+            if not self._has_home(message.name):
+                check_declaration(message.name, message.arguments, placed=False)
+                await self._view.place(message.name, message.arguments)
+                if is_transient(message.arguments):
+                    await self._mastered_here(message.name)
+        if self._joins_group(message):
+            await self._view.place(message.name, message.arguments)  # its place may be from before it had a group
+        answer = self._declare_in(self._home(message.name), message, respond)
+        if answer is not None:
+            respond(answer)
+
+    async def _gone(self, name: str) -> None:
+        """Until no queue of that name is about to be deleted. Raises LogUnavailable."""
+        give_up_at = _now() + WAIT_S
+        self.lifetimes.look_soon()
+        await self._deletions.ended(name)
+        while self.lifetimes.is_going(name):
+            if _now() >= give_up_at:
+                raise LogUnavailable(f"queue {name!r} is being deleted; ask again", queue=name)
+            await asyncio.sleep(FOLLOW_LOOK_S)
+            await self._deletions.ended(name)
+
+    def _check_place(self, log: HostedLog, message: DeclareQueue) -> None:
+        """Of two that declare a name differently at once, one has it placed; it is no place for the other one's queue.
+        Raises QueueExists; NotMaster where it cannot be told what is there."""
+        transient = self._view.is_transient(log.log_id)
+        if transient and not log.masters:
+            raise not_master(log.name, self._view.master(log.log_id))
+        new = log.masters and log.replica.queues.get(message.name) is None
+        if new and transient != is_transient(message.arguments):
+            raise QueueExists(
+                f"queue {message.name!r} is being declared as one that {'goes' if transient else 'does not go'} with "
+                "its node (durable, exclusive); delete it, if nobody declares it any more, or take another name",
+                queue=message.name,
+            )
+
+    def _declare_in(self, log: HostedLog, message: DeclareQueue, respond: Respond) -> Message | None:
+        self._check_place(log, message)
+        batch = log.replica.queues.declare(message.name, message.arguments, incarnation=uuid4().hex)
+        if batch is not None and len(batch) > DECLARATION_BYTES_MAX:
+            raise BadRequest(f"a declaration of {len(batch)} bytes is above the limit of {DECLARATION_BYTES_MAX}")
+        if batch is not None and self._lacks_ids(log):
+            self.later(self._declare_with_ids(log, message, respond), _naming(message.name, respond))
+            return None
+
+        def answer() -> Message:
+            return self._told.of([self._told.queue(log, log.replica.queues.find(message.name))], [])
+
+        def done(error: MirrorlogError | None) -> None:
+            if error is None and log.replica.queues.get(message.name) is None:
+                error = no_such_queue(message.name)  # deleted before its declaration was on all copies
+            respond(error or answer())
+
+        if batch is not None:
+            log.publisher.append_change(batch, done)
+        elif log.replica.queues.find(message.name).declared_at >= log.replica.confirmed:
+            # Declared a moment ago: its repetition, too, is answered only when all copies have it.
+            log.publisher.when_confirmed(done)
+        else:
+            self.lifetimes.used(log, log.replica.queues.find(message.name))
+            return answer()
+        return None
+
+    def _lacks_ids(self, log: HostedLog) -> bool:
+        """Whether the next id is above those that the cluster knows may be given out. An older one cannot say more."""
+        if not log.masters or self._view.cluster_version() < versions.DELETION:
+            return False
+        return log.replica.queues.ids_given >= min(self._view.queue_ids(log.log_id), IDS_PER_LOG - 1)
+
+    async def _declare_with_ids(self, log: HostedLog, message: DeclareQueue, respond: Respond) -> None:
+        """Once there are more; what else holds for a declaration is looked at again."""
+        await self._view.grant_queue_ids(log.log_id, given=log.replica.queues.ids_given)
+        answer = self._declare(message, respond)
+        if answer is not None:
+            respond(answer)
+
+    def _delete(self, message: DeleteQueue, respond: Respond) -> None:
+        if (older := self._deletions.check_version()) is not None:
+            respond(older)
+            return
+        if not self._has_home(message.name):
+            self.find(message.name)  # raises why it is not there
+        log = self._home(message.name)
+        if not log.masters:
+            raise not_master(log.name, self._view.master(log.log_id))
+
+        def known() -> None:
+            self.later(self._deletions.delete(log, message, respond), respond)
+
+        self.once_known(log, respond, known)
+
+    def _find_offset(self, message: FindOffset, respond: Respond) -> Message | None:
+        log, queue = self.find(message.queue)
+        if message.any_copy:
+            return self._find_offset_in(log, queue, message, respond)
+
+        def known() -> None:
+            if (answer := self._find_offset_in(log, queue, message, respond)) is not None:
+                respond(answer)
+
+        self.once_known(log, respond, known)
+        return None
+
+    def _find_offset_in(self, log: HostedLog, queue: Queue, message: FindOffset, respond: Respond) -> Message | None:
+        index, queue_id, time_us = log.replica.index, queue.queue_id, message.append_time_us
+        if not index.is_past_time(queue_id, time_us):
+            return FoundOffset(queue_offset=index.find_time(queue_id, time_us))
+
+        async def look_back() -> None:
+            past = await log.past.find_time(queue_id, time_us)
+            found = index.find_time(queue_id, time_us)
+            respond(FoundOffset(queue_offset=found if past is None else max(index.begin(queue_id), min(past, found))))
+
+        self.later(look_back(), respond)
+        return None
+
+    def _commit_position(self, message: CommitPosition, respond: Respond) -> None:
+        log, queue = self.find(message.queue)
+        position = message.position
+        if position.log_id != str(log.replica.log_id):
+            raise BadRequest(
+                f"a position of log {position.log_id}, but queue {queue.name!r} is in {log.replica.log_id}"
+            )
+        if not log.masters:
+            raise not_master(log.name, self._view.master(log.log_id))
+        _check_epoch(log, position.epoch)
+        # Up to what is appended: the position is behind those records in the log, so it is confirmed after them.
+        following = log.replica.index.next_appended(queue.queue_id)
+        if not 0 <= position.queue_offset <= following:
+            raise BadRequest(f"position {position.queue_offset} is not within 0 and {following}, the records there are")
+        change = PositionCommitted(
+            group=message.group,
+            log_id=position.log_id,
+            epoch=position.epoch,
+            queue_offset=position.queue_offset,
+        )
+        batch = log.replica.queues.commit_position(message.queue, change)
+        log.publisher.append_change(batch, lambda error: respond(error or Done()))
+
+    def _fetch_position(self, message: FetchPosition, respond: Respond) -> Message | None:
+        log, queue = self.find(message.queue)
+
+        def answer() -> Message:
+            stored = queue.positions.get(message.group)
+            if stored is None:
+                return FoundPosition(position=None)
+            return FoundPosition(
+                position=Position(log_id=stored.log_id, epoch=stored.epoch, queue_offset=stored.queue_offset)
+            )
+
+        if message.any_copy or log.knows_confirmed:
+            return answer()
+        # What its predecessor confirmed is known once its own epoch has begun (invariant 4); a mirror sends on.
+        log.publisher.when_confirmed(lambda error: respond(error or answer()))
+        return None
+
+    # --- holds ---
+
+    def _set_hold(self, message: SetHold, respond: Respond) -> Message | None:
+        if (older := self._older_than_holds()) is not None:
+            respond(older)
+            return None
+        log, queue = self.find(message.queue)
+        self.once_known(log, respond, lambda: self._set_hold_in(log, queue, message, respond))
+        return None
+
+    def _set_hold_in(self, log: HostedLog, queue: Queue, message: SetHold, respond: Respond) -> None:
+        replica, keeper, queue_id = log.replica, self._keeper(log), queue.queue_id
+        replica.queues.find_id(queue_id)  # it may have been deleted while this waited
+        if self._deletions.is_under_way(queue.name):
+            raise LogUnavailable(f"queue {queue.name!r} is being deleted; ask again", queue=queue.name)
+        old = replica.holds.newest(queue_id).get(message.name)
+        wish = Wish(
+            message.name,
+            message.holder,
+            message.queue_offset,
+            message.lease_ms,
+            message.location,
+            message.tiered,
+            message.take_over,
+            message.epoch,
+        )
+        left_ms = keeper.left_ms(queue_id, old, _now()) if old is not None else 0
+        change = replica.holds.set(
+            queue_id, wish, next_confirmed=replica.index.next_confirmed(queue_id), left_ms=left_ms
+        )
+
+        def done(error: MirrorlogError | None) -> None:
+            if error is not None:
+                respond(error)
+            else:
+                self.later(self._give_hold(log, queue, wish, old, respond), respond)
+
+        if change is not None:
+            log.publisher.append_change(encode_change(change, queue_id=queue_id), done)
+        else:
+            # Nothing is to be written; but a node that has been replaced must not say that the lease runs.
+            log.publisher.when_confirmed(done)
+
+    async def _give_hold(self, log: HostedLog, queue: Queue, wish: Wish, old: Hold | None, respond: Respond) -> None:
+        """When the log begins where it was decided before the hold: then `begin` tells what the landing has missed."""
+        replica, keeper = log.replica, self._keeper(log)
+        hold = self._hold_given(log, queue, wish)
+        keeper.renewed(queue.queue_id, hold.name, _now())
+        keeper.was_set(queue.queue_id, old, hold)
+        decided, give_up_at = replica.begin_decided, _now() + FOLLOW_S
+        while replica.usable and replica.begin < decided and _now() < give_up_at:  # noqa: ASYNC110  (nobody tells)
+            await asyncio.sleep(FOLLOW_LOOK_S)
+        hold = self._hold_given(log, queue, wish)
+        respond(HoldGiven(hold=hold_info(replica, queue, hold, keeper, _now())))
+
+    def _hold_given(self, log: HostedLog, queue: Queue, wish: Wish) -> Hold:
+        """As confirmed, while nothing else is appended: what comes behind it is not its landing's any more. Raises
+        HoldTaken, LogUnavailable."""
+        holds, keeper, queue_id = log.replica.holds, self._keeper(log), queue.queue_id
+        hold = holds.confirmed(queue_id).get(wish.name)
+        for each in (hold, holds.newest(queue_id).get(wish.name)):
+            if each is None or not each.live:
+                if wish.epoch:
+                    raise gone(wish, each)
+                raise LogUnavailable(f"the hold of landing {wish.name!r} was ended while it was asked for; ask again")
+            if each.holder != wish.holder:
+                raise taken(each, keeper.left_ms(queue_id, each, _now()))
+        assert hold is not None
+        return hold
+
+    def _end_hold(self, message: EndHold, respond: Respond) -> Message | None:
+        if (older := self._older_than_holds()) is not None:
+            respond(older)
+            return None
+        log, queue = self.find(message.queue)
+        self.once_known(log, respond, lambda: self._end_hold_in(log, queue, message, respond))
+        return None
+
+    def _end_hold_in(self, log: HostedLog, queue: Queue, message: EndHold, respond: Respond) -> None:
+        holds, keeper = log.replica.holds, self._keeper(log)
+        hold = holds.newest(queue.queue_id).get(message.name)
+        change = holds.end(queue.queue_id, message.name, RELEASED, holder=message.holder)
+        if change is None or hold is None:
+            log.publisher.when_confirmed(lambda error: respond(error or Done()))
+            return
+        ended: HoldEnded = change
+
+        def done(error: MirrorlogError | None) -> None:
+            if error is None:
+                keeper.ended(queue.queue_id, hold, ended)
+            respond(error or Done())
+
+        log.publisher.append_change(encode_change(change, queue_id=queue.queue_id), done)
+
+    def _list_holds(self, message: ListHolds, respond: Respond) -> None:
+        log, queue = self.find(message.queue)
+
+        def answer() -> None:
+            holds = log.replica.holds.confirmed(queue.queue_id)
+            now = _now()
+            found = [hold_info(log.replica, queue, hold, log.hold_keeper, now) for _, hold in sorted(holds.items())]
+            respond(HoldsFound(holds=found))
+
+        self.once_known(log, respond, answer)
+
+    def _keeper(self, log: HostedLog) -> HoldKeeper:
+        """Raises NotMaster."""
+        keeper = log.hold_keeper
+        if keeper is None:
+            raise not_master(log.name, self._view.master(log.log_id))
+        return keeper
+
+    def _older_than_holds(self) -> UnsupportedVersion | None:
+        """Why no holds are written yet. To be answered, not raised: the connection is sound."""
+        return versions.too_old(self._view.cluster_version(), versions.HOLDS, "holds")
+
+    @staticmethod
+    async def _operate(answer: Awaitable[Message], respond: Respond) -> None:
+        respond(await answer)
+
+    # --- inside ---
+
+    def later(self, work: Coroutine[None, None, None], respond: Respond) -> None:
+        """Answer when the work is done; by its error, if it fails."""
+
+        async def run() -> None:
+            try:
+                await work
+            except MirrorlogError as error:
+                respond(error)
+            except Exception as error:
+                logger.exception("request_failed")
+                respond(MirrorlogError(f"internal error: {type(error).__name__}"))
+
+        task = asyncio.ensure_future(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _has_home(self, name: str) -> bool:
+        """Whether a queue is in a log that this node has, or was placed in one."""
+        return self._view.placed(name) is not None or self._place(name) is not None
+
+    def _joins_group(self, message: DeclareQueue) -> bool:
+        """Whether it may be a new queue of a log group, and is not placed with that yet."""
+        group = log_group_of(message.arguments)
+        return bool(group) and self._place(message.name) is None and not self._view.in_group(message.name, group)
+
+    def _home(self, name: str) -> HostedLog:
+        """The log that a queue is in, or was placed in. Raises NotMaster, or why that log is not served.
+
+        A mirror that is behind may have a queue that was deleted: whether one that is nowhere placed is there, only its
+        master can say.
+        """
+        place = self._place(name)
+        if place is not None and (place[0].masters or self._view.placed(name) is None):
+            if not place[0].masters:
+                raise not_master(place[0].name, self._view.master(place[0].log_id))
+            return place[0]
+        log_id = self._view.placed(name)
+        assert log_id is not None
+        log = self._logs.get(str(log_id))
+        if log is None:
+            self._check_up(name)
+            raise not_master(self._view.logs()[log_id].name, self._view.master(log_id))
+        return log
+
+    def _place(self, name: str) -> tuple[HostedLog, Queue] | None:
+        """Where the queue is: in a log that this node writes, or where the cluster has placed it, if it is in several:
+        a mirror that is behind has what was deleted."""
+        found = [(log, queue) for log in self._logs if (queue := log.replica.queues.get(name)) is not None]
+        found = [(log, queue) for log, queue in found if self.lifetimes.is_there(log, queue)]
+        if len(found) > 1:
+            placed = self._view.placed(name)
+            found.sort(key=lambda each: (not each[0].masters, each[0].log_id != placed))
+        return found[0] if found else None
+
+    def _transient_queue(self, name: str) -> Queue | None:
+        """One that goes with this node, also when it is about to: until then nobody else is to name it."""
+        placed = self._view.placed(name)
+        logs = (log for log in self._logs if log.log_id == placed and self._view.is_transient(log.log_id))
+        return next((queue for log in logs if (queue := log.replica.queues.get(name)) is not None), None)
+
+    def _queue(self, name: str) -> Queue | None:
+        place = self._place(name)
+        return place[1] if place is not None else None
+
+    async def _mastered_here(self, name: str) -> None:
+        """A log that was made for this queue on this node is about to be mastered by it: waited for, up to FOLLOW_S."""
+        give_up_at = _now() + FOLLOW_S
+        while (log_id := self._view.placed(name)) is not None and self._view.is_transient(log_id):
+            log = self._logs.get(str(log_id))
+            if (log is not None and log.masters) or _now() >= give_up_at:
+                return
+            await asyncio.sleep(FOLLOW_LOOK_S)
+
+    def _unavailable(self) -> MirrorlogError:
+        """Why there is a log less than assigned, as its own error with its details."""
+        for log in self._logs.refused:
+            assert log.error is not None
+            return log.error.with_traceback(None)  # shared: it must not collect the frames of all who raise it
+        return LogUnavailable("this node holds no log")
+
+
+def _check_epoch(log: HostedLog, epoch: int) -> None:
+    """Of a position. Any former one will do: who goes on at another record still has that of the last one he read, and
+    some set none, which is 0. Raises NotMaster where this node is behind, BadRequest for what no epoch can be."""
+    current = log.replica.epochs.current
+    if not 0 <= epoch <= EPOCH_MAX:
+        raise BadRequest(f"epoch {epoch} of a position is not within 0 and {EPOCH_MAX}")
+    if epoch > current:
+        raise NotMaster(
+            f"a position of epoch {epoch}, and log {log.name} is at epoch {current} on this node: another node may "
+            "write it by now; ask again"
+        )
+
+
+def _now() -> float:
+    """The loop's clock, in s: that of the leases."""
+    return asyncio.get_running_loop().time()
+
+
+def _naming(name: str, respond: Respond) -> Respond:
+    """Of a queue whose name a node has made, a refusal says it: it is placed, and may be declared by that elsewhere."""
+    if not split(name)[1].startswith(GENERATED):
+        return respond
+
+    def named(answer: Message | MirrorlogError) -> None:
+        if isinstance(answer, MirrorlogError):
+            answer.details.setdefault("queue", name)
+        respond(answer)
+
+    return named
+
+
+def _nobody_waits(answer: Message | MirrorlogError) -> None:
+    """What the node does by itself."""

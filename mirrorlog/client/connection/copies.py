@@ -1,0 +1,134 @@
+"""The copies of a queue: what their nodes say, asked of several. Thin; `begins` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from mirrorlog.client.connection.bad_stretch import BadStretch
+from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.masters import ask_master
+from mirrorlog.client.connection.start_offsets import NO_ANSWER, begin_of, is_elsewhere, judged, views_of
+from mirrorlog.errors import BadBatch, InSyncReplicasNotEnough, LogCorrupt, MirrorlogError, OffsetOutOfRange
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.queues import FindOffset, FoundOffset, GetMetadata, Metadata, QueueInfo
+
+logger = logging.getLogger(__name__)
+
+_M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
+
+
+class Copies:
+    """The copies of one queue, as one reader meets them: it remembers which mirrors lacked what was asked for."""
+
+    def __init__(self, client: Cluster, queue: str) -> None:
+        self._client = client
+        self._queue = queue
+        self._lacking: set[str] = set()
+
+    def lacks(self, node_id: str) -> bool:
+        """Whether this mirror began late and lacked records that were asked for: it is to be tried last."""
+        return node_id in self._lacking
+
+    async def earliest(self, info: QueueInfo, node_id: str) -> int:
+        """Where the queue begins, for a reader of any mirror that has met `node_id`, which gave `info`.
+
+        While no other node answers it is where that one begins: nobody could say more.
+        """
+        if not info.begin or node_id == info.master:
+            return info.begin
+        whole = await self._begin_elsewhere(info, node_id)
+        return info.begin if whole is None else min(info.begin, whole)
+
+    async def first_at(self, append_time_us: int, *, any_copy: bool = True) -> int:
+        """The first confirmed queue offset whose batch was appended at or after a time, µs UTC.
+
+        By the master, once it knows what its predecessor confirmed: behind a failover it would else answer what it had
+        as a mirror for the end of what is confirmed. `any_copy`: while no master can tell, by the mirror that finds the
+        smallest (one that began late finds its own begin); enough for who begins there, and not for who ends there.
+        Raises NoSuchQueue, or why the master does not answer when nobody does.
+        """
+        asked = FindOffset(queue=self._queue, append_time_us=append_time_us, any_copy=False)
+        message = replace(asked, any_copy=True)
+        try:
+            answer = await ask_master(self._client, self._queue, asked, FoundOffset, insist=not any_copy)
+            return answer.queue_offset
+        except (*NO_ANSWER, InSyncReplicasNotEnough) as error:
+            if not any_copy:
+                raise
+            info = await self._client.queue_info(self._queue)
+            found = await ask_all(self._client, info.mirrors, message, FoundOffset)
+            if not found:
+                raise error
+            return min(each.queue_offset for each in found)
+
+    async def judged(
+        self, error: OffsetOutOfRange, info: QueueInfo, node_id: str, queue_offset: int
+    ) -> OffsetOutOfRange:
+        """What the refusal of a node means to a reader at `queue_offset`; see `begins.judged`. A master's is final."""
+        begin = error.details.get("begin")
+        if node_id == info.master or not isinstance(begin, int) or begin <= queue_offset:
+            return error
+        whole = await self._begin_elsewhere(info, node_id)
+        if whole is not None and whole < begin:
+            self._lacking.add(node_id)
+        return judged(error, queue=self._queue, node_id=node_id, queue_offset=queue_offset, whole=whole)
+
+    def met_bad(self, bad: BadStretch, node_id: str, error: MirrorlogError) -> None:
+        """The node sent bad bytes of the stretch, or refuses its own: it is not asked for it again, and named."""
+        bad.bad.append(node_id)
+        logger.warning(
+            "bad_bytes_met queue=%s node=%s log_offset=%s queue_offset=%s reason=%r",
+            self._queue, node_id, bad.log_offset, bad.queue_offset, str(error),
+        )  # fmt: skip
+
+    async def whole(self, bad: BadStretch, node_ids: Iterable[str], ask: Callable[[str], Awaitable[_T]]) -> _T:
+        """The stretch from the first of those nodes that has it whole; `ask` raises BadBatch for one that has not.
+
+        Raises ConnectionLost while one that may have it cannot be asked, BadBatch when nobody has it, and what is the
+        same on every copy: OffsetOutOfRange when it is freed, PositionLost when it is lost.
+        """
+        bad.unread.clear()
+        for node_id in bad.left(node_ids):
+            try:
+                return await ask(node_id)
+            except (BadBatch, LogCorrupt) as error:
+                self.met_bad(bad, node_id, error)
+            except OffsetOutOfRange as error:
+                if not is_elsewhere(error):
+                    raise
+                bad.unread[node_id] = str(error)
+            except MirrorlogError as error:
+                bad.unread[node_id] = str(error)
+        raise bad.refusal()
+
+    async def _begin_elsewhere(self, info: QueueInfo, node_id: str) -> int | None:
+        """Where the queue begins by what other nodes than `node_id` say; None when none of them knows."""
+        asked = GetMetadata(queues=[self._queue])
+        for asking in ([info.master], [mirror for mirror in info.mirrors if mirror != node_id]):
+            views = views_of(self._queue, await ask_all(self._client, asking, asked, Metadata))
+            if views:
+                return begin_of(views)
+        return None
+
+
+async def ask_all(client: Cluster, node_ids: Iterable[str], message: Message, expect: type[_M]) -> list[_M]:
+    """What those nodes answer that do, asked at once. Raises any other error that one of them gives."""
+
+    async def ask(node_id: str) -> _M | None:
+        try:
+            return await _ask_one(client, node_id, message, expect)
+        except NO_ANSWER:
+            return None
+
+    return [answer for answer in await asyncio.gather(*map(ask, node_ids)) if answer is not None]
+
+
+async def _ask_one(client: Cluster, node_id: str, message: Message, expect: type[_M]) -> _M:
+    connection = await client.reach(await client.node_address(node_id))
+    return await connection.request(message, expect, timeout_ms=client.request_timeout_ms)

@@ -1,0 +1,131 @@
+"""Asking a queue's master, whoever that is by then. Thin."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+from mirrorlog.attempts import Attempts
+from mirrorlog.client.connection.backoff import Backoff
+from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.stall_watch import StallWatch
+from mirrorlog.errors import (
+    ConnectionLost,
+    InSyncReplicasNotEnough,
+    LogRecovering,
+    LogUnavailable,
+    MasterChanged,
+    MirrorlogError,
+    NodeStopping,
+    NotMaster,
+    RequestTimeout,
+)
+from mirrorlog.wire.messages.base import Message
+
+MOVED: Final = (ConnectionLost, RequestTimeout, NotMaster, MasterChanged)
+"""After these the master is looked for again."""
+REPLACED_PERHAPS: Final = (InSyncReplicasNotEnough, LogRecovering, LogUnavailable, NodeStopping)
+"""A master that gives these may have been replaced without having heard of it: another one is looked for meanwhile."""
+
+_M = TypeVar("_M", bound=Message)
+
+
+async def ask_master(
+    client: Cluster, queue: str, message: Message, expect: type[_M], *, insist: bool, awaits_copies: bool = False
+) -> _M:
+    """What the queue's master answers to a question; a new one is followed.
+
+    `insist`: within `request_timeout_ms` it is asked again while there is no master, or none that is reached;
+    `awaits_copies`: and while it has too few copies. Raises what the last one answered, NoSuchQueue, ConnectionLost,
+    RequestTimeout, or NotMaster while there is none.
+    """
+    awaited = _awaited(awaits_copies)
+    request = _Request(client, queue, message, Attempts(), client.request_timeout_ms)
+    return await request.answer(expect, lambda error: insist and isinstance(error, awaited))
+
+
+async def change_at_master(
+    client: Cluster,
+    queue: str,
+    message: Message,
+    expect: type[_M],
+    *,
+    once: bool = False,
+    awaits_copies: bool = False,
+    wait_ms: int = 0,
+    telling: tuple[type[MirrorlogError], ...] = (),
+) -> _M:
+    """As `ask_master` that insists, of what changes something, and bears being asked twice; else `once`: it is not
+    asked again when an attempt may have counted.
+
+    When one may have, and is asked again, whatever may pass is waited out: only an answer can tell. `wait_ms`: how long
+    the node may keep its answer, beyond the time that any has; `telling`: see `Attempts.request`. Raises what the last
+    one answered, NoSuchQueue, NotMaster, or ConnectionLost when none was reached: nothing was done; or OutcomeUnknown.
+    """
+    attempts, awaited = Attempts(), _awaited(awaits_copies)
+    request = _Request(client, queue, message, attempts, client.request_timeout_ms + wait_ms, once=once)
+
+    def passes(error: MirrorlogError) -> bool:
+        return not once and error.retriable if attempts.in_doubt else isinstance(error, awaited)
+
+    with attempts.request(telling=telling):
+        return await request.answer(expect, passes)
+
+
+def _awaited(awaits_copies: bool) -> tuple[type[MirrorlogError], ...]:
+    return (*MOVED, InSyncReplicasNotEnough) if awaits_copies else MOVED
+
+
+class _Replaced(Exception):
+    """The one who was asked is no longer the master, and who is is known. `answer`: what that one said."""
+
+    def __init__(self, answer: MirrorlogError) -> None:
+        super().__init__(answer)
+        self.answer = answer
+
+
+class _Request:
+    """`once`: not sent again when an attempt may have counted."""
+
+    def __init__(
+        self, client: Cluster, queue: str, message: Message, attempts: Attempts, timeout_ms: int, *, once: bool = False
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._message = message
+        self._attempts = attempts
+        self._loop = asyncio.get_running_loop()
+        self._give_up_at = self._loop.time() + timeout_ms / 1000
+        self._once = once
+
+    async def answer(self, expect: type[_M], passes: Callable[[MirrorlogError], bool]) -> _M:
+        """After an error that `passes` it is asked again while there is time."""
+        backoff = Backoff(random.random)
+        while True:
+            try:
+                return await self._attempt(expect)
+            except _Replaced as replaced:
+                if self._once and self._attempts.in_doubt:
+                    raise replaced.answer from None
+            except MirrorlogError as error:
+                if not passes(error) or not self._client.connected or self._loop.time() >= self._give_up_at:
+                    raise
+                await asyncio.sleep(backoff.next_s())
+
+    async def _attempt(self, expect: type[_M]) -> _M:
+        """Raises _Replaced, or why there is no answer."""
+        client = self._client
+        connection, found = await client.master_of(self._queue)
+        timeout_ms = max(1, int((self._give_up_at - self._loop.time()) * 1000))
+        reason = f"{connection.address} answered nothing, and is no longer master of queue {self._queue!r}"
+        try:
+            with self._attempts.one():
+                async with StallWatch(partial(client.has_moved, found), reason=reason):
+                    return await connection.request(self._message, expect, timeout_ms=timeout_ms)
+        except (*REPLACED_PERHAPS, *MOVED) as error:
+            if await client.has_moved(found):
+                raise _Replaced(error) from None
+            raise

@@ -1,0 +1,325 @@
+"""Finder: finds queues and their masters among the nodes. Thin; `sightings` decides whom to believe.
+
+Who looks for a queue for the first time believes the first node that names its master. Who looks again has lost that
+master, or was refused by it, and a node that is behind would send him back: so all nodes are asked, at once, and the
+one that knows most is believed. Whatever is looked for while such a survey is under way is asked for in the next one,
+together: however many producers have lost their master, there is one question at a time to each node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from mirrorlog.client.connection.sightings import FoundQueue, newest, settled, sightings_of
+from mirrorlog.errors import ConnectionLost, LogUnavailable, MirrorlogError, NoSuchQueue, NotCurrent, RequestTimeout
+from mirrorlog.wire.messages.queues import Metadata, QueueInfo
+
+# Whether a queue cannot be reached because all nodes that hold it are down. Pure.
+#
+# Who asks for such a queue is told at once: to wait helps only when somebody starts the node. Who was at work with it
+# already waits on, as long as he was told to: it may be a restart.
+
+
+def is_outage(error: MirrorlogError) -> bool:
+    """Whether this says so."""
+    return isinstance(error, LogUnavailable) and "since" in error.details
+
+
+def outage_of(queue: str, answers: Iterable[Metadata]) -> LogUnavailable | None:
+    """By the node that knows most of the cluster, if that says so."""
+    newest = max(answers, key=lambda answer: answer.version, default=None)
+    for outage in newest.outages if newest is not None else ():
+        if outage.name == queue:
+            return LogUnavailable(outage.reason, node=outage.node, since=outage.since_us, queue=queue)
+    return None
+
+
+# Whether a queue that is found by its name is the one that was found before, and is there still. Pure.
+#
+# A queue that was deleted, or lost, may have been declared anew under its name. It has another id, and its offsets
+# begin again: who reads on where he stood would pass over records, and who settles would settle others than he has.
+# Its incarnation is looked at beside the id: a log that lost declarations of a software that did not know how many ids
+# it had given out may give an id again.
+
+
+def check_same(queue: str, known: QueueInfo | None, found: QueueInfo) -> None:
+    """`known`: None when it is found for the first time. Raises NoSuchQueue, for good."""
+    if known is None:
+        return
+    told = known.incarnation and found.incarnation
+    if known.queue_id != found.queue_id or (told and known.incarnation != found.incarnation):
+        raise NoSuchQueue(
+            f"queue {queue!r} was deleted, and declared anew since; begin anew to have the new one",
+            queue=queue,
+            declared_anew=True,
+        )
+
+
+def ended_with_its_node(known: QueueInfo, version: int, answer: Metadata) -> bool:
+    """Whether a queue that a node described at a `version` of the cluster is no more, by the `answer` of one that knows
+    as much: it has no place. So it is of those that go with a node or a connection only. Another one's place may be
+    unknown to a node that its log has not reached: it is waited for."""
+    passing = known.arguments.get("exclusive") is True or known.arguments.get("durable") is False
+    told = version and answer.version >= version
+    return bool(passing and told) and known.name in answer.missing and known.name not in answer.placed
+
+
+def is_another(error: MirrorlogError) -> bool:
+    """Whether this says that it is another one, or is no more: asking again cannot change it."""
+    return isinstance(error, NoSuchQueue) and bool(error.details.get("declared_anew") or error.details.get("ended"))
+
+
+# Asking several nodes the same: one that hangs delays nobody. Thin.
+#
+# Either all at once, or each a head start before the next (as RFC 8305 has it for addresses): then one that answers is
+# the only one that is asked, and one that is silent costs its head start instead of its deadline. How long to wait for
+# the others, once there is an answer, is for whoever asks to say: only he knows what it is worth.
+
+
+HEAD_START_S: Final = 0.25
+
+_T = TypeVar("_T")
+Ask = Callable[[], Coroutine[Any, Any, _T]]
+
+
+@dataclass(slots=True)
+class Heard(Generic[_T]):
+    """`answers`: in the order in which they came; `failures`: by the number of the one who was asked."""
+
+    answers: list[_T] = field(default_factory=list)
+    failures: dict[int, MirrorlogError] = field(default_factory=dict)
+
+    def no_answer(self) -> MirrorlogError:
+        """What to raise when every node failed: the first that did answer, with its reason, tells most."""
+        failures = [self.failures[number] for number in sorted(self.failures)]
+        for failure in failures:
+            if not isinstance(failure, ConnectionLost | RequestTimeout):
+                return failure
+        return ConnectionLost(f"no node answers: {'; '.join(map(str, failures))}")
+
+
+async def ask_nodes(
+    asks: Sequence[Ask[_T]], patience_s: Callable[[list[_T]], float], *, head_start_s: float = 0.0
+) -> Heard[_T]:
+    """What they answer. `patience_s(answers)`: how much longer to wait for others, given these; 0 when they will do.
+
+    The next one is asked `head_start_s` after the one before, or when that one has failed; and all of them once there
+    is an answer that will not do. Without any answer it lasts until all have failed: each has its own deadline.
+    """
+    loop = asyncio.get_running_loop()
+    heard: Heard[_T] = Heard()
+    pending: dict[asyncio.Task[_T], int] = {}
+    waiting = list(enumerate(asks))[::-1]
+    next_at, end_at = loop.time(), inf
+    try:
+        while True:
+            now = loop.time()
+            while waiting and (now >= next_at or not pending):
+                number, ask = waiting.pop()
+                pending[asyncio.ensure_future(ask())] = number
+                next_at = now + head_start_s
+            if not pending or now >= end_at:
+                return heard
+            wake_at = min(end_at, next_at if waiting else inf)
+            done, _ = await asyncio.wait(
+                pending, timeout=None if wake_at == inf else wake_at - now, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                continue
+            for task in done:
+                _note(task, pending.pop(task), heard)
+            next_at = loop.time()
+            if heard.answers:
+                more_s = patience_s(heard.answers)
+                if more_s <= 0:
+                    return heard
+                end_at = min(end_at, next_at + more_s)
+                head_start_s = 0.0
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+def _note(task: asyncio.Task[_T], number: int, heard: Heard[_T]) -> None:
+    try:
+        heard.answers.append(task.result())
+    except MirrorlogError as error:
+        heard.failures[number] = error
+
+
+# For nodes that may know more than the one that has named a new master already.
+_SETTLED_S: Final = 0.01
+# For nodes that may know of a new master, when the others name the old one or none.
+_UNSETTLED_S: Final = 0.05
+# For nodes that may know a queue that the others have not heard of.
+_UNKNOWN_S: Final = 0.5
+
+AskNode = Callable[[str, list[str] | None], Coroutine[Any, Any, Metadata]]
+
+
+class Nodes(Protocol):
+    """What is known of the nodes: by whoever keeps the connections to them."""
+
+    def addresses(self) -> list[str]:
+        """All that are known, the best first."""
+
+    async def ask(self, address: str, queues: list[str] | None) -> Metadata:
+        """Raises MirrorlogError, ConnectionLost and RequestTimeout among them."""
+
+    def learn(self, answer: Metadata) -> None:
+        """Which nodes there are, by the one that knows most."""
+
+
+class Finder:
+    """Of one client."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        # What was believed of each queue last. It only says when others need not be waited for: what counts is what
+        # the nodes say now.
+        self._seen: dict[str, FoundQueue] = {}
+        self._wanted: set[str] = set()
+        self._survey: asyncio.Task[Heard[Metadata]] | None = None
+        self._next_survey: asyncio.Task[Heard[Metadata]] | None = None
+
+    async def metadata(self, queues: list[str] | None) -> Metadata:
+        """By the first node that answers and knows all the queues, else by the one that knows most of them.
+
+        Raises ConnectionLost, or what a node says that does answer.
+        """
+
+        def patience_s(answers: list[Metadata]) -> float:
+            return _UNKNOWN_S if answers[-1].missing else 0.0
+
+        heard = await self._in_turn(queues, patience_s)
+        return min(heard.answers, key=lambda answer: (len(answer.missing), -answer.version))
+
+    async def find(self, queue: str) -> FoundQueue:
+        """The queue as the node that knows most describes it. Raises NoSuchQueue, ConnectionLost, or LogUnavailable
+        naming the node that is down."""
+        heard = await (self._surveyed(queue) if queue in self._seen else self._first_named(queue))
+        found = newest(sightings_of(queue, heard.answers))
+        if found is None:
+            if (outage := outage_of(queue, heard.answers)) is not None:
+                raise outage
+            self._check_ended(queue, heard.answers)
+            raise NoSuchQueue(f"no queue {queue!r}; make it with: mqtool declare {queue}", queue=queue)
+        self._seen[queue] = found
+        said = [answer for answer in heard.answers if answer.node_id == found.told_by]
+        return replace(found, outage=outage_of(queue, said))
+
+    async def newer(self, than: FoundQueue) -> FoundQueue | None:
+        """The queue's new master, if a node knows of one that was named after `than`. Raises nothing of the nodes'."""
+        try:
+            heard = await self._surveyed(than.queue)
+        except MirrorlogError:
+            return None
+        found = newest(sightings_of(than.queue, heard.answers))
+        if found is None or not found.replaces(than):
+            return None
+        self._seen[than.queue] = found
+        return found
+
+    async def close(self) -> None:
+        """End what is under way; who waits gets CancelledError, unless he is told otherwise before."""
+        surveys = [survey for survey in (self._survey, self._next_survey) if survey is not None]
+        for survey in surveys:
+            survey.cancel()
+        await asyncio.gather(*surveys, return_exceptions=True)
+        self._survey = self._next_survey = None
+        self._wanted.clear()
+
+    # --- inside ---
+
+    def _check_ended(self, queue: str, answers: list[Metadata]) -> None:
+        """Raises NoSuchQueue, for good, when it was seen once and has gone with its node."""
+        seen = self._seen.get(queue)
+        knows_most = max(answers, key=lambda answer: answer.version)
+        if seen is not None and ended_with_its_node(seen.info, seen.version, knows_most):
+            raise NoSuchQueue(f"queue {queue!r} was not durable, and has gone with its node", queue=queue, ended=True)
+
+    async def _first_named(self, queue: str) -> Heard[Metadata]:
+        def patience_s(answers: list[Metadata]) -> float:
+            sightings, outage = sightings_of(queue, answers), outage_of(queue, answers)
+            by_master = any(each.by_master and each.heard for each in sightings)
+            if settled(sightings, None) and (outage is None or by_master):
+                return 0.0
+            if outage is not None and any(each.address for each in sightings):
+                return _UNKNOWN_S  # one that cannot hear the master calls it down; it may answer for itself
+            return _UNSETTLED_S if sightings or outage is not None else _UNKNOWN_S
+
+        return await self._in_turn([queue], patience_s)
+
+    async def _in_turn(
+        self, queues: list[str] | None, patience_s: Callable[[list[Metadata]], float]
+    ) -> Heard[Metadata]:
+        return self._learned(await ask_nodes(self._asks(queues), patience_s, head_start_s=HEAD_START_S))
+
+    async def _surveyed(self, queue: str) -> Heard[Metadata]:
+        self._wanted.add(queue)
+        if self._next_survey is None:
+            self._next_survey = asyncio.ensure_future(self._ask_all(self._survey))
+            self._next_survey.add_done_callback(_noted)
+        return await asyncio.shield(self._next_survey)
+
+    async def _ask_all(self, before: asyncio.Task[Heard[Metadata]] | None) -> Heard[Metadata]:
+        if before is not None:
+            await asyncio.wait({before})
+        queues, self._wanted = sorted(self._wanted), set()
+        self._survey, self._next_survey = self._next_survey, None
+        seen = {queue: self._seen.get(queue) for queue in queues}
+
+        def patience_s(answers: list[Metadata]) -> float:
+            sightings = {queue: sightings_of(queue, answers) for queue in queues}
+            if all(settled(sightings[queue], seen[queue]) for queue in queues):
+                return _SETTLED_S
+            return _UNSETTLED_S if all(sightings.values()) else _UNKNOWN_S
+
+        return self._learned(await ask_nodes(self._asks(queues), patience_s))
+
+    def _asks(self, queues: list[str] | None) -> list[Ask[Metadata]]:
+        return [partial(self._nodes.ask, address, queues) for address in self._nodes.addresses()]
+
+    def _learned(self, heard: Heard[Metadata]) -> Heard[Metadata]:
+        if not heard.answers:
+            raise heard.no_answer()
+        self._nodes.learn(max(heard.answers, key=lambda answer: answer.version))
+        return heard
+
+
+def _noted(survey: asyncio.Task[Heard[Metadata]]) -> None:
+    """Whoever asked may be gone; its failure is nobody's then."""
+    if not survey.cancelled():
+        survey.exception()
+
+
+# Whether what a node says of a queue is all that is confirmed. Pure.
+#
+# Only a master whose epoch has begun knows that (invariant 4), and only it can say of itself that it is one: a node
+# that was promoted may not have heard of it yet, and describes the queue as the mirror that it was, with less than its
+# predecessor confirmed. What others say of it does not help: they may know of the promotion before it does. Rejected:
+# to compare the versions of the cluster that nodes know (a node that has heard has not begun for that).
+
+
+def is_known(info: QueueInfo, *, told_by: str) -> bool:
+    """Whether `info.next`, as the node `told_by` gave it, is behind all that is confirmed."""
+    return info.current and info.master == told_by
+
+
+def not_known(info: QueueInfo, *, told_by: str) -> NotCurrent:
+    """What is said to who wanted to know it of that node."""
+    if told_by == info.master:
+        why = f"node {told_by} has just become master of queue {info.name!r}, or is no more"
+    elif info.master:
+        why = f"node {told_by} does not master queue {info.name!r}, as far as it has heard"
+    else:
+        why = f"nobody masters queue {info.name!r} at the moment"
+    return NotCurrent(
+        f"{why}: what is confirmed by now it cannot say; ask again, or read what one copy knows: read_from a node's id"
+    )

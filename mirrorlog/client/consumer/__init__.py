@@ -1,0 +1,1 @@
+"""Reading a queue by its offsets."""

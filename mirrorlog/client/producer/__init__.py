@@ -1,0 +1,1 @@
+"""Publishing to a queue: batches, their pipeline, receipts."""

@@ -1,0 +1,180 @@
+"""Bulk: many records as columns, cut into batches by arithmetic on their sizes; a record is never cut. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from typing import Any, Final, Self
+
+import numpy as np
+
+from mirrorlog.client.producer.batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from mirrorlog.client.producer.columns import (
+    BinaryEntries,
+    HeaderLists,
+    SharedHeaders,
+    TimestampEntries,
+    binary_entries,
+    header_entries,
+    timestamp_entries,
+)
+from mirrorlog.commitlog.format.attributes import Attributes
+from mirrorlog.commitlog.format.body import BodyWriter, Draft, Int64s, Join, Part
+from mirrorlog.errors import BadInput, RecordTooLarge
+from mirrorlog.wire.messages.handshake import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """`ends[i]`: what the records up to i take in a batch at most, in bytes."""
+
+    values: BinaryEntries
+    keys: BinaryEntries | None
+    headers: SharedHeaders | HeaderLists | None
+    timestamps: TimestampEntries | None
+    ends: Int64s
+
+    @classmethod
+    def of(cls, values: Any, keys: Any, headers: Any, timestamps: Any) -> Self:
+        """Columns as a caller gives them. Raises BadInput for one of a wrong kind or of another length."""
+        value_entries = binary_entries(values, "values")
+        count = len(value_entries)
+        sizes = value_entries.sizes() + RECORD_OVERHEAD_BYTES
+        key_entries = None if keys is None else binary_entries(keys, "keys")
+        if key_entries is not None:
+            _check_length("keys", len(key_entries), count)
+            sizes += key_entries.sizes()
+        header_lists = None if headers is None else header_entries(headers)
+        if header_lists is not None:
+            if isinstance(header_lists, HeaderLists):
+                _check_length("headers", len(header_lists.lists), count)
+            sizes += header_lists.sizes
+        stamps = None if timestamps is None else timestamp_entries(timestamps)
+        if stamps is not None:
+            _check_length("timestamps", len(stamps), count)
+        return cls(value_entries, key_entries, header_lists, stamps, np.cumsum(sizes))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def check(self, limits: Limits) -> None:
+        """Raises RecordTooLarge, naming the first record that the node would refuse."""
+        sizes = self.values.sizes()
+        if (above := sizes > limits.max_record_bytes).any():
+            index = int(above.argmax())
+            raise RecordTooLarge(
+                f"value {index} of {int(sizes[index])} bytes is above the node's max_record_bytes "
+                f"({limits.max_record_bytes})"
+            )
+        whole = np.diff(self.ends, prepend=0)
+        if (above := whole > limits.max_batch_bytes - BATCH_OVERHEAD_BYTES).any():
+            index = int(above.argmax())
+            raise RecordTooLarge(
+                f"record {index} of {int(whole[index])} bytes is above max_batch_bytes ({limits.max_batch_bytes})"
+            )
+
+    def size_bytes(self, start: int, end: int) -> int:
+        """What the records `start` up to `end` take in a batch at most."""
+        return (int(self.ends[end - 1]) if end else 0) - (int(self.ends[start - 1]) if start else 0)
+
+    def cut(self, start: int, batch_bytes: int, *, last_bytes: int = 0) -> int:
+        """Where a batch ends that begins with record `start`: as many as fit, one at least; at the end of all where
+        they take no more than `last_bytes`."""
+        before = int(self.ends[start - 1]) if start else 0
+        if int(self.ends[-1]) - before <= last_bytes:
+            return len(self)
+        return max(start + 1, int(self.ends.searchsorted(before + batch_bytes, side="right")))
+
+    def cuts(self, batch_bytes: int, *, last_bytes: int = 0) -> Iterator[int]:
+        """Where its batches end, in order; none when there are no records."""
+        end = 0
+        while end < len(self):
+            end = self.cut(end, batch_bytes, last_bytes=last_bytes)
+            yield end
+
+    def draft(self, start: int, end: int, join: Join | None = None, attributes: Attributes | None = None) -> Draft:
+        """The batch of the records `start` up to `end`, their bytes copied once. `join`: None takes new memory."""
+        writer = BodyWriter(end - start, attributes)
+        writer.add_values(*self.values.cut(start, end))
+        if self.keys is not None and self.keys.any_present(start, end):
+            writer.add_keys(*self.keys.cut(start, end))
+        if self.headers is not None and self.headers.any_present(start, end):
+            writer.add_headers(*self.headers.cut(start, end))
+        if self.timestamps is not None and self.timestamps.any_present(start, end):
+            writer.add_timestamps(*self.timestamps.cut(start, end))
+        return writer.draft(join)
+
+
+def _check_length(what: str, found: int, count: int) -> None:
+    if found != count:
+        raise BadInput(f"{what} has {found} entries for {count} values")
+
+
+# Warm memory for batches on their way: their bytes are joined where those of batches that have ended stood.
+#
+# A batch of 256 KiB from the allocator is 65 pages that the system clears and maps when they are first written, and
+# takes back when the batch has ended: as dear as copying the records themselves. So memory is used again, the oldest
+# first: batches end in about the order in which they leave. Whether the last user of it is done, a transport with
+# bytes unsent perhaps, the interpreter knows: a BytesIO with a view of it refuses to be written to. So nothing is
+# handed back, and nothing can be overwritten that somebody may still read.
+#
+# Rejected: a bytearray filled through a view of it. Only `join` and BytesIO copy a list of bytes without a step in
+# Python for each, and `join` always makes memory of its own.
+
+
+_REMEMBERED_BYTES_MAX: Final = 16 * 1024 * 1024
+# Smaller ones come from the allocator without new pages.
+_POOLED_BYTES_MIN: Final = 64 * 1024
+# Batches that are nearly as large share memory; powers of two would double one of 256 KiB and its header.
+_STEP_BYTES: Final = 64 * 1024
+
+
+class JoinPool:
+    """Gives ways to join a batch's bytes. Used by one thread; the views may be dropped in any."""
+
+    __slots__ = ("_files", "_remembered_bytes", "_remembered_bytes_max")
+
+    def __init__(self, *, remembered_bytes_max: int = _REMEMBERED_BYTES_MAX) -> None:
+        """`remembered_bytes_max`: of memory that is used again; what is needed beyond it comes from the allocator."""
+        self._remembered_bytes_max = remembered_bytes_max
+        self._remembered_bytes = 0
+        # Each with its size, the one that was used longest ago first.
+        self._files: deque[tuple[BytesIO, int]] = deque()
+
+    def join_for(self, size_max: int) -> Join:
+        """How to join a batch of at most `size_max` bytes, once and at once."""
+        file = self._free(size_max) if size_max >= _POOLED_BYTES_MIN else None
+        return bytearray().join if file is None else partial(_joined_in, file)
+
+    def _free(self, size: int) -> BytesIO | None:
+        while self._files and not _looked_at(self._files[0][0]):
+            file, capacity = self._files.popleft()
+            if capacity >= size:
+                self._files.append((file, capacity))
+                return file
+            self._remembered_bytes -= capacity
+        capacity = -(-size // _STEP_BYTES) * _STEP_BYTES
+        if self._remembered_bytes + capacity > self._remembered_bytes_max:
+            return None
+        file = BytesIO(bytes(capacity))
+        self._files.append((file, capacity))
+        self._remembered_bytes += capacity
+        return file
+
+
+def _joined_in(file: BytesIO, parts: Sequence[Part]) -> memoryview:
+    file.seek(0)
+    file.writelines(parts)
+    return file.getbuffer()[: file.tell()]
+
+
+def _looked_at(file: BytesIO) -> bool:
+    """Whether a view of it lives."""
+    try:
+        file.write(b"")
+    except BufferError:
+        return True
+    return False

@@ -1,0 +1,196 @@
+"""The allowance: what a producer may have in one queue that is not confirmed, as its node has granted it.
+
+The other half of the node's count (`queues/limits/credit.py`): a batch counts from when it is sent. One at level `all`
+counts no more with its confirm; one below with the node's word that the confirmed offset has passed it, since its own
+confirm came earlier. A batch may be sent while less than the grant is open. So a producer waits for its own queue's
+copies, and no other queue's producer on the same connection with it. With nothing open it may always be sent, and is
+the node's to refuse: so no word that was lost or came early can stop a producer for good.
+
+It belongs to a connection: a node begins anew with each. A node that ceases to be the log's master says so, and what
+was open counts no more. Pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from mirrorlog.errors import Overloaded
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, CREDIT_ENDED, Confirm, Credit
+
+
+class Allowance:
+    """`granted`: bytes; `batches_max`: and so many batches; 0: no limit."""
+
+    def __init__(self, granted: int, batches_max: int, *, confirms_tell: bool) -> None:
+        """`confirms_tell`: at level `all`."""
+        self._granted = granted
+        self._batches_max = batches_max
+        self._limited = batches_max > 0
+        self._confirms_tell = confirms_tell
+        self._size = 0
+        self._batches = 0
+        self._confirmed = 0
+        self._waiting: deque[tuple[int, int]] = deque()
+
+    @property
+    def limited(self) -> bool:
+        """Whether the node has such a limit."""
+        return self._limited
+
+    @property
+    def open(self) -> bool:
+        """Whether another batch may be sent."""
+        if not self._limited or not self._batches:
+            return True
+        return self._size < self._granted and self._batches < self._batches_max
+
+    def why(self) -> Overloaded:
+        """What holds what may not be sent."""
+        return Overloaded(
+            f"{self._size} bytes in {self._batches} batches of this queue are not confirmed by all of its copies, the "
+            f"node grants {self._granted} bytes and {self._batches_max} batches (credit_bytes, credit_batches)",
+            limit="credit_bytes" if self._size >= self._granted else "credit_batches",
+        )
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes that were sent and count still."""
+        return self._size
+
+    def sent(self, size: int) -> None:
+        if self._limited:
+            self._size += size
+            self._batches += 1
+
+    def refused(self, size: int) -> None:
+        """An attempt ended without a confirm: the node does not count it, or will say so when it sees more."""
+        self._release(size)
+
+    def confirmed(self, confirm: Confirm, size: int) -> None:
+        """A batch of `size` bytes was."""
+        if not self._limited:
+            return
+        end = confirm.log_offset + size
+        if self._confirms_tell or confirm.flags & CONFIRM_DUPLICATE or end <= self._confirmed:
+            self._release(size)
+        else:
+            self._waiting.append((end, size))
+
+    def told(self, credit: Credit) -> None:
+        """The node's word."""
+        self._granted, self._batches_max = credit.granted, credit.batches
+        self._confirmed = max(self._confirmed, credit.confirmed)
+        while self._waiting and self._waiting[0][0] <= self._confirmed:
+            self._release(self._waiting.popleft()[1])
+        if credit.confirmed == CREDIT_ENDED:
+            self._confirmed = 0  # the same node may write the log again, and count anew
+
+    def _release(self, size: int) -> None:
+        if self._limited:
+            self._size -= size
+            self._batches -= 1
+
+
+UNLIMITED = Allowance(0, 0, confirms_tell=True)
+"""Before a node has said anything. It counts for nobody, so it may be shared."""
+
+
+# The window: bytes that were handed over and have not ended, and whoever waits for room among them.
+#
+# A waiter is woken as soon as a batch's worth of room is there, not when the window is nearly empty: so one who fills
+# the window goes on while the nodes work. They are woken in their order, as many at a time as fit, and asked again on
+# the next turn of the loop, since one who was woken need not take the room: nobody waits beside room, and a thousand
+# waiters are not woken for one batch.
+
+
+class Window:
+    """At most `limit_bytes` at a time, but for what is larger by itself: that goes alone.
+
+    `step_bytes`: the room that is worth waking somebody for. `open_bytes()`: what is in the batch that is still open,
+    counted here until `take` is told of it.
+    """
+
+    def __init__(self, limit_bytes: int, *, step_bytes: int, open_bytes: Callable[[], int]) -> None:
+        self.limit_bytes = limit_bytes
+        self._step_bytes = min(step_bytes, limit_bytes // 2)
+        self._open_bytes = open_bytes
+        self._taken = 0
+        self._refused = 0
+        self._waiting: dict[asyncio.Future[None], int] = {}
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def left_for_open(self) -> int:
+        """How large the open batch may become."""
+        return self.limit_bytes - self._taken
+
+    @property
+    def contended(self) -> bool:
+        """Whether somebody waits for room."""
+        return bool(self._waiting)
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing that is closed is under way, and nobody waits for room."""
+        return not (self._taken or self._waiting)
+
+    def check(self, size: int) -> None:
+        """Raises Overloaded when `size` more bytes do not fit; they are what `room` waits for then."""
+        if not self.fits(size):
+            self._refused = size
+            raise Overloaded(f"{self.limit_bytes} bytes wait for their confirm (window_bytes)", limit="window_bytes")
+
+    def fits(self, size: int) -> bool:
+        """Whether `size` more bytes have room."""
+        return self._fits(self._pending(), size)
+
+    def take(self, size: int) -> None:
+        """`size` bytes are closed and on their way."""
+        self._taken += size
+
+    def release(self, size: int) -> None:
+        """`size` of the bytes taken have ended."""
+        self._taken -= size
+        if self._waiting:
+            self._wake()
+
+    async def room(self, size: int | None = None) -> None:
+        """Wait for a step of room and for `size` bytes, by default those that `check` refused last.
+
+        Whoever was woken may still find that others took the room; then wait again.
+        """
+        wanted = self._refused if size is None else size
+        if not self._waiting and self._has_step(self._pending(), wanted):
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting[waiter] = wanted
+        try:
+            await waiter
+        finally:
+            self._waiting.pop(waiter, None)
+
+    def _pending(self) -> int:
+        return self._taken + self._open_bytes()
+
+    def _fits(self, pending: int, size: int) -> bool:
+        return not pending or pending + size <= self.limit_bytes
+
+    def _has_step(self, pending: int, size: int) -> bool:
+        return self._fits(pending, max(size, self._step_bytes))
+
+    def _wake(self) -> None:
+        """Wake the first ones, as many as fit once there is a step of room."""
+        pending, fits, woken = self._pending(), self._has_step, False
+        while self._waiting:
+            waiter, size = next(iter(self._waiting.items()))
+            if not fits(pending, size):
+                break
+            del self._waiting[waiter]
+            if not waiter.done():
+                waiter.set_result(None)
+                pending, fits, woken = pending + size, self._fits, True
+        if woken and self._waiting:
+            # Who was woken need not take the room; behind their turns it is seen what is left for the others.
+            self._loop.call_soon(self._wake)

@@ -1,0 +1,373 @@
+"""The order of an idempotent producer's batches for one queue: what may be sent, and what an answer means.
+
+Invariant 9 from the client's side. Batches go out in order, several in flight; each keeps its bytes and its sequence
+until it ends. When one fails in a way that may pass, the later ones in flight will be refused as out of sequence: the
+pipeline waits for all answers and sends again from the first that is not resolved.
+
+A batch ends with a confirm, with the word that it went to dead letters, which uses its number up as a confirm does,
+with an error that trying again cannot mend, or at its deadline: with the last refusal if no attempt can have been
+stored, else as OutcomeUnknown. A refusal speaks for its own attempt only: one before it that got no clear answer may
+have been stored, or may still arrive from a connection that was lost. A sequence that was given up leaves a gap that
+the broker would refuse for ever, so what follows goes on under a new producer epoch, numbered from 0, once what is in
+flight under the old one has been answered or has come to its own deadline. A producer that the node has forgotten goes
+on in the same way.
+
+A batch gets its number when it first leaves: those that wait behind an outage may end at their deadlines, one by one,
+without a gap and without a look at the others.
+
+Pure: answers and `now` (s, one monotonic clock) in; it resolves batches and says what to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from mirrorlog.attempts import outcome_of
+from mirrorlog.client.connection.backoff import Backoff
+from mirrorlog.client.producer.batch import PendingBatch
+from mirrorlog.errors import (
+    BadInput,
+    ConnectionLost,
+    MirrorlogError,
+    NoSuchLog,
+    NoSuchQueue,
+    OutcomeUnknown,
+    OutOfSequence,
+    Refused,
+    RequestTimeout,
+    SentToDeadLetters,
+    StaleProducerEpoch,
+)
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
+
+_PRODUCER_EPOCH_MAX: Final = 2**32 - 1
+# What an OutOfSequence names as the last sequence held when there is none.
+_NONE_HELD: Final = -1
+# Answers that prove that their attempt stored nothing and that another one will not either.
+_HOPELESS: Final = (Refused, BadInput, NoSuchQueue, NoSuchLog)
+
+
+@dataclass(slots=True)
+class ProducerStats:
+    """Counts since the producer was made. Attempts are batches, the rest records.
+
+    What is in a batch counts as sent when the batch is closed.
+    """
+
+    sent: int = 0
+    sent_bytes: int = 0
+    confirmed: int = 0
+    failed: int = 0
+    duplicates: int = 0
+    batches: int = 0
+    refused_attempts: int = 0
+    unknown_attempts: int = 0
+    lost_attempts: int = 0
+    retries: int = 0
+
+
+class Pipeline:
+    """The unresolved batches of one producer and queue, oldest first. `jitter()` gives 0..1."""
+
+    def __init__(
+        self, *, idempotent: bool, max_in_flight: int, stats: ProducerStats, jitter: Callable[[], float]
+    ) -> None:
+        self.producer_epoch = 0
+        self._idempotent = idempotent
+        self._max_in_flight = max_in_flight
+        self._stats = stats
+        self._batches: list[PendingBatch] = []
+        # The first `_numbered` batches have a number of this producer epoch; those before `_cursor` have left.
+        self._numbered = 0
+        self._cursor = 0
+        self._in_flight = 0
+        self._next_sequence = 0
+        self._broken = False
+        self._renumber = False
+        self._backoff = Backoff(jitter)
+        self._resume_at = 0.0
+        self._last_error: MirrorlogError | None = None
+        self.held_by: MirrorlogError | None = None
+        """Why what has not left may not leave, though nothing went wrong."""
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def empty(self) -> bool:
+        """Whether every batch has ended."""
+        return not self._batches
+
+    @property
+    def calm(self) -> bool:
+        """Whether every batch has left, and none is being retried: nothing is to be done but to wait for answers."""
+        return self._cursor >= len(self._batches) and self._last_error is None and not self._broken
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @property
+    def last_error(self) -> MirrorlogError | None:
+        """Why the pipeline is being retried; None while all goes well."""
+        return self._last_error
+
+    def begin_at(self, producer_epoch: int) -> None:
+        """The smallest epoch under which the node knows that a new producer is new; nothing once batches have gone."""
+        if not self._batches and not self._next_sequence:
+            self.producer_epoch = max(self.producer_epoch, producer_epoch)
+
+    def unresolved(self) -> list[PendingBatch]:
+        """The batches that have not ended, oldest first."""
+        return list(self._batches)
+
+    def add(self, batch: PendingBatch) -> None:
+        """A closed batch joins the end; its deadline is not before that of the one before it."""
+        self._batches.append(batch)
+
+    def next_to_send(self, now: float) -> PendingBatch | None:
+        """The next batch to send now, marked as in flight; None when none may go."""
+        cursor = self._cursor
+        if cursor >= len(self._batches) or not self._may_send(now):
+            return None
+        batch = self._batches[cursor]
+        if cursor == self._numbered:
+            self._give_number(batch)
+        self._cursor = cursor + 1
+        self._in_flight += 1
+        batch.in_flight = True
+        if batch.attempts:
+            self._stats.retries += 1
+        batch.attempts += 1
+        return batch
+
+    def ready(self, now: float) -> bool:
+        """Whether a batch that is added now may be sent at once: nothing stops it, and none waits before it."""
+        return self._may_send(now) and self._cursor >= len(self._batches)
+
+    def resume_at(self) -> float | None:
+        """When a retry is due; None while none is waited for."""
+        return self._resume_at if self._batches and not self._broken and self._cursor < len(self._batches) else None
+
+    def next_deadline(self) -> float | None:
+        """When the oldest batch must have ended."""
+        return self._batches[0].deadline if self._batches else None
+
+    def next_due(self, now: float) -> float | None:
+        """When there is something to do though no answer comes: the earlier of both; None when all has ended."""
+        if not self._batches:
+            return None
+        deadline, retry = self._batches[0].deadline, self._resume_at
+        if now < retry < deadline and self.resume_at() is not None:
+            return retry
+        return deadline
+
+    # --- answers ---
+
+    def confirmed(self, batch: PendingBatch, confirm: Confirm, now: float) -> None:
+        """The node has it, at the level asked."""
+        if not self._landed(batch):
+            return
+        self._stats.confirmed += batch.count
+        if confirm.flags & CONFIRM_DUPLICATE:
+            self._stats.duplicates += batch.count
+        self._remove(batch)
+        batch.resolve(confirm)
+        self._took()
+        if self._broken:
+            self._settle(now)
+
+    def failed(self, batch: PendingBatch, error: MirrorlogError, now: float) -> None:
+        """An attempt ended with `error`."""
+        if not self._landed(batch):
+            return
+        if isinstance(error, SentToDeadLetters):
+            self._end(batch, error)  # its number was used: what follows goes on
+            self._took()
+        elif isinstance(error, Refused) and error.retriable:
+            self._stats.refused_attempts += 1
+            self._break(error)
+        elif isinstance(error, OutOfSequence) and self._broken:
+            pass  # expected: an earlier one failed and this one was behind it
+        elif isinstance(error, _HOPELESS):
+            self._hopeless(batch, error)
+        else:
+            # OutcomeUnknown, a lost connection, and whatever a newer node may answer.
+            self._maybe_stored(batch, error)
+        self._settle(now)
+
+    def not_connected(self, error: MirrorlogError) -> None:
+        """No node could be reached that takes the batches: the reason that those which expire will name."""
+        self._last_error = error
+
+    def left(self, error: MirrorlogError) -> None:
+        """The node that what is in flight was sent to is left for another, which must not get what follows before it:
+        nothing leaves until all of it is answered."""
+        if self._in_flight:
+            self._break(error)
+
+    def moved(self, now: float) -> None:
+        """Another master was found, which has refused nothing yet: what waits for a retry may go to it at once."""
+        self._backoff.reset()
+        self._resume_at = min(self._resume_at, now)
+
+    def expire(self, now: float) -> None:
+        """End the batches whose deadline has come. Those in flight behind them keep their own."""
+        if not self._batches or self._batches[0].deadline > now:
+            return
+        count = 0
+        while count < len(self._batches) and self._batches[count].deadline <= now:
+            count += 1
+        expired = self._batches[:count]
+        outcomes = [self._given_up(batch) for batch in expired]
+        gave_up_numbers = self._numbered > 0
+        del self._batches[:count]
+        self._cursor = max(0, self._cursor - count)
+        self._numbered = max(0, self._numbered - count)
+        for batch, outcome in zip(expired, outcomes, strict=True):
+            self._in_flight -= batch.in_flight
+            self._resolve(batch, outcome)
+        if gave_up_numbers:
+            self._renumber = True
+            self._broken = True
+            self._settle(now)
+
+    def fail_all(self, error: MirrorlogError) -> None:
+        """The producer ends: so does everything in it."""
+        batches, self._batches = self._batches, []
+        self._in_flight = self._cursor = self._numbered = 0
+        for batch in batches:
+            self._resolve(batch, _without_confirm(batch, error))
+
+    def gone(self, error: MirrorlogError, now: float) -> None:
+        """The queue is no more, and everything that was to be stored in it ends. What comes from here on has numbers of
+        its own: it is for one that is declared anew."""
+        self.fail_all(error)
+        self._renumber = True
+        self._break(error)
+        self._settle(now)
+
+    # --- inside ---
+
+    def _may_send(self, now: float) -> bool:
+        # After a failure one batch goes ahead as a probe: the others would only be refused with it.
+        in_flight_max = self._max_in_flight if self._last_error is None else 1
+        return not self._broken and now >= self._resume_at and self._in_flight < in_flight_max
+
+    def _landed(self, batch: PendingBatch) -> bool:
+        """An answer came for an attempt that is still counted."""
+        if batch.outcome is not None or not batch.in_flight:
+            return False
+        batch.in_flight = False
+        self._in_flight -= 1
+        return True
+
+    def _maybe_stored(self, batch: PendingBatch, error: MirrorlogError) -> None:
+        if isinstance(error, ConnectionLost | RequestTimeout):
+            self._stats.lost_attempts += 1
+        else:
+            self._stats.unknown_attempts += 1
+        batch.unknown = True
+        self._break(error)
+        if not self._idempotent:
+            self._end(batch, OutcomeUnknown(f"{error}; without a producer id it is not sent again"))
+
+    def _hopeless(self, batch: PendingBatch, error: MirrorlogError) -> None:
+        """Trying again cannot mend it. Its number was not used, so what follows is numbered anew."""
+        self._renumber = True
+        if isinstance(error, StaleProducerEpoch):
+            self.producer_epoch = max(self.producer_epoch, _epoch_ended(error))
+        if _forgotten(error) and not batch.unknown:
+            # No attempt of this batch was stored, and nothing is wrong with it: under a new number it is as good as
+            # any.
+            self._break(error)
+            return
+        self._end(batch, _without_confirm(batch, error))
+        self._broken = True
+        if isinstance(error, NoSuchQueue):
+            others = [other for other in self._batches if not other.in_flight]
+            self._batches = [other for other in self._batches if other.in_flight]
+            self._cursor = self._numbered = len(self._batches)
+            for other in others:
+                self._resolve(other, _without_confirm(other, error))
+
+    def _took(self) -> None:
+        """The node took a batch."""
+        if not self._broken and self._last_error is not None:
+            self._backoff.reset()
+            self._last_error = None
+
+    def _break(self, error: MirrorlogError) -> None:
+        self._broken = True
+        self._last_error = error
+
+    def _settle(self, now: float) -> None:
+        """Once every answer is in after a failure: start again from the first that is not resolved."""
+        if not self._broken or self._in_flight:
+            return
+        self._broken = False
+        self._cursor = 0
+        if self._renumber:
+            self._new_epoch()
+        if self._last_error is not None:
+            self._resume_at = now + self._backoff.next_s()
+
+    def _new_epoch(self) -> None:
+        self._renumber = False
+        # Only what has left, under a number, can be unknown.
+        for batch in [batch for batch in self._batches[: self._numbered] if batch.unknown]:
+            self._end(batch, self._given_up(batch))
+        self.producer_epoch = min(self.producer_epoch + 1, _PRODUCER_EPOCH_MAX)
+        self._next_sequence = self._numbered = 0
+
+    def _give_number(self, batch: PendingBatch) -> None:
+        self._numbered += 1
+        if self._idempotent:
+            batch.number(producer_epoch=self.producer_epoch, sequence=self._next_sequence)
+            self._next_sequence += batch.count
+
+    def _end(self, batch: PendingBatch, outcome: Confirm | MirrorlogError) -> None:
+        self._remove(batch)
+        self._resolve(batch, outcome)
+
+    def _remove(self, batch: PendingBatch) -> None:
+        # It has left, so it is among the first few.
+        index = self._batches.index(batch)
+        del self._batches[index]
+        if index < self._cursor:
+            self._cursor -= 1
+        if index < self._numbered:
+            self._numbered -= 1
+
+    def _resolve(self, batch: PendingBatch, outcome: Confirm | MirrorlogError) -> None:
+        """End a batch that is no longer among those to be sent."""
+        batch.in_flight = False
+        if isinstance(outcome, MirrorlogError):
+            self._stats.failed += batch.count
+        batch.resolve(outcome)
+
+    def _given_up(self, batch: PendingBatch) -> MirrorlogError:
+        reason = self._last_error or self.held_by or ConnectionLost("no answer came")
+        if not isinstance(reason, Refused) and not batch.in_flight and not batch.unknown:
+            return Refused(f"not sent before the deadline, nothing was stored; last: {reason}")
+        return _without_confirm(batch, reason)
+
+
+def _without_confirm(batch: PendingBatch, reason: MirrorlogError) -> MirrorlogError:
+    """What a batch ends with that was not confirmed: `reason`, if no attempt can have been stored."""
+    return outcome_of(reason, in_doubt=batch.in_flight or batch.unknown, message="no confirm, stored perhaps")
+
+
+def _forgotten(error: MirrorlogError) -> bool:
+    """Whether the node does not know the producer: it holds nothing under its epoch, or that epoch has ended."""
+    return isinstance(error, StaleProducerEpoch) or (
+        isinstance(error, OutOfSequence) and error.details.get("last") == _NONE_HELD
+    )
+
+
+def _epoch_ended(error: StaleProducerEpoch) -> int:
+    """The last producer epoch that has ended, as the node says; 0 when it does not say."""
+    ended = error.details.get("producer_epoch", 0)
+    return min(ended, _PRODUCER_EPOCH_MAX) if isinstance(ended, int) else 0

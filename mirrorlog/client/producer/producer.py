@@ -1,0 +1,507 @@
+"""Producer: `send` for one record and its receipt, `send_nowait` and `send_many` for many in flight.
+
+Here records are checked and handed over. The collector makes batches of them, or `bulk` of columns; how batches reach
+the node is the sender's and the pipeline's; how much may be under way, the window's.
+
+Idempotent by default: a random 63-bit producer id, and every batch keeps its sequence through retries, reconnects and
+restarts of the master, so none lands twice. Several tasks may send through one producer; records of one producer keep
+their order, those with attributes (priority, time to live, delay) among those of the same attributes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final, Self, Unpack
+
+from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.let_go import on_loop, said_of, warn_unclosed
+from mirrorlog.client.options import check_numbers
+from mirrorlog.client.producer.accumulator import Accumulator
+from mirrorlog.client.producer.batch import (
+    BATCH_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    Headers,
+    PendingBatch,
+    as_headers,
+    as_timestamp_us,
+    record_size,
+)
+from mirrorlog.client.producer.bulk import Bulk, JoinPool
+from mirrorlog.client.producer.deliveries import BulkDelivery, Delivery, wait_for_end
+from mirrorlog.client.producer.flow_control import Window
+from mirrorlog.client.producer.pipeline import Pipeline, ProducerStats
+from mirrorlog.client.producer.receipts import Receipt, Receipts
+from mirrorlog.client.producer.sender import Sender
+from mirrorlog.client.with_block import WithBlock
+from mirrorlog.commitlog.format.attributes import Asked, Attributes, asked_attributes
+from mirrorlog.commitlog.format.body import Header, Record, draft_record
+from mirrorlog.commitlog.format.header import NO_PRODUCER, Codec
+from mirrorlog.errors import (
+    BadBatch,
+    BatchTooLarge,
+    ConnectionLost,
+    MirrorlogError,
+    Overloaded,
+    RecordTooLarge,
+    Refused,
+)
+from mirrorlog.wire.frames import Durability
+
+__all__ = ["BulkDelivery", "Delivery", "Producer", "ProducerStats", "Receipt", "Receipts"]
+
+# Failed batches that are remembered until `flush` tells of them.
+_UNHEARD_MAX: Final = 1000
+# Batches of a bulk between two turns of the loop, so that confirms are read while the rest is encoded.
+_BULK_BURST: Final = 4
+
+
+class Producer(WithBlock):
+    """Sends records to one queue. Made by `Client.producer`; use it with `async with`. One that is let go without
+    `close` sends what it was given, with a ResourceWarning; `Client.close` waits for that, and raises what failed."""
+
+    kept = False
+    """By another object, which says for both when they were not closed."""
+    # For one whose options were refused.
+    _closed = True
+
+    def __init__(
+        self,
+        client: Cluster,
+        queue: str,
+        *,
+        level: int,
+        durability: Durability,
+        batch_bytes: int,
+        linger_ms: int,
+        window_bytes: int,
+        max_in_flight: int,
+        delivery_timeout_ms: int,
+        idempotent: bool,
+        codec: Codec = Codec.NONE,
+        pool: JoinPool | None = None,
+    ) -> None:
+        """`pool`: where the bytes of bulk batches stand, by default one of its own."""
+        check_numbers(
+            batch_bytes=batch_bytes,
+            linger_ms=linger_ms,
+            window_bytes=window_bytes,
+            max_in_flight=max_in_flight,
+            delivery_timeout_ms=delivery_timeout_ms,
+        )
+        self.queue = queue
+        self.stats = ProducerStats()
+        self.producer_id = (secrets.randbits(63) or 1) if idempotent else NO_PRODUCER
+        self._codec = codec
+        self._pool = JoinPool() if pool is None else pool
+        self._loop = asyncio.get_running_loop()
+        self._client = client
+        self._failed: deque[PendingBatch] = deque(maxlen=_UNHEARD_MAX)
+        self._window = Window(window_bytes, step_bytes=batch_bytes, open_bytes=lambda: collector.open_bytes)
+        self._sender = Sender(
+            client,
+            queue,
+            pipeline=Pipeline(
+                idempotent=idempotent, max_in_flight=max_in_flight, stats=self.stats, jitter=random.random
+            ),
+            producer_id=self.producer_id,
+            level=level,
+            durability=durability,
+            ended=_ends(self._failed, self._window),
+        )
+        self._collector = collector = Accumulator(
+            sender=self._sender,
+            window=self._window,
+            stats=self.stats,
+            batch_bytes=batch_bytes,
+            linger_s=linger_ms / 1000,
+            delivery_s=delivery_timeout_ms / 1000,
+            codec=codec,
+        )
+        self._closed = False
+
+    # --- life ---
+
+    async def start(self) -> Self:
+        """Find the queue and connect to its master; while there is none, wait for one for `request_timeout_ms`.
+
+        Raises NoSuchQueue, ConnectionLost, or NotMaster when no copy was promoted.
+        """
+        await self._sender.start()
+        return self
+
+    async def close(self) -> None:
+        """Flush: wait until every record has ended, at most the delivery timeout. Raises as `flush`."""
+        if self._closed:
+            return
+        try:
+            await self.flush()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close without waiting: what was sent ends as OutcomeUnknown, what was not as Refused. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        _abandon(self._collector, self._sender)
+
+    def __del__(self) -> None:
+        """Nobody has it any more: what it was given goes on without it."""
+        if not self.unclosed:
+            return
+        what = f"a producer for queue {self.queue!r}"
+        unended = self.unended()
+        finish = partial(_finish, self._collector, self._sender, self._failed)
+        on_loop(self._loop, partial(self._client.let_go.go_on, what, finish))
+        if not self.kept:
+            warn_unclosed(self, what, unended)
+
+    @property
+    def unclosed(self) -> bool:
+        """Whether it was started, and neither closed nor abandoned."""
+        return not self._closed and self._sender.started
+
+    def unended(self, more: int = 0) -> str:
+        """What of the records handed over has not ended, or has failed and nobody was told; in words, if any. `more`:
+        records on their way here."""
+        waiting = more + self._collector.open_records + sum(map(len, self._sender.unresolved()))
+        failed = sum(len(batch) for batch in list(self._failed) if batch.failed_unheard)
+        return said_of(waiting, failed, loop=self._loop)
+
+    # --- one record ---
+
+    async def send(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+        **asked: Unpack[Asked],
+    ) -> Receipt:
+        """Send one record and await its confirm. Waits for room in the window first, behind those that wait already,
+        at most the delivery timeout; from then on the record has one of its own.
+
+        `timestamp`: event time, datetime with a zone or µs UTC. What groups that ack go by, of a queue read as one:
+        `priority`, from 0, the default, to 255, the highest is given out first; `ttl_ms` after its append it is given
+        to nobody any more, None for no end; not before `delay_ms` after it to anybody; both up to ten years. Raises
+        Refused (Overloaded when there was no room), OutcomeUnknown or BadInput.
+        """
+        if self._window.free and self._collector.batch is None:
+            attributes = self._asked(asked) if asked else None
+            return await self._send_alone(value, key, headers, timestamp, attributes)
+        room_by = self._collector.deadline()
+        if self._window.contended:
+            await self._room_by(room_by)
+        while True:
+            try:
+                delivery = self.send_nowait(value, key=key, headers=headers, timestamp=timestamp, **asked)
+                break
+            except Overloaded:
+                await self._room_by(room_by)
+        # Who awaits one record does not wait for the loop to turn: others may join the next batch meanwhile.
+        self._collector.close_if_idle()
+        return await delivery
+
+    def _send_alone(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        timestamp: datetime | int | None,
+        attributes: Attributes | None,
+    ) -> Delivery:
+        """One record while nothing else is under way: there is room for it, and nothing that it could join."""
+        pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
+        if self._closed:
+            raise ConnectionLost("the producer is closed")
+        collector = self._collector
+        if value is None or pairs or timestamp_us is not None or attributes is not None:
+            batch = PendingBatch(collector.deadline(), codec=self._codec, attributes=attributes)
+            batch.add(value, key, pairs, timestamp_us, size)
+            batch.close()
+        else:
+            draft = draft_record(value, key)
+            batch = PendingBatch.drafted(draft, size_bytes=size, deadline=collector.deadline(), codec=self._codec)
+        collector.send(batch)
+        return Delivery(batch, 0)
+
+    def send_nowait(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+        **asked: Unpack[Asked],
+    ) -> Delivery:
+        """Hand one record over; await the Delivery for its receipt. Batches leave when they are full, or when the loop
+        turns; records of the same priority, time to live and delay share them.
+
+        Raises Overloaded while the window is full (`await room()`), RecordTooLarge, BadInput; ConnectionLost if closed.
+        """
+        # The usual record joins the open batch here: its type and one bound are all that is to be checked.
+        collector = self._collector
+        batch = collector.batch
+        if asked:
+            return self._hand_over(value, key, headers, timestamp, self._asked(asked))
+        plain = not headers and timestamp is None and (key is None or type(key) is bytes)
+        if batch is not None and plain and type(value) is bytes:
+            size = RECORD_OVERHEAD_BYTES + len(value) + (0 if key is None else len(key))
+            if batch.size_bytes + size <= collector.unchecked_bytes:
+                return Delivery(batch, batch.add(value, key, (), None, size))
+        return self._hand_over(value, key, headers, timestamp, None)
+
+    def _checked(
+        self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp: datetime | int | None
+    ) -> tuple[Sequence[Header], int | None, int]:
+        """(headers, timestamp in µs, size) of a record that the node will take. Raises BadInput, RecordTooLarge."""
+        pairs = as_headers(headers)
+        timestamp_us = as_timestamp_us(timestamp)
+        size = record_size(value, key, pairs)
+        self._check_record(value, size)
+        return pairs, timestamp_us, size
+
+    def _asked(self, asked: Asked) -> Attributes | None:
+        """Raises BadInput; BadRequest where the cluster takes none."""
+        attributes = asked_attributes(**asked)
+        if attributes is not None:
+            self._sender.check_attributes()
+        return attributes
+
+    def _hand_over(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        timestamp: datetime | int | None,
+        attributes: Attributes | None,
+    ) -> Delivery:
+        pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
+        self._check_room(self._collector.room_for(size, attributes))
+        batch = self._collector.batch_for(size, attributes)
+        return Delivery(batch, batch.add(value, key, pairs, timestamp_us, size))
+
+    # --- many records ---
+
+    def send_batch_nowait(self, records: Sequence[Record], **asked: Unpack[Asked]) -> Delivery:
+        """Hand over records that are stored as one batch, with nothing else in it; the Delivery is the first one's.
+
+        Raises as `send_nowait`, and BatchTooLarge, BadBatch for none.
+        """
+        if not records:
+            raise BadBatch("a batch has at least one record")
+        attributes = self._asked(asked)
+        batch = PendingBatch(self._collector.deadline(), codec=self._codec, attributes=attributes)
+        for value, key, headers, timestamp_us in records:
+            pairs = as_headers(headers)
+            size = record_size(value, key, pairs)
+            self._check_value(value)
+            batch.add(value, key, pairs, as_timestamp_us(timestamp_us), size)
+        size, limit = batch.size_bytes, self._sender.limits.max_batch_bytes
+        if BATCH_OVERHEAD_BYTES + size > limit:
+            raise BatchTooLarge(f"a batch of {size} bytes is above max_batch_bytes ({limit})")
+        self._check_room(batch.window_bytes)
+        batch.close()
+        self._collector.send(batch)
+        return Delivery(batch, 0)
+
+    def send_many_nowait(
+        self,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps: Any = None,
+        **asked: Unpack[Asked],
+    ) -> BulkDelivery:
+        """Hand over many records as columns, in batches of their own; await the BulkDelivery for their Receipts.
+
+        `values` and `keys`: a list of bytes or None; a numpy array of dtype S, V or object, or rows of uint8; or a
+        pyarrow array of binary or string. `headers`: a mapping for every record, or a list with one for each.
+        `timestamps`: a list of what `send` takes, numpy int64 (µs UTC) or datetime64 (UTC), or a pyarrow array of
+        timestamps with a zone. `priority`, `ttl_ms` and `delay_ms`: as of `send`, for all of them. Their bytes are
+        copied now.
+
+        Raises, before any record is taken, Overloaded when the window has no room for all of them, unless it is empty;
+        RecordTooLarge, BadInput; ConnectionLost if closed.
+        """
+        bulk = self._bulk(values, keys, headers, timestamps)
+        attributes = self._asked(asked)
+        delivery = BulkDelivery()
+        collector = self._collector
+        ends = list(bulk.cuts(collector.batch_bytes_max, last_bytes=collector.last_batch_bytes_max))
+        if ends:
+            self._check_room(bulk.size_bytes(0, len(bulk)) + len(ends) * BATCH_OVERHEAD_BYTES)
+        for start, end in pairwise([0, *ends]):
+            delivery.add(self._take(bulk, start, end, bulk.size_bytes(start, end), attributes))
+        return delivery
+
+    async def send_many(
+        self,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps: Any = None,
+        **asked: Unpack[Asked],
+    ) -> Receipts:
+        """Send many records and await their confirms; as `send_many_nowait`, but waits for room, batch by batch.
+
+        The columns must not change until it returns. Raises the first error once every batch sent has ended, or
+        Overloaded when a batch found no room within the delivery timeout; what was not sent until then is not sent any
+        more. Where some batch is confirmed, or may be stored, it is OutcomeUnknown, which says how many records are
+        confirmed; `send_many_nowait` tells which records an error was for.
+        """
+        bulk = self._bulk(values, keys, headers, timestamps)
+        attributes = self._asked(asked)
+        delivery = BulkDelivery()
+        failure: MirrorlogError | None = None
+        try:
+            await self._hand_over_bulk(bulk, delivery, attributes)
+        except (Overloaded, ConnectionLost) as error:  # no room; it was closed
+            failure = error
+        try:
+            receipts = await delivery
+        except MirrorlogError as error:
+            failure = error
+        if failure is not None:
+            raise delivery.whole(failure, len(bulk))
+        return receipts
+
+    async def _hand_over_bulk(self, bulk: Bulk, delivery: BulkDelivery, attributes: Attributes | None) -> None:
+        """Batch by batch, as room comes, until one has failed. Raises Overloaded."""
+        collector = self._collector
+        start = taken = 0
+        while start < len(bulk) and not (taken % _BULK_BURST == 0 and delivery.failed()):
+            end = bulk.cut(start, collector.batch_bytes_max, last_bytes=collector.last_batch_bytes_max)
+            size = bulk.size_bytes(start, end)
+            if self._closed or not self._window.fits(size + BATCH_OVERHEAD_BYTES):
+                await self._make_room(size + BATCH_OVERHEAD_BYTES)
+                if delivery.failed():
+                    return
+            delivery.add(self._take(bulk, start, end, size, attributes))
+            start, taken = end, taken + 1
+            if taken % _BULK_BURST == 0:
+                await asyncio.sleep(0)
+
+    def _bulk(self, values: Any, keys: Any, headers: Any, timestamps: Any) -> Bulk:
+        bulk = Bulk.of(values, keys, headers, timestamps)
+        bulk.check(self._sender.limits)
+        return bulk
+
+    def _take(self, bulk: Bulk, start: int, end: int, size: int, attributes: Attributes | None) -> PendingBatch:
+        """The records `start` up to `end` of `bulk`, of `size` bytes, as one batch."""
+        deadline = self._collector.deadline()
+        draft = bulk.draft(start, end, self._pool.join_for(size + BATCH_OVERHEAD_BYTES), attributes)
+        batch = PendingBatch.drafted(draft, size_bytes=size, deadline=deadline, codec=self._codec)
+        batch.attributes = attributes
+        self._collector.send(batch)
+        return batch
+
+    # --- waiting ---
+
+    async def room(self) -> None:
+        """Wait until the window has room again: for a batch, and for the record that was refused last."""
+        await self._window.room()
+
+    async def _make_room(self, size: int) -> None:
+        """Wait until `size` bytes fit. Raises Overloaded after the delivery timeout."""
+        room_by = self._collector.deadline()
+        while True:
+            try:
+                self._check_room(size)
+                return
+            except Overloaded:
+                await self._room_by(room_by)
+
+    async def _room_by(self, deadline: float) -> None:
+        """As `room`. Raises Overloaded at `deadline`: others may take all the room that comes."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._window.room()
+        except TimeoutError:
+            raise Overloaded(
+                "no room among the bytes that wait for their confirm (window_bytes) within delivery_timeout_ms",
+                limit="window_bytes",
+            ) from None
+
+    async def flush(self) -> None:
+        """Wait until every record handed over so far has ended, well or not.
+
+        Raises the first error since the last flush that nobody has heard of: of a batch none of whose deliveries
+        raised it or is being awaited.
+        """
+        await _flush(self._collector, self._sender, self._failed)
+
+    def routed_by(self, stamp: int) -> None:
+        """What is handed over from now on was routed by the version of that stamp (`wire.routing`): its batches say so,
+        and are refused (StaleRouting) where a newer one is known. 0: it was not routed."""
+        if stamp != self._sender.routing:
+            self._collector.close()
+            self._sender.routing = stamp
+
+    # --- limits ---
+
+    def _check_room(self, size: int) -> None:
+        if self._closed:
+            raise ConnectionLost("the producer is closed")
+        self._window.check(size)
+
+    def _check_record(self, value: bytes | None, size: int) -> None:
+        limits = self._sender.limits
+        # What is within both is the usual; else it is to be told which one it is above.
+        if BATCH_OVERHEAD_BYTES + size <= limits.max_batch_bytes and size <= limits.max_record_bytes:
+            return
+        self._check_value(value)
+        if BATCH_OVERHEAD_BYTES + size > limits.max_batch_bytes:
+            raise RecordTooLarge(f"a record of {size} bytes is above max_batch_bytes ({limits.max_batch_bytes})")
+
+    def _check_value(self, value: bytes | None) -> None:
+        limit = self._sender.limits.max_record_bytes
+        if value is not None and len(value) > limit:
+            raise RecordTooLarge(f"a value of {len(value)} bytes is above the node's max_record_bytes ({limit})")
+
+
+# --- Of its parts alone: none of them leads back to it, so that it can be let go while they are at work ---------------
+
+
+def _ends(failed: deque[PendingBatch], window: Window) -> Callable[[PendingBatch], None]:
+    """What is to be done when a batch has ended."""
+
+    def ended(batch: PendingBatch) -> None:
+        if isinstance(batch.outcome, MirrorlogError):
+            failed.append(batch)
+        window.release(batch.window_bytes)
+
+    return ended
+
+
+async def _flush(collector: Accumulator, sender: Sender, failed: deque[PendingBatch]) -> None:
+    collector.close()
+    await wait_for_end(sender.unresolved())
+    ended = list(failed)
+    failed.clear()
+    for batch in ended:
+        if batch.failed_unheard:
+            batch.receipts()
+
+
+def _abandon(collector: Accumulator, sender: Sender) -> None:
+    last = collector.take()
+    sender.abandon(Refused("the producer was closed before this was sent; nothing was stored"), last)
+
+
+async def _finish(collector: Accumulator, sender: Sender, failed: deque[PendingBatch]) -> None:
+    """As of `close`."""
+    try:
+        await _flush(collector, sender, failed)
+    finally:
+        _abandon(collector, sender)

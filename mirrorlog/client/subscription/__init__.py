@@ -1,0 +1,1 @@
+"""Records that are pushed or leased, until they are settled."""

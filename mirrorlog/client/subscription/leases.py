@@ -1,0 +1,258 @@
+"""Leases: records that are the caller's for a time, without a subscription or a connection that must stay.
+
+    for leased in await client.lease("flights", max_records=10, lease_ms=30_000, wait_ms=20_000):
+        handle(leased.value)
+        await leased.ack()
+
+Who forgets one, or dies, does nothing: when the time is over the record comes again, and that is counted. What names a
+record and its lease is a receipt, a text that holds on whichever node is master; also one whose lease is over still
+acknowledges, as long as nobody else has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from mirrorlog.attempts import outcome_of
+from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.masters import change_at_master
+from mirrorlog.client.consumer.consumer import Consumer
+from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GivenRecord
+from mirrorlog.client.options import check_delay, check_leasing, check_timeout
+from mirrorlog.client.subscription.grant_buffer import GrantedBytes
+from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
+from mirrorlog.client.subscription.settlements import FINAL
+from mirrorlog.errors import MirrorlogError, NotGranted, OffsetOutOfRange, ReceiptStale, UnreadableBatch
+from mirrorlog.wire.frames import How, Level
+from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeasedRange, Leases, LeasesSettled, SettleLease
+
+logger = logging.getLogger(__name__)
+
+_FETCH_BYTES: Final = 1024 * 1024
+# Queues whose reader is kept for the next lease.
+_READERS_MAX: Final = 64
+_SOMEBODY_ELSES: Final = (NotGranted, ReceiptStale)
+
+
+class Leased(GivenRecord):
+    """A record under a lease. `receipt`: names it in `Client.settle_receipt`; the rest as of `Delivered`."""
+
+    __slots__ = ("_leasing", "_receipt", "attempts", "redelivered")
+
+    def __init__(self, leasing: Leasing, receipt: LeaseReceipt, record: ConsumedRecord, of: LeasedRange) -> None:
+        self._leasing = leasing
+        self._receipt = receipt
+        super().__init__(record)
+        self.redelivered = of.redelivered
+        self.attempts = of.attempts
+
+    @property
+    def receipt(self) -> str:
+        return str(self._receipt)
+
+    async def ack(self) -> None:
+        """Done; also when the lease is over, as long as nobody else has got it: ReceiptStale. Returns when all copies
+        have that. It and the others raise as `Client.settle_receipt`."""
+        await self._leasing.settle([self._receipt], How.ACK)
+
+    async def nack(self, requeue: bool = True, *, delay_ms: int = 0) -> None:
+        """Not done: it comes again, after `delay_ms`, and that is counted. Without `requeue` it is dead."""
+        await self._leasing.settle(
+            [self._receipt], How.RETURN if requeue else How.DEAD, delay_ms=delay_ms if requeue else 0
+        )
+
+    async def reject(self) -> None:
+        """Dead: a dead letter, if the queue has a place for them."""
+        await self.nack(requeue=False)
+
+    async def release(self, *, delay_ms: int = 0) -> None:
+        """It comes again, after `delay_ms`, as if it had not been seen. Nothing happens when it lies free already."""
+        await self._leasing.settle([self._receipt], How.RELEASE, delay_ms=delay_ms)
+
+    async def extend(self, lease_ms: int) -> None:
+        """All records that the same `lease()` gave out are the holder's for `lease_ms` from now on, for they are one
+        lease. Raises NotGranted when it is over, and as `Client.settle_receipt`."""
+        await self._leasing.extend([self._receipt], lease_ms)
+
+    def __repr__(self) -> str:
+        return f"Leased(queue={self.queue!r}, offset={self.offset}, receipt={self.receipt!r}, value={self.value!r:.60})"
+
+
+class Leasing:
+    """What a client does with leases. Made by it."""
+
+    def __init__(self, client: Cluster, make_consumer: Callable[..., Consumer]) -> None:
+        self._client = client
+        self._make_consumer = make_consumer
+        # With the last used one behind.
+        self._readers: OrderedDict[tuple[str, int, str], _Reader] = OrderedDict()
+
+    async def lease(
+        self,
+        queue: str,
+        group: str,
+        *,
+        max_records: int,
+        lease_ms: int,
+        wait_ms: int,
+        holder: str,
+        read_from: str,
+    ) -> list[Leased]:
+        """See `Client.lease`."""
+        check_leasing(max_records=max_records, lease_ms=lease_ms, wait_ms=wait_ms)
+        message = Lease(
+            queue=queue, group=group, records_max=max_records, lease_ms=lease_ms, wait_ms=wait_ms, holder=holder
+        )
+        answer = await change_at_master(self._client, queue, message, Leases, once=True, wait_ms=wait_ms)
+        found: list[Leased] = []
+        try:
+            for each in answer.leased:
+                found += await self._records(queue, group, answer.queue_id, each, read_from)
+        except MirrorlogError as error:
+            try:
+                await self._release(queue, group, answer.leased)
+            except MirrorlogError:  # their leases end by themselves
+                told = "records are leased that nobody was told of"
+                raise outcome_of(error, in_doubt=True, message=told) from None
+            raise
+        except BaseException:  # whoever waits was cancelled
+            self._client.let_go.go_on(f"a lease of {queue!r}", partial(self._release, queue, group, answer.leased))
+            raise
+        return found
+
+    async def settle(
+        self, receipts: Sequence[LeaseReceipt], how: How, *, delay_ms: int = 0, level: int = Level.ALL
+    ) -> int:
+        """Settle records of one queue and group; how many of them that changed. Raises as `Client.settle_receipt`."""
+        check_delay(delay_ms)
+        first = receipts[0]
+        return await self._ask_settle(first.queue, first.group, _ranges(receipts), how, delay_ms=delay_ms, level=level)
+
+    async def extend(self, receipts: Sequence[LeaseReceipt], lease_ms: int) -> int:
+        """Let leases run for `lease_ms` from now on. Raises NotGranted when one of them is over: none is extended; and
+        else as `settle`."""
+        check_timeout("lease_ms", lease_ms)
+        first = receipts[0]
+        message = ExtendLease(queue=first.queue, group=first.group, receipts=_ranges(receipts), lease_ms=lease_ms)
+        return await self._ask(first.queue, message, telling=())
+
+    async def close(self) -> None:
+        """Idempotent."""
+        readers, self._readers = self._readers, OrderedDict()
+        for reader in readers.values():
+            await reader.bytes.close()
+
+    # --- inside ---
+
+    async def _release(self, queue: str, group: str, leased: list[LeasedRange]) -> None:
+        if leased:
+            await self._ask_settle(queue, group, leased, How.RELEASE)
+
+    async def _ask_settle(
+        self,
+        queue: str,
+        group: str,
+        receipts: list[LeasedRange],
+        how: How,
+        *,
+        delay_ms: int = 0,
+        level: int = Level.ALL,
+    ) -> int:
+        message = SettleLease(queue=queue, group=group, receipts=receipts, how=how, delay_ms=delay_ms, level=level)
+        # An ack or a reject that had counted would be answered so again: then the record is done, and nobody else's.
+        # What was given back, and counted, somebody else may have by now.
+        return await self._ask(queue, message, telling=_SOMEBODY_ELSES if how in FINAL else ())
+
+    async def _ask(
+        self, queue: str, message: SettleLease | ExtendLease, telling: tuple[type[MirrorlogError], ...]
+    ) -> int:
+        """Told twice it counts once."""
+        answer = await change_at_master(self._client, queue, message, LeasesSettled, telling=telling)
+        return answer.records
+
+    async def _records(
+        self, queue: str, group: str, queue_id: int, leased: LeasedRange, read_from: str
+    ) -> list[Leased]:
+        reader = self._reader(queue, queue_id, read_from)
+        async with reader.lock:
+            found, unreadable = await _batches(reader.bytes, leased)
+            records = [record for batch in found for record in batch.records()]
+        # Others read meanwhile: the answer may take its time.
+        if unreadable:
+            reasons = [error.message for _, error in unreadable]
+            logger.warning("unreadable_rejected queue=%s group=%s reason=%r", queue, group, "; ".join(reasons))
+            await self._ask_settle(queue, group, [part for part, _ in unreadable], How.DEAD)
+        return [
+            Leased(self, LeaseReceipt(queue, group, record.queue_offset, leased.lease), record, leased)
+            for record in records
+        ]
+
+    def _reader(self, queue: str, queue_id: int, read_from: str) -> _Reader:
+        """By the id too: what was read of a queue that was deleted is none of the next one's of its name. The one that
+        was used longest ago goes for it, of those that nobody reads from."""
+        key = queue, queue_id, read_from
+        reader = self._readers.get(key)
+        if reader is None:
+            reader = self._readers[key] = _Reader(
+                GrantedBytes(self._make_consumer, queue, read_from=read_from, fetch_bytes=_FETCH_BYTES)
+            )
+        self._readers.move_to_end(key)
+        if len(self._readers) > _READERS_MAX:
+            idle = (other for other, each in self._readers.items() if other != key and not each.lock.locked())
+            if (oldest := next(idle, None)) is not None:
+                self._client.let_go.go_on(f"a reader of queue {oldest[0]!r}", self._readers.pop(oldest).bytes.close)
+        return reader
+
+
+class _Reader:
+    """Of one queue, for one lease at a time."""
+
+    __slots__ = ("bytes", "lock")
+
+    def __init__(self, of: GrantedBytes) -> None:
+        self.bytes = of
+        self.lock = asyncio.Lock()
+
+
+async def _batches(
+    source: GrantedBytes, leased: LeasedRange
+) -> tuple[list[ConsumedBatch], list[tuple[LeasedRange, UnreadableBatch]]]:
+    """What there is of a leased range, without what was freed since it was leased; and what nobody can open, to be
+    dead: it would come back for ever."""
+    found: list[ConsumedBatch] = []
+    unreadable: list[tuple[LeasedRange, UnreadableBatch]] = []
+    at = leased.first
+    while at < leased.next:
+        try:
+            batch = await source.fetched(at)
+        except OffsetOutOfRange as error:
+            begin = error.details.get("go_on_at", error.details.get("begin"))
+            if not isinstance(begin, int) or begin <= at:
+                raise
+            at = begin
+            continue
+        except UnreadableBatch as error:
+            following = min(error.details["go_on_at"], leased.next)
+            unreadable.append((LeasedRange(first=at, next=following, lease=leased.lease), error))
+            at = following
+            continue
+        if batch.first < leased.next:
+            found.append(batch.before(leased.next))
+        at = batch.next
+    return found, unreadable
+
+
+def _ranges(receipts: Sequence[LeaseReceipt]) -> list[LeasedRange]:
+    """Joined, where neighbours have one lease."""
+    found: list[tuple[int, int, int]] = []
+    for lease, offset in sorted({(each.lease, each.offset) for each in receipts}):
+        if found and found[-1][2] == lease and found[-1][1] == offset:
+            found[-1] = found[-1][0], offset + 1, lease
+        else:
+            found.append((offset, offset + 1, lease))
+    return [LeasedRange(first=first, next=following, lease=lease) for first, following, lease in sorted(found)]

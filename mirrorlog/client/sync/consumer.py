@@ -1,0 +1,210 @@
+"""The consumer that blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeVar
+
+from mirrorlog.client.connection.let_go import warn_unclosed
+from mirrorlog.client.consumer import consumer as awaited_consumer
+from mirrorlog.client.consumer.consumer import enough
+from mirrorlog.client.consumer.cursor import Cursor, Preview
+from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord
+from mirrorlog.client.sync.caller import Caller
+from mirrorlog.client.sync.loop_thread import LoopThread
+from mirrorlog.errors import ConnectionLost, MirrorlogError
+from mirrorlog.wire.messages.queues import Position
+
+# Behind the deadlines of the calls themselves: they say more about what is wrong.
+_MARGIN_S: Final = 5.0
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+class Consumer:
+    """Reads one queue. Made by `Client.consumer`; use it with `with`. One that is let go without `close` is closed,
+    with a ResourceWarning."""
+
+    def __init__(self, client: Caller, queue: str, options: Mapping[str, Any]) -> None:
+        """Use `Client.consumer`. Raises BadRequest for a wrong option."""
+        self.queue = queue
+        self._client = client
+        self._awaited = client.awaited.consumer(queue, **options)
+        self._awaited.kept = True
+        # Held while the cursor moves, never while somebody waits for records.
+        self._lock = threading.Lock()
+
+    @property
+    def group(self) -> str | None:
+        return self._awaited.group
+
+    # --- life ---
+
+    def start(self) -> Self:
+        """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost."""
+        self._client.call(self._awaited.start, what=f"consumer of {self.queue!r}")
+        return self
+
+    def close(self) -> None:
+        """End reading, in other threads too: who waits for records there gets ConnectionLost.
+
+        Idempotent. Commits nothing.
+        """
+        with self._lock, suppress(ConnectionLost):  # the client is closed, and this with it
+            self._client.call(self._awaited.close, what="close")
+
+    def __del__(self) -> None:
+        """Nobody has it any more: it is closed, as of `close`, without waiting."""
+        consumer: awaited_consumer.Consumer | None = self.__dict__.get("_awaited")  # unless options were refused
+        if consumer is None or not consumer.unclosed or self._client.thread.elsewhere:
+            return
+        what = f"a consumer of queue {self.queue!r}"
+        self._client.thread.call_soon(partial(self._client.awaited.let_go.go_on, what, consumer.close))
+        warn_unclosed(self, what)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- reading ---
+
+    def __iter__(self) -> Iterator[ConsumedRecord]:
+        """Records in queue order, as `batches`. Leave it and come back: it goes on behind the last one given out."""
+        cursor, lock = self._awaited.cursor, self._lock
+        while (found := self._current(cursor)) is not None:
+            batch, at = found
+            cursor.epoch = batch.header.epoch
+            for following, record in enumerate(batch.records(), batch.first + 1):
+                with lock:
+                    if cursor.next != at:
+                        break  # moved on from elsewhere meanwhile
+                    cursor.next = at = following
+                yield record
+
+    def batches(self) -> Iterator[ConsumedBatch]:
+        """Batches in queue order. Ends at `until`; otherwise it waits for new records.
+
+        Raises OffsetOutOfRange when the position is gone, BadBatch naming queue and log offset, ConnectionLost after
+        `request_timeout_ms` without any node that answers.
+        """
+        while (batch := self._claim()) is not None:
+            yield batch
+
+    def read(self, max_records: int | None = None, *, timeout_ms: int) -> list[ConsumedRecord]:
+        """Up to `max_records` records, fewer (perhaps none) when the time is up or `until` is reached first.
+
+        Without `max_records`: what comes first, as soon as it is there. Raises as `batches`, but only when nothing was
+        found before the error; the next call meets it then. An interrupted read leaves the position as it was.
+        """
+        until_s = time.monotonic() + timeout_ms / 1000
+        while True:
+            with self._lock:
+                preview = Preview(self._awaited.cursor)
+            found = self._collect(preview, max_records, until_s)
+            with self._lock:
+                if preview.claim():
+                    return found
+
+    @property
+    def position(self) -> Position:
+        """Behind the last record, or the last batch, that was given out."""
+        with self._lock:
+            return self._awaited.position
+
+    @property
+    def served_by(self) -> str | None:
+        """The node that answered last."""
+        return self._awaited.served_by
+
+    def seek(self, queue_offset: int) -> None:
+        """Go on at `queue_offset`, an iteration that is under way too. Raises BadRequest for one that cannot be."""
+        with self._lock:
+            self._client.call(lambda: self._awaited.seek(queue_offset), what="seek")
+
+    def commit(self) -> None:
+        """Store the position for the group. Raises BadRequest without a group, Refused or OutcomeUnknown."""
+        self._client.change(self._awaited.commit, what="commit")
+
+    # --- inside ---
+
+    def _claim(self) -> ConsumedBatch | None:
+        """The next batch, for the caller alone."""
+        cursor = self._awaited.cursor
+        while (found := self._current(cursor)) is not None:
+            batch, at = found
+            with self._lock:
+                if cursor.next == at:
+                    cursor.passed(batch)
+                    return batch
+        return None
+
+    def _collect(self, preview: Preview, max_records: int | None, until_s: float) -> list[ConsumedRecord]:
+        """Records for one `read`, as many as come in time."""
+        found: list[ConsumedRecord] = []
+        try:
+            while not enough(found, max_records) and (at_place := self._current(preview, until_s)) is not None:
+                batch, _ = at_place
+                if max_records is not None:
+                    batch = batch.before(batch.first + max_records - len(found))
+                found += batch.records()
+                preview.passed(batch)
+        except MirrorlogError:
+            if not found:
+                raise
+        return found
+
+    def _current(self, place: Cursor | Preview, until_s: float | None = None) -> tuple[ConsumedBatch, int] | None:
+        """The batch at `place`, and the cursor's position; None at `until` or when the time is up."""
+        thread = self._client.thread
+        while True:
+            thread.check_open()
+            with self._lock:
+                if (batch := place.current()) is not None:
+                    return batch, self._awaited.cursor.next
+                if place.ended:
+                    return None
+            if not self._wait(thread, place, until_s):
+                return None
+
+    def _wait(self, thread: LoopThread, place: Cursor | Preview, until_s: float | None) -> bool:
+        """For more batches; False when the time is up. A fetch leaves even if it is up already."""
+        if until_s is None:
+            thread.run(lambda: self._more(place), timeout_s=None, what=f"records of {self.queue!r}")
+            return True
+        left_s = max(0.0, until_s - time.monotonic())
+        return thread.run(
+            lambda: _in_time(lambda: self._more(place), left_s), timeout_s=left_s + _MARGIN_S, what="read"
+        )
+
+    async def _more(self, place: Cursor | Preview) -> None:
+        """Let the cursor hold more; on the loop, the only place where it comes to hold something."""
+        if not self._lock.acquire(blocking=False):
+            return  # somebody moves the cursor: look again
+        try:
+            # Another thread's wait may have brought it meanwhile, and perhaps the end: then nothing would come.
+            if not place.lacks:
+                return
+        finally:
+            self._lock.release()
+        await self._awaited.take()
+
+
+async def _in_time(act: Callable[[], Coroutine[Any, Any, None]], seconds: float) -> bool:
+    """Whether it ended within `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            await act()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,311 @@
+"""The producer that blocks, and what becomes of a record that was handed over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, ParamSpec, Self, TypeVar, Unpack
+
+from mirrorlog.attempts import outcome_of
+from mirrorlog.client.connection.let_go import warn_unclosed
+from mirrorlog.client.producer.batch import (
+    BATCH_OVERHEAD_BYTES,
+    Headers,
+    as_headers,
+    as_timestamp_us,
+    record_size,
+)
+from mirrorlog.client.producer.deliveries import BulkDelivery as AwaitedBulkDelivery
+from mirrorlog.client.producer.pipeline import ProducerStats
+from mirrorlog.client.producer.receipts import Receipt, Receipts
+from mirrorlog.client.sync.caller import Caller, made
+from mirrorlog.client.sync.handoff import Bunch, Handoff
+from mirrorlog.client.sync.with_block import SyncWithBlock
+from mirrorlog.commitlog.format.attributes import Asked, asked_attributes
+from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
+
+# Behind the deadlines of the calls themselves: they say more about what is wrong.
+_MARGIN_S: Final = 5.0
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+class Delivery:
+    """A record that was handed over."""
+
+    __slots__ = ("_bunch", "_index", "_producer")
+
+    def __init__(self, producer: Producer, bunch: Bunch, index: int) -> None:
+        self._producer = producer
+        self._bunch = bunch
+        self._index = index
+
+    def done(self) -> bool:
+        return self._bunch.has_ended(self._index)
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Wait for the receipt; at most `timeout` seconds, by default until the record has ended at its deadline.
+
+        Raises what its batch ended with; RequestTimeout when `timeout` is up: then it is still on its way.
+        """
+        bunch, index = self._bunch, self._index
+        return bunch.outcome(index) or self._producer.wait(bunch, index, timeout)
+
+
+class BulkDelivery:
+    """Records that were handed over together; as `mirrorlog.client.BulkDelivery`."""
+
+    __slots__ = ("_awaited", "_producer")
+
+    def __init__(self, producer: Producer, awaited: AwaitedBulkDelivery) -> None:
+        self._producer = producer
+        self._awaited = awaited
+
+    def __len__(self) -> int:
+        """Records."""
+        return len(self._awaited)
+
+    def done(self) -> bool:
+        return self._awaited.done()
+
+    def failures(self) -> list[tuple[range, MirrorlogError]]:
+        """What has failed so far: the records' numbers in the call, and why."""
+        return self._awaited.failures()
+
+    def result(self, timeout: float | None = None) -> Receipts:
+        """Wait for the receipts; at most `timeout` seconds, by default until all have ended at their deadlines.
+
+        Raises the first error among them; RequestTimeout when `timeout` is up: then some are still on their way.
+        """
+        return self._awaited.result() if self._awaited.done() else self._producer.wait_for_all(self._awaited, timeout)
+
+
+class Producer(SyncWithBlock):
+    """Sends records to one queue. Made by `Client.producer`; use it with `with`, from any number of threads. One that
+    is let go without `close` sends what it was given, with a ResourceWarning."""
+
+    def __init__(self, client: Caller, queue: str, options: Mapping[str, Any]) -> None:
+        """Use `Client.producer`. Raises BadRequest for a wrong option."""
+        self.queue = queue
+        self._client = client
+        self._delivery_s = options.get("delivery_timeout_ms", 30_000) / 1000
+        self._thread = client.thread
+        self._awaited = client.call(lambda: made(lambda: client.awaited.producer(queue, **options)), what="producer")
+        self._awaited.kept = True
+        self._handover = Handoff(self._awaited, self._thread, patience_s=self._delivery_s)
+        self._record_bytes_max = self._batch_bytes_max = 0
+        self._closed = False
+
+    @property
+    def stats(self) -> ProducerStats:
+        return self._awaited.stats
+
+    @property
+    def producer_id(self) -> int:
+        return self._awaited.producer_id
+
+    # --- life ---
+
+    def start(self) -> Self:
+        """Find the queue and connect to its master. Raises NoSuchQueue or ConnectionLost."""
+        limits = self._client.call(self._start, what=f"producer for {self.queue!r}")
+        self._record_bytes_max, self._batch_bytes_max = limits.max_record_bytes, limits.max_batch_bytes
+        return self
+
+    def close(self) -> None:
+        """Flush: wait until every record has ended, at most the delivery timeout. Idempotent. Raises as `flush`."""
+        if not self._closed and not self._thread.elsewhere:
+            self._closed = True
+            self._flush_and(self._awaited.close, what="close")
+
+    def abandon(self) -> None:
+        """Close without waiting: what was sent ends as OutcomeUnknown, what was not as Refused. Idempotent."""
+        self._closed = True
+        self._thread.call_soon(self._awaited.abandon)
+
+    def __del__(self) -> None:
+        """Nobody has it, nor a delivery of it, any more: it is closed, as of `close`, without waiting."""
+        if self.__dict__.get("_closed", True) or not self._awaited.unclosed or self._thread.elsewhere:
+            return  # its options were refused, it is closed, was never started, or is the parent process's
+        what = f"a producer for queue {self.queue!r}"
+        unended = self._awaited.unended(self._handover.waiting)
+        finish = partial(_flushed, self._handover, self._awaited.close)
+        self._thread.call_soon(partial(self._client.awaited.let_go.go_on, what, finish))
+        warn_unclosed(self, what, unended)
+
+    # --- sending ---
+
+    def send(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+        **asked: Unpack[Asked],
+    ) -> Receipt:
+        """Send one record and wait for its confirm, behind all that was handed over before.
+
+        `timestamp`: event time, datetime with a zone or µs UTC; `priority`, `ttl_ms` and `delay_ms` as of
+        `mirrorlog.client.Producer.send`. Raises Refused, OutcomeUnknown or BadInput.
+        """
+        return self.send_nowait(value, key=key, headers=headers, timestamp=timestamp, **asked).result()
+
+    def send_nowait(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+        **asked: Unpack[Asked],
+    ) -> Delivery:
+        """Hand one record over; its Delivery has the `result`. While the window is full it waits for room.
+
+        Raises RecordTooLarge, BadInput; Overloaded when no room comes within the delivery timeout; ConnectionLost if
+        closed.
+        """
+        pairs = as_headers(headers)
+        timestamp_us = as_timestamp_us(timestamp)
+        size = record_size(value, key, pairs)
+        attributes = asked_attributes(**asked) if asked else None
+        if size > self._record_bytes_max:
+            self._check_size(value, size)
+        if self._closed:
+            raise ConnectionLost("the producer is closed")
+        self._thread.check_open()
+        return Delivery(self, *self._handover.put((value, key, pairs, timestamp_us, attributes), size))
+
+    def send_many_nowait(
+        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None, **asked: Unpack[Asked]
+    ) -> BulkDelivery:
+        """Hand over many records as columns, all or none of them; as `mirrorlog.client.Producer.send_many_nowait`.
+
+        While the window has no room for all of them it waits, as `send_nowait`. Their bytes are copied when it returns.
+        """
+        self._check_started()
+        taken = self._in_turn(
+            lambda: self._take_many(values, keys=keys, headers=headers, timestamps=timestamps, **asked),
+            what="send_many_nowait",
+        )
+        return BulkDelivery(self, taken)
+
+    def send_many(
+        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None, **asked: Unpack[Asked]
+    ) -> Receipts:
+        """Send many records as columns and wait for their confirms; as `mirrorlog.client.Producer.send_many`."""
+        self._check_started()
+        self._thread.check_open()
+
+        async def in_turn() -> Receipts:
+            await self._handover.taken()
+            return await self._awaited.send_many(values, keys=keys, headers=headers, timestamps=timestamps, **asked)
+
+        return self._told(in_turn, timeout_s=None, what="send_many")
+
+    def flush(self) -> None:
+        """Wait until every record handed over so far has ended, well or not.
+
+        Raises the first error since the last flush that nobody has heard of.
+        """
+        self._flush_and(self._awaited.flush, what="flush")
+
+    def wait(self, bunch: Bunch, index: int, timeout_s: float | None) -> Receipt:
+        """For its deliveries: wait until a record has ended."""
+        patience_s = self._delivery_s + _MARGIN_S
+        return self._told(
+            lambda: bunch.ended(index, patience_s=patience_s), timeout_s=timeout_s, what="the record's confirm"
+        )
+
+    def wait_for_all(self, delivery: AwaitedBulkDelivery, timeout_s: float | None) -> Receipts:
+        """For its bulk deliveries: wait until all of one has ended."""
+
+        async def ended() -> Receipts:
+            try:
+                async with asyncio.timeout(self._delivery_s + _MARGIN_S):
+                    return await delivery
+            except TimeoutError:
+                raise OutcomeUnknown("the records have not ended behind their deadline; they may be stored") from None
+
+        return self._told(ended, timeout_s=timeout_s, what="the records' confirms")
+
+    # --- inside ---
+
+    def _told(self, make: Callable[[], Coroutine[Any, Any, _T]], *, timeout_s: float | None, what: str) -> _T:
+        """What became of records that were handed over. When the thread has ended, or ends meanwhile, nobody knows."""
+
+        async def ended() -> _T | MirrorlogError:
+            try:
+                return await make()
+            except MirrorlogError as error:
+                return error
+
+        try:
+            outcome = self._thread.run(ended, timeout_s=timeout_s, what=what)
+        except ConnectionLost as error:
+            raise outcome_of(error, in_doubt=True) from None
+        if isinstance(outcome, MirrorlogError):
+            raise outcome
+        return outcome
+
+    async def _take_many(self, values: Any, **columns: Any) -> AwaitedBulkDelivery:
+        """Once there is room. Raises Overloaded when none comes within the delivery timeout."""
+        give_up_at = asyncio.get_running_loop().time() + self._delivery_s
+        while True:
+            try:
+                return self._awaited.send_many_nowait(values, **columns)
+            except Overloaded as full:
+                try:
+                    async with asyncio.timeout_at(give_up_at):
+                        await self._awaited.room()
+                except TimeoutError:
+                    raise full from None
+
+    async def _start(self) -> Any:
+        await self._awaited.start()
+        connection, _ = await self._client.awaited.master_of(self.queue)
+        return connection.welcome.limits
+
+    def _check_started(self) -> None:
+        # The producer behind this one would say how it is started itself.
+        if not self._batch_bytes_max:
+            raise ConnectionLost("the producer is not started; use it with `with`, or call start()")
+
+    def _check_size(self, value: bytes | None, size: int) -> None:
+        self._check_started()
+        if value is not None and len(value) > self._record_bytes_max:
+            raise RecordTooLarge(
+                f"a value of {len(value)} bytes is above the node's max_record_bytes ({self._record_bytes_max})"
+            )
+        if BATCH_OVERHEAD_BYTES + size > self._batch_bytes_max:
+            raise RecordTooLarge(f"a record of {size} bytes is above max_batch_bytes ({self._batch_bytes_max})")
+
+    def _in_turn(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str) -> _T:
+        """Behind what was handed over before.
+
+        Without a time limit: how long it takes depends on how much that is, and each record ends at its own deadline,
+        which begins when the window lets it in.
+        """
+
+        async def in_turn() -> _T:
+            await self._handover.taken()
+            return await make()
+
+        return self._thread.run(in_turn, timeout_s=None, what=what)
+
+    def _flush_and(self, make: Callable[[], Coroutine[Any, Any, None]], *, what: str) -> None:
+        """In turn. Raises what a record handed over before was refused with, if nothing else and nobody has heard."""
+
+        self._thread.run(lambda: _flushed(self._handover, make), timeout_s=None, what=what)
+
+
+async def _flushed(handover: Handoff, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """`make`, a flush, behind what was handed over before. Raises what a record of that was refused with, if nothing
+    else, and nobody has heard."""
+    await handover.taken()
+    await make()
+    if (refused := handover.take_refused()) is not None:
+        raise refused

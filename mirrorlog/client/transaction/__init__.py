@@ -1,0 +1,1 @@
+"""Records and acknowledgements that count together."""

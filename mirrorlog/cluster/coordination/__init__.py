@@ -1,0 +1,1 @@
+"""What the leader does about what is not as it should be."""

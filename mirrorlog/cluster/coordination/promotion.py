@@ -1,0 +1,169 @@
+"""One log looks for its next master (invariant 6). Pure.
+
+Everybody who may be it is fenced first: told the coming epoch, which it keeps, stops writing and acking the one before,
+and reports its end. A node that refuses the connection is as good as fenced: its process is gone, and another run must
+register before it may do anything. Who is silent is waited for, but not for ever, as long as one has answered: level
+`all` cannot be confirmed in the old epoch without that one any more.
+
+Then the highest (last epoch, end) is it, and of equals the one that comes first among the replicas.
+
+Twice more is asked for, because nothing less can tell what was confirmed. Before the first promotion all replicas have
+to answer, for they may hold an older cluster's log. When every in-sync member is marked all of those have to, and the
+other copies are asked too: what is left of the log may be longest on one that had fallen behind. Should those who have
+answered hold nothing at all, all replicas are waited for, or an operator. An only copy that is
+damaged is left to an operator: what stands behind its bad bytes is nowhere else, and to promote it is to cut that.
+
+A handover (`to`) asks the master alone first: it takes nothing more, lets its mirrors come to its end, and is fenced
+then. So the one that shall be master holds as much as any other, and is it; should it not, the highest is, which may be
+the old master, and nothing is lost either. A master that does not answer is not waited for longer than any other.
+
+Only the run that the cluster knows counts: a report of another one is late, or comes before it is registered, and by
+then the log has moved on. A report whose process has gone since is dropped; who is left holds everything as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from mirrorlog.cluster.state.commands import Holder, Promoted
+from mirrorlog.cluster.state.state import LogFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A fenced copy: the run that holds it, its last epoch, its end, and what it knows to be confirmed.
+
+    `promised`: the epoch that it keeps. It is above the one that it was told when another coordinator, whose promotion
+    came to nothing, had told it more; fenced it is all the same.
+    """
+
+    start_id: str
+    last_epoch: int
+    end: int
+    confirmed: int
+    promised: int = 0
+
+    @property
+    def damaged(self) -> bool:
+        """Whether its last bytes are bad: it held more, up to `confirmed`."""
+        return self.end < self.confirmed
+
+
+def lost_behind(chosen: Report, reports: Iterable[Report], log: LogFacts) -> int:
+    """From which log offset on confirmed records may be lost when this copy becomes the log: its end. Where it lacks
+    the log's last epoch its last bytes may be of a history that was given up, and only what is known to be confirmed is
+    surely of this one. Another copy may be the only one to know it: when the last bytes of both are of one epoch they
+    hold the same, and what the other knows to be confirmed stands here too, as far as this one reaches. It was given up
+    all the same where a loss was declared from: from there on the epoch that came of that had its records.
+    """
+    known = list(reports)
+    if chosen.last_epoch >= max(log.last_led, *(each.last_epoch for each in known)):
+        return chosen.end
+    # Of a damaged copy it is not known what was confirmed.
+    equal = (each for each in known if each.last_epoch == chosen.last_epoch and not each.damaged)
+    confirmed = max([chosen.confirmed, *(each.confirmed for each in equal)])
+    return min([chosen.end, confirmed, *(loss.start for loss in log.losses if loss.epoch > chosen.last_epoch)])
+
+
+class Promotion:
+    """One attempt, for a log as it was seen; when the log moves on, or refuses what was decided, a new one begins."""
+
+    def __init__(self, log_id: str, log: LogFacts, *, epoch: int, now: float, wait_s: float, to: str = "") -> None:
+        """`epoch`: the coming one, above every one that was ever told to a copy; `wait_s`: for those who are silent;
+        `to`: whom the master, which lives, shall hand the log over to."""
+        self.log_id = log_id
+        self.log = log
+        self.epoch = epoch
+        self.to = to
+        self._first = log.master.node if to and log.master is not None else ""
+        self._give_up_at = now + wait_s
+        self._reports: dict[str, Report] = {}
+        self._gone: set[str] = set()
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Who is fenced, in the order of the replicas."""
+        if self._first:
+            return (self._first,)
+        return self.log.replicas if self._needed else self.log.promotable
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if now >= self._give_up_at:
+            self._first = ""
+
+    def gently(self, node: str) -> bool:
+        """Whether a node shall let its mirrors come to its end before it is fenced."""
+        return node == self._first
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """Who has not answered yet, or will have to be back before there can be a master."""
+        return tuple(
+            node
+            for node in self.asked
+            if node not in self._reports and (node in self._needed or node not in self._gone)
+        )
+
+    def reported(self, node: str, report: Report) -> None:
+        """A node is fenced."""
+        if node in self.asked and self.log.in_sync.get(node, report.start_id) == report.start_id:
+            self._reports[node] = report
+            self._gone.discard(node)
+            self._first = ""
+
+    def gone(self, node: str) -> None:
+        """A node's process is known not to be there."""
+        if node == self._first:
+            self._first = ""
+        self._reports.pop(node, None)
+        self._gone.add(node)
+
+    def here(self, node: str, start_id: str) -> None:
+        """A node is there, in this run: it can be asked again if it was gone, or has reported in another one."""
+        self._gone.discard(node)
+        if node in self._reports and self._reports[node].start_id != start_id:
+            del self._reports[node]
+
+    def next_epoch(self) -> int:
+        """Above what any copy has reported, who may know an epoch that the cluster never heard of, and not below what
+        one has promised."""
+        reports = self._reports.values()
+        return max([self.epoch, *(max(report.last_epoch + 1, report.promised) for report in reports)])
+
+    def decided(self, now: float) -> Promoted | None:
+        """Who it is, once that can be said."""
+        if not self._reports or any(node not in self._reports for node in self._needed):
+            return None
+        if self.waits_for and now < self._give_up_at:
+            return None
+        node = max(self._reports, key=self._rank)
+        best = self._reports[node]
+        if best.damaged and len(self.log.replicas) == 1:
+            return None
+        unclean = self.log.recovering
+        confirmed = max(report.confirmed for report in self._reports.values())
+        lost_from = lost_behind(best, self._reports.values(), self.log)
+        return Promoted(
+            log_id=self.log_id,
+            seen=self.log.seen,
+            holder=Holder(node, best.start_id),
+            epoch=self.next_epoch(),
+            unclean=unclean,
+            lost_from=lost_from if unclean or best.end < confirmed else None,
+        )
+
+    @property
+    def _needed(self) -> Collection[str]:
+        """Without whose answer nothing is decided, however long it takes."""
+        if self.log.epoch == 0:
+            return self.log.replicas
+        if not self.log.recovering:
+            return ()
+        nothing = all(report.end == 0 for report in self._reports.values())
+        return self.log.replicas if nothing else self.log.marked
+
+    def _rank(self, node: str) -> tuple[int, int, bool, int]:
+        report = self._reports[node]
+        return report.last_epoch, report.end, node == self.to, -self.log.replicas.index(node)

@@ -1,0 +1,1 @@
+"""How nodes find, found, join, leave and rejoin a cluster."""

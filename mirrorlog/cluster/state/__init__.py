@@ -1,0 +1,1 @@
+"""What the cluster has decided, and the commands that change it."""

@@ -1,0 +1,473 @@
+"""What the cluster may be told to change: one struct each, as it stands in the Raft log.
+
+A command that changes a log names the (epoch, version) that its sender saw (`Seen`): it is refused when the log has
+moved on since. Unknown fields are ignored when they are read, so that a newer node may say more. A command that some
+node cannot read stops that node: `SINCE` says which cluster version has it (`mirrorlog.versions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from mirrorlog import versions
+from mirrorlog.errors import UnsupportedVersion
+from mirrorlog.wire.fairness.quotas import UserLimits
+from mirrorlog.wire.routing import Binding, Exchange
+
+
+class StartKind(StrEnum):
+    """What a node's disk and page cache are worth after a start (invariant 7)."""
+
+    CLEAN = "clean"
+    DIED = "died"
+    LOSSY = "lossy"
+
+
+class Addresses(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where others reach a node, as `host:port`; empty for a door that it does not have."""
+
+    client: str = ""
+    replication: str = ""
+    grpc: str = ""
+    http: str = ""
+
+
+class Holder(msgspec.Struct, frozen=True, array_like=True):
+    """A node in one of its runs."""
+
+    node: str
+    start_id: str
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """A log as the sender of a command knew it."""
+
+    epoch: int
+    version: int
+
+
+class Command(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True):
+    """Base of all commands. `by`: the user who asked for it, for people; empty for nodes themselves, and where there
+    are no users. No decision hangs on it."""
+
+    by: str = ""
+
+
+# --- Nodes ----------------------------------------------------------------------------------------------------------
+
+
+class NodeJoined(Command, frozen=True):
+    """Let a node in; its member id is the index of this entry. `witness`: it votes and holds no messages.
+
+    `token`: of this joining, kept on the node's disk until it is in: a node that died meanwhile asks again by it.
+    """
+
+    node: str
+    addresses: Addresses
+    witness: bool = False
+    token: str = ""
+
+
+class NodeStarted(Command, frozen=True):
+    """A run begins. `member`: whose disk it is, 0 when the sender does not know.
+
+    `before`: the last start id that the node's disk knows to be registered; `since`: those of later runs, which may be
+    registered or died before. When the cluster's is another one the disk was set back and nothing on it counts, or the
+    command is late and its run over: only the sender can tell. So it is refused, unless `seen` says that the sender has
+    read the cluster's start id and goes on.
+
+    `kind` and `damaged` are the worst of all runs in `since` and this one: what an unregistered run lost is lost.
+    `damaged`: ids of logs whose copy lost something whatever the kind: an fsync that failed, an end below what it had
+    recorded as confirmed.
+    """
+
+    node: str
+    start_id: str
+    kind: StartKind
+    addresses: Addresses
+    member: int = 0
+    before: str = ""
+    since: tuple[str, ...] = ()
+    seen: str = ""
+    damaged: tuple[str, ...] = ()
+
+
+class NodeStopped(Command, frozen=True):
+    """A clean stop: the node says so itself, before it goes."""
+
+    node: str
+    start_id: str
+
+
+class NodeDraining(Command, frozen=True):
+    """It shall master nothing any more, or may again. Its next start ends it too."""
+
+    node: str
+    draining: bool
+
+
+class NodeForgotten(Command, frozen=True):
+    """It will not come back. Its copies count no more. `member`: which one, so that a late command does not meet the
+    next node of that name; 0 for whichever it is."""
+
+    node: str
+    member: int = 0
+
+
+# --- Versions -------------------------------------------------------------------------------------------------------
+
+
+class VersionRaised(
+    Command,
+    frozen=True,
+    tag="VersionRaised: the cluster of this disk runs at version 2 or above, start software of that version",
+):
+    """The cluster runs at `version` from now on, one above the one before. Refused unless every node's run can do that.
+
+    The tag is what software of version 1 says when it finds this on its disk: all that it tells of a command which it
+    does not know.
+    """
+
+    version: int
+
+
+# --- Queues ---------------------------------------------------------------------------------------------------------
+
+
+class QueuesPlaced(Command, frozen=True):
+    """These queues are in this log. A name that is placed already stays where it is: so two that declare the same name
+    at once make one queue.
+
+    `log_group`: the qualified name of the queues' `x-log-group`, if they have one: they go where it is, and it begins
+    in this log if it is nowhere yet. Only since `versions.LOG_GROUPS`. `copies`, `flush`: what the queues of a group
+    ask for, if they do: whoever chose `log_id` may not have known yet where the group is.
+    """
+
+    log_id: str
+    names: tuple[str, ...]
+    log_group: str = ""
+    copies: int = 0
+    flush: str = ""
+
+
+class QueuesUnbound(Command, frozen=True):
+    """Nothing leads to these queues any more: they are about to be deleted. They stay where they are. From the master
+    of their log; `epoch`: in which it said so: its next master has heard of no deletion, and users came back to it."""
+
+    names: tuple[str, ...]
+    log_id: str
+    epoch: int
+
+
+class QueuesRemoved(Command, frozen=True):
+    """The queues are in their log no more, and are not placed any more; their bindings go with them. From the log's
+    master, once all copies know that.
+
+    `epoch`: in which it said so; `removals`: as many of these commands as the log had then. So one that comes late, or
+    twice, does not meet a queue of the same name that was declared since.
+    """
+
+    names: tuple[str, ...]
+    log_id: str
+    epoch: int
+    removals: int
+
+
+class TransientLogMade(Command, frozen=True):
+    """A log for the queues that live no longer than a run of `node`: one copy, in memory. A node has one."""
+
+    log_id: str
+    number: int
+    node: str
+
+
+class RunEnded(Command, frozen=True):
+    """This run of a node is over, as far as others can tell: what it had in its transient log is gone. A run that is
+    there after all hears of it."""
+
+    node: str
+    start_id: str
+
+
+# --- Logs -----------------------------------------------------------------------------------------------------------
+
+
+class LogMade(Command, frozen=True):
+    """`number`: the high byte of its queues' ids; `flush`: memory or disk; `replicas`: the home first; `copies`: how
+    many there shall be once there are nodes for it; `min_in_sync`: None for the default."""
+
+    log_id: str
+    number: int
+    name: str
+    flush: str
+    replicas: tuple[str, ...]
+    copies: int = 3
+    min_in_sync: int | None = None
+
+
+class ReplicaAdded(Command, frozen=True):
+    """A node shall hold a copy."""
+
+    log_id: str
+    seen: Seen
+    node: str
+
+
+class ReplicaRemoved(Command, frozen=True):
+    """A node shall hold none any more. Refused for a member of the in-sync set, and when it lowered how many in-sync
+    copies a confirm needs: another one is added first."""
+
+    log_id: str
+    seen: Seen
+    node: str
+
+
+class Promoted(Command, frozen=True):
+    """`holder` masters the log from now on, in `epoch`. `unclean`: from outside the in-sync set, or marked; then it is
+    said from which log offset on confirmed records may be lost."""
+
+    log_id: str
+    seen: Seen
+    holder: Holder
+    epoch: int
+    unclean: bool = False
+    lost_from: int | None = None
+
+
+class MasterWished(Command, frozen=True):
+    """`node`, which is in sync, shall master the log: the present master hands it over. The wish ends with that, with
+    another one's promotion, and when the node leaves the in-sync set. An empty one takes a wish back."""
+
+    log_id: str
+    seen: Seen
+    node: str
+
+
+class InSyncShrunk(Command, frozen=True):
+    """The confirmed offset waits no more for these nodes. Never the master, never below `min_in_sync`. Without nodes it
+    only raises the version, so that every command that saw the one before is void."""
+
+    log_id: str
+    seen: Seen
+    nodes: tuple[str, ...]
+
+
+class InSyncGrown(Command, frozen=True):
+    """The master has waited for this mirror, and it holds everything."""
+
+    log_id: str
+    seen: Seen
+    holder: Holder
+
+
+class LeapConfirmed(Command, frozen=True):
+    """The master's: all queue offsets have leapt over what was lost so far, and the batch that says so is confirmed."""
+
+    log_id: str
+    seen: Seen
+
+
+class QueueIdsGranted(Command, frozen=True):
+    """Masters of the log may give out the numbers of queues up to `until`; see `ClusterState.queue_ids`."""
+
+    log_id: str
+    until: int
+
+
+class LossEndFound(Command, frozen=True):
+    """A copy that returned held what was lost when `epoch` began up to log offset `end`: it reaches there at least."""
+
+    log_id: str
+    epoch: int
+    end: int
+
+
+# --- Virtual hosts, exchanges, users: see `cluster.topology` ----------------------------------------------------------
+
+
+class VirtualHostMade(Command, frozen=True):
+    """One that is there stays as it is."""
+
+    name: str
+
+
+class VirtualHostRemoved(Command, frozen=True):
+    """With its exchanges, bindings and permissions. Refused while it has queues, and for the default one."""
+
+    name: str
+
+
+class ExchangeDeclared(Command, frozen=True):
+    """One that is there stays as it is; refused when it has other properties."""
+
+    virtual_host: str
+    name: str
+    exchange: Exchange
+
+
+class ExchangeDeleted(Command, frozen=True):
+    """With the bindings from and to it. `if_unused`: only while none leads from it."""
+
+    virtual_host: str
+    name: str
+    if_unused: bool = False
+
+
+class Bound(Command, frozen=True):
+    """All of them or none. Those that are there stay."""
+
+    virtual_host: str
+    bindings: tuple[Binding, ...]
+
+
+class Unbound(Command, frozen=True):
+    """An exchange that deletes itself goes with the last binding that leads from it."""
+
+    virtual_host: str
+    binding: Binding
+
+
+class UserSet(Command, frozen=True):
+    """A new user, or other tags and another password of one. `password_hash`: see `wire.passwords`. None: as it was."""
+
+    name: str
+    password_hash: str | None = None
+    tags: tuple[str, ...] | None = None
+
+
+class FirstUserMade(Command, frozen=True):
+    """An administrator who may do everything in the default virtual host. Where there are users, nothing changes."""
+
+    name: str
+    password_hash: str
+
+
+class PasswordRenewed(Command, frozen=True):
+    """The user has another hash of the same password, from the node that he has shown it to. `seen`: the one that it
+    was compared with. When he has another one by now, or is gone, nothing changes: the password may be another."""
+
+    user: str
+    seen: str
+    password_hash: str
+
+
+class UserRemoved(Command, frozen=True):
+    """With all permissions."""
+
+    name: str
+
+
+class PermissionsSet(Command, frozen=True):
+    """Regular expressions of names that the user may configure, write and read; an empty one matches nothing."""
+
+    user: str
+    virtual_host: str
+    configure: str
+    write: str
+    read: str
+
+
+class PermissionsCleared(Command, frozen=True):
+    """The user has no way into the virtual host any more."""
+
+    user: str
+    virtual_host: str
+
+
+class UserLimitsSet(Command, frozen=True):
+    """What the user may take of each node, in the place of what he had. Only since `versions.USER_LIMITS`."""
+
+    user: str
+    limits: UserLimits
+
+
+AnyCommand = (
+    NodeJoined
+    | NodeStarted
+    | NodeStopped
+    | NodeDraining
+    | NodeForgotten
+    | QueuesPlaced
+    | QueuesUnbound
+    | QueuesRemoved
+    | TransientLogMade
+    | RunEnded
+    | LogMade
+    | ReplicaAdded
+    | ReplicaRemoved
+    | Promoted
+    | MasterWished
+    | InSyncShrunk
+    | InSyncGrown
+    | LeapConfirmed
+    | LossEndFound
+    | QueueIdsGranted
+    | VersionRaised
+    | VirtualHostMade
+    | VirtualHostRemoved
+    | ExchangeDeclared
+    | ExchangeDeleted
+    | Bound
+    | Unbound
+    | UserSet
+    | FirstUserMade
+    | PasswordRenewed
+    | UserRemoved
+    | PermissionsSet
+    | PermissionsCleared
+    | UserLimitsSet
+)
+
+TOPOLOGY: Final = (
+    VirtualHostMade,
+    VirtualHostRemoved,
+    ExchangeDeclared,
+    ExchangeDeleted,
+    Bound,
+    Unbound,
+    UserSet,
+    FirstUserMade,
+    PasswordRenewed,
+    UserRemoved,
+    PermissionsSet,
+    PermissionsCleared,
+    UserLimitsSet,
+)
+"""What `cluster.topology` decides."""
+
+SINCE: Final[Mapping[type[Command], int]] = {
+    VersionRaised: 2,
+    **dict.fromkeys(TOPOLOGY, versions.ROUTING),
+    FirstUserMade: versions.FIRST_USER,
+    PasswordRenewed: versions.RENEWED_HASHES,
+    UserLimitsSet: versions.USER_LIMITS,
+    QueuesUnbound: versions.DELETION,
+    QueuesRemoved: versions.DELETION,
+    TransientLogMade: versions.TRANSIENT,
+    RunEnded: versions.TRANSIENT,
+    QueueIdsGranted: versions.DELETION,
+}
+"""The cluster version that a command came with; those that are not named were there from the first one on."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
+
+
+def encode_command(command: AnyCommand) -> bytes:
+    """As an entry has it."""
+    return _encoder.encode(command)
+
+
+def decode_command(data: bytes) -> AnyCommand:
+    """The other way. Raises UnsupportedVersion: whoever made it knew what it says, and so do all of its version."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnsupportedVersion(
+            f"a command of the cluster says what software of version {versions.OWN} cannot read: {error}; start newer "
+            "software, on this disk what ran there last"
+        ) from None

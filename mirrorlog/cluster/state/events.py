@@ -1,0 +1,359 @@
+"""What an entry of the cluster's log means to who watches the cluster. Pure: a step in, events out.
+
+An entry that was refused, or that changed nothing, is no event: nobody needs to be told that nothing happened. What a
+command says and what it does may differ (a node that joins twice, a set that shrinks by less), so events are made from
+the states before and after it; the command only names the kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from mirrorlog.cluster.state.commands import (
+    AnyCommand,
+    FirstUserMade,
+    InSyncGrown,
+    InSyncShrunk,
+    LeapConfirmed,
+    LogMade,
+    LossEndFound,
+    MasterWished,
+    NodeDraining,
+    NodeForgotten,
+    NodeJoined,
+    NodeStarted,
+    NodeStopped,
+    PasswordRenewed,
+    PermissionsCleared,
+    PermissionsSet,
+    Promoted,
+    QueuesRemoved,
+    ReplicaAdded,
+    ReplicaRemoved,
+    UserLimitsSet,
+    UserRemoved,
+    UserSet,
+    VersionRaised,
+    VirtualHostMade,
+    VirtualHostRemoved,
+)
+from mirrorlog.cluster.state.machine import Step
+from mirrorlog.cluster.state.state import ClusterState
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
+
+OF_USERS: Final = frozenset(
+    {
+        "user_set",
+        "user_deleted",
+        "password_renewed",
+        "permissions_set",
+        "permissions_cleared",
+        "user_limits_set",
+        "logins_failed",
+        "rights_refused",
+        "users_held",
+    }
+)
+"""Kinds of events that tell who there is and what he may: for administrators, as the list of users is."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`kind`: a word for programs; `text`: for people; `node` and `log` (a name): whom it is about, empty for
+    nobody."""
+
+    kind: str
+    text: str
+    index: int = 0
+    node: str = ""
+    log: str = ""
+    details: Mapping[str, Any] = {}
+
+
+def events_of(step: Step) -> list[Event]:
+    """What an entry has changed, if it is something to tell."""
+    told = _TELLERS.get(type(step.command)) if step.command is not None else None
+    if told is None or step.outcome.refusal or step.after is step.before:
+        return []
+    found = [msgspec.structs.replace(event, index=step.entry.index) for event in told(step, step.command)]
+    by = step.command.by if step.command is not None else ""
+    return [_asked_for(event, by) for event in found] if by else found
+
+
+def _asked_for(event: Event, by: str) -> Event:
+    """It says who wanted it."""
+    return msgspec.structs.replace(event, text=f"{event.text}; {by} asked for it", details={**event.details, "by": by})
+
+
+# --- Nodes ----------------------------------------------------------------------------------------------------------
+
+
+def _joined(step: Step, command: NodeJoined) -> Iterator[Event]:
+    member = step.after.nodes[command.node].member
+    role = "a witness" if command.witness else "a node"
+    yield Event(
+        kind="node_joined",
+        text=f"node {command.node} joined as {role}, member {member}",
+        node=command.node,
+        details={"member": member, "witness": command.witness, "address": command.addresses.replication},
+    )
+
+
+def _started(step: Step, command: NodeStarted) -> Iterator[Event]:
+    facts = step.after.nodes[command.node]
+    yield Event(
+        kind="node_started",
+        text=f"node {command.node} started ({facts.kind.value}) as {command.start_id}",
+        node=command.node,
+        details={"start_id": command.start_id, "start_kind": facts.kind.value},
+    )
+    for log_id, log in step.after.logs.items():
+        before = step.before.logs[log_id]
+        if command.node in log.marked and command.node not in before.marked:
+            yield Event(
+                kind="copy_marked",
+                text=f"log {log.name}: the copy on {command.node} may have lost something, and is marked",
+                node=command.node,
+                log=log.name,
+            )
+        if log.recovering and not before.recovering:
+            yield Event(
+                kind="log_recovering",
+                text=f"log {log.name} is recovering: everybody who held everything may have lost something",
+                log=log.name,
+                details={"marked": sorted(log.marked)},
+            )
+
+
+def _stopped(step: Step, command: NodeStopped) -> Iterator[Event]:
+    yield Event(kind="node_stopped", text=f"node {command.node} stopped", node=command.node)
+
+
+def _draining(step: Step, command: NodeDraining) -> Iterator[Event]:
+    kind, does = ("node_draining", "drains") if command.draining else ("node_undrained", "drains no more")
+    yield Event(kind=kind, text=f"node {command.node} {does}", node=command.node)
+
+
+def _forgotten(step: Step, command: NodeForgotten) -> Iterator[Event]:
+    member = step.before.nodes[command.node].member
+    yield Event(
+        kind="node_left",
+        text=f"node {command.node}, member {member}, was forgotten",
+        node=command.node,
+        details={"member": member},
+    )
+
+
+def _raised(step: Step, command: VersionRaised) -> Iterator[Event]:
+    version = step.after.cluster_version
+    yield Event(
+        kind="version_raised", text=f"the cluster runs at version {version}, for good", details={"version": version}
+    )
+
+
+# --- Queues ---------------------------------------------------------------------------------------------------------
+
+
+def _queues_removed(step: Step, command: QueuesRemoved) -> Iterator[Event]:
+    log = _name(step.after, command.log_id)
+    for key in command.names:
+        virtual_host, name = split(key)
+        within = "" if virtual_host == DEFAULT_VIRTUAL_HOST else f" of virtual host {virtual_host}"
+        yield Event(
+            kind="queue_deleted",
+            text=f"queue {name}{within} was deleted from log {log}",
+            log=log,
+            details={"queue": name, "virtual_host": virtual_host},
+        )
+
+
+# --- Virtual hosts, users -------------------------------------------------------------------------------------------
+
+# Exchanges and bindings are no events: some clients make and delete one for each answer that they wait for.
+
+
+def _host_made(step: Step, command: VirtualHostMade) -> Iterator[Event]:
+    text = f"virtual host {command.name} was added"
+    yield Event(kind="virtual_host_added", text=text, details={"virtual_host": command.name})
+
+
+def _host_removed(step: Step, command: VirtualHostRemoved) -> Iterator[Event]:
+    text = f"virtual host {command.name} was deleted"
+    yield Event(kind="virtual_host_deleted", text=text, details={"virtual_host": command.name})
+
+
+def _user_set(step: Step, command: UserSet | FirstUserMade) -> Iterator[Event]:
+    """What of it has changed; never the hash."""
+    before, after = (state.routing.users.get(command.name) for state in (step.before, step.after))
+    assert after is not None
+    tags = ", ".join(after.tags) or "none"
+    password = before is None or before.password_hash != after.password_hash
+    text = f"user {command.name} was {'added' if before is None else 'changed'}, tags: {tags}"
+    details = {"user": command.name, "tags": list(after.tags), "password": password}
+    yield Event(kind="user_set", text=f"{text}{', another password' if password and before else ''}", details=details)
+
+
+def _password_renewed(step: Step, command: PasswordRenewed) -> Iterator[Event]:
+    text = f"user {command.user} logged in, and has a new hash of that password"
+    yield Event(kind="password_renewed", text=text, details={"user": command.user})
+
+
+def _user_removed(step: Step, command: UserRemoved) -> Iterator[Event]:
+    yield Event(kind="user_deleted", text=f"user {command.name} was deleted", details={"user": command.name})
+
+
+def _permissions_set(step: Step, command: PermissionsSet) -> Iterator[Event]:
+    rights = {"configure": command.configure, "write": command.write, "read": command.read}
+    told = ", ".join(f"{right} {expression!r}" for right, expression in rights.items())
+    yield Event(
+        kind="permissions_set",
+        text=f"user {command.user} may in virtual host {command.virtual_host}: {told}",
+        details={"user": command.user, "virtual_host": command.virtual_host, **rights},
+    )
+
+
+def _permissions_cleared(step: Step, command: PermissionsCleared) -> Iterator[Event]:
+    yield Event(
+        kind="permissions_cleared",
+        text=f"user {command.user} may do nothing any more in virtual host {command.virtual_host}",
+        details={"user": command.user, "virtual_host": command.virtual_host},
+    )
+
+
+def _limits_set(step: Step, command: UserLimitsSet) -> Iterator[Event]:
+    limits = command.limits.given
+    told = ", ".join(f"{name} {value}" for name, value in limits.items()) or "none"
+    text = f"user {command.user} has these limits on each node: {told}"
+    yield Event(kind="user_limits_set", text=text, details={"user": command.user, **limits})
+
+
+# --- Logs -----------------------------------------------------------------------------------------------------------
+
+
+def _made(step: Step, command: LogMade) -> Iterator[Event]:
+    nodes = ", ".join(command.replicas)
+    yield Event(
+        kind="log_made",
+        text=f"log {command.name}, number {command.number}, was made on {nodes}",
+        log=command.name,
+        details={"log_id": command.log_id, "number": command.number, "replicas": list(command.replicas)},
+    )
+
+
+def _replica_added(step: Step, command: ReplicaAdded) -> Iterator[Event]:
+    name = _name(step.after, command.log_id)
+    yield Event(kind="replica_added", text=f"log {name} gets a copy on {command.node}", node=command.node, log=name)
+
+
+def _replica_removed(step: Step, command: ReplicaRemoved) -> Iterator[Event]:
+    name = _name(step.after, command.log_id)
+    yield Event(
+        kind="replica_removed", text=f"log {name} has no copy on {command.node} any more", node=command.node, log=name
+    )
+
+
+def _promoted(step: Step, command: Promoted) -> Iterator[Event]:
+    before, after = step.before.logs[command.log_id], step.after.logs[command.log_id]
+    was = before.master.node if before.master is not None else ""
+    node, epoch = command.holder.node, command.epoch
+    how = "unclean" if command.unclean else "clean"
+    came = f" after {was}" if was and was != node else ""
+    yield Event(
+        kind="promoted",
+        text=f"log {after.name}: {node} is master{came}, epoch {epoch}, {how}",
+        node=node,
+        log=after.name,
+        details={"from": was, "to": node, "epoch": epoch, "clean": not command.unclean},
+    )
+    if command.lost_from is not None:
+        yield Event(
+            kind="loss_declared",
+            text=f"log {after.name}: confirmed records may be lost from log offset {command.lost_from} on",
+            node=node,
+            log=after.name,
+            details={"epoch": epoch, "start": command.lost_from},
+        )
+
+
+def _wished(step: Step, command: MasterWished) -> Iterator[Event]:
+    name, wished = _name(step.after, command.log_id), step.after.logs[command.log_id].wished
+    text = f"log {name} shall be handed over to {wished}" if wished else f"log {name} stays where it is"
+    yield Event(kind="master_wished", text=text, node=wished, log=name)
+
+
+def _shrunk(step: Step, command: InSyncShrunk) -> Iterator[Event]:
+    before, after = step.before.logs[command.log_id], step.after.logs[command.log_id]
+    for node in before.in_sync:
+        if node not in after.in_sync:
+            facts = step.after.nodes.get(node)
+            reason = "marked" if node in before.marked else "stopped" if facts and facts.stopped else "gone or behind"
+            yield Event(
+                kind="in_sync_shrunk",
+                text=f"log {after.name}: {node} is not in sync any more ({reason}); {len(after.in_sync)} are",
+                node=node,
+                log=after.name,
+                details={"reason": reason, "in_sync": sorted(after.in_sync)},
+            )
+
+
+def _grown(step: Step, command: InSyncGrown) -> Iterator[Event]:
+    log = step.after.logs[command.log_id]
+    yield Event(
+        kind="in_sync_grown",
+        text=f"log {log.name}: {command.holder.node} is in sync; {len(log.in_sync)} of {len(log.replicas)} are",
+        node=command.holder.node,
+        log=log.name,
+        details={"in_sync": sorted(log.in_sync)},
+    )
+
+
+def _leap_confirmed(step: Step, command: LeapConfirmed) -> Iterator[Event]:
+    name = _name(step.after, command.log_id)
+    yield Event(kind="leap_confirmed", text=f"log {name}: the queue offsets are past what was lost", log=name)
+
+
+def _loss_end_found(step: Step, command: LossEndFound) -> Iterator[Event]:
+    log = step.after.logs[command.log_id]
+    for loss in log.losses:
+        if loss.epoch == command.epoch:
+            yield Event(
+                kind="loss_end_found",
+                text=f"log {log.name}: lost when epoch {loss.epoch} began is {loss.start}..{loss.end} or further",
+                log=log.name,
+                details={"epoch": loss.epoch, "start": loss.start, "end": loss.end},
+            )
+
+
+def _name(state: ClusterState, log_id: str) -> str:
+    return state.logs[log_id].name
+
+
+_TELLERS: Final[Mapping[type[AnyCommand], Callable[[Step, Any], Iterator[Event]]]] = {
+    NodeJoined: _joined,
+    NodeStarted: _started,
+    NodeStopped: _stopped,
+    NodeDraining: _draining,
+    NodeForgotten: _forgotten,
+    LogMade: _made,
+    ReplicaAdded: _replica_added,
+    ReplicaRemoved: _replica_removed,
+    Promoted: _promoted,
+    MasterWished: _wished,
+    InSyncShrunk: _shrunk,
+    InSyncGrown: _grown,
+    LeapConfirmed: _leap_confirmed,
+    LossEndFound: _loss_end_found,
+    VersionRaised: _raised,
+    QueuesRemoved: _queues_removed,
+    VirtualHostMade: _host_made,
+    VirtualHostRemoved: _host_removed,
+    UserSet: _user_set,
+    FirstUserMade: _user_set,
+    PasswordRenewed: _password_renewed,
+    UserRemoved: _user_removed,
+    PermissionsSet: _permissions_set,
+    PermissionsCleared: _permissions_cleared,
+    UserLimitsSet: _limits_set,
+}

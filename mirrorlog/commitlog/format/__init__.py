@@ -1,0 +1,1 @@
+"""Batches as bytes: header, body, attributes, compression, envelopes, checksums."""

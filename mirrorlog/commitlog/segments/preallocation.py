@@ -1,0 +1,278 @@
+"""The next file, and the first touch of pages far ahead of the tail: the work of a helper that may be slow.
+
+A page of a file that was never written is dear, and not only because memory must be found for it (0.4 GB/s where a
+virtual machine gets its memory at the first touch, 10 GB/s for a cached page): its block is marked as written
+in the file system's journal, so a fault on it waits while the journal commits, and a flush has a commit to write. So,
+while there is time, the pages of the active segment and of a spare file are touched and synced up to `prepare_bytes`
+ahead of the tail. Touched, not written: the kernel brings in zeros and marks the page dirty, so nothing that the loop
+stores meanwhile can be overwritten. (The small window right before the tail is made writable again by `warmer`.)
+Figures: docs/decisions/0007.
+
+A spare is allocated under the name `spare-<n>` and renamed by a roll before its first byte is stored in it. The best
+spare is a segment that retention has freed: its pages are there, its blocks are written.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+from mirrorlog.commitlog.files import Files
+from mirrorlog.commitlog.segments.segment import FreedFile, Segment, SpareFile, make_spare_file, recycle_file
+from mirrorlog.errors import DiskFull
+
+SPARE_PREFIX: Final = "spare-"
+STEP_BYTES: Final = 16 * 1024 * 1024
+PIECE_BYTES: Final = 1024 * 1024
+RECYCLED_MAX: Final = 2
+"""How many recycled files are kept beside the next one."""
+BUSY_BYTES: Final = 96 * 1024 * 1024
+"""How far ahead is prepared while the log grows: two steps beyond a segment of 64 MiB, so that its next one is complete
+before the roll, and no sync of it falls on that moment."""
+
+# Never the same name twice in a process: a job of a log that was closed meanwhile cannot touch its successor's file.
+_numbers = itertools.count(1)
+
+
+def spare_path(directory: Path) -> Path:
+    return directory / f"{SPARE_PREFIX}{next(_numbers)}"
+
+
+class PrepareJob:
+    """One step: a spare file, new or recycled, the end of a file that nobody wants, or pages of a file.
+
+    `run` belongs on a helper thread.
+    """
+
+    __slots__ = (
+        "_files", "_spare_wanted", "_sync_failed", "error", "freed", "pages", "prepared", "spare", "supported", "to",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        spare: tuple[Path, int] | None = None,
+        freed: FreedFile | None = None,
+        prepared: Segment | SpareFile | None = None,
+        pages: memoryview | None = None,
+        to: int = 0,
+        sync_failed: Callable[[OSError], object] = lambda error: None,
+    ) -> None:
+        self._files = files
+        self._sync_failed = sync_failed
+        self._spare_wanted = spare
+        self.freed = freed
+        self.prepared = prepared
+        self.pages = pages
+        self.to = to
+        self.supported = True
+        self.spare: SpareFile | None = None
+        self.error: OSError | None = None
+
+    @property
+    def new_bytes(self) -> int:
+        """What of the disk it takes that was free before."""
+        return self._spare_wanted[1] if self._spare_wanted is not None and self.freed is None else 0
+
+    def run(self) -> None:
+        """Raises nothing: a disk that is full now is told to the loop, and met again only if a roll needs the file."""
+        try:
+            if self._spare_wanted is not None and self.freed is not None:
+                self.spare = recycle_file(self._files, self.freed, self._spare_wanted[0])
+            elif self.freed is not None:
+                self._files.unlink(self.freed.path)
+            elif self._spare_wanted is not None:
+                self.spare = make_spare_file(self._files, *self._spare_wanted)
+            elif self.pages is not None and self.prepared is not None:
+                self._touch(self.pages, self.prepared.path)
+        except OSError as error:
+            self.error = error
+
+    def _touch(self, pages: memoryview, path: Path) -> None:
+        # In pieces, because the kernel holds the process's memory map for the length of one call.
+        for at in range(0, len(pages), PIECE_BYTES):
+            self.supported = self.supported and self._files.populate(pages[at : at + PIECE_BYTES])
+        # By an open file of its own: the kernel tells each of them once of a write that failed, and a flush of the same
+        # segment must hear of it too. A spare that was rolled into meanwhile has another name, and is left to flushes.
+        with suppress(FileNotFoundError), closing(self._files.open(path)) as file:
+            try:
+                file.fdatasync()
+            except OSError as error:
+                self._sync_failed(error)
+                raise
+
+
+class Preparer:
+    """Decides what to prepare next; one job at a time. Used on the loop only.
+
+    A file that the log gives up becomes a spare once no reader has a view of it any more. A few are kept, so that a log
+    in its steady state makes no new file, whatever order rolls and frees come in; more are removed.
+    """
+
+    __slots__ = (
+        "_files", "_freed", "_pending", "_recycled", "_refused", "allowed_bytes", "directory", "on_sync_failed",
+        "prepare_bytes", "segment_bytes", "spare",
+    )  # fmt: skip
+
+    def __init__(self, files: Files, directory: Path, *, segment_bytes: int, prepare_bytes: int) -> None:
+        self._files = files
+        self._freed: list[FreedFile] = []
+        self._recycled: list[SpareFile] = []
+        self._pending: PrepareJob | None = None
+        self._refused = False
+        self.allowed_bytes: int | None = None
+        """How much of the disk new files for data may still take, as it was last measured; None: all that there is."""
+        self.directory = directory
+        self.on_sync_failed: Callable[[OSError], object] = lambda error: None
+        """Told on a helper of a sync that failed: no byte that was stored before it is believed any more."""
+        self.segment_bytes = segment_bytes
+        self.prepare_bytes = prepare_bytes
+        self.spare: SpareFile | None = None
+
+    def start(self, active: Segment, *, idle: bool) -> PrepareJob | None:
+        """The next job, or None when all is prepared or one is out already.
+
+        While the log grows (not `idle`) only what will be needed at once: first touches would take the core, and the
+        memory's bandwidth, that the publishes need.
+        """
+        if self._pending is None:
+            self._pending = self._next_job(active, self.prepare_bytes if idle else min(BUSY_BYTES, self.prepare_bytes))
+            return self._pending
+        return None
+
+    def complete(self, job: PrepareJob) -> None:
+        """Take over what `job` prepared."""
+        if job is not self._pending:
+            self.discard(job.spare)
+            return
+        self._pending = None
+        if not job.supported:
+            self.prepare_bytes = 0
+        if job.prepared is not None:
+            job.prepared.prepared_to = max(job.prepared.prepared_to, job.to)
+        self._refused = job.error is not None
+        if job.freed is not None and job.error is not None and not isinstance(job.error, FileNotFoundError):
+            self._freed.append(job.freed)
+        if job.spare is not None and self.spare is None:
+            self.spare = job.spare
+        elif job.spare is not None and job.freed is not None and self._keeps_recycled():
+            self._recycled.append(job.spare)
+        else:
+            self.discard(job.spare)  # the loop could not wait for it
+            self._spent(-job.new_bytes)
+
+    def offer(self, freed: FreedFile) -> None:
+        """The log has no use for this file any more, and its new begin is on disk."""
+        self._freed.append(freed)
+
+    def take(self) -> SpareFile | None:
+        """The spare file, which is the caller's from here on."""
+        spare, self.spare = self.spare, self._recycled.pop() if self._recycled else None
+        return spare
+
+    def check_allowed(self) -> None:
+        """Raises DiskFull when a further file for data would take more of the disk than is allowed."""
+        if not self._is_allowed():
+            raise DiskFull(
+                f"cannot make the next segment of {self.directory}: its disk has no room for {self.segment_bytes} "
+                "bytes beside what log.disk_full_percent and log.disk_full_bytes keep; free space on its disk",
+                path=str(self.directory),
+            )
+
+    def make(self) -> SpareFile:
+        """A file, made here and now. Raises OSError; data is not to ask again until the disk was measured anew."""
+        try:
+            spare = make_spare_file(self._files, spare_path(self.directory), self.segment_bytes)
+        except OSError:
+            if self.allowed_bytes is not None:
+                self.allowed_bytes = 0
+            raise
+        self._spent(self.segment_bytes)
+        return spare
+
+    def allow(self, size: int) -> None:
+        """The disk was measured: new files may take so much of it. A file that is being made is in that, or not yet."""
+        self.allowed_bytes = size - (self._pending.new_bytes if self._pending is not None else 0)
+        self._refused = False
+
+    def ask_again(self) -> None:
+        """A spare that was refused may be asked for again."""
+        self._refused = False
+
+    def close(self) -> None:
+        """Remove the spares and the files that were given up. A job that is still out removes its own when it is
+        completed."""
+        self._pending = None
+        while (spare := self.take()) is not None:
+            self.discard(spare)
+        for freed in self._freed:
+            self._unlink(freed.path)
+        self._freed.clear()
+
+    def discard(self, spare: SpareFile | None) -> None:
+        """Remove a spare that will not be used."""
+        if spare is not None:
+            spare.file.close()
+            self._unlink(spare.path)
+
+    def _unlink(self, path: Path) -> None:
+        with suppress(OSError):  # recovery removes it
+            self._files.unlink(path)
+
+    def _next_job(self, active: Segment, ahead: int) -> PrepareJob | None:
+        if not self._refused and (job := self._freed_job()) is not None:
+            return job
+        tail = active.end - active.start
+        urgent = active.room * 2 <= active.capacity
+        if urgent and self._wants_spare():
+            return self._spare_job()
+        job = self._pages_job(active, tail, min(active.capacity, tail + ahead))
+        if job is None and self._wants_spare() and ahead > active.room:
+            job = self._spare_job()
+        if job is None and self.spare is not None:
+            job = self._pages_job(self.spare, 0, min(self.spare.capacity, ahead - active.room))
+        return job
+
+    def _freed_job(self) -> PrepareJob | None:
+        for freed in self._freed:
+            recycle = freed.capacity == self.segment_bytes and (self.spare is None or self._keeps_recycled())
+            if recycle and freed.pin() is not None:
+                continue  # a reader is slow: bytes that it was promised must not change under it
+            self._freed.remove(freed)
+            spare = (spare_path(self.directory), freed.capacity) if recycle else None
+            return PrepareJob(self._files, spare=spare, freed=freed)
+        return None
+
+    def _keeps_recycled(self) -> bool:
+        return len(self._recycled) < RECYCLED_MAX and self._is_allowed()
+
+    def _wants_spare(self) -> bool:
+        return self.spare is None and not self._refused and self._is_allowed()
+
+    def _is_allowed(self) -> bool:
+        return self.allowed_bytes is None or self.allowed_bytes >= self.segment_bytes
+
+    def _spent(self, size: int) -> None:
+        if self.allowed_bytes is not None:
+            self.allowed_bytes -= size
+
+    def _spare_job(self) -> PrepareJob:
+        # Now, and not when it is there: a roll may make one of its own meanwhile.
+        self._spent(self.segment_bytes)
+        return PrepareJob(self._files, spare=(spare_path(self.directory), self.segment_bytes))
+
+    def _pages_job(self, prepared: Segment | SpareFile, tail: int, to: int) -> PrepareJob | None:
+        """The next step of `prepared` from its tail on; None when it is prepared up to `to`."""
+        done = max(prepared.prepared_to, tail)
+        first = done // PIECE_BYTES * PIECE_BYTES
+        # Small remains wait until they are a step, or the end of the file.
+        if prepared.view is None or done >= to or (to - first < STEP_BYTES and to < prepared.capacity):
+            return None
+        end = min(first + STEP_BYTES, to)
+        return PrepareJob(
+            self._files, prepared=prepared, pages=prepared.view[first:end], to=end, sync_failed=self.on_sync_failed
+        )

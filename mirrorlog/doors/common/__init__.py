@@ -1,0 +1,1 @@
+"""What all doors share: the process, logins, TLS, the node that is watched."""

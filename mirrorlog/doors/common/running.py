@@ -1,0 +1,161 @@
+"""A door as a process: its options, its log, its signals, and its end with the process that started it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import ssl
+import stat
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import IO, Any, Final, Protocol
+
+import uvloop
+
+from mirrorlog.client import Client
+from mirrorlog.doors.common.tls import DoorTls, add_options
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.wire.messages.topology import Login
+from mirrorlog.wire.renewal import Renewal
+
+# Tells when the process that started this one is gone, by a pipe whose other end it holds open.
+#
+# Rejected: PR_SET_PDEATHSIG, which is Linux only and fires at the end of the starting thread.
+
+
+class _EndOfInput(asyncio.Protocol):
+    def __init__(self, gone: Callable[[], None]) -> None:
+        self._gone = gone
+
+    def eof_received(self) -> None:
+        self._gone()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone()
+
+
+async def watch_parent(gone: Callable[[], None], stdin: IO[Any] | None = None) -> bool:
+    """Call `gone` (once or twice) when standard input ends. False when it is no pipe: a shell, or systemd."""
+    stdin = stdin or sys.stdin
+    mode = os.fstat(stdin.fileno()).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return False
+    await asyncio.get_running_loop().connect_read_pipe(lambda: _EndOfInput(gone), stdin)
+    return True
+
+
+CONNECT_TIMEOUT_MS: Final = 5_000
+REQUEST_TIMEOUT_MS: Final = 8_000
+"""Of the door's client: it ends before the calls at a door do, for it knows whether anything was sent."""
+_TOKEN_BYTES_MAX: Final = 1_024
+
+
+class Door(Protocol):
+    """`renewal`: of its files of TLS."""
+
+    renewal: Renewal
+
+    def stop(self) -> None:
+        """Ask for a clean end; `run` returns soon after. Idempotent."""
+
+    async def run(self) -> None:
+        """Serve until stopped. Raises MirrorlogError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a door was started with. `token`: by which its node knows it; empty: as a stranger. `arguments`: all of the
+    command line."""
+
+    node: str
+    bind: str
+    tls: DoorTls
+    token: str = field(repr=False)
+    arguments: argparse.Namespace
+
+
+MakeDoor = Callable[[Given], Door]
+"""Makes the door, on the loop. Raises MirrorlogError."""
+
+
+def client_of(
+    node: str,
+    tls: ssl.SSLContext | None,
+    login: Login | None = None,
+    *,
+    token: str = "",
+    connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+) -> Client:
+    """A client of the cluster for a door: as a caller, as the door itself, or as nobody."""
+    if token:
+        login = Login(user="", password=token)
+    user, password = (login.user, login.password) if login is not None else (None, "")
+    return Client(
+        node,
+        role="door",
+        connect_timeout_ms=connect_timeout_ms,
+        request_timeout_ms=REQUEST_TIMEOUT_MS,
+        tls=tls,
+        user=user,
+        password=password,
+    )
+
+
+def run_door(
+    make: MakeDoor, *, prog: str, name: str, more_options: Callable[[argparse.ArgumentParser], None] | None = None
+) -> int:
+    """By the command line; the exit code. `prog`: as it is started; `name`: for help and errors, as in "gRPC"."""
+    parser = argparse.ArgumentParser(prog=prog, description=f"The {name} door of a node.")
+    parser.add_argument("--node", required=True, metavar="HOST:PORT", help="the node's client port")
+    parser.add_argument("--bind", required=True, metavar="HOST:PORT", help="where to serve; port 0: any free one")
+    parser.add_argument("--debug", action="store_true", help="debug logs, and tracebacks for errors")
+    parser.add_argument("--token", action="store_true", help="standard input begins with the node's token, a line")
+    add_options(parser)
+    if more_options is not None:
+        more_options(parser)
+    arguments = parser.parse_args()
+    _configure_logs(arguments.bind, debug=arguments.debug)
+    try:
+        token = _read_token() if arguments.token else ""
+        uvloop.run(_main(make, Given(arguments.node, arguments.bind, DoorTls.of(arguments), token, arguments)))
+    except MirrorlogError as error:
+        if arguments.debug:
+            raise
+        print(f"{name.lower()} door: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _read_token() -> str:
+    """Without a buffer: what follows is the parent's end, and for who watches that. A parent that has gone before it
+    was said is noticed there, too."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < _TOKEN_BYTES_MAX and (byte := os.read(sys.stdin.fileno(), 1)):
+        line += byte
+    return line.decode(errors="replace").strip()
+
+
+async def _main(make: MakeDoor, given: Given) -> None:
+    door = make(given)
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, door.stop)
+    loop.add_signal_handler(signal.SIGHUP, door.renewal.ask)
+    await watch_parent(door.stop)
+    await door.run()
+
+
+def _configure_logs(bind: str, *, debug: bool) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.DEBUG if debug else logging.INFO,
+        format=f"%(asctime)s.%(msecs)03dZ %(levelname)s door={bind} %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )
+    logging.Formatter.converter = time.gmtime
+    logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -1,0 +1,64 @@
+"""The unanswered batches of one stream: how many bytes, how many, and when there is room for another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+from mirrorlog.client import Receipt
+from mirrorlog.doors.grpc.incoming import Batch
+
+
+class Window:
+    """One reader waits on it. A batch's size is known once it was read, so one batch may reach beyond the window."""
+
+    __slots__ = ("_batches", "_batches_max", "_bytes", "_bytes_max", "_changed")
+
+    def __init__(self, *, bytes_max: int, batches_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._batches_max = batches_max
+        self._bytes = 0
+        self._batches = 0
+        self._changed = asyncio.Event()
+
+    def add(self, size: int) -> None:
+        """A batch of `size` bytes came."""
+        self._bytes += size
+        self._batches += 1
+
+    def remove(self, size: int) -> None:
+        """A batch of `size` bytes was answered."""
+        self._bytes -= size
+        self._batches -= 1
+        self._changed.set()
+
+    async def room(self) -> None:
+        """Until another batch may come."""
+        await self._until(lambda: self._bytes < self._bytes_max and self._batches < self._batches_max)
+
+    async def empty(self) -> None:
+        """Until everything is answered."""
+        await self._until(lambda: self._batches == 0)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+# A batch that was handed over, and the ways it can take.
+
+
+class Sent(NamedTuple):
+    """`outcome`: the receipt of the batch's first record, or what it raises. `idempotent`: the client may repeat it."""
+
+    outcome: Awaitable[Receipt]
+    idempotent: bool
+
+
+class Way(Protocol):
+    """How batches of one stream reach the node."""
+
+    async def send(self, batch: Batch) -> Sent:
+        """Hand a batch over; the next one goes behind it. Raises MirrorlogError when nothing was sent."""

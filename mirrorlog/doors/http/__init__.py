@@ -1,0 +1,1 @@
+"""Health, status and metrics over HTTP."""

@@ -1,0 +1,103 @@
+"""What the HTTP door answers. Errors are one line of JSON: `{"error": …}`.
+
+A node that does not answer is 503 for scrapes too, not numbers of a moment ago and not an empty page: then Prometheus'
+own `up` is 0 for a node that is gone, for one that hangs and for one that is cut off, and one alert tells all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from mirrorlog.doors.http.answers import Answer, StatusSource
+from mirrorlog.doors.http.callers import CallerSources
+from mirrorlog.doors.http.metrics import metrics_text
+from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError
+
+_TEXT_FORMAT: Final = "text/plain; version=0.0.4; charset=utf-8"
+_PATH_SHOWN_MAX: Final = 80
+
+
+def make_app(source: StatusSource, metrics: StatusSource | CallerSources | None = None) -> Starlette:
+    """The application of one node's door. `metrics`: where they come from, if not from where health does."""
+    pages = _Pages(source, metrics or source)
+    app = Starlette(
+        routes=[
+            Route("/", pages.index),
+            Route("/metrics", pages.metrics),
+            Route("/health", pages.health),
+        ],
+        exception_handlers={
+            HTTPException: _not_served,
+            LoginFailed: _not_logged_in,
+            AccessRefused: _refused,
+            MirrorlogError: _node_failed,
+            Exception: _failed,
+        },
+    )
+    # A path is served or it is not; nobody is sent to another.
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Pages:
+    def __init__(self, source: StatusSource, metrics: StatusSource | CallerSources) -> None:
+        self._source = source
+        self._metrics = metrics
+        self._rendered: tuple[Answer, bytes] | None = None
+
+    async def index(self, request: Request) -> Response:
+        return PlainTextResponse("mirrorlog: /metrics is for Prometheus, /health is 200 while this node answers\n")
+
+    async def metrics(self, request: Request) -> Response:
+        if isinstance(self._metrics, CallerSources):
+            answer = await self._metrics.answer(request)
+        else:
+            answer = await self._metrics.answer()
+        return Response(self._text(answer), media_type=_TEXT_FORMAT)
+
+    async def health(self, request: Request) -> Response:
+        status = (await self._source.answer()).told.status
+        return JSONResponse({"node": status.node_id, "start_id": status.start_id})
+
+    def _text(self, answer: Answer) -> bytes:
+        """Written once for all who share the answer."""
+        if self._rendered is None or self._rendered[0] is not answer:
+            self._rendered = (answer, metrics_text(answer))
+        return self._rendered[1]
+
+
+async def _not_served(request: Request, error: Exception) -> Response:
+    """No such path, or another method than GET."""
+    assert isinstance(error, HTTPException)
+    path: str = request.scope["path"]
+    shown = path if len(path) <= _PATH_SHOWN_MAX else f"{path[:_PATH_SHOWN_MAX]}…"
+    reason = {404: f"nothing is at {shown}; / says what is here", 405: f"{shown} can only be read, with GET"}
+    return _error(reason.get(error.status_code, error.detail), error.status_code, error.headers)
+
+
+async def _not_logged_in(request: Request, error: Exception) -> Response:
+    return _error(str(error), 401, {"WWW-Authenticate": 'Basic realm="mirrorlog", charset="UTF-8"'})
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return _error(str(error), 403)
+
+
+async def _node_failed(request: Request, error: Exception) -> Response:
+    return _error(str(error), 503)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """The error itself goes to the log, with its traceback."""
+    return _error(f"internal error: {type(error).__name__}", 500)
+
+
+def _error(reason: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"error": reason}, status, headers)

@@ -1,0 +1,431 @@
+"""Who takes from one acking group on its master, and whose turn it is: subscribers with what they have in hand and room
+for, those who are gone and have not let go of all of it, and who waits for a lease.
+
+One of them may have the group for itself, by its own wish (exclusive) or by the queue's (single active). Pure: `now`
+comes in, s of one monotonic clock. Ranges are [first, until), queue offsets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from mirrorlog.errors import ExclusiveTaken, NoSuchSubscription
+from mirrorlog.queues.delivery.rules import Rules
+from mirrorlog.queues.ranges import Range, RangeSet
+
+# Whose turn it is: those who can take records now, by priority, and then by who was served longest ago.
+#
+# A heap; whoever has no room leaves it and comes back when it has. Equal ones take turns however fast one of them
+# settles, and a thousand who wait cost a turn nothing. Pure.
+
+
+_SPARE: Final = 64
+
+
+class Turns:
+    """Of takers by their numbers."""
+
+    __slots__ = ("_heap", "_ready", "_serial", "_served", "_waiting")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int]] = []
+        self._ready: dict[int, tuple[int, int]] = {}
+        self._served: dict[int, int] = {}
+        self._serial = 0
+        self._waiting: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        """How many can take something."""
+        return len(self._ready)
+
+    def ready(self, number: int, priority: int) -> None:
+        """It can take something now; again is no change."""
+        if number in self._ready:
+            return
+        if number not in self._served:
+            self.served(number)
+        serial = self._served[number]
+        self._ready[number] = (priority, serial)
+        self._waiting[priority] += 1
+        heappush(self._heap, (-priority, serial, number))
+        if len(self._heap) > 2 * len(self._ready) + _SPARE:
+            # Entries of those who left it while a higher priority stayed on top.
+            self._heap = [(-priority, serial, each) for each, (priority, serial) in self._ready.items()]
+            heapify(self._heap)
+
+    def served(self, number: int) -> None:
+        """It was given something, and is the last of its equals from now on. While it is not `ready`."""
+        self._serial += 1
+        self._served[number] = self._serial
+
+    def not_ready(self, number: int) -> None:
+        """It can take nothing now."""
+        known = self._ready.pop(number, None)
+        if known is not None:
+            self._waiting[known[0]] -= 1
+
+    def forget(self, number: int) -> None:
+        """It is gone."""
+        self.not_ready(number)
+        self._served.pop(number, None)
+
+    def next(self) -> int | None:
+        """Whose turn it is; it stays ready."""
+        while self._heap:
+            priority, serial, number = self._heap[0]
+            if self._ready.get(number) == (-priority, serial):
+                return number
+            heappop(self._heap)
+        return None
+
+    def equals(self, number: int) -> int:
+        """How many of its priority are ready, itself among them."""
+        known = self._ready.get(number)
+        return self._waiting[known[0]] if known is not None else 0
+
+
+# One subscriber of an acking group: what it has in hand, for how long, and what it may have beside that.
+#
+# How long is known by generations, an eighth of the consumer timeout each: a record is overdue when its generation is,
+# never early and at most an eighth late. So a million records in hand are a few sets of ranges, not a million times.
+#
+# Pure: `now` comes in, in seconds of one monotonic clock.
+
+
+_GENERATIONS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What somebody subscribes with. `prefetch_records`, `prefetch_bytes`: in hand at most, above 0; a single record
+    may be larger. `name`: for people."""
+
+    number: int
+    prefetch_records: int
+    prefetch_bytes: int
+    auto_ack: bool = False
+    exclusive: bool = False
+    priority: int = 0
+    name: str = ""
+
+
+@dataclass(slots=True)
+class Subscriber:
+    """`held`: its connection does not take more at the moment. `closing`: it is given nothing any more."""
+
+    facts: Subscription
+    timeout_s: float = math.inf
+    held: bool = False
+    closing: bool = False
+    hand: RangeSet = field(default_factory=RangeSet)
+    hand_bytes: int = 0
+    """Of its records: of a batch that it has in part, in proportion."""
+    _generations: list[tuple[float, RangeSet]] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        """How many records more it may have."""
+        if self.held or self.closing:
+            return 0
+        if len(self.hand) and self.hand_bytes >= self.facts.prefetch_bytes:
+            return 0
+        return self.facts.prefetch_records - len(self.hand)
+
+    @property
+    def room_bytes(self) -> int:
+        return self.facts.prefetch_bytes - self.hand_bytes
+
+    def give(self, first: int, until: int, size: int, now: float) -> None:
+        """It has them now; `size`: bytes."""
+        self.hand.add(first, until)
+        self.hand_bytes += size
+        self._begin(first, until, now)
+
+    def take(self, first: int, until: int) -> None:
+        """It has them no more."""
+        before = len(self.hand)
+        taken = self.hand.remove(first, until)
+        if taken:
+            self.hand_bytes -= self.hand_bytes * taken // before
+            self._forget(first, until)
+
+    def extend(self, ranges: Iterable[Range], now: float) -> None:
+        """Its time for these begins anew."""
+        for first, until in ranges:
+            self._forget(first, until)
+            self._begin(first, until, now)
+
+    @property
+    def overdue_at(self) -> float:
+        """When the oldest record in its hand has been there for too long."""
+        if not self._generations:
+            return math.inf
+        return self._generations[0][0] + self.timeout_s * (1 + 1 / _GENERATIONS)
+
+    def _begin(self, first: int, until: int, now: float) -> None:
+        if self.timeout_s == math.inf:
+            return
+        if not self._generations or now - self._generations[-1][0] >= self.timeout_s / _GENERATIONS:
+            self._generations.append((now, RangeSet()))
+        self._generations[-1][1].add(first, until)
+
+    def _forget(self, first: int, until: int) -> None:
+        empty = False
+        for _, generation in self._generations:
+            generation.remove(first, until)
+            empty = empty or not len(generation)
+        if empty:
+            self._generations = [each for each in self._generations if len(each[1])]
+
+
+_NOBODY: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWish:
+    """Somebody waits for up to `records_max` records, for `lease_ms`."""
+
+    number: int
+    holder: str
+    records_max: int
+    lease_ms: int
+
+
+class Subscribers:
+    """Of one group. `room`: for how many records more subscribers have room, but for those whose hands stay empty."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.room = 0
+        self._rules = rules
+        self._subscribers: dict[int, Subscriber] = {}
+        # Those whose connection is gone, and who had much.
+        self._leaving: dict[int, Subscriber] = {}
+        self._wishes: dict[int, LeaseWish] = {}
+        self._turns = Turns()
+        self._active: int | None = None
+        # Those that are not closing, those of them that have nothing in hand ever, and the one that is alone, if any.
+        self._open: set[int] = set()
+        self._auto_ack: set[int] = set()
+        self._alone = _NOBODY
+        self._rooms: dict[int, int] = {}
+        self._look_at = math.inf
+
+    # --- who is there ---
+
+    def __len__(self) -> int:
+        """How many subscribers that do not end."""
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        """The subscribers, those that give back what they have and end among them."""
+        return iter(list(self._subscribers.values()))
+
+    @property
+    def alone(self) -> int | None:
+        """Who has this group for itself, if anybody does."""
+        return self._alone if self._alone in self._open else self._active
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for leases."""
+        return len(self._wishes)
+
+    @property
+    def numbers(self) -> list[int]:
+        """All who take records, or have some in hand: subscribers, and who waits for a lease."""
+        return [*self._subscribers, *self._wishes]
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anybody who takes records, or has some in hand."""
+        return bool(self._subscribers or self._wishes)
+
+    @property
+    def auto_ack(self) -> bool:
+        """Whether there are some whose hands stay empty."""
+        return bool(self._auto_ack)
+
+    def knows(self, number: int) -> bool:
+        """Whether it takes records, or has some in hand."""
+        return number in self._subscribers or number in self._wishes
+
+    def get(self, number: int) -> Subscriber | None:
+        return self._subscribers.get(number)
+
+    def find(self, number: int) -> Subscriber:
+        """Raises NoSuchSubscription."""
+        subscriber = self._subscribers.get(number)
+        if subscriber is None:
+            raise NoSuchSubscription(f"subscription {number} is not there; subscribe again")
+        return subscriber
+
+    # --- coming and going ---
+
+    def subscribe(self, facts: Subscription) -> None:
+        """Raises ExclusiveTaken."""
+        if self._alone in self._open:
+            raise ExclusiveTaken("another subscriber has this group for itself; wait until it is gone")
+        if facts.exclusive and self._open:
+            raise ExclusiveTaken(f"{len(self._open)} others are subscribed to this group: none can have it for itself")
+        if facts.exclusive and self._wishes:
+            raise ExclusiveTaken(f"{len(self._wishes)} wait for leases of this group: none can have it for itself")
+        if facts.exclusive:
+            self._alone = facts.number
+        if facts.auto_ack:
+            self._auto_ack.add(facts.number)
+        self._open.add(facts.number)
+        subscriber = self._subscribers[facts.number] = Subscriber(facts, self._rules.consumer_timeout_s)
+        self._choose()
+        self.look(subscriber)
+
+    def lease(self, wish: LeaseWish) -> None:
+        """Somebody waits for records. Raises ExclusiveTaken."""
+        if self._rules.single_active or self._alone in self._open:
+            raise ExclusiveTaken("one subscriber has this group for itself, so nothing of it is leased")
+        self._wishes[wish.number] = wish
+        self._turns.ready(wish.number, 0)
+
+    def unsubscribe(self, number: int) -> None:
+        """It is given nothing more; what it has in hand stays there. Raises NoSuchSubscription."""
+        subscriber = self.find(number)
+        subscriber.closing = True
+        self._open.discard(number)
+        self._auto_ack.discard(number)
+        self.look(subscriber)
+
+    def hold(self, number: int, held: bool) -> None:
+        """Whether its connection takes no more at the moment."""
+        subscriber = self._subscribers.get(number)
+        if subscriber is not None and subscriber.held != held:
+            subscriber.held = held
+            self.look(subscriber)
+
+    def gone(self, number: int) -> Subscriber | None:
+        """It is there no more, nor is who waited for a lease under that number; who is still to let go of what it
+        has: then `let_go`."""
+        self._forget(number)
+        self._wishes.pop(number, None)
+        subscriber = self._subscribers.get(number)
+        if subscriber is not None:
+            subscriber.closing = True
+            self._leaving[number] = subscriber
+        return subscriber
+
+    @property
+    def leaving(self) -> Sequence[Subscriber]:
+        """Who is gone and has not let go of everything."""
+        return list(self._leaving.values()) if self._leaving else ()
+
+    def let_go(self, subscriber: Subscriber, ranges: Iterable[Range]) -> None:
+        """Of these; who has nothing more is forgotten."""
+        for first, until in ranges:
+            subscriber.take(first, until)
+        if not len(subscriber.hand):
+            number = subscriber.facts.number
+            self._forget(number)
+            del self._subscribers[number]
+            self._choose()
+
+    # --- turns ---
+
+    def next(self) -> int | None:
+        """Whose turn it is."""
+        return self._turns.next()
+
+    def wish(self, number: int) -> LeaseWish | None:
+        return self._wishes.get(number)
+
+    def equals(self, number: int) -> int:
+        """How many of its priority are ready, itself among them."""
+        return self._turns.equals(number)
+
+    def pass_over(self, number: int) -> None:
+        """It has no room for what is next."""
+        self._turns.not_ready(number)
+
+    def served(self, subscriber: Subscriber) -> None:
+        """It was given something."""
+        number = subscriber.facts.number
+        self._look_at = min(self._look_at, subscriber.overdue_at)
+        self._turns.not_ready(number)
+        self._turns.served(number)
+        self.look(subscriber)
+
+    def lent(self, wish: LeaseWish) -> None:
+        """It was given its lease."""
+        del self._wishes[wish.number]
+        self._turns.forget(wish.number)
+
+    def look(self, subscriber: Subscriber) -> None:
+        """Whether it can take something now, or is done."""
+        number = subscriber.facts.number
+        if subscriber.closing and not len(subscriber.hand):
+            self._forget(number)
+            self._subscribers.pop(number, None)
+            self._choose()
+            return
+        room = subscriber.room if self._active in (None, number) else 0
+        if room > 0:
+            self._turns.ready(number, subscriber.facts.priority)
+        else:
+            self._turns.not_ready(number)
+        if not subscriber.facts.auto_ack:
+            self.room += room - self._rooms.get(number, 0)
+            self._rooms[number] = room
+
+    def take(self, ranges: Iterable[Range]) -> None:
+        """Nobody has these in hand any more."""
+        taken_from(self._subscribers.values(), ranges)
+        for subscriber in self:
+            self.look(subscriber)
+
+    # --- times ---
+
+    @property
+    def overdue_at(self) -> float:
+        """When there is something to ask of `overdue`; perhaps a little earlier."""
+        return self._look_at
+
+    def overdue(self, now: float) -> list[int]:
+        """The subscribers that have had a record for too long."""
+        if now < self._look_at:
+            return []
+        there = {number: each for number, each in self._subscribers.items() if number not in self._leaving}
+        found = [number for number, each in there.items() if each.overdue_at <= now]
+        left = (each.overdue_at for number, each in there.items() if number not in found)
+        self._look_at = min(left, default=math.inf)
+        return found
+
+    # --- inside ---
+
+    def _forget(self, number: int) -> None:
+        self._turns.forget(number)
+        self._leaving.pop(number, None)
+        self._open.discard(number)
+        self._auto_ack.discard(number)
+        self.room -= self._rooms.pop(number, 0)
+
+    def _choose(self) -> None:
+        """With a single active subscriber: who it is. It stays so until it is gone, its records with it: the next one
+        gets none before, so the order of the queue is kept over the change."""
+        if not self._rules.single_active or self._active in self._subscribers:
+            return
+        # The first of those with the highest priority.
+        self._active = max(
+            self._subscribers, key=lambda number: self._subscribers[number].facts.priority, default=_NOBODY
+        )
+        if (subscriber := self._subscribers.get(self._active)) is not None:
+            self.look(subscriber)  # the others had no room before either
+
+
+def taken_from(those: Iterable[Subscriber], ranges: Iterable[Range]) -> None:
+    """What of these they have they have no more."""
+    ranges = list(ranges)
+    for subscriber in those:
+        for first, until in ranges:
+            subscriber.take(first, until)

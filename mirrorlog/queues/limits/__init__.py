@@ -1,0 +1,1 @@
+"""What bounds a queue: credit, length, times to live, holds."""

@@ -1,0 +1,1 @@
+"""A Delta table's log: read, and added to by one compare-and-set."""

@@ -1,0 +1,246 @@
+"""What landings do, for whoever looks: on a terminal a live table of a service (`progress_view`) or a bar of a single
+run, elsewhere a line per step, or a JSON object per step.
+
+All on stderr but the JSON, which is for programs and goes to stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Final, Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.spark.landing.definition import Landing
+from mirrorlog.spark.landing.results import Observer, Several, Silent, StepResult, Tidied
+from mirrorlog.spark.landing.runner import Moment
+from mirrorlog.spark.landing.service.counts import LandingCounts
+from mirrorlog.spark.landing.service.metrics import LOOPBACK, serve_metrics
+from mirrorlog.spark.landing.service.progress_view import LiveView
+
+_MIB: Final = 1024 * 1024
+
+_STAGES: Final = {
+    Moment.BEGAN: "planning",
+    Moment.PLANNED: "writing files",
+    Moment.WRITTEN: "committing",
+    Moment.COMMITTED: "committed",
+}
+"""What a step does from a place on."""
+
+
+@contextmanager
+def watching(
+    landings: Sequence[Landing], *, as_json: bool, metrics_port: int | None = None, metrics_host: str | None = None
+) -> Iterator[Observer]:
+    """The observer of a service on this terminal, or in this log. Raises PortTaken."""
+    counts = LandingCounts(landings)
+    with ExitStack() as stack:
+        if metrics_port is not None:
+            stack.enter_context(serve_metrics(counts, metrics_port, metrics_host or LOOPBACK))
+        if as_json:
+            yield Several(JsonLines(sys.stdout), counts)
+        elif sys.stderr.isatty():
+            yield stack.enter_context(LiveView(counts))
+        else:
+            yield Several(Lines(sys.stderr), counts)
+
+
+class RunView(Protocol):
+    """Told of a single run: of the queue offsets that are to be landed, of each place of a step, and of its end."""
+
+    def planned(self, wanted: range) -> None: ...
+    def moment(self, moment: Moment) -> None: ...
+    def step_ended(self, landing: Landing, result: StepResult) -> None: ...
+    def step_failed(self, landing: Landing, error: MirrorlogError) -> None: ...
+
+
+@contextmanager
+def watching_run(landing: Landing, *, as_json: bool) -> Iterator[RunView]:
+    """For a run of a landing of one queue; it begins with the start of Spark."""
+    if as_json:
+        yield RunJson(sys.stdout)
+    elif sys.stderr.isatty():
+        with RunBar(landing) as bar:
+            yield bar
+    else:
+        yield RunLines(landing, sys.stderr)
+
+
+def step_line(result: StepResult) -> str:
+    """A step in one line."""
+    rate = result.rows / result.seconds if result.seconds else 0.0
+    parts = [
+        f"{result.landing}: {result.rows:,} records in {result.seconds:.1f} s ({rate:,.0f}/s, "
+        f"{result.bytes / _MIB:.1f} MiB, {result.files} files)",
+        f"table version {'none' if result.table_version is None else result.table_version}",
+        f"lag {result.lag:,} records, {result.lag_seconds(time.time_ns() // 1000):.1f} s",
+    ]
+    if result.dead_letters:
+        parts.append(f"{result.dead_letters:,} dead letters")
+    return ", ".join([*parts, *map(str, result.missed)])
+
+
+class Lines(Silent):
+    """A line per step that added something, per failure, and per duty of upkeep."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def step_ended(self, landing: Landing, result: StepResult) -> None:
+        if result.records or result.missed:
+            self._write(step_line(result))
+
+    def step_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        self._write(f"{landing.name}: failed: {_one_line(error)}")
+
+    def upkeep_done(self, landing: Landing, done: Tidied) -> None:
+        files = f"{done.files_before:,} files, now {done.files_after:,}"
+        self._write(f"{landing.name}: {done.duty} of {done.table}: {files}, {done.seconds:.1f} s")
+
+    def upkeep_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        self._write(f"{landing.name}: upkeep failed: {_one_line(error)}")
+
+    def _write(self, line: str) -> None:
+        self._out.write(f"{line}\n")
+        self._out.flush()
+
+
+class JsonLines(Silent):
+    """The same as objects: `event` is `landed`, `failed`, `upkeep` or `upkeep_failed`."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def step_ended(self, landing: Landing, result: StepResult) -> None:
+        lag_s = result.lag_seconds(time.time_ns() // 1000)
+        self._write({"event": "landed", **result.as_json(), "lag_s": round(lag_s, 3)})
+
+    def step_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        self._write({"event": "failed", "landing": landing.name, "code": error.code, "error": _one_line(error)})
+
+    def upkeep_done(self, landing: Landing, done: Tidied) -> None:
+        shown = {"table": done.table, "duty": str(done.duty), "files": [done.files_before, done.files_after]}
+        self._write({"event": "upkeep", "landing": landing.name, **shown, "seconds": round(done.seconds, 3)})
+
+    def upkeep_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        self._write({"event": "upkeep_failed", "landing": landing.name, "code": error.code, "error": _one_line(error)})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._out.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._out.flush()
+
+
+class RunJson(JsonLines):
+    """The objects that a service prints."""
+
+    def planned(self, wanted: range) -> None:
+        pass
+
+    def moment(self, moment: Moment) -> None:
+        pass
+
+
+class RunLines(Lines):
+    """A line when Spark starts, for what there is to land, for each stage, and for each step. An error is told by
+    whoever ends with it."""
+
+    def __init__(self, landing: Landing, out: TextIO) -> None:
+        super().__init__(out)
+        self._landing = landing
+        self._left = range(0)
+        self._write("starting Spark")
+
+    def planned(self, wanted: range) -> None:
+        self._left = wanted
+        self._write(f"{self._landing.name}: {_to_land(wanted)}")
+
+    def moment(self, moment: Moment) -> None:
+        stage = _STAGES.get(moment)
+        if self._left and stage is not None and moment is not Moment.BEGAN:
+            self._write(f"{self._landing.name}: {stage}")
+
+    def step_ended(self, landing: Landing, result: StepResult) -> None:
+        super().step_ended(landing, result)
+        self._left = range(_reached(result, self._left), self._left.stop)
+
+    def step_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        pass
+
+
+class RunBar:
+    """A bar of what is landed of what was confirmed at the begin, with the stage of the step. Its lines go with it."""
+
+    def __init__(self, landing: Landing, console: Console | None = None) -> None:
+        self._wanted = range(0)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[told]}", markup=False),
+            TimeElapsedColumn(),
+            console=console or Console(stderr=True),
+            transient=True,
+            redirect_stdout=False,  # what is printed there may be in a file
+        )
+        self._name = landing.name
+        self._task = self._progress.add_task(f"{self._name}: starting Spark", total=None, told="")
+
+    def __enter__(self) -> RunBar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    @property
+    def line(self) -> str:
+        """Its words."""
+        task = self._progress.tasks[0]
+        return " ".join(filter(None, (task.description, task.fields["told"])))
+
+    def planned(self, wanted: range) -> None:
+        self._wanted = wanted
+        self._progress.update(self._task, total=len(wanted), told=self._told(0, 0.0))
+
+    def moment(self, moment: Moment) -> None:
+        if stage := _STAGES.get(moment):
+            self._progress.update(self._task, description=f"{self._name}: {stage}")
+
+    def step_ended(self, landing: Landing, result: StepResult) -> None:
+        done = _reached(result, self._wanted) - self._wanted.start
+        rate = result.rows / result.seconds if result.seconds else 0.0
+        # Others may have published meanwhile: a step lands that too.
+        done = min(done, len(self._wanted))
+        self._progress.update(self._task, completed=done, told=self._told(done, rate))
+
+    def step_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        pass
+
+    def _told(self, done: int, rate: float) -> str:
+        pace = f", {rate:,.0f}/s" if rate else ""
+        return f"{done:,} of {len(self._wanted):,} records{pace}"
+
+
+def _to_land(wanted: range) -> str:
+    if not wanted:
+        return "nothing to land"
+    return f"{len(wanted):,} records to land, {wanted.start} up to {wanted.stop}"
+
+
+def _reached(result: StepResult, wanted: range) -> int:
+    """The queue offset behind what is landed."""
+    return max([queue.next for queue in result.queues], default=wanted.start)
+
+
+def _one_line(error: MirrorlogError) -> str:
+    return " ".join(error.message.split())

@@ -1,0 +1,1 @@
+"""Compaction, checkpoints and VACUUM of landed tables, when it is time."""

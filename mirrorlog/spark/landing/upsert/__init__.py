@@ -1,0 +1,1 @@
+"""Tables that keep the latest record of each key."""

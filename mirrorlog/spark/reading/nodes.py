@@ -1,0 +1,165 @@
+"""What the nodes know of queues. Asked by a plan, over one client; thin."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from mirrorlog.client import Client
+from mirrorlog.client.connection.backoff import Backoff
+from mirrorlog.client.connection.copies import ask_all
+from mirrorlog.client.connection.metadata import is_known
+from mirrorlog.client.connection.start_offsets import begin_of, newest_of, views_of
+from mirrorlog.errors import NoSuchQueue, OffsetOutOfRange, PositionLost, RequestTimeout
+from mirrorlog.spark.access import NO_ACCESS, Access
+from mirrorlog.spark.plan import MASTER, Place, QueueFacts, Seen
+from mirrorlog.wire.messages.queues import GetMetadata, Metadata
+
+# A new master learns within a round trip what its predecessor confirmed, if its mirrors are there.
+_CURRENT_S: Final = 5.0
+# Of a batch that planning looks at: nodes give one at least, however large.
+_LOOK_BYTES: Final = 1
+_LOOKS_AT_ONCE: Final = 16
+_LOOK_S: Final = 30.0
+
+
+def ask_nodes(servers: Sequence[str], queues: Sequence[str], access: Access = NO_ACCESS) -> list[QueueFacts]:
+    """The queues in the order asked for. Blocks; not for use on an event loop.
+
+    Raises ConnectionLost when no node answers, NoSuchQueue naming those that no node knows, ConfigError naming a file
+    of `access` that is none.
+    """
+    with NodeLookup(servers, access) as lookup:
+        found = lookup.facts(queues)
+    if missing := sorted(set(queues) - {facts.name for facts in found}):
+        raise no_such_queue(missing, lookup.silent)
+    return found
+
+
+def no_such_queue(missing: Sequence[str], silent: Sequence[str]) -> NoSuchQueue:
+    """For who asked for the queues `missing`; `silent`: nodes that did not answer."""
+    unsure = f" (on the nodes that answer; {', '.join(silent)} may know it)" if silent else ""
+    return NoSuchQueue(f"no queue {', '.join(map(repr, missing))}{unsure}; see: mqtool queues")
+
+
+class NodeLookup:
+    """A `Lookup` of running nodes; use it with `with`. Not for use on an event loop."""
+
+    def __init__(self, servers: Sequence[str], access: Access = NO_ACCESS, *, read_from: str = "master") -> None:
+        self._servers = servers
+        self._access = access
+        self._read_from = read_from
+        self.silent: Sequence[str] = ()
+        self._runner = asyncio.Runner()
+        self._client: Client
+
+    def __enter__(self) -> Self:
+        try:
+            self._runner.run(self._connect())
+        except BaseException:
+            self._runner.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._runner.run(self._client.close())
+        finally:
+            self._runner.close()
+
+    def facts(self, queues: Sequence[str] | None) -> list[QueueFacts]:
+        """As of `Lookup`. A new master that does not know yet what is confirmed is waited for, some seconds."""
+        return self._runner.run(self._facts(None if queues is None else list(queues)))
+
+    def times(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """As of `Lookup`."""
+        return self._runner.run(self._times(wanted))
+
+    def headers_at(self, places: Sequence[Place]) -> list[Seen]:
+        """As of `Lookup`. Raises RequestTimeout for a node that does not get to know in time that it is confirmed."""
+        return self._runner.run(self._headers_at(places))
+
+    # --- on the loop ---
+
+    async def _connect(self) -> None:
+        self._client = await Client(*self._servers, **self._access.client_options()).connect()
+
+    async def _facts(self, queues: list[str] | None) -> list[QueueFacts]:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + _CURRENT_S
+        backoff = Backoff(random.random)
+        while True:
+            facts = await self._ask(queues)
+            if all(map(self._is_known, facts)) or loop.time() >= give_up_at:
+                return facts
+            await asyncio.sleep(backoff.next_s())
+
+    def _is_known(self, facts: QueueFacts) -> bool:
+        """Whether waiting would tell no more: who reads from mirrors needs no master to answer."""
+        return facts.current or (bool(facts.silent_master) and self._read_from != MASTER)
+
+    async def _ask(self, queues: list[str] | None) -> list[QueueFacts]:
+        first = await self._client.metadata(queues)
+        # All nodes: only the master knows the latest confirm at once, and it may be the one that is down.
+        others = [node.node_id for node in first.nodes if node.node_id != first.node_id]
+        answers = [first, *await ask_all(self._client, others, GetMetadata(queues=queues), Metadata)]
+        answered = {answer.node_id for answer in answers}
+        self.silent = [node.node_id for node in first.nodes if node.node_id not in answered]
+        known = {info.name for answer in answers for info in answer.queues}
+        return [_merged(queue, answers) for queue in (sorted(known) if queues is None else queues) if queue in known]
+
+    async def _times(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        find, any_copy = self._client.admin.find_offset, self._read_from != MASTER
+        return {queue: await find(queue, time_us, any_copy=any_copy) for queue, time_us in wanted.items()}
+
+    async def _headers_at(self, places: Sequence[Place]) -> list[Seen]:
+        turns = asyncio.Semaphore(_LOOKS_AT_ONCE)
+
+        async def look(place: Place) -> Seen:
+            async with turns:
+                return await self._header_at(place)
+
+        return list(await asyncio.gather(*map(look, places)))
+
+    async def _header_at(self, place: Place) -> Seen:
+        name, at = place.facts.name, place.queue_offset
+        consumer = self._client.consumer(
+            name, start=at, until=at + 1, read_from=self._read_from, max_bytes=_LOOK_BYTES, prefetch_bytes=0
+        )
+        try:
+            async with asyncio.timeout(_LOOK_S), consumer:
+                async for batch in consumer.batches():
+                    return batch.header
+            return None
+        except PositionLost as lost:
+            return lost
+        except OffsetOutOfRange:
+            return None
+        except TimeoutError:
+            raise RequestTimeout(f"queue {name!r}: record {at} did not come within {_LOOK_S:g} s") from None
+
+
+def _merged(queue: str, answers: Sequence[Metadata]) -> QueueFacts:
+    """A confirm that one node knows of is a confirm; of its begin the master has the word."""
+    views = views_of(queue, answers)
+    newest = newest_of(views)
+    master = newest.master
+    leading = views.get(master, newest)
+    return QueueFacts(
+        cluster_id=answers[0].cluster_id,
+        name=queue,
+        incarnation=leading.incarnation,
+        log_id=leading.log_id,
+        queue_id=leading.queue_id,
+        begin=begin_of(views),
+        next=max(info.next for info in views.values() if info.incarnation == leading.incarnation),
+        silent_master=None if master in views else master,
+        epoch=newest.epoch,
+        current=master in views and is_known(leading, told_by=master),
+        mirrored=bool(newest.mirrors),
+    )

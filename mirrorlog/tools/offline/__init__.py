@@ -1,0 +1,1 @@
+"""Log directories of nodes that are stopped: read, checked, recovered, saved."""

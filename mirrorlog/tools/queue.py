@@ -1,0 +1,340 @@
+"""`mqtool queues`: which queues there are and where they live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from mirrorlog.errors import BadInput, NoSuchQueue
+from mirrorlog.tools.arguments import parse_arguments, parse_time
+from mirrorlog.tools.cluster_status import authorities, gather, key_of, select
+from mirrorlog.tools.output import NOTHING, bytes_text, print_json, show, table
+from mirrorlog.tools.session import AsJson, OnlyVirtualHost, VirtualHost, session_of
+from mirrorlog.wire.messages.groups import REDRIVE_MAX
+from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
+from mirrorlog.wire.messages.status import ProducerStatus, QueueCounts, QueueStatus
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
+
+
+def queues(
+    context: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(help="Only these queues.", show_default=False)] = None,
+    vhost: OnlyVirtualHost = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the queues: their nodes, their confirmed records, their arguments.
+
+    As the connected node knows them; `next` is the queue offset after the last confirmed record. Behind them those that
+    nobody can answer for, all of whose nodes are down; in JSON these have `outage` in place of what a node would tell.
+
+    Example: mqtool queues flights
+    """
+    keys = [qualified(vhost or DEFAULT_VIRTUAL_HOST, name) for name in names or []]
+    metadata = session_of(context).run(lambda client: client.admin.metadata(keys or None))
+    _refuse_missing(metadata)
+    if vhost is not None:
+        metadata = within(metadata, vhost)
+    if as_json:
+        print_json([*metadata.queues, *map(outage_fields, metadata.outages)])
+    else:
+        show(Group(queues_view(metadata.queues, metadata.node_id), *outages_view(metadata.outages)))
+
+
+def within(metadata: Metadata, vhost: str) -> Metadata:
+    """Queues of that virtual host alone, those that cannot be asked for too. Pure."""
+    queues = [queue for queue in metadata.queues if split(queue.name)[0] == vhost]
+    outages = [outage for outage in metadata.outages if split(outage.name)[0] == vhost]
+    return msgspec.structs.replace(metadata, queues=queues, outages=outages)
+
+
+def queues_view(found: Sequence[QueueInfo], node_id: str) -> RenderableType:
+    """One row per queue, as the node `node_id` knows them. Pure."""
+    rows = [
+        (
+            shown(queue.name),
+            str(queue.queue_id),
+            " > ".join([queue.master, *([", ".join(queue.mirrors)] if queue.mirrors else [])]),
+            str(queue.epoch),
+            str(queue.begin),
+            str(queue.next),
+            ", ".join(f"{name}={msgspec.json.encode(value).decode()}" for name, value in queue.arguments.items()),
+        )
+        for queue in found
+    ]
+    numbers = ("epoch", "first", "next")
+    view = table("", ("queue", "id", "master > mirrors", *numbers, "arguments"), rows, numbers=numbers)
+    if not any(queue.begin and queue.master != node_id for queue in found):
+        return view
+    # A mirror that began late shows less than there is; that it did, it does not know.
+    return Group(view, Text(f"\nfirst: of the copies on {node_id}; where it is a mirror, their master may have more"))
+
+
+def outages_view(outages: Sequence[QueueOutage]) -> list[RenderableType]:
+    """Why queues cannot be asked for now, a line each; nothing when there are none. Pure."""
+    return [Text(f"\n{outages[0].reason}"), *(Text(outage.reason) for outage in outages[1:])] if outages else []
+
+
+def outage_fields(outage: QueueOutage) -> dict[str, Any]:
+    """The same for programs. Pure."""
+    told = {"node": outage.node, "since_us": outage.since_us, "reason": outage.reason}
+    return {"name": outage.name, "log_id": outage.log_id, "outage": told}
+
+
+def _refuse_missing(metadata: Metadata) -> None:
+    missing = sorted(set(metadata.missing) - {outage.name for outage in metadata.outages})
+    if missing:
+        vhost, name = split(missing[0])
+        option = "" if vhost == DEFAULT_VIRTUAL_HOST else f" --vhost {vhost}"
+        named = ", ".join(repr(split(each)[1]) for each in missing)
+        where = "" if vhost == DEFAULT_VIRTUAL_HOST else f" in virtual host {vhost}"
+        raise NoSuchQueue(f"no queue {named}{where}; make it with: mqtool declare {name}{option}")
+
+
+# `mqtool declare`: make a queue.
+
+
+def declare(
+    context: typer.Context,
+    *,
+    name: Annotated[str, typer.Argument(help="The queue's name.")],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="NAME=VALUE", help="An argument, see above; JSON or text. Repeatable."),
+    ] = None,
+    durable: Annotated[
+        bool, typer.Option("--durable/--not-durable", help="Not durable: gone with the node that is asked.")
+    ] = True,
+    auto_delete: Annotated[
+        bool, typer.Option("--auto-delete", help="Gone with its last subscriber, once it had one.")
+    ] = False,
+    expires: Annotated[
+        int | None, typer.Option("--expires", metavar="MS", help="Gone when nobody has used it for so long.")
+    ] = None,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+    as_json: AsJson = False,
+) -> None:
+    """Make a queue, and wait until that is confirmed.
+
+    Nothing happens when it exists with the same arguments; with others it is an error (exit code 6).
+
+    Arguments: retention_ms and retention_bytes, how long its records are kept at least and how many bytes of them, -1
+    for what the log has; flush, memory or disk: a log with that mode. The others are in docs/queues.md; one that is
+    not known is an error. An exclusive queue is its user's to declare: it goes with the connection.
+
+    Example: mqtool declare flights --arg retention_ms=604800000
+    """
+    arguments = parse_arguments(arg or [])
+    if arguments.get("exclusive"):
+        raise BadInput("an exclusive queue goes with the connection that declares it, here at once; let its user do so")
+    if not durable:
+        arguments["durable"] = False
+    if auto_delete:
+        arguments["auto-delete"] = True
+    if expires is not None:
+        arguments["x-expires"] = expires
+    queue = session_of(context).run(lambda client: client.admin.declare(qualified(vhost, name), arguments))
+    if as_json:
+        print_json(queue)
+    else:
+        typer.echo(f"queue {shown(queue.name)} is there: id {queue.queue_id}, master {queue.master}, next {queue.next}")
+
+
+# `mqtool delete`: delete a queue.
+
+
+def delete(
+    context: typer.Context,
+    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    *,
+    if_empty: Annotated[bool, typer.Option("--if-empty", help="Only when its groups have settled all.")] = False,
+    if_unused: Annotated[
+        bool, typer.Option("--if-unused", help="Only while nobody takes from it; readers at mirrors do not count.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also when a landing holds records of it.")] = False,
+    as_json: AsJson = False,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+) -> None:
+    """Delete a queue with its records, groups and bindings, for good, and wait until that is confirmed.
+
+    Whoever publishes to it, reads it or is subscribed to it is told so. A queue declared under its name afterwards is
+    another one. To keep the queue and settle what waits in it: mqtool purge.
+
+    Example: mqtool delete flights --if-unused
+    """
+    records = session_of(context).run(
+        lambda client: client.admin.delete_queue(
+            qualified(vhost, queue), if_empty=if_empty, if_unused=if_unused, force=force
+        )
+    )
+    if as_json:
+        print_json({"queue": queue, "records": records})
+    else:
+        typer.echo(f"queue {queue} deleted; {records} record{'' if records == 1 else 's'} had not been settled")
+
+
+# `mqtool purge`: empty a queue's group.
+
+
+def purge(
+    context: typer.Context,
+    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    group: Annotated[str, typer.Option("--group", help="An acking group; by default the queue's own.")] = "",
+    as_json: AsJson = False,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+) -> None:
+    """Settle every record that waits in a queue, and wait until that is confirmed.
+
+    What somebody has in hand, or on a lease, stays his. Other groups keep theirs, and readers of the queue as a stream
+    still find the records, as long as they are kept.
+
+    Example: mqtool purge flights
+    """
+    records = session_of(context).run(lambda client: client.admin.purge(qualified(vhost, queue), group))
+    if as_json:
+        print_json({"queue": queue, "group": group, "records": records})
+    else:
+        where = f"group {group} of queue {queue}" if group else f"queue {queue}"
+        typer.echo(f"{records} record{'' if records == 1 else 's'} purged from {where}")
+
+
+# `mqtool redrive`: send dead letters back to where they died.
+
+
+def redrive(  # noqa: PLR0917  (typer makes them options, nobody passes them by position)
+    context: typer.Context,
+    queue: Annotated[str, typer.Argument(help="The queue that has them, as one for dead letters.")],
+    to: Annotated[str, typer.Option("--to", help="The queue for all of them; by default where each died last.")] = "",
+    most: Annotated[
+        int, typer.Option("--max", min=1, max=REDRIVE_MAX, help="So many at most, the oldest ones.")
+    ] = REDRIVE_MAX,
+    as_json: AsJson = False,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+) -> None:
+    """Send records that wait in a queue back to where they died, without the headers that tell of it.
+
+    What somebody has in hand stays his. They arrive a moment later, each once; one that never died, or whose queue is
+    gone, stays: so fewer may leave than are looked at. Asked again, it sends those that have come since.
+
+    Example: mqtool redrive flights.dead --max 100
+    """
+    key = qualified(vhost, queue)
+    records = session_of(context).run(lambda client: client.admin.redrive(key, to=to, records_max=most))
+    if as_json:
+        print_json({"queue": queue, "to": to, "records": records})
+    else:
+        typer.echo(_told(records, f"queue {to}" if to else "where it died"))
+
+
+def _told(records: int, where: str) -> str:
+    """What the node answers is how many wait; which of them may go it sees when it has read them."""
+    if not records:
+        return "no record waits"
+    looked_at = "1 record is" if records == 1 else f"up to {records} records are"
+    return f"{looked_at} looked at; each that may go leaves for {where}"
+
+
+# `mqtool rates`: how many records go through each queue, now and since its master's process began.
+
+
+def rates(
+    context: typer.Context,
+    queue: Annotated[str | None, typer.Argument(help="Only this queue.", show_default=False)] = None,
+    vhost: OnlyVirtualHost = None,
+    as_json: AsJson = False,
+) -> None:
+    """List how many records a second are published to each queue, given out, given out again and acked.
+
+    Of the last five to ten seconds, as the master of the queue counts them; then the counts since its process began.
+
+    Example: mqtool rates flights
+    """
+    key = key_of(vhost, queue)
+    status = select(session_of(context).run(gather), queue=key, vhost=vhost)
+    found = [each for copy in authorities(status) for each in copy.log.queues]
+    if as_json:
+        print_json(found)
+    else:
+        show(rates_view(found))
+
+
+def rates_view(found: Sequence[QueueStatus]) -> RenderableType:
+    """One row per queue. Pure."""
+    rows = [(shown(each.name), *_cells(each.counts or QueueCounts())) for each in found]
+    numbers = ("publish/s", "deliver/s", "again/s", "ack/s", "published", "delivered", "again", "acked")
+    return table("", ("queue", *numbers), rows, numbers=numbers)
+
+
+def _cells(counts: QueueCounts) -> list[str]:
+    rates = (counts.publish_rate, counts.deliver_rate, counts.redeliver_rate, counts.ack_rate)
+    totals = (counts.published, counts.delivered, counts.redelivered, counts.acked)
+    return [*(f"{each:.1f}" for each in rates), *map(str, totals)]
+
+
+# `mqtool producers`: who has published what is not confirmed yet, and who is held up by which limit.
+
+
+def producers(
+    context: typer.Context,
+    queue: Annotated[str | None, typer.Argument(help="Only of this queue.", show_default=False)] = None,
+    vhost: OnlyVirtualHost = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the producers with something that is not confirmed by all copies in sync, those that a limit holds first.
+
+    At most 100 of each log. `refused`: it has sent more than it may, and was told so.
+
+    Example: mqtool producers flights
+    """
+    key = key_of(vhost, queue)
+    status = select(session_of(context).run(gather), queue=key, vhost=vhost)
+    found = [each for copy in authorities(status) for each in copy.log.producers]
+    if as_json:
+        print_json(found)
+    else:
+        show(producers_view(found))
+
+
+def producers_view(found: Sequence[ProducerStatus]) -> RenderableType:
+    """One row per producer and queue. Pure."""
+    rows = [
+        (
+            shown(each.queue),
+            str(each.producer_id),
+            each.peer,
+            bytes_text(each.unconfirmed_bytes),
+            str(each.unconfirmed_batches),
+            each.blocked_by or NOTHING,
+            f"{each.blocked_ms / 1000:.1f} s" if each.blocked_by else NOTHING,
+            "yes" if each.refused else NOTHING,
+        )
+        for each in found
+    ]
+    columns = ("queue", "producer", "from", "unconfirmed", "batches", "held by", "since", "refused")
+    return table("", columns, rows, numbers=("unconfirmed", "batches", "since"))
+
+
+# `mqtool find-offset`: the first record at or after a time.
+
+
+def find_offset(
+    context: typer.Context,
+    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    time: Annotated[str, typer.Argument(help="ISO 8601; UTC without a zone.")],
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+    as_json: AsJson = False,
+) -> None:
+    """Print the first queue offset whose batch was appended at or after a time; the next offset when there is none.
+
+    Example: mqtool find-offset flights 2026-11-21T10:15:00Z
+    """
+    append_time_us = parse_time(time)
+    found = session_of(context).run(lambda client: client.admin.find_offset(qualified(vhost, queue), append_time_us))
+    if as_json:
+        print_json({"queue": queue, "append_time_us": append_time_us, "queue_offset": found})
+    else:
+        typer.echo(found)

@@ -1,0 +1,198 @@
+"""`mqtool users`: who may log in, and what each may do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import RenderableType
+
+from mirrorlog.errors import NoSuchUser
+from mirrorlog.tools.output import NOTHING, print_json, show, table
+from mirrorlog.tools.session import AsJson, VirtualHost, password_from, session_of
+from mirrorlog.wire.auth.passwords import check_hash, hashed
+from mirrorlog.wire.fairness.quotas import UserLimits
+from mirrorlog.wire.messages.topology import UserInfo
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+
+if TYPE_CHECKING:
+    from mirrorlog.client import Client
+
+
+def users(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the users with their tags, and their permissions in each virtual host.
+
+    Example: mqtool users
+    """
+    found = session_of(context).run(lambda client: client.admin.topology.users())
+    if as_json:
+        print_json(found)
+    else:
+        show(users_view(found))
+
+
+def users_view(found: Sequence[UserInfo]) -> RenderableType:
+    """One row per user and virtual host. Pure."""
+    rows = []
+    for user in found:
+        tags = " ".join(user.tags) or NOTHING
+        if not user.permissions:
+            rows.append((user.name, tags, *[NOTHING] * 4))
+        for each in user.permissions:
+            expressions = (expression or NOTHING for expression in (each.configure, each.write, each.read))
+            rows.append((user.name, tags, each.virtual_host, *expressions))
+    return table("", ("user", "tags", "virtual host", "configure", "write", "read"), rows)
+
+
+# `mqtool user-set`: add a user, or give one another password or other tags.
+
+
+NEW_PASSWORD_VARIABLE: Final = "MIRRORLOG_NEW_PASSWORD"
+
+
+def user_set(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The user's name.")],
+    *,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tag",
+            help="administrator, monitoring, management, policymaker, landing, or your own. Repeatable; others go.",
+        ),
+    ] = None,
+    no_tags: Annotated[bool, typer.Option("--no-tags", help="Take all tags away.")] = False,
+    password_hash: Annotated[
+        str, typer.Option("--password-hash", help="In place of a password, as another system has it: see docs.")
+    ] = "",
+    keep_password: Annotated[bool, typer.Option("--keep-password", help="Change the tags only.")] = False,
+) -> None:
+    """Add a user, or set the password and tags of one.
+
+    The password is asked for, or taken from the variable MIRRORLOG_NEW_PASSWORD; only its hash leaves this machine. The
+    first user has to be an administrator: from then on everybody has to log in.
+
+    Example: mqtool user-set alice --tag administrator
+    """
+    stored = None if keep_password else password_hash or hashed(password_from(NEW_PASSWORD_VARIABLE, name, twice=True))
+    if password_hash:
+        check_hash(password_hash)
+    if no_tags and tag:
+        raise typer.BadParameter("--no-tags takes away what --tag gives; name one of them")
+    tags = [] if no_tags else tag or None
+    session_of(context).run(lambda client: client.admin.topology.set_user(name, password_hash=stored, tags=tags))
+    typer.echo(f"user {name} is set")
+
+
+# `mqtool user-delete`: take a user away.
+
+
+def user_delete(context: typer.Context, name: Annotated[str, typer.Argument(help="The user's name.")]) -> None:
+    """Delete a user; his connections end. The last administrator goes last: without users everybody may do everything.
+
+    Example: mqtool user-delete alice
+    """
+    session_of(context).run(lambda client: client.admin.topology.delete_user(name))
+    typer.echo(f"user {name} is gone")
+
+
+# `mqtool user-permissions`: what a user may do in a virtual host.
+
+
+def user_permissions(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The user's name.")],
+    *,
+    configure: Annotated[str, typer.Option("--configure", help="Names that may be declared and deleted.")] = "",
+    write: Annotated[str, typer.Option("--write", help="Names that may be published to and bound.")] = "",
+    read: Annotated[str, typer.Option("--read", help="Names that may be consumed and bound from.")] = "",
+    clear: Annotated[bool, typer.Option("--clear", help="No way into the virtual host any more.")] = False,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+) -> None:
+    """Set all three permissions of a user in a virtual host: regular expressions, which are searched for in names.
+
+    One that is left out allows nothing; '.*' allows everything.
+
+    Example: mqtool user-permissions alice --write ^orders --read .*
+    """
+
+    async def ask(client: Client) -> None:
+        topology = client.admin.topology
+        if clear:
+            await topology.clear_permissions(name, virtual_host=vhost)
+        else:
+            await topology.set_permissions(name, configure=configure, write=write, read=read, virtual_host=vhost)
+
+    session_of(context).run(ask)
+    typer.echo(f"permissions of user {name} in virtual host {vhost} are {'cleared' if clear else 'set'}")
+
+
+# `mqtool user-limits`: what a user may take of each node.
+
+
+def user_limits(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The user's name; without one all users are listed.")] = "",
+    *,
+    max_connections: Annotated[int | None, typer.Option(help="Connections to one node at once.")] = None,
+    request_rate: Annotated[int | None, typer.Option(help="Requests to one node a second.")] = None,
+    publish_byte_rate: Annotated[int | None, typer.Option(help="Bytes published to one node a second.")] = None,
+    read_byte_rate: Annotated[int | None, typer.Option(help="Bytes read from one node a second.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Nothing holds the user any more.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set all limits of a user, each of every single node; one that is left out is none. Without any: list them.
+
+    Above a rate the user's connections wait, and nothing is refused; of connections the newest is refused.
+
+    Example: mqtool user-limits alice --publish-byte-rate 10000000
+    """
+    limits = UserLimits(max_connections, request_rate, publish_byte_rate, read_byte_rate)
+    if clear and limits:
+        raise typer.BadParameter("--clear takes away what the others set; name one of them")
+    if not (clear or limits):
+        found = session_of(context).run(lambda client: client.admin.topology.users())
+        _list(_of(found, name), as_json=as_json)
+        return
+    if not name:
+        raise typer.BadParameter("whose? name the user")
+
+    async def ask(client: Client) -> None:
+        if clear:
+            await client.admin.topology.clear_user_limits(name)
+        else:
+            await client.admin.topology.set_user_limits(name, **limits.given)
+
+    session_of(context).run(ask)
+    typer.echo(f"limits of user {name} are {'cleared' if clear else 'set'}")
+
+
+def _of(found: Sequence[UserInfo], name: str) -> list[UserInfo]:
+    """Of one, or of all. Raises NoSuchUser."""
+    chosen = [each for each in found if not name or each.name == name]
+    if name and not chosen:
+        raise NoSuchUser(f"there is no user {name!r}")
+    return chosen
+
+
+def _list(found: Sequence[UserInfo], *, as_json: bool) -> None:
+    if as_json:
+        print_json([{"user": each.name, **_row(each.limits)} for each in found])
+    else:
+        show(limits_view(found))
+
+
+def limits_view(found: Sequence[UserInfo]) -> RenderableType:
+    """One row per user. Pure."""
+    columns = ("connections", "requests/s", "published bytes/s", "read bytes/s")
+    rows = [(each.name, *(_shown(value) for value in _row(each.limits).values())) for each in found]
+    return table("", ("user", *columns), rows, numbers=columns)
+
+
+def _row(limits: UserLimits) -> dict[str, int | None]:
+    return {name: getattr(limits, name) for name in UserLimits.__struct_fields__}
+
+
+def _shown(value: int | None) -> str:
+    return NOTHING if value is None else str(value)

@@ -1,0 +1,1 @@
+"""Who somebody is: secrets, proofs, passwords, and whose is compared next."""

@@ -1,0 +1,9 @@
+"""What all control messages are: msgpack maps, one tagged struct each, in which unknown fields are ignored."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True):
+    """Base of all control messages."""

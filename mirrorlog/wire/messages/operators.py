@@ -1,0 +1,125 @@
+"""What operators ask of a cluster, and what has happened in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mirrorlog.wire.messages.base import Message
+
+
+class DrainNode(Message, frozen=True):
+    """A node shall master nothing any more, or may again. Answered with Drained once that is decided; the logs follow,
+    one after the other. `node`: empty for the one that is asked."""
+
+    node: str = ""
+    draining: bool = True
+
+
+class Drained(Message, frozen=True):
+    """`node`: which one it is about."""
+
+    node: str
+    draining: bool
+
+
+class ForgetNode(Message, frozen=True):
+    """A node will not come back. Answered with Done once that is decided. `force`: also one that is up."""
+
+    node: str
+    force: bool = False
+
+
+class Rebalance(Message, frozen=True):
+    """Every log whose home can take it over shall be mastered there. Answered with Rebalanced."""
+
+    dry_run: bool = False
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """A log that is not mastered by its home, the first of its replicas. `reason`: why it stays; empty when it is, or
+    would be, handed over."""
+
+    log_id: str
+    name: str
+    source: str
+    target: str
+    reason: str = ""
+
+
+class Rebalanced(Message, frozen=True):
+    """What is handed over from here on is decided: it happens whoever coordinates. `done`: not for a dry run."""
+
+    moves: list[Move]
+    done: bool
+
+
+class PromoteCopy(Message, frozen=True):
+    """Master a log from a copy that may lack what was confirmed. Answered with CopyPromoted. `log`: name or id; `to`: a
+    node, empty for the copy that has most; without `accept_loss` nothing is done, and what would be is told."""
+
+    log: str
+    to: str = ""
+    accept_loss: bool = False
+
+
+class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fenced copy holds; `error`: why it said nothing. Log offsets; -1 for not known."""
+
+    node_id: str
+    last_epoch: int = -1
+    end: int = -1
+    confirmed: int = -1
+    error: str = ""
+
+
+class CopyPromoted(Message, frozen=True):
+    """`missing`: nodes that have everything, or may, and are not there; `able`: who could be it. `node`, `epoch`,
+    `lost_from` and `copies` only when it is `done`: confirmed records may be lost from that log offset on; up to
+    `lost_to` they were, as far as copies that are there know of more."""
+
+    log_id: str
+    name: str
+    missing: list[str]
+    able: list[str]
+    done: bool = False
+    node: str = ""
+    epoch: int = 0
+    lost_from: int | None = None
+    lost_to: int | None = None
+    copies: list[CopyReport] = []
+
+
+class GetEvents(Message, frozen=True):
+    """What happened in the cluster, as this node came to know it. Answered with Events: at once when there are some
+    behind number `after`, else when there are or after `wait_ms`."""
+
+    after: int = 0
+    wait_ms: int = 0
+    limit: int = 1000
+
+
+class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`number`: of the node's run, from 1; `time_us`: µs UTC by the node's clock, 0 for what was decided before its
+    run; `index`: of the entry that decided it, 0 for what this node saw by itself; `kind`: see docs/operations.md."""
+
+    number: int
+    time_us: int
+    kind: str
+    text: str
+    index: int = 0
+    node: str = ""
+    log: str = ""
+    details: dict[str, Any] = {}
+
+
+class Events(Message, frozen=True):
+    """`start_id`: numbers are of this run; `first`: the oldest that is still held; `last`: the newest, 0 for none."""
+
+    node_id: str
+    start_id: str
+    now_us: int
+    first: int
+    last: int
+    events: list[ClusterEvent]

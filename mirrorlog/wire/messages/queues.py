@@ -1,0 +1,239 @@
+"""Queues, positions and holds: asked for, declared, deleted, found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mirrorlog.wire.messages.base import Message
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Advertised addresses, `host:port`; None for a door that the node does not have."""
+
+    node_id: str
+    client: str
+    replication: str
+    grpc: str | None = None
+    http: str | None = None
+
+
+class TierInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A Delta table that has records of the queue below `next`, by the word of the landing `name`, which has told that
+    they may go from the log."""
+
+    name: str
+    location: str
+    next: int
+
+
+class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue as this node knows it. Queue offsets are those of confirmed records: `begin` up to `next`.
+
+    `incarnation` tells it from another queue that has or had the same name and ids. `producer_epoch`: a new producer
+    begins there, as the queue's master knows it. `current`: whether this node masters the queue and its epoch has
+    begun; else there may be confirmed records behind `next` (nodes before version 4 say True of mirrors, too). `tiers`:
+    where records below `begin` may be; `gaps`: queue offsets [first, next) within `begin` and `next` that were given up
+    after losses, ascending (before version 4 the newest of them alone). `attributes`: whether its batches may have some
+    (decision 0036).
+    """
+
+    name: str
+    queue_id: int
+    incarnation: str = ""
+    log_id: str
+    epoch: int
+    master: str
+    mirrors: list[str]
+    begin: int
+    next: int
+    producer_epoch: int = 0
+    arguments: dict[str, Any] = {}
+    current: bool = True
+    tiers: list[TierInfo] = []
+    gaps: list[tuple[int, int]] = []
+    attributes: bool = False
+
+
+class QueueOutage(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue that nobody can answer for: all nodes that hold its log are down. `node`: the one to start, of several
+    the log's home; `since_us`: since when this node knows that it is down, µs UTC, 0 when it was so before; `reason`:
+    in words."""
+
+    name: str
+    log_id: str
+    node: str
+    since_us: int = 0
+    reason: str
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a reader stands: the next queue offset it will read."""
+
+    log_id: str
+    epoch: int
+    queue_offset: int
+
+
+class GetMetadata(Message, frozen=True):
+    """`queues`: names; None for all."""
+
+    queues: list[str] | None = None
+
+
+class SetHold(Message, frozen=True):
+    """A landing registers, or renews its lease and says how far it has come: the queue's records from `queue_offset` on
+    are kept. Answered with HoldGiven once it is confirmed; asking twice gives the same.
+
+    `holder`: who asks, another name in every run; `epoch`: the one that a renewal was given, 0 at the registration;
+    `lease_ms`: how long it holds without a renewal. `location`: of the Delta table that has what is below; `tiered`:
+    that may go from the log. `take_over`: also while another holder's lease runs, which is refused (HoldTaken) else.
+    """
+
+    queue: str
+    name: str
+    holder: str
+    queue_offset: int
+    lease_ms: int
+    location: str = ""
+    tiered: bool = False
+    take_over: bool = False
+    epoch: int = 0
+
+
+class HoldInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A landing's hold on a queue. `epoch`: rises with each other holder. Records below `queue_offset` are landed, at
+    `location`; `left_ms`: of its lease, -1 where only the log's master knows. `ended`: why it keeps nothing any more
+    (expired, too-much), empty while it does. `begin`, `next`: the queue's first and next confirmed queue offset; what
+    the landing has not got below `begin` is gone. `lag`: confirmed records from `queue_offset` on; `kept_bytes`: of the
+    log, from there to its end, -1 when it is not known."""
+
+    queue: str
+    name: str
+    holder: str
+    epoch: int
+    queue_offset: int
+    lease_ms: int
+    left_ms: int = -1
+    location: str = ""
+    tiered: bool = False
+    ended: str = ""
+    begin: int = 0
+    next: int = 0
+    lag: int = 0
+    kept_bytes: int = -1
+
+
+class HoldGiven(Message, frozen=True):
+    hold: HoldInfo
+
+
+class EndHold(Message, frozen=True):
+    """Forget a hold. Answered with Done once that is confirmed, or when there is none. `holder`: only if that one has
+    it, else HoldTaken; empty: whoever has it."""
+
+    queue: str
+    name: str
+    holder: str = ""
+
+
+class ListHolds(Message, frozen=True):
+    """The holds of a queue, as its master knows them. Answered with HoldsFound."""
+
+    queue: str
+
+
+class HoldsFound(Message, frozen=True):
+    holds: list[HoldInfo]
+
+
+class Metadata(Message, frozen=True):
+    """`version`: of the newest decision of the cluster that this node knows: of several answers the highest is true.
+    `placed`: of those that are missing here, the ones that are in a log of the cluster all the same. `outages`: of
+    all there are, the ones that nobody can answer for now; when some were asked for, of these, also those with a
+    copy here that nobody can master. `heard`: not so while this node's run has not heard its cluster: then what it says
+    of masters may be old, and that something is not offered (`QueueInfo.attributes`) is no answer."""
+
+    cluster_id: str
+    cluster_name: str
+    node_id: str
+    nodes: list[NodeInfo]
+    queues: list[QueueInfo]
+    missing: list[str] = []
+    version: int = 0
+    placed: list[str] = []
+    outages: list[QueueOutage] = []
+    heard: bool = True
+
+
+class DeclareQueue(Message, frozen=True):
+    """Answered with QueueInfo inside Metadata once the declaration is confirmed; idempotent. With an empty name (in its
+    virtual host) the node makes one, another one each time: `amq.gen-` and 128 random bits."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class DeleteQueue(Message, frozen=True):
+    """Delete a queue with its records, groups and bindings; its id is never used again. Answered by the master of its
+    log with Deleted once all of that is confirmed.
+
+    `if_unused`: only while nobody is subscribed to any of its groups, waits for a lease or waits in a fetch at the
+    master; `if_empty`: only when its groups that ack have settled everything, and when it has none, while there are no
+    records. `force`: also when a landing holds records of it. Refused with InUse.
+    """
+
+    name: str
+    if_unused: bool = False
+    if_empty: bool = False
+    force: bool = False
+
+
+class Deleted(Message, frozen=True):
+    """`records`: those that the queue's own group had not settled."""
+
+    records: int
+
+
+class FindOffset(Message, frozen=True):
+    """The first queue offset whose batch was appended at or after a time (µs UTC); `next` if there is none.
+
+    `any_copy`: a mirror may answer, which may have heard of less than was confirmed; else the master does, once it
+    knows what that is. Those who ask without a word of it are of software that took either.
+    """
+
+    queue: str
+    append_time_us: int
+    any_copy: bool = True
+
+
+class FoundOffset(Message, frozen=True):
+    queue_offset: int
+
+
+class CommitPosition(Message, frozen=True):
+    """Store a group's position; answered (Done) when it is confirmed."""
+
+    queue: str
+    group: str
+    position: Position
+
+
+class FetchPosition(Message, frozen=True):
+    """`any_copy`: a mirror may answer, which may have heard of less than was confirmed; else the master does, once it
+    knows what that is."""
+
+    queue: str
+    group: str
+    any_copy: bool = False
+
+
+class FoundPosition(Message, frozen=True):
+    """`position` is None when the group has never committed one."""
+
+    position: Position | None
+
+
+class Done(Message, frozen=True):
+    pass

@@ -1,0 +1,166 @@
+"""Virtual hosts, exchanges, bindings, users and logins: see docs/decisions/0035.
+
+Each is answered with Done, or what it asks for, once it is decided and every node that is up has applied it; or after
+two seconds, while one of them is slow.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mirrorlog.wire.fairness.quotas import UserLimits
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+from mirrorlog.wire.routing import Binding, Exchange
+
+
+class DeclareExchange(Message, frozen=True):
+    """Idempotent; ExchangeExists names the difference. `passive`: only ask whether it is there."""
+
+    name: str
+    exchange: Exchange
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+    passive: bool = False
+
+
+class DeleteExchange(Message, frozen=True):
+    """`if_unused`: only while no binding leads from it (InUse)."""
+
+    name: str
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+    if_unused: bool = False
+
+
+class Bind(Message, frozen=True):
+    """All of them or none, up to 1,000."""
+
+    bindings: list[Binding]
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+
+
+class Unbind(Message, frozen=True):
+    """Nothing when it is not there."""
+
+    binding: Binding
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+
+
+class GetRouting(Message, frozen=True):
+    """Answered with Routing at once. `version`: what the asker has; 0: nothing. `to_publish`: asked by who routes by
+    it: a node that is cut off refuses that (NotCurrent), and the answer may be what has changed since `version` only.
+    `only_version`: nothing else is asked for."""
+
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+    version: int = 0
+    to_publish: bool = False
+    only_version: bool = False
+
+
+class Routing(Message, frozen=True):
+    """What the node that answers knows. `changed`: False when the asker has this version already; then the rest is
+    empty. `exchanges`: without the predefined ones. `since`: 0 when this is all there is; else it is what has changed
+    since that version, and `deleted` and `unbound` are the exchanges and bindings that are gone."""
+
+    version: int
+    changed: bool = True
+    exchanges: dict[str, Exchange] = {}
+    bindings: list[Binding] = []
+    since: int = 0
+    deleted: list[str] = []
+    unbound: list[Binding] = []
+
+
+class AddVirtualHost(Message, frozen=True):
+    name: str
+
+
+class DeleteVirtualHost(Message, frozen=True):
+    """Refused (InUse) while it has queues."""
+
+    name: str
+
+
+class ListVirtualHosts(Message, frozen=True):
+    """Answered with VirtualHosts."""
+
+
+class VirtualHostInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`version`: of its routing; the rest are numbers of them. `exchanges`: declared ones."""
+
+    name: str
+    version: int
+    exchanges: int
+    bindings: int
+    queues: int
+
+
+class VirtualHosts(Message, frozen=True):
+    virtual_hosts: list[VirtualHostInfo]
+
+
+class SetUser(Message, frozen=True):
+    """`password_hash`: see `wire.passwords`: a password itself is never sent for this. None: as it was."""
+
+    name: str
+    password_hash: str | None = None
+    tags: list[str] | None = None
+
+
+class DeleteUser(Message, frozen=True):
+    name: str
+
+
+class SetPermissions(Message, frozen=True):
+    """Regular expressions; an empty one matches nothing."""
+
+    user: str
+    configure: str
+    write: str
+    read: str
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+
+
+class ClearPermissions(Message, frozen=True):
+    user: str
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+
+
+class SetUserLimits(Message, frozen=True):
+    """What a user may take of each node, in the place of what he had; `limits` without any: nothing holds him."""
+
+    user: str
+    limits: UserLimits
+
+
+class ListUsers(Message, frozen=True):
+    """Answered with Users; hashes are not told."""
+
+
+class PermissionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    virtual_host: str
+    configure: str
+    write: str
+    read: str
+
+
+class UserInfo(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    tags: list[str]
+    permissions: list[PermissionInfo]
+    limits: UserLimits = UserLimits()
+
+
+class Users(Message, frozen=True):
+    users: list[UserInfo]
+
+
+class Login(Message, frozen=True):
+    """The first request of a connection, where the cluster has users. Only over TLS, or to this machine. Without a
+    name: a door of the node, with the token that the node gave it."""
+
+    user: str
+    password: str
+
+    def __repr__(self) -> str:
+        """Without the password: messages are shown in errors and logs."""
+        return f"Login(user={self.user!r})"
