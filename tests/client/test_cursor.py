@@ -115,3 +115,38 @@ def test_a_preview_of_a_cursor_that_was_moved_claims_nothing() -> None:
     cursor.seek(0)
     assert not third.claim()
     assert third.current() is None
+
+
+class CountedBatch:
+    """A held batch that counts how often somebody asks where it ends."""
+
+    def __init__(self, held: ConsumedBatch) -> None:
+        self._held = held
+        self.looks = 0
+
+    @property
+    def first(self) -> int:
+        return self._held.first
+
+    @property
+    def next(self) -> int:
+        self.looks += 1
+        return self._held.next
+
+    def opened(self) -> ConsumedBatch:
+        return self._held
+
+
+def test_reading_batch_by_batch_looks_at_each_a_few_times_only() -> None:
+    """Many small batches that are held do not make each read dearer; by counting the looks of 300 previews in a row."""
+    cursor = Cursor()
+    held = [CountedBatch(batch(base, 1)) for base in range(300)]
+    cursor.hold(held)
+    for _ in held:
+        preview = Preview(cursor)
+        current = preview.current()
+        assert current is not None
+        preview.passed(current)
+        assert preview.claim()
+    assert cursor.next == len(held)
+    assert max(each.looks for each in held) < 10

@@ -111,6 +111,7 @@ class Preview:
     __slots__ = ("_began", "_cursor", "_epoch", "_next", "_number")
 
     def __init__(self, cursor: Cursor) -> None:
+        cursor._drop_passed()  # else each preview would look at all that was given out before it
         self._cursor = cursor
         self._began = self._next = cursor.next
         self._epoch = cursor.epoch
