@@ -12,11 +12,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mirrorlog.errors import AccessRefused, BadInput, NoSuchGroup, UnsupportedVersion
-from mirrorlog.tools.arguments import parse_time
-from mirrorlog.tools.cluster_status import authorities, gather, select
-from mirrorlog.tools.output import NOTHING, print_json, show, table, yes_no
-from mirrorlog.tools.records import printable
-from mirrorlog.tools.session import AsJson, VirtualHost, session_of
+from mirrorlog.tools.common.cluster_status import authorities, gather, select
+from mirrorlog.tools.common.options import parse_time
+from mirrorlog.tools.common.output import NOTHING, print_json, show, table, yes_no
+from mirrorlog.tools.common.records import printable
+from mirrorlog.tools.common.session import AsJson, VirtualHost, session_of
 from mirrorlog.wire.messages.groups import GroupInfo, GroupMove, GroupsFound, GroupsReset
 from mirrorlog.wire.messages.queues import Position
 from mirrorlog.wire.messages.status import GroupStatus
@@ -151,9 +151,6 @@ def acking_view(found: Sequence[GroupInfo]) -> RenderableType:
     return table("GROUPS THAT ACK", ("group", *_COUNTS), rows, numbers=_COUNTS)
 
 
-# `mqtool group-delete`: forget a group.
-
-
 def group_delete(
     context: typer.Context,
     queue: Annotated[str, typer.Argument(help="The queue's name.")],
@@ -187,9 +184,6 @@ def group_delete(
         print_json(deleted)
     else:
         typer.echo(f"{deleted.kind} group {group} of queue {queue} deleted; it stood at {deleted.floor}")
-
-
-# `mqtool group-reset`: have groups of a queue stand somewhere else.
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mirrorlog.errors import BadInput, NoSuchQueue
-from mirrorlog.tools.arguments import parse_arguments, parse_time
-from mirrorlog.tools.cluster_status import authorities, gather, key_of, select
-from mirrorlog.tools.output import NOTHING, bytes_text, print_json, show, table
-from mirrorlog.tools.session import AsJson, OnlyVirtualHost, VirtualHost, session_of
+from mirrorlog.tools.common.cluster_status import authorities, gather, key_of, select
+from mirrorlog.tools.common.options import parse_arguments, parse_time
+from mirrorlog.tools.common.output import NOTHING, bytes_text, print_json, show, table
+from mirrorlog.tools.common.session import AsJson, OnlyVirtualHost, VirtualHost, session_of
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import ProducerStatus, QueueCounts, QueueStatus
@@ -95,9 +95,6 @@ def _refuse_missing(metadata: Metadata) -> None:
         raise NoSuchQueue(f"no queue {named}{where}; make it with: mqtool declare {name}{option}")
 
 
-# `mqtool declare`: make a queue.
-
-
 def declare(
     context: typer.Context,
     *,
@@ -144,9 +141,6 @@ def declare(
         typer.echo(f"queue {shown(queue.name)} is there: id {queue.queue_id}, master {queue.master}, next {queue.next}")
 
 
-# `mqtool delete`: delete a queue.
-
-
 def delete(
     context: typer.Context,
     queue: Annotated[str, typer.Argument(help="The queue's name.")],
@@ -177,9 +171,6 @@ def delete(
         typer.echo(f"queue {queue} deleted; {records} record{'' if records == 1 else 's'} had not been settled")
 
 
-# `mqtool purge`: empty a queue's group.
-
-
 def purge(
     context: typer.Context,
     queue: Annotated[str, typer.Argument(help="The queue's name.")],
@@ -200,9 +191,6 @@ def purge(
     else:
         where = f"group {group} of queue {queue}" if group else f"queue {queue}"
         typer.echo(f"{records} record{'' if records == 1 else 's'} purged from {where}")
-
-
-# `mqtool redrive`: send dead letters back to where they died.
 
 
 def redrive(  # noqa: PLR0917  (typer makes them options, nobody passes them by position)
@@ -238,9 +226,6 @@ def _told(records: int, where: str) -> str:
     return f"{looked_at} looked at; each that may go leaves for {where}"
 
 
-# `mqtool rates`: how many records go through each queue, now and since its master's process began.
-
-
 def rates(
     context: typer.Context,
     queue: Annotated[str | None, typer.Argument(help="Only this queue.", show_default=False)] = None,
@@ -273,9 +258,6 @@ def _cells(counts: QueueCounts) -> list[str]:
     rates = (counts.publish_rate, counts.deliver_rate, counts.redeliver_rate, counts.ack_rate)
     totals = (counts.published, counts.delivered, counts.redelivered, counts.acked)
     return [*(f"{each:.1f}" for each in rates), *map(str, totals)]
-
-
-# `mqtool producers`: who has published what is not confirmed yet, and who is held up by which limit.
 
 
 def producers(
@@ -316,9 +298,6 @@ def producers_view(found: Sequence[ProducerStatus]) -> RenderableType:
     ]
     columns = ("queue", "producer", "from", "unconfirmed", "batches", "held by", "since", "refused")
     return table("", columns, rows, numbers=("unconfirmed", "batches", "since"))
-
-
-# `mqtool find-offset`: the first record at or after a time.
 
 
 def find_offset(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import RenderableType
 
-from mirrorlog.tools.arguments import parse_arguments
-from mirrorlog.tools.output import NOTHING, print_json, show, table
-from mirrorlog.tools.session import AsJson, VirtualHost, session_of
+from mirrorlog.tools.common.options import parse_arguments
+from mirrorlog.tools.common.output import NOTHING, print_json, show, table
+from mirrorlog.tools.common.session import AsJson, VirtualHost, session_of
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 from mirrorlog.wire.routing import PREDEFINED, Binding
@@ -54,9 +54,6 @@ def exchanges_view(routing: Routing) -> RenderableType:
     return table("", ("exchange", "kind", "bindings", "alternate", "properties"), rows, numbers=("bindings",))
 
 
-# `mqtool exchange-declare`: make an exchange.
-
-
 def exchange_declare(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The exchange's name.")],
@@ -88,9 +85,6 @@ def exchange_declare(
     typer.echo(f"exchange {name} is there: {kind}")
 
 
-# `mqtool exchange-delete`: take an exchange away, and the bindings from and to it.
-
-
 def exchange_delete(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The exchange's name.")],
@@ -106,9 +100,6 @@ def exchange_delete(
         lambda client: client.admin.topology.delete_exchange(name, if_unused=if_unused, virtual_host=vhost)
     )
     typer.echo(f"exchange {name} is gone")
-
-
-# `mqtool bind`: lead messages from an exchange to a queue, or to another exchange.
 
 
 Arguments = Annotated[
@@ -137,9 +128,6 @@ def bind(
     typer.echo(f"exchange {exchange} leads to {destination}")
 
 
-# `mqtool unbind`: take one binding away.
-
-
 def unbind(
     context: typer.Context,
     exchange: Annotated[str, typer.Argument(help="Where messages come from.")],
@@ -163,9 +151,6 @@ def unbind(
 
     session_of(context).run(ask)
     typer.echo(f"that binding from exchange {exchange} to {destination} is gone")
-
-
-# `mqtool bindings`: what leads where.
 
 
 def bindings(
@@ -204,9 +189,6 @@ def bindings_view(found: Sequence[Binding]) -> RenderableType:
     return table("", ("from", "to", "destination", "key", "arguments"), rows)
 
 
-# `mqtool vhosts`: which virtual hosts there are.
-
-
 def vhosts(context: typer.Context, as_json: AsJson = False) -> None:
     """List the virtual hosts, with how many exchanges, bindings and queues were declared in each.
 
@@ -226,9 +208,6 @@ def vhosts_view(found: Sequence[VirtualHostInfo]) -> RenderableType:
     return table("", ("virtual host", *numbers), rows, numbers=numbers)
 
 
-# `mqtool vhost-add`: make a virtual host.
-
-
 def vhost_add(context: typer.Context, name: Annotated[str, typer.Argument(help="Its name.")]) -> None:
     """Make a virtual host: names in it are nothing to names in others. Nothing happens when it is there.
 
@@ -236,9 +215,6 @@ def vhost_add(context: typer.Context, name: Annotated[str, typer.Argument(help="
     """
     session_of(context).run(lambda client: client.admin.topology.add_virtual_host(name))
     typer.echo(f"virtual host {name} is there")
-
-
-# `mqtool vhost-delete`: take a virtual host away.
 
 
 def vhost_delete(context: typer.Context, name: Annotated[str, typer.Argument(help="Its name.")]) -> None:

@@ -9,8 +9,8 @@ import typer
 from rich.console import RenderableType
 
 from mirrorlog.errors import NoSuchUser
-from mirrorlog.tools.output import NOTHING, print_json, show, table
-from mirrorlog.tools.session import AsJson, VirtualHost, password_from, session_of
+from mirrorlog.tools.common.output import NOTHING, print_json, show, table
+from mirrorlog.tools.common.session import AsJson, VirtualHost, password_from, session_of
 from mirrorlog.wire.auth.passwords import check_hash, hashed
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.topology import UserInfo
@@ -43,9 +43,6 @@ def users_view(found: Sequence[UserInfo]) -> RenderableType:
             expressions = (expression or NOTHING for expression in (each.configure, each.write, each.read))
             rows.append((user.name, tags, each.virtual_host, *expressions))
     return table("", ("user", "tags", "virtual host", "configure", "write", "read"), rows)
-
-
-# `mqtool user-set`: add a user, or give one another password or other tags.
 
 
 NEW_PASSWORD_VARIABLE: Final = "MIRRORLOG_NEW_PASSWORD"
@@ -85,9 +82,6 @@ def user_set(
     typer.echo(f"user {name} is set")
 
 
-# `mqtool user-delete`: take a user away.
-
-
 def user_delete(context: typer.Context, name: Annotated[str, typer.Argument(help="The user's name.")]) -> None:
     """Delete a user; his connections end. The last administrator goes last: without users everybody may do everything.
 
@@ -95,9 +89,6 @@ def user_delete(context: typer.Context, name: Annotated[str, typer.Argument(help
     """
     session_of(context).run(lambda client: client.admin.topology.delete_user(name))
     typer.echo(f"user {name} is gone")
-
-
-# `mqtool user-permissions`: what a user may do in a virtual host.
 
 
 def user_permissions(
@@ -126,9 +117,6 @@ def user_permissions(
 
     session_of(context).run(ask)
     typer.echo(f"permissions of user {name} in virtual host {vhost} are {'cleared' if clear else 'set'}")
-
-
-# `mqtool user-limits`: what a user may take of each node.
 
 
 def user_limits(

@@ -8,8 +8,8 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.testing import Cluster
+from mirrorlog.tools.common.output import page
 from mirrorlog.tools.group import takers_view
-from mirrorlog.tools.output import page
 from mirrorlog.wire.messages.groups import ConsumerInfo, GroupInfo, LeaseInfo
 from tests.tools.conftest import Outcome, Tool
 

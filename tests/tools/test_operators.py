@@ -4,10 +4,9 @@ import pytest
 from rich.console import RenderableType
 
 from mirrorlog.errors import Refused
-from mirrorlog.tools.events import Fresh, event_line
-from mirrorlog.tools.masters import Promotion, promote_view, rebalance_view, reports_of
-from mirrorlog.tools.nodes import nodes_of
-from mirrorlog.tools.output import page
+from mirrorlog.tools.cluster import Fresh, event_line, nodes_of
+from mirrorlog.tools.common.output import page
+from mirrorlog.tools.masters import PromotionReport, promote_view, rebalance_view, reports_of
 from mirrorlog.wire.messages.operators import ClusterEvent, CopyPromoted, CopyReport, Events, Move, Rebalanced
 from tests.tools.goldens import golden
 from tests.tools.statuses import LOG_ID, NOW_US, OUTAGE
@@ -39,8 +38,8 @@ DONE = CopyPromoted(
     [
         ("rebalance_dry.txt", rebalance_view(Rebalanced(moves=MOVES, done=False), waited=False)),
         ("rebalance.txt", rebalance_view(Rebalanced(moves=MOVES, done=True), waited=True)),
-        ("promote_dry.txt", promote_view(Promotion(answer=WOULD, copies=reports_of(WOULD, OUTAGE)), to="n2")),
-        ("promote.txt", promote_view(Promotion(answer=DONE, copies=COPIES), to="")),
+        ("promote_dry.txt", promote_view(PromotionReport(answer=WOULD, copies=reports_of(WOULD, OUTAGE)), to="n2")),
+        ("promote.txt", promote_view(PromotionReport(answer=DONE, copies=COPIES), to="")),
     ],
 )
 def test_a_view_is_printed_as_recorded(name: str, view: RenderableType) -> None:

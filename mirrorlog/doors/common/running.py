@@ -68,7 +68,7 @@ class Door(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class DoorArguments:
     """What a door was started with. `token`: by which its node knows it; empty: as a stranger. `arguments`: all of the
     command line."""
 
@@ -79,7 +79,7 @@ class Given:
     arguments: argparse.Namespace
 
 
-MakeDoor = Callable[[Given], Door]
+MakeDoor = Callable[[DoorArguments], Door]
 """Makes the door, on the loop. Raises MirrorlogError."""
 
 
@@ -122,7 +122,7 @@ def run_door(
     _configure_logs(arguments.bind, debug=arguments.debug)
     try:
         token = _read_token() if arguments.token else ""
-        uvloop.run(_main(make, Given(arguments.node, arguments.bind, DoorTls.of(arguments), token, arguments)))
+        uvloop.run(_main(make, DoorArguments(arguments.node, arguments.bind, DoorTls.of(arguments), token, arguments)))
     except MirrorlogError as error:
         if arguments.debug:
             raise
@@ -140,7 +140,7 @@ def _read_token() -> str:
     return line.decode(errors="replace").strip()
 
 
-async def _main(make: MakeDoor, given: Given) -> None:
+async def _main(make: MakeDoor, given: DoorArguments) -> None:
     door = make(given)
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):

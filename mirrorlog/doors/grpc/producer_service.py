@@ -16,20 +16,20 @@ from mirrorlog.client import Client, Producer, Receipt
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES
 from mirrorlog.commitlog.format.header import HEADER_SIZE
-from mirrorlog.doors.common.call_logins import Calling, CallLogins
-from mirrorlog.doors.grpc.admission import Admission, node_stopping
-from mirrorlog.doors.grpc.batches import (
+from mirrorlog.doors.grpc.calls import Calling, CallLogins, abort, as_message
+from mirrorlog.doors.grpc.incoming import (
+    Batch,
+    Opening,
     check_content,
     check_ready,
     check_size,
     number_records,
     read_attributes,
+    read_opening,
     read_records,
+    read_request,
 )
-from mirrorlog.doors.grpc.calls import abort
-from mirrorlog.doors.grpc.incoming import Batch, Opening, read_opening, read_request
-from mirrorlog.doors.grpc.status_codes import as_message
-from mirrorlog.doors.grpc.window import Sent, Way, Window
+from mirrorlog.doors.grpc.window import Admission, SentBatch, StreamWindow, Way, node_stopping
 from mirrorlog.errors import BadRequest, ConnectionLost, MasterChanged, MirrorlogError, NotMaster, RequestTimeout
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.pb.v1 import producer_pb2 as pb
@@ -51,7 +51,7 @@ class _Unanswered:
 
     tag: int
     size: int
-    handed: Sent | MirrorlogError
+    handed: SentBatch | MirrorlogError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _End:
 class PublishStream:
     """`one_attempt`: for batches with a number of their own. `retrying`: for records without one."""
 
-    def __init__(self, *, opening: Opening, one_attempt: Way, retrying: Way, window: Window) -> None:
+    def __init__(self, *, opening: Opening, one_attempt: Way, retrying: Way, window: StreamWindow) -> None:
         self._opening = opening
         self._one_attempt = one_attempt
         self._retrying = retrying
@@ -99,7 +99,7 @@ class PublishStream:
             raise item.error
 
     async def _take(self, batch: Batch) -> None:
-        handed: Sent | MirrorlogError
+        handed: SentBatch | MirrorlogError
         try:
             check_content(batch, self._opening)
             await self._choose_way(batch)
@@ -181,12 +181,12 @@ class Retrying:
         """End at once: whoever would hear of what is still tried has gone."""
         self._producer.abandon()
 
-    async def send(self, batch: Batch) -> Sent:
+    async def send(self, batch: Batch) -> SentBatch:
         """Raises MirrorlogError when the records were not handed over."""
         assert isinstance(batch.content, pb.Records)
         asked = read_attributes(batch.content) or NO_ATTRIBUTES
         sent = self._producer.send_batch_nowait(read_records(batch.content), **asked._asdict())
-        return Sent(sent, idempotent=False)
+        return SentBatch(sent, idempotent=False)
 
 
 # Batches that carry a number of their own, or none: passed on to the queue's master once.
@@ -221,12 +221,12 @@ class OneAttempt:
         """Of the master that was reached last."""
         return self._connection.welcome.limits
 
-    async def send(self, batch: Batch) -> Sent:
+    async def send(self, batch: Batch) -> SentBatch:
         """Raises MirrorlogError when nothing was sent."""
         connection = await self._master()
         if isinstance(batch.content, memoryview):
             idempotent = check_ready(batch.content, self._opening, queue_id=self.queue_id, limits=self.limits)
-            return Sent(self._produce(connection, batch.content), idempotent)
+            return SentBatch(self._produce(connection, batch.content), idempotent)
         assert batch.content is not None
         assert batch.sequence is not None
         records = read_records(batch.content)
@@ -238,7 +238,7 @@ class OneAttempt:
             attributes=read_attributes(batch.content),
         )
         check_size(numbered, self.limits)
-        return Sent(self._produce(connection, numbered), True)
+        return SentBatch(self._produce(connection, numbered), True)
 
     async def _master(self) -> Connection:
         if self._moved or not self._connection.usable:
@@ -356,7 +356,7 @@ class ProducerService:
         opening = await _first(requests)
         one_attempt = await OneAttempt.open(client, opening)
         async with Retrying(client, opening, one_attempt.limits) as retrying:
-            window = Window(bytes_max=self._limits.window_bytes, batches_max=self._limits.window_batches)
+            window = StreamWindow(bytes_max=self._limits.window_bytes, batches_max=self._limits.window_batches)
             stream = PublishStream(opening=opening, one_attempt=one_attempt, retrying=retrying, window=window)
             await context.write(pb.PublishResponse(opened=self._opened(one_attempt)))
             await self._carry(stream, requests, context)

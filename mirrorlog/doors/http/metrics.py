@@ -28,7 +28,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mirrorlog.doors.http.answers import Answer, Told
+from mirrorlog.doors.http.answers import NodeReport, StatusScrape
 from mirrorlog.wire.messages.queues import HoldInfo
 from mirrorlog.wire.messages.status import (
     ClusterStatus,
@@ -73,12 +73,12 @@ class _Group(Generic[_T]):
     """
 
     labels: tuple[str, ...]
-    things: Callable[[Answer], Iterable[_Labelled[_T]]]
+    things: Callable[[StatusScrape], Iterable[_Labelled[_T]]]
     families: Sequence[tuple[str, Callable[[_T], _Value], str]]
     limited: bool = False
     summed: bool = False
 
-    def metrics(self, answer: Answer) -> Iterator[Metric]:
+    def metrics(self, answer: StatusScrape) -> Iterator[Metric]:
         """All of its families."""
         first, beyond = _split(list(self.things(answer)), SERIES_MAX if self.limited else None)
         for name, value, meaning in self.families:
@@ -129,7 +129,7 @@ def _family(name: str, meaning: str, labels: Sequence[str], found: Iterable[_Lab
 # --- What there is in an answer ---------------------------------------------------------------------------------------
 
 
-def _node(answer: Answer) -> list[_Labelled[Told]]:
+def _node(answer: StatusScrape) -> list[_Labelled[NodeReport]]:
     status, software = answer.told.status, answer.told.software.removeprefix("mirrorlog ")
     return [((status.cluster_name, status.cluster_id, status.node_id, status.start_id, software), answer.told)]
 
@@ -139,29 +139,29 @@ def _one(thing: _T | None) -> list[_Labelled[_T]]:
     return [] if thing is None else [((), thing)]
 
 
-def _all_logs(answer: Answer) -> list[_Labelled[LogStatus]]:
+def _all_logs(answer: StatusScrape) -> list[_Labelled[LogStatus]]:
     return [((log.name,), log) for log in answer.told.status.logs]
 
 
-def _readable(answer: Answer) -> list[_Labelled[LogStatus]]:
+def _readable(answer: StatusScrape) -> list[_Labelled[LogStatus]]:
     return [(labels, log) for labels, log in _all_logs(answer) if log.state not in _WITHOUT_OFFSETS]
 
 
-def _mastered(answer: Answer) -> list[_Labelled[LogStatus]]:
+def _mastered(answer: StatusScrape) -> list[_Labelled[LogStatus]]:
     """Of copies and mirrors only a log's master knows."""
     return [(labels, log) for labels, log in _readable(answer) if log.role == "master"]
 
 
-def _mirrors(answer: Answer) -> list[_Labelled[MirrorStatus]]:
+def _mirrors(answer: StatusScrape) -> list[_Labelled[MirrorStatus]]:
     """Each as its master sees it. Offsets are left out before the first, times before there is a link."""
     return [((*labels, mirror.node_id), mirror) for labels, log in _mastered(answer) for mirror in log.mirrors]
 
 
-def _queues(answer: Answer) -> list[_Labelled[QueueStatus]]:
+def _queues(answer: StatusScrape) -> list[_Labelled[QueueStatus]]:
     return [((*labels, queue.name), queue) for labels, log in _readable(answer) for queue in _oldest_first(log)]
 
 
-def _flows(answer: Answer) -> list[_Labelled[QueueCounts]]:
+def _flows(answer: StatusScrape) -> list[_Labelled[QueueCounts]]:
     """Rates are whoever's who reads these."""
     return [
         ((*labels, queue.name), queue.counts)
@@ -171,14 +171,14 @@ def _flows(answer: Answer) -> list[_Labelled[QueueCounts]]:
     ]
 
 
-def _groups(answer: Answer) -> Iterator[_Labelled[GroupStatus]]:
+def _groups(answer: StatusScrape) -> Iterator[_Labelled[GroupStatus]]:
     for labels, log in _readable(answer):
         age = {queue.name: queue.queue_id for queue in log.queues}
         for group in sorted(log.groups, key=lambda each: (age.get(each.queue, 0), each.group)):
             yield (*labels, group.queue, group.group), group
 
 
-def _holds(answer: Answer) -> list[_Labelled[HoldInfo]]:
+def _holds(answer: StatusScrape) -> list[_Labelled[HoldInfo]]:
     return [((*labels, hold.queue, hold.name), hold) for labels, log in _readable(answer) for hold in log.holds]
 
 
@@ -186,21 +186,21 @@ def _oldest_first(log: LogStatus) -> list[QueueStatus]:
     return sorted(log.queues, key=lambda queue: queue.queue_id)
 
 
-def _members(answer: Answer) -> list[_Labelled[NodeStatus]]:
+def _members(answer: StatusScrape) -> list[_Labelled[NodeStatus]]:
     cluster = answer.told.status.cluster
     return [] if cluster is None else [((node.node_id,), node) for node in cluster.nodes]
 
 
-def _starts(answer: Answer) -> list[_Labelled[NodeStatus]]:
+def _starts(answer: StatusScrape) -> list[_Labelled[NodeStatus]]:
     return [((*labels, node.start_id, node.kind, str(node.witness).lower()), node) for labels, node in _members(answer)]
 
 
-def _placed(answer: Answer) -> list[_Labelled[PlacedLog]]:
+def _placed(answer: StatusScrape) -> list[_Labelled[PlacedLog]]:
     cluster = answer.told.status.cluster
     return [] if cluster is None else [((log.name,), log) for log in cluster.logs]
 
 
-def _counted(answer: Answer) -> list[_Labelled[LogCounts]]:
+def _counted(answer: StatusScrape) -> list[_Labelled[LogCounts]]:
     counts = answer.told.status.counts
     return [] if counts is None else [((log.log,), log) for log in counts.logs]
 
@@ -240,11 +240,11 @@ _DURATIONS: Final = {"mirrorlog_log_confirm_duration_seconds"}
 
 # fmt: off
 _TABLE: Final[Sequence[_Group[Any]]] = (
-    _Group[Told](("cluster", "cluster_id", "node", "start_id", "version"), _node, [
+    _Group[NodeReport](("cluster", "cluster_id", "node", "start_id", "version"), _node, [
         ("mirrorlog_node_info", lambda _: 1.0,
          "Who the node is; always 1. A new start id is a new start of its process"),
     ]),
-    _Group[Told]((), lambda answer: _one(answer.told), [
+    _Group[NodeReport]((), lambda answer: _one(answer.told), [
         ("mirrorlog_node_time_seconds", lambda told: told.status.now_us / 1e6,
          "The node's clock when it answered, in seconds since 1970, UTC"),
     ]),
@@ -291,7 +291,7 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
         ("mirrorlog_log_in_sync_copies", lambda log: 1 + _in_sync(log),
          "Copies in sync, the master's included; told by the log's master"),
     ]),
-    _Group[Answer]((), _one, [
+    _Group[StatusScrape]((), _one, [
         ("mirrorlog_logs_without_in_sync_mirror", lambda answer: sum(not _in_sync(log) for _, log in _mastered(answer)),
          "Logs mastered here that have no copy in sync but the master's own"),
     ]),
@@ -450,7 +450,7 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
         ("mirrorlog_log_synced_bytes_total", lambda log: log.flushed_bytes,
          "Bytes of the log that flushes brought to the disk"),
     ]),
-    _Group[Answer]((), _one, [
+    _Group[StatusScrape]((), _one, [
         ("mirrorlog_scrape_duration_seconds", lambda answer: answer.took_s,
          "How long the node took to tell its status"),
         ("mirrorlog_scrape_failures_total", lambda answer: answer.failures,
@@ -460,7 +460,7 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
 # fmt: on
 
 
-def metrics_text(answer: Answer) -> bytes:
+def metrics_text(answer: StatusScrape) -> bytes:
     """All metrics, in the format that Prometheus calls `text/plain; version=0.0.4`."""
     registry = CollectorRegistry()
     registry.register(_Collected(answer))
@@ -470,7 +470,7 @@ def metrics_text(answer: Answer) -> bytes:
 class _Collected(Collector):
     """The one collector of a registry that lives for one scrape."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: StatusScrape) -> None:
         self._answer = answer
 
     def collect(self) -> Iterator[Metric]:

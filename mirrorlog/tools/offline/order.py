@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from mirrorlog.commitlog.format.header import NO_PRODUCER, BatchHeader, Flag, Kind
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.errors import BadBatch
-from mirrorlog.tools.offline.changes import read_changes
+from mirrorlog.tools.offline.batch_view import read_changes
 
 FAULTS_MAX: Final = 1000
 """Faults, and lost stretches, that are kept; further ones are only counted."""

@@ -21,8 +21,8 @@ from mirrorlog.cluster.membership.recovering import (
 )
 from mirrorlog.commitlog.files import OS_FILES, disk_named, read_file, replace_file
 from mirrorlog.errors import BadInput
-from mirrorlog.tools.output import print_json
-from mirrorlog.tools.session import AsJson
+from mirrorlog.tools.common.output import print_json
+from mirrorlog.tools.common.session import AsJson
 
 
 def recover_cluster(

@@ -15,10 +15,10 @@ from typing import Final
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.format.envelope import is_envelope
 from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, BatchHeader
+from mirrorlog.commitlog.log_directory import LogDirectory, SegmentFile
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.commitlog.segments.scan import BlockReader, OnBatch, Stop, find_batch, nonzero_end, walk
-from mirrorlog.tools.offline.log_directory import LogDirectory, SegmentFile, open_segment
-from mirrorlog.tools.offline.sectors import SECTOR_BYTES, SectorFile
+from mirrorlog.tools.offline.log_directory import SECTOR_BYTES, SectorFile, open_segment
 
 RANGES_MAX: Final = 1000
 """Bad ranges that are kept; further ones are only counted."""

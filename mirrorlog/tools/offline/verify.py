@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from mirrorlog.commitlog.log_directory import read_log_directory
+from mirrorlog.tools.common.output import print_json
+from mirrorlog.tools.common.session import AsJson
 from mirrorlog.tools.offline.examination import Examination, examine
-from mirrorlog.tools.offline.log_directory import find_log, read_log_directory, set_aside
-from mirrorlog.tools.output import print_json
-from mirrorlog.tools.session import AsJson
+from mirrorlog.tools.offline.log_directory import find_log, set_aside
 
 
 def verify(

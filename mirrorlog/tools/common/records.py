@@ -13,7 +13,7 @@ from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, ask
 from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadInput
-from mirrorlog.tools.output import NOTHING, time_text
+from mirrorlog.tools.common.output import NOTHING, time_text
 
 _BODY_BYTES_MAX: Final = 2**28
 """Of a compressed body when opened: as much as one fetch of a consumer may bring."""
@@ -129,7 +129,7 @@ def _bytes_field(name: str, content: bytes | memoryview | None) -> dict[str, str
 # --- In ---------------------------------------------------------------------------------------------------------------
 
 
-class GivenRecord(NamedTuple):
+class ParsedRecord(NamedTuple):
     """What a line says of a record that is to be published."""
 
     value: bytes | None
@@ -139,7 +139,7 @@ class GivenRecord(NamedTuple):
     attributes: Attributes = NO_ATTRIBUTES
 
 
-def parse_record(line: bytes) -> GivenRecord:
+def parse_record(line: bytes) -> ParsedRecord:
     """The record that `record_fields` gave as JSON; its place and other names are passed over.
 
     Raises BadInput for a line that is none, one without a value too: `"value": null` is an absent one.
@@ -153,7 +153,7 @@ def parse_record(line: bytes) -> GivenRecord:
         if "value" not in fields and "value_base64" not in fields:
             raise ValueError("it has neither value nor value_base64")
         attributes = asked_attributes(fields.get("priority", 0), fields.get("ttl_ms"), fields.get("delay_ms", 0))
-        return GivenRecord(
+        return ParsedRecord(
             _bytes_of("value", fields), _bytes_of("key", fields), headers, timestamp, attributes or NO_ATTRIBUTES
         )
     except (BadInput, msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

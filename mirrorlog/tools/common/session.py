@@ -73,7 +73,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
-class Session:
+class ToolSession:
     """The global options. `servers`: client addresses, any of which may answer; `tls`: for ports that want it;
     `user`: for clusters that have users."""
 
@@ -110,9 +110,9 @@ class Session:
         return asyncio.run(connected())
 
 
-def session_of(context: typer.Context) -> Session:
+def session_of(context: typer.Context) -> ToolSession:
     """The session of this call, made on first use."""
-    return context.ensure_object(Session)
+    return context.ensure_object(ToolSession)
 
 
 def parse_servers(text: str) -> tuple[str, ...]:

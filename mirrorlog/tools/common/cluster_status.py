@@ -1,13 +1,14 @@
-"""The status of all nodes of a cluster, asked at once, and who does not answer.
+"""The status of all nodes of a cluster, asked at once; who does not answer; and what an operator should look at.
 
 Every node speaks for its own copy. Of mirrors and lags only a log's master knows, and of queues and groups its copy is
-the newest: `authority` picks it, and the furthest of the others when the master does not answer.
+the newest: `authority` picks it, and the furthest of the others when the master does not answer. What the cluster has
+decided is as the node with the newest view of it says.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -24,8 +25,7 @@ from mirrorlog.errors import (
     RequestTimeout,
 )
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueOutage
-from mirrorlog.wire.messages.status import ClusterStatus as View
-from mirrorlog.wire.messages.status import LogStatus, Status
+from mirrorlog.wire.messages.status import ClusterStatus, LogStatus, LossStatus, NodeStatus, PlacedLog, Status
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class AllStatuses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class LogCopy:
     """One log on one node."""
 
     node_id: str
@@ -104,16 +104,16 @@ async def _ask(client: Client, node: NodeInfo) -> Status | MirrorlogError:
 # --- Views ----------------------------------------------------------------------------------------------------------
 
 
-def copies(status: AllStatuses) -> Iterator[Copy]:
+def copies(status: AllStatuses) -> Iterator[LogCopy]:
     """Every log on every answering node."""
     for node in status.nodes:
         for log in node.logs:
-            yield Copy(node.node_id, node.now_us, log)
+            yield LogCopy(node.node_id, node.now_us, log)
 
 
-def authorities(status: AllStatuses) -> list[Copy]:
+def authorities(status: AllStatuses) -> list[LogCopy]:
     """Per log the copy that knows most, in the order in which the logs appear."""
-    best: dict[str, Copy] = {}
+    best: dict[str, LogCopy] = {}
     for copy in copies(status):
         there = best.get(copy.log.log_id)
         if there is None or _rank(copy.log) > _rank(there.log):
@@ -163,7 +163,7 @@ def _concerns(outage: QueueOutage, node: str | None, queue: str | None, vhost: s
     return node in (None, outage.node) and queue in (None, outage.name) and vhost in (None, split(outage.name)[0])
 
 
-def _view(view: View | None, log_ids: set[str]) -> View | None:
+def _view(view: ClusterStatus | None, log_ids: set[str]) -> ClusterStatus | None:
     """What the cluster has decided of these logs."""
     if view is None:
         return None
@@ -218,3 +218,90 @@ def _refuse_unknown(status: AllStatuses, node: str | None, log: str | None, queu
 
 def _names(names: Iterator[str]) -> str:
     return ", ".join(sorted(set(names))) or "none"
+
+
+def newest_view(statuses: Sequence[Status]) -> ClusterStatus | None:
+    """Of the nodes that answer, the view that knows most; whom a log without a master waits for is as the coordinator
+    among them says. None when no node is in a cluster."""
+    views = [status.cluster for status in statuses if status.cluster is not None]
+    if not views:
+        return None
+    newest = max(views, key=lambda view: (view.incarnation, view.version))
+    return with_waits(newest, views)
+
+
+def with_waits(view: ClusterStatus, others: Sequence[ClusterStatus]) -> ClusterStatus:
+    """Only the coordinator knows whom a log waits for."""
+    waits = {log.log_id: log.waits_for for other in others for log in other.logs if log.waits_for}
+    logs = [
+        log if log.waits_for or log.master else msgspec.structs.replace(log, waits_for=waits.get(log.log_id, []))
+        for log in view.logs
+    ]
+    return msgspec.structs.replace(view, logs=logs)
+
+
+def role_of(node: NodeStatus, coordinator: str) -> str:
+    """Its part in the cluster's decisions."""
+    if node.node_id == coordinator:
+        return "coordinator, witness" if node.witness else "coordinator"
+    if node.witness:
+        return "witness"
+    return "voter" if node.votes else "learner"
+
+
+def mastered_by(view: ClusterStatus, node_id: str) -> list[str]:
+    """The names of the logs that a node masters."""
+    return [log.name for log in view.logs if log.master == node_id]
+
+
+def held_by(view: ClusterStatus, node_id: str) -> list[str]:
+    """The names of the logs that a node holds."""
+    return [log.name for log in view.logs if node_id in log.replicas]
+
+
+def loss_text(loss: LossStatus) -> str:
+    """Which range, in log offsets; up to where copies that came back held the log, which may have gone further."""
+    end = "unknown" if loss.end is None else f"{loss.end} or further"
+    return f"{loss.start}..{end} when epoch {loss.epoch} began"
+
+
+def warnings(view: ClusterStatus) -> list[str]:
+    """One line each, of the cluster, with what its node advises, and then of each log; none when all is well."""
+    found = list(_of_members(view))
+    for log in view.logs:
+        found += log_warnings(log)
+    return found
+
+
+def _of_members(view: ClusterStatus) -> Iterator[str]:
+    if not view.registered:
+        yield "the node that was asked is not let in yet: what it knows may be old"
+    if not view.coordinator:
+        yield "no coordinator is known: without a majority of the nodes nothing is decided"
+    yield from view.advice
+    for node in view.nodes:
+        if node.draining and (left := mastered_by(view, node.node_id)):
+            yield f"node {node.node_id} is draining and still masters {', '.join(left)}"
+
+
+def log_warnings(log: PlacedLog) -> Iterator[str]:
+    """What should be looked at in one log, one line each; of one that goes with its node, by intention, nothing."""
+    if log.transient:
+        return
+    waits = f"; it waits for {', '.join(log.waits_for)}" if log.waits_for else ""
+    whole = [node for node in log.in_sync if node not in log.marked]
+    if not log.master:
+        if log.in_sync and not whole:
+            yield f"log {log.name} is recovering: every copy that had everything may have lost something{waits}"
+        else:
+            yield f"log {log.name} has no master{waits}"
+    elif len(log.in_sync) < log.copies_wanted:
+        yield f"log {log.name} takes nothing: {len(log.in_sync)} in sync, {log.copies_wanted} are needed"
+    if log.marked and whole:
+        yield f"log {log.name}: the copies on {', '.join(log.marked)} may have lost something, and are not promoted"
+    if len(log.replicas) <= 1:
+        yield f"log {log.name} has one copy: {', '.join(log.replicas) or 'none is left'}"
+    elif len(log.in_sync) == 1:
+        yield f"log {log.name} has no in-sync mirror: {log.in_sync[0]} alone has everything"
+    for loss in log.losses:
+        yield f"log {log.name}: confirmed records may be lost, log offsets {loss_text(loss)}"
