@@ -193,7 +193,7 @@ class NoSuchHold(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
 
 
 class OffsetOutOfRange(MirrorlogError, grpc="OUT_OF_RANGE", exit_code=7):
-    """A position below the begin or beyond the end; details carry `begin` and `next`, as far as they are known."""
+    """A position below the start offset or beyond the end; details carry `begin` and `next`, as far as is known."""
 
 
 class PositionLost(OffsetOutOfRange):

@@ -22,9 +22,9 @@ from mirrorlog.tools.common.cluster_status import (
     warnings,
     with_waits,
 )
-from mirrorlog.tools.common.options import parse_time
-from mirrorlog.tools.common.output import NOTHING, bytes_text, print_json, print_json_line, show, table, time_text
-from mirrorlog.tools.common.session import AsJson, session_of
+from mirrorlog.tools.common.options import AsJson, parse_time
+from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, print_json, print_json_line, table, time_text
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.versions import version_of
 from mirrorlog.wire.messages.operators import ClusterEvent, Events
 from mirrorlog.wire.messages.status import DiskStatus, MemoryStatus, NodeStatus, Status
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from mirrorlog.client import Client
 
 _START_ID_SHOWN = 8
+_AS_DECIDED = (
+    *("node_id", "member", "life", "draining", "stopped", "start_id", "kind"),
+    *("client", "replication", "grpc", "http"),
+)
 
 
 class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,10 +100,7 @@ def nodes(
         return nodes_of(asked, await gather(client))
 
     found = session_of(context).run(look)
-    if as_json:
-        print_json(found)
-    else:
-        show(nodes_view(found))
+    emit(as_json, found, nodes_view(found))
 
 
 def nodes_of(asked: Status, everybody: AllStatuses) -> NodeList:
@@ -115,18 +116,8 @@ def nodes_of(asked: Status, everybody: AllStatuses) -> NodeList:
         mastered, held = mastered_by(view, node.node_id), held_by(view, node.node_id)
         answer = answers.get(node.node_id)
         return NodeLine(
-            node_id=node.node_id,
-            member=node.member,
+            **{name: getattr(node, name) for name in _AS_DECIDED},
             role=role_of(node, view.coordinator),
-            life=node.life,
-            draining=node.draining,
-            stopped=node.stopped,
-            start_id=node.start_id,
-            kind=node.kind,
-            client=node.client,
-            replication=node.replication,
-            grpc=node.grpc,
-            http=node.http,
             masters=mastered,
             copies=held,
             roles={log: "master" if log in mastered else "mirror" for log in held},
@@ -268,7 +259,7 @@ def events(
             _print(event)
 
 
-class Fresh:
+class UnseenEvents:
     """What of several answers was not seen yet, also when another node or another run answers. Pure.
 
     Within a run the numbers tell. When another run answers, what the cluster decided is told by its entry's index, and
@@ -310,7 +301,7 @@ async def _all(client: Client, node: str | None) -> list[ClusterEvent]:
 
 
 async def _follow(client: Client, node: str | None, show: Callable[[ClusterEvent], None]) -> None:
-    fresh, asked = Fresh(), node
+    fresh, asked = UnseenEvents(), node
     while True:
         try:
             answer = await client.admin.events(after=fresh.after, wait_ms=WAIT_MS, node_id=asked)

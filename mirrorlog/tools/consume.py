@@ -17,10 +17,18 @@ import typer
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.log_directory import LogDirectory, SegmentFile, read_log_directory
 from mirrorlog.errors import BadInput, OffsetOutOfRange, UnsupportedVersion
-from mirrorlog.tools.common.options import parse_time
+from mirrorlog.tools.common.options import (
+    OptionalQueue,
+    QueueName,
+    ReadFrom,
+    RecordsAsJson,
+    StaleReads,
+    VirtualHost,
+    parse_time,
+)
 from mirrorlog.tools.common.output import print_json_line
-from mirrorlog.tools.common.records import record_fields, record_line
-from mirrorlog.tools.common.session import StaleReads, VirtualHost, session_of
+from mirrorlog.tools.common.records import record_writer
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.tools.offline.batch_view import CHANGES, TITLE, batch_fields, batch_lines
 from mirrorlog.tools.offline.dump import end_fields, end_lines
 from mirrorlog.tools.offline.log_directory import find_log
@@ -41,7 +49,7 @@ _NEVER_US: Final = 2**62
 
 def consume(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    queue: QueueName,
     *,
     start: Annotated[
         str | None,
@@ -62,9 +70,7 @@ def consume(
     until_end: Annotated[
         bool, typer.Option("--until-end", help="Stop at the last record that is confirmed now, instead of waiting.")
     ] = False,
-    read_from: Annotated[
-        str, typer.Option("--read-from", metavar="NODE", help="master, mirror, or a node's id.")
-    ] = "master",
+    read_from: ReadFrom = "master",
     tier: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,7 +82,7 @@ def consume(
     ] = None,
     allow_stale_reads: StaleReads = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per record.")] = False,
+    as_json: RecordsAsJson = False,
 ) -> None:
     """Print a queue's confirmed records in order: offset, time, key and value, with tabs between.
 
@@ -96,13 +102,13 @@ def consume(
     """
     if commit and not group:
         raise BadInput("--commit stores where a group stands; name it with --group")
-    write = _write_json if as_json else _write_text
+    write = record_writer(as_json)
     name = qualified(vhost, queue)
 
     async def read(client: Client) -> None:
         if commit:
             await _check_stream(client, name, group or "")
-        begin = await _begin(client, name, start or (_COMMITTED if group else _EARLIEST))
+        begin = await _start_of(client, name, start or (_COMMITTED if group else _EARLIEST))
         if until_end and read_from == _MASTER and not allow_stale_reads:
             await _check_end(client, name, begin)
         until = "confirmed" if until_end else None
@@ -162,7 +168,7 @@ async def _check_end(client: Client, queue: str, begin: int | str) -> None:
         raise OffsetOutOfRange(f"queue offset {begin} is behind {end}, where what is confirmed of {shown(queue)} ends")
 
 
-async def _begin(client: Client, queue: str, start: str) -> int | str:
+async def _start_of(client: Client, queue: str, start: str) -> int | str:
     if start in (_EARLIEST, _LATEST, _COMMITTED):
         return start
     if start.isdecimal():
@@ -175,9 +181,7 @@ _LINES_MAX: Final = 1_000_000
 
 def tail(
     context: typer.Context,
-    queue: Annotated[
-        str | None, typer.Argument(metavar="[QUEUE]", help="The queue's name.", show_default=False)
-    ] = None,
+    queue: OptionalQueue = None,
     *,
     directory: Annotated[
         Path | None,
@@ -192,9 +196,7 @@ def tail(
         bool | None,
         typer.Option("--follow/--no-follow", "-f/-F", help="Go on with new records; the default for a queue."),
     ] = None,
-    read_from: Annotated[
-        str, typer.Option("--read-from", metavar="NODE", help="master, mirror, or a node's id.")
-    ] = "master",
+    read_from: ReadFrom = "master",
     allow_stale_reads: StaleReads = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per record or batch.")] = False,
@@ -214,7 +216,7 @@ def tail(
         _tail_directory(read_log_directory(find_log(directory)), lines, as_json=as_json)
         return
     assert queue is not None
-    name, write = qualified(vhost, queue), _write_json if as_json else _write_text
+    name, write = qualified(vhost, queue), record_writer(as_json)
     on = follow is None or follow
 
     async def read(client: Client) -> None:
@@ -274,14 +276,6 @@ def _watched(closed: asyncio.Event) -> Iterator[None]:
         yield
     finally:
         loop.remove_reader(fd)
-
-
-def _write_text(record: ConsumedRecord) -> None:
-    typer.echo(record_line(record))
-
-
-def _write_json(record: ConsumedRecord) -> None:
-    print_json_line(record_fields(record))
 
 
 # --- A directory ------------------------------------------------------------------------------------------------------

@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from mirrorlog.errors import (
-    AccessRefused,
-    LogUnavailable,
-    MirrorlogError,
-    NoSuchQueue,
-    QueueExclusive,
-    RequestTimeout,
-)
+from mirrorlog.errors import AccessRefused, LogUnavailable, MirrorlogError, NoSuchQueue, QueueExclusive, RequestTimeout
 from mirrorlog.tools.common.cluster_status import NODE_SECONDS, gather, key_of, select
-from mirrorlog.tools.common.output import print_json
-from mirrorlog.tools.common.session import AsJson, OnlyVirtualHost, session_of
+from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
+from mirrorlog.tools.common.output import emit
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.tools.doctor_findings import STOPS, Diagnosis, Facts, findings
 from mirrorlog.wire.messages.groups import GroupsFound
 from mirrorlog.wire.names import shown
@@ -53,10 +47,7 @@ def doctor(
         return findings(await facts_of(client, key))
 
     found = session_of(context).run(ask)
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(text_of(found))
+    emit(as_json, found, text_of(found))
     if any(each.weight == STOPS for each in found):
         raise typer.Exit(_STOPPED)
 

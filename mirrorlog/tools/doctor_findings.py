@@ -330,7 +330,7 @@ def _groups(
             of = f"group {group.group} of queue {queue}" if group.group else f"queue {queue}"
             for reason, stops, text in (
                 *_progress(group, _pace(status)),
-                *_leaving(group),
+                *_forwarding(group),
                 *_kept(group, arguments.get(found.queue, {})),
             ):
                 yield _say("group", f"{queue} {group.group or '(own)'}", reason, f"{of}: {text}", stops=stops)
@@ -370,7 +370,7 @@ def _holders(group: GroupInfo) -> str:
     return f" (by {', '.join(names[:_HOLDERS_SHOWN])}{more})" if names else ""
 
 
-def _leaving(group: GroupInfo) -> Iterator[_Reason]:
+def _forwarding(group: GroupInfo) -> Iterator[_Reason]:
     if group.departing_waits:
         text = f"{group.departing} records are to leave for other queues, and do not: {group.departing_waits}"
         yield "departures-wait", True, text

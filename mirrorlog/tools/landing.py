@@ -1,4 +1,4 @@
-"""`mqtool landings`: which landings keep records in the log, and how far they are."""
+"""`mqtool landings`, `landing-end`, and the commands that need Spark: `land`, `reconcile`, `audit`, `replay`, …"""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from rich.console import RenderableType
 from typer.core import TyperCommand
 
 from mirrorlog.errors import MissingDependency, NoSuchHold
-from mirrorlog.tools.common.cluster_status import authorities, gather, key_of, select
-from mirrorlog.tools.common.output import NOTHING, bytes_text, print_json, show, table
-from mirrorlog.tools.common.session import AsJson, OnlyVirtualHost, VirtualHost, session_of
+from mirrorlog.tools.common.cluster_status import of_queues
+from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost
+from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, table
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.queues import HoldInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown
 
@@ -39,16 +40,8 @@ def landings(
 
     Example: mqtool landings flights
     """
-
-    async def ask(client: Client) -> list[HoldInfo]:
-        status = select(await gather(client), queue=key_of(vhost, queue), vhost=vhost)
-        return [hold for copy in authorities(status) for hold in copy.log.holds]
-
-    found = session_of(context).run(ask)
-    if as_json:
-        print_json(found)
-    else:
-        show(landings_view(found))
+    found = session_of(context).run(lambda client: of_queues(client, lambda log: log.holds, queue=queue, vhost=vhost))
+    emit(as_json, found, landings_view(found))
 
 
 def landings_view(found: Sequence[HoldInfo]) -> RenderableType:

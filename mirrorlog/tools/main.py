@@ -14,6 +14,7 @@ import typer
 from mirrorlog import __version__
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.tools.cluster import events, nodes
+from mirrorlog.tools.common.options import parse_servers
 from mirrorlog.tools.common.session import (
     DEFAULT_SERVERS,
     PASSWORD_VARIABLE,
@@ -23,7 +24,6 @@ from mirrorlog.tools.common.session import (
     TLS_KEY_VARIABLE,
     USER_VARIABLE,
     ToolSession,
-    parse_servers,
     session_of,
     tls_of,
 )

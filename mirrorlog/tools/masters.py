@@ -1,4 +1,4 @@
-"""`mqtool drain`: a node hands over what it masters, before it is stopped."""
+"""`mqtool drain`, `rebalance`, `promote`, `forget-node`: which node masters what, and who belongs to the cluster."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from rich.text import Text
 
 from mirrorlog.errors import BadInput, ConnectionLost, Refused, RequestTimeout
 from mirrorlog.tools.common.cluster_status import AllStatuses, copies, gather, mastered_by
-from mirrorlog.tools.common.output import NOTHING, offset_text, print_json, show, table
-from mirrorlog.tools.common.session import AsJson, session_of
+from mirrorlog.tools.common.options import AsJson
+from mirrorlog.tools.common.output import NOTHING, emit, offset_text, print_json, table
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.operators import CopyPromoted, CopyReport, Move, Rebalanced
 from mirrorlog.wire.messages.status import ClusterStatus
 
@@ -122,10 +123,7 @@ def rebalance(
         return found
 
     found = session_of(context).run(ask)
-    if as_json:
-        print_json(found)
-    else:
-        show(rebalance_view(found, waited=wait))
+    emit(as_json, found, rebalance_view(found, waited=wait))
 
 
 def still_away(view: ClusterStatus, moves: list[Move]) -> list[str]:
@@ -172,7 +170,7 @@ def promote(
 
     Refused while the cluster can promote without a loss (exit code 3): it does so by itself. Shows what each copy holds
     and from which log offset on records may be lost; --accept-loss does it. The loss is reported by mqtool nodes, its
-    end once a copy that is missing returns; what that one cuts is set aside for mqtool recover.
+    end once a copy that is missing returns; what that one cuts is kept for mqtool recover.
 
     Example: mqtool promote main --to n2 --accept-loss
     """
@@ -185,10 +183,7 @@ def promote(
         return PromotionReport(answer=answer, copies=reports)
 
     found = session_of(context).run(ask)
-    if as_json:
-        print_json(found)
-    else:
-        show(promote_view(found, to=to))
+    emit(as_json, found, promote_view(found, to=to))
     if not accept_loss and not dry_run:
         raise Refused("nothing was changed: --accept-loss does it, --dry-run only looks")
 
@@ -260,7 +255,4 @@ def forget_node(
     Example: mqtool forget-node n3
     """
     session_of(context).run(lambda client: client.admin.forget_node(node, force=force))
-    if as_json:
-        print_json({"node_id": node, "forgotten": True})
-    else:
-        typer.echo(f"node {node} is forgotten")
+    emit(as_json, {"node_id": node, "forgotten": True}, f"node {node} is forgotten")

@@ -25,19 +25,19 @@ from mirrorlog.tools.common.cluster_status import (
     newest_view,
     select,
 )
+from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
 from mirrorlog.tools.common.output import (
     NOTHING,
     ago_text,
     bytes_text,
+    emit,
     offset_text,
-    print_json,
     print_json_line,
-    show,
     table,
     terminal_console,
     yes_no,
 )
-from mirrorlog.tools.common.session import AsJson, OnlyVirtualHost, ToolSession, session_of
+from mirrorlog.tools.common.session import ToolSession, session_of
 from mirrorlog.tools.group import groups_view
 from mirrorlog.wire.messages.status import MirrorStatus, PlacedLog
 from mirrorlog.wire.names import shown
@@ -237,10 +237,7 @@ def offsets(
             _watch(session, look, every=every, as_json=as_json)
         return
     status = session.run(look)
-    if as_json:
-        print_json(status)
-    else:
-        show(offsets_view(status))
+    emit(as_json, status, offsets_view(status))
 
 
 def _watch(session: ToolSession, look: _Look, *, every: float, as_json: bool) -> None:

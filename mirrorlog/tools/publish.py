@@ -19,10 +19,10 @@ import typer
 
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, asked_attributes
 from mirrorlog.errors import BadInput, MirrorlogError, Overloaded
-from mirrorlog.tools.common.options import parse_pair
+from mirrorlog.tools.common.options import AsJson, OptionalQueue, VirtualHost, parse_pair
 from mirrorlog.tools.common.output import print_json
 from mirrorlog.tools.common.records import Header, ParsedRecord, parse_record
-from mirrorlog.tools.common.session import AsJson, ToolSession, VirtualHost, session_of
+from mirrorlog.tools.common.session import ToolSession, session_of
 from mirrorlog.wire.frames import Level
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified
 
@@ -88,14 +88,14 @@ def _read(fd: int, loop: asyncio.AbstractEventLoop, chunks: _Chunks) -> None:
             return
 
 
-# Handing records over as fast as there is room, and hearing of each in its order: to a queue or to an exchange.
+# Sending records as fast as there is room, and hearing of each in its order: to a queue or to an exchange.
 
 
 _T_co = TypeVar("_T_co", covariant=True)
 _T = TypeVar("_T")
 
 
-class Handed(Protocol[_T_co]):
+class InFlight(Protocol[_T_co]):
     """A record on its way: a producer's Delivery, a publisher's Publication."""
 
     def done(self) -> bool: ...
@@ -103,14 +103,14 @@ class Handed(Protocol[_T_co]):
     def __await__(self) -> Generator[Any, None, _T_co]: ...
 
 
-async def hand_all_over(
+async def send_all(
     records: AsyncIterator[ParsedRecord],
-    hand_over: Callable[[ParsedRecord], Awaitable[Handed[_T]]],
+    hand_over: Callable[[ParsedRecord], Awaitable[InFlight[_T]]],
     ended: Callable[[_T], None],
 ) -> None:
     """`hand_over` waits for room, not for the confirm; `ended` is told of each that was confirmed, in their order.
     Raises the first error, once all others have ended too."""
-    waiting: deque[Handed[_T]] = deque()
+    waiting: deque[InFlight[_T]] = deque()
     try:
         async for record in records:
             waiting.append(await hand_over(record))
@@ -120,7 +120,7 @@ async def hand_all_over(
         await _hear(waiting, ended)
 
 
-async def _hear(waiting: deque[Handed[_T]], ended: Callable[[_T], None]) -> None:
+async def _hear(waiting: deque[InFlight[_T]], ended: Callable[[_T], None]) -> None:
     failure: MirrorlogError | None = None
     while waiting:
         try:
@@ -167,7 +167,7 @@ class ExchangeTotals(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Destination:
     """`exchange`: None for a queue of that name."""
 
     queue: str
@@ -180,9 +180,7 @@ class _Asked:
 
 def publish(
     context: typer.Context,
-    queue: Annotated[
-        str | None, typer.Argument(metavar="[QUEUE]", help="The queue's name.", show_default=False)
-    ] = None,
+    queue: OptionalQueue = None,
     *,
     value: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A record's value. Repeatable.")] = None,
     file: Annotated[
@@ -245,21 +243,21 @@ def publish(
     headers: list[Header] = [_header(text) for text in header or []]
     own = ParsedRecord(None, None if key is None else os.fsencode(key), headers, None, attributes)
     given = _values(value or [], file, own) if records is None else _records(records)
-    asked = _Asked(queue or "", exchange, vhost, mandatory, _level(confirm), int(timeout * 1000))
-    _publish(session_of(context), asked, given, as_json=as_json)
+    to = _Destination(queue or "", exchange, vhost, mandatory, _level(confirm), int(timeout * 1000))
+    _publish(session_of(context), to, given, as_json=as_json)
 
 
-def _publish(session: ToolSession, asked: _Asked, given: AsyncIterator[ParsedRecord], *, as_json: bool) -> None:
-    to_queue = QueueTotals(queue=asked.queue)
-    to_exchange = ExchangeTotals(exchange=asked.exchange or "")
+def _publish(session: ToolSession, to: _Destination, given: AsyncIterator[ParsedRecord], *, as_json: bool) -> None:
+    to_queue = QueueTotals(queue=to.queue)
+    to_exchange = ExchangeTotals(exchange=to.exchange or "")
 
     async def send(client: Client) -> None:
-        if asked.exchange is None:
-            await _send(client, asked, given, to_queue)
+        if to.exchange is None:
+            await _send(client, to, given, to_queue)
         else:
-            await _route(client, asked, given, to_exchange)
+            await _route(client, to, given, to_exchange)
 
-    published = to_queue if asked.exchange is None else to_exchange
+    published = to_queue if to.exchange is None else to_exchange
     try:
         session.run(send)
     except MirrorlogError:
@@ -269,23 +267,25 @@ def _publish(session: ToolSession, asked: _Asked, given: AsyncIterator[ParsedRec
     _print(published, as_json)
 
 
-async def _send(client: Client, asked: _Asked, given: AsyncIterator[ParsedRecord], published: QueueTotals) -> None:
+async def _send(client: Client, to: _Destination, given: AsyncIterator[ParsedRecord], published: QueueTotals) -> None:
     """To a queue."""
-    name = qualified(asked.vhost, asked.queue)
-    async with client.producer(name, confirm=asked.confirm, delivery_timeout_ms=asked.timeout_ms) as producer:
-        await hand_all_over(given, partial(_to_queue, producer), published.add)
+    name = qualified(to.vhost, to.queue)
+    async with client.producer(name, confirm=to.confirm, delivery_timeout_ms=to.timeout_ms) as producer:
+        await send_all(given, partial(_to_queue, producer), published.add)
 
 
-async def _route(client: Client, asked: _Asked, given: AsyncIterator[ParsedRecord], published: ExchangeTotals) -> None:
+async def _route(
+    client: Client, to: _Destination, given: AsyncIterator[ParsedRecord], published: ExchangeTotals
+) -> None:
     """To an exchange."""
     async with client.publisher(
-        asked.exchange or "",
-        virtual_host=asked.vhost,
-        mandatory=asked.mandatory,
-        confirm=asked.confirm,
-        delivery_timeout_ms=asked.timeout_ms,
+        to.exchange or "",
+        virtual_host=to.vhost,
+        mandatory=to.mandatory,
+        confirm=to.confirm,
+        delivery_timeout_ms=to.timeout_ms,
     ) as publisher:
-        await hand_all_over(given, partial(_to_exchange, publisher), published.add)
+        await send_all(given, partial(_to_exchange, publisher), published.add)
 
 
 def _header(text: str) -> tuple[str, bytes]:

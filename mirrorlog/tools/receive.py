@@ -1,4 +1,4 @@
-"""`mqtool receive`, `mqtool lease`, `extend`, `settle`: take records of a queue's group, and settle them."""
+"""`mqtool receive`, `lease`, `extend`, `settle`: receive records of a queue's group, and settle them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from mirrorlog.errors import BadInput, NoSuchGroup
-from mirrorlog.tools.common.output import print_json, print_json_line
+from mirrorlog.tools.common.options import (
+    AckingGroup,
+    AsJson,
+    BytesFrom,
+    CreateGroup,
+    LeaseGroup,
+    QueueName,
+    RecordsAsJson,
+    VirtualHost,
+)
+from mirrorlog.tools.common.output import emit, print_json_line
 from mirrorlog.tools.common.records import record_fields, record_line
-from mirrorlog.tools.common.session import AsJson, VirtualHost, session_of
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
 if TYPE_CHECKING:
@@ -26,9 +36,9 @@ _Write = Callable[["Delivered"], None]
 
 def receive(  # noqa: PLR0917  (typer makes them options, nobody passes them by position)
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
-    group: Annotated[str, typer.Option("--group", help="An acking group; by default the queue's own.")] = "",
-    create: Annotated[bool, typer.Option("--create", help="Make the group if it is not there.")] = False,
+    queue: QueueName,
+    group: AckingGroup = "",
+    create: CreateGroup = False,
     count: Annotated[int | None, typer.Option("--count", min=1, help="Stop after this many records.")] = None,
     wait: Annotated[
         float | None, typer.Option("--wait", min=0, metavar="SECONDS", help="Stop when none came for so long.")
@@ -40,23 +50,22 @@ def receive(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
         int, typer.Option("--delay-ms", min=0, metavar="MS", help="With --nack: before they may come again.")
     ] = 0,
     prefetch: Annotated[
-        int, typer.Option("--prefetch", min=1, help="So many at most are this reader's and not settled.")
+        int, typer.Option("--prefetch", min=1, help="So many records at most are unsettled at this reader.")
     ] = _PREFETCH,
     priority: Annotated[int, typer.Option("--priority", help="Readers with a higher one are served first.")] = 0,
-    exclusive: Annotated[bool, typer.Option("--exclusive", help="Nobody else may take from the group.")] = False,
-    read_from: Annotated[
-        str, typer.Option("--read-from", metavar="NODE", help="For the bytes: master, mirror, nearest or a node's id.")
-    ] = "master",
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per record.")] = False,
+    exclusive: Annotated[bool, typer.Option("--exclusive", help="Nobody else may consume from the group.")] = False,
+    read_from: BytesFrom = "master",
+    as_json: RecordsAsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
-    """Take records that wait in a queue, print them, and acknowledge each behind its line.
+    """Receive records that wait in a queue, print them, and acknowledge each behind its line.
 
     A record is printed once it is this reader's: others do not get it meanwhile. What was printed before an error or
     Ctrl-C, and is not acknowledged yet, comes again. To read a queue and change nothing: `mqtool consume`.
 
-    A group that is made takes part from then on: what nobody settles in it is kept for it, or expires. So one that is
-    not there is an error, which names those that are, unless --create is given. The queue's own group needs no word.
+    A new group gets every record from then on; what nobody settles in it is kept for it, or expires. So a group that
+    does not exist is an error, which names those that do, unless --create is given. The queue's own group is always
+    there.
 
     Without --count or --wait it goes on until Ctrl-C. With --nack and --peek it ends when none came for a second, or at
     1000 records (or --prefetch), and then gives all of them back.
@@ -176,21 +185,19 @@ _LEASE_MS: Final = 30_000
 
 def lease(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    queue: QueueName,
     *,
     lease_ms: Annotated[int, typer.Option("--ms", min=1, help="How long they are the holder's.")] = _LEASE_MS,
     count: Annotated[int, typer.Option("--count", min=1, help="So many at most, under one lease.")] = 1,
     wait: Annotated[float, typer.Option("--wait", min=0, metavar="SECONDS", help="For the first one.")] = 0.0,
     holder: Annotated[str, typer.Option("--holder", help="Who has them, for people.")] = "mqtool",
-    group: Annotated[str, typer.Option("--group", help="An acking group; by default the queue's own.")] = "",
-    create: Annotated[bool, typer.Option("--create", help="Make the group if it is not there.")] = False,
-    read_from: Annotated[
-        str, typer.Option("--read-from", metavar="NODE", help="For the bytes: master, mirror, nearest or a node's id.")
-    ] = "master",
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per record.")] = False,
+    group: AckingGroup = "",
+    create: CreateGroup = False,
+    read_from: BytesFrom = "master",
+    as_json: RecordsAsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
-    """Take records that wait in a queue for a time, and print each behind its receipt. Prints nothing when none waits.
+    """Lease records that wait in a queue for a time, and print each behind its receipt. Prints nothing when none waits.
 
     They stay leased when this command ends, over restarts and failovers too: settle each with `mqtool settle`, or take
     longer with `mqtool extend`. What is not settled when the time is over comes again, counted. A group that is not
@@ -222,11 +229,11 @@ def lease(
 
 def extend(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    queue: QueueName,
     receipt: Annotated[str, typer.Argument(help="Of any record of the lease, as `mqtool lease` printed it.")],
     *,
     lease_ms: Annotated[int, typer.Option("--ms", min=1, help="How long the lease is to run, from now on.")],
-    group: Annotated[str, typer.Option("--group", help="Of the lease; by default the queue's own.")] = "",
+    group: LeaseGroup = "",
     as_json: AsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
@@ -238,10 +245,11 @@ def extend(
     """
     key = qualified(vhost, queue)
     session_of(context).run(lambda client: client.extend_receipt(key, receipt, lease_ms, group=group))
-    if as_json:
-        print_json({"queue": queue, "group": group, "receipt": receipt, "lease_ms": lease_ms})
-    else:
-        typer.echo(f"the lease of {receipt} runs for {lease_ms} ms from now on")
+    emit(
+        as_json,
+        {"queue": queue, "group": group, "receipt": receipt, "lease_ms": lease_ms},
+        f"the lease of {receipt} runs for {lease_ms} ms from now on",
+    )
 
 
 _ACK: Final = "ack"
@@ -259,17 +267,17 @@ _UNCHANGED: Final = "was settled or given back before; nothing changed"
 
 def settle(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    queue: QueueName,
     receipts: Annotated[list[str], typer.Argument(help="As `mqtool lease` printed them.")],
     *,
-    ack: Annotated[bool, typer.Option("--ack", help="They are done; so it is without an option, too.")] = False,
+    ack: Annotated[bool, typer.Option("--ack", help="They are done; the default.")] = False,
     nack: Annotated[bool, typer.Option("--nack", help="Give them back, counted.")] = False,
     release: Annotated[bool, typer.Option("--release", help="Give them back as if nobody had seen them.")] = False,
     reject: Annotated[bool, typer.Option("--reject", help="Declare them dead.")] = False,
     delay_ms: Annotated[
         int, typer.Option("--delay-ms", min=0, metavar="MS", help="With --nack, --release: before they may come again.")
     ] = 0,
-    group: Annotated[str, typer.Option("--group", help="Of the lease; by default the queue's own.")] = "",
+    group: LeaseGroup = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per receipt.")] = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:

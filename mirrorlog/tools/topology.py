@@ -1,4 +1,4 @@
-"""`mqtool exchanges`: which exchanges a virtual host has."""
+"""`mqtool exchanges`, `bind`, `vhosts` and what changes them: exchanges, bindings and virtual hosts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import RenderableType
 
-from mirrorlog.tools.common.options import parse_arguments
-from mirrorlog.tools.common.output import NOTHING, print_json, show, table
-from mirrorlog.tools.common.session import AsJson, VirtualHost, session_of
+from mirrorlog.tools.common.options import AsJson, VirtualHost, parse_arguments
+from mirrorlog.tools.common.output import NOTHING, emit, table
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 from mirrorlog.wire.routing import PREDEFINED, Binding
@@ -28,10 +28,7 @@ def exchanges(context: typer.Context, vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
     Example: mqtool exchanges --vhost shop
     """
     routing = session_of(context).run(lambda client: client.admin.topology.routing(virtual_host=vhost))
-    if as_json:
-        print_json(dict(sorted({**PREDEFINED, **routing.exchanges}.items())))
-    else:
-        show(exchanges_view(routing))
+    emit(as_json, dict(sorted({**PREDEFINED, **routing.exchanges}.items())), exchanges_view(routing))
 
 
 def exchanges_view(routing: Routing) -> RenderableType:
@@ -62,7 +59,7 @@ def exchange_declare(
     alternate: Annotated[str, typer.Option("--alternate", help="The exchange that gets what matches nothing.")] = "",
     auto_delete: Annotated[bool, typer.Option("--auto-delete", help="It goes with the last binding from it.")] = False,
     internal: Annotated[bool, typer.Option("--internal", help="Only other exchanges give it messages.")] = False,
-    transient: Annotated[bool, typer.Option("--transient", help="Declared as not durable; it is kept alike.")] = False,
+    transient: Annotated[bool, typer.Option("--transient", help="Declared as not durable; kept all the same.")] = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
     """Make an exchange, and wait until all nodes know it.
@@ -168,10 +165,7 @@ def bindings(
     routing = session_of(context).run(lambda client: client.admin.topology.routing(virtual_host=vhost))
     found = [each for each in routing.bindings if name in (None, each.source, each.destination)]
     found.sort(key=lambda each: (each.source, each.to_exchange, each.destination, each.key, repr(each.arguments)))
-    if as_json:
-        print_json(found)
-    else:
-        show(bindings_view(found))
+    emit(as_json, found, bindings_view(found))
 
 
 def bindings_view(found: Sequence[Binding]) -> RenderableType:
@@ -195,10 +189,7 @@ def vhosts(context: typer.Context, as_json: AsJson = False) -> None:
     Example: mqtool vhosts
     """
     found = session_of(context).run(lambda client: client.admin.topology.virtual_hosts())
-    if as_json:
-        print_json(found)
-    else:
-        show(vhosts_view(found))
+    emit(as_json, found, vhosts_view(found))
 
 
 def vhosts_view(found: Sequence[VirtualHostInfo]) -> RenderableType:
@@ -209,7 +200,7 @@ def vhosts_view(found: Sequence[VirtualHostInfo]) -> RenderableType:
 
 
 def vhost_add(context: typer.Context, name: Annotated[str, typer.Argument(help="Its name.")]) -> None:
-    """Make a virtual host: names in it are nothing to names in others. Nothing happens when it is there.
+    """Make a virtual host, which has names of its own. Nothing happens when it exists.
 
     Example: mqtool vhost-add shop
     """

@@ -4,7 +4,7 @@ import pytest
 from rich.console import RenderableType
 
 from mirrorlog.errors import Refused
-from mirrorlog.tools.cluster import Fresh, event_line, nodes_of
+from mirrorlog.tools.cluster import UnseenEvents, event_line, nodes_of
 from mirrorlog.tools.common.output import page
 from mirrorlog.tools.masters import PromotionReport, promote_view, rebalance_view, reports_of
 from mirrorlog.wire.messages.operators import ClusterEvent, CopyPromoted, CopyReport, Events, Move, Rebalanced
@@ -78,7 +78,7 @@ def event(number: int, *, index: int = 0, time_us: int = 0) -> ClusterEvent:
 
 def test_within_a_run_every_event_is_shown_once() -> None:
     """Goal: nothing twice, nothing left out, also two events of one entry. Method: answers that overlap."""
-    fresh = Fresh()
+    fresh = UnseenEvents()
     assert [each.number for each in fresh.take(answer("1", event(1, index=5), event(2, index=5)))] == [1, 2]
     assert fresh.after == 2
     assert fresh.take(answer("1", event(2, index=5))) == []
@@ -90,7 +90,7 @@ def test_within_a_run_every_event_is_shown_once() -> None:
 def test_another_run_goes_on_where_the_last_one_was_left() -> None:
     """Goal: a node that dies ends no watching. Method: another run, asked by a number that is not its own, then from
     its begin."""
-    fresh = Fresh()
+    fresh = UnseenEvents()
     fresh.take(answer("1", event(1, index=5, time_us=10), event(2, time_us=20)))
     assert fresh.take(answer("2", event(7, index=9, time_us=30))) == []
     assert fresh.after == 0

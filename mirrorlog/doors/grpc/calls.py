@@ -141,6 +141,7 @@ def address_of(peer: str) -> str:
 UNARY_TIMEOUT_S: Final = 10.0
 
 _T = TypeVar("_T")
+_Response_contra = TypeVar("_Response_contra", contravariant=True)
 
 
 class Ending(Protocol):
@@ -151,6 +152,12 @@ class Ending(Protocol):
 
 class Call(Calling, Ending, Protocol):
     """A call with one answer."""
+
+
+class StreamCall(Call, Protocol[_Response_contra]):
+    """A call whose answers are written one after the other."""
+
+    async def write(self, message: _Response_contra, /) -> None: ...
 
 
 async def abort(call: Ending, error: MirrorlogError) -> None:

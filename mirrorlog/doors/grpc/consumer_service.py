@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from mirrorlog.doors.grpc import consumed
-from mirrorlog.doors.grpc.calls import Calling, CallLogins, abort
+from mirrorlog.doors.grpc.calls import CallLogins, StreamCall, abort
+from mirrorlog.doors.grpc.consume_options import ConsumeOptions, read_options
+from mirrorlog.doors.grpc.consume_reader import ConsumeReader
 from mirrorlog.doors.grpc.fetched import Fetched
-from mirrorlog.doors.grpc.queue_reader import ConsumeReader
-from mirrorlog.doors.grpc.subscription import ConsumeOptions, read_subscription
 from mirrorlog.doors.grpc.window import Admission, node_stopping
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.pb.v1 import consumer_pb2 as pb
@@ -30,11 +30,7 @@ class ConsumeLimits:
     streams_max: int = 256
 
 
-class ConsumeCall(Calling, Protocol):
-    """The part of gRPC's context that a stream needs."""
-
-    async def write(self, message: pb.ConsumeResponse, /) -> None: ...
-    async def abort(self, code: Any, details: str, trailing_metadata: Any) -> Any: ...
+ConsumeCall = StreamCall[pb.ConsumeResponse]
 
 
 class ConsumerService(pb_grpc.ConsumerServicer):
@@ -49,7 +45,7 @@ class ConsumerService(pb_grpc.ConsumerServicer):
         try:
             with self._admission.place():
                 async with self._logins.client(context) as client:
-                    await self._serve(ConsumeReader(client, read_subscription(request)), context)
+                    await self._serve(ConsumeReader(client, read_options(request)), context)
         except MirrorlogError as error:
             await abort(context, error)
 

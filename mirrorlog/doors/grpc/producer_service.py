@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Final, Self
 
 import grpc
 
@@ -16,7 +16,7 @@ from mirrorlog.client import Client, Producer, Receipt
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES
 from mirrorlog.commitlog.format.header import HEADER_SIZE
-from mirrorlog.doors.grpc.calls import Calling, CallLogins, abort, as_message
+from mirrorlog.doors.grpc.calls import CallLogins, StreamCall, abort, as_message
 from mirrorlog.doors.grpc.incoming import (
     Batch,
     Opening,
@@ -293,6 +293,9 @@ def _receipt(confirm: Confirm) -> Receipt:
     )
 
 
+PublishCall = StreamCall[pb.PublishResponse]
+Requests = AsyncIterator[pb.PublishRequest | Batch]
+
 OPEN_TIMEOUT_S: Final = 10.0
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Producer"].full_name
 
@@ -309,13 +312,6 @@ class StreamLimits:
     window_bytes: int = 4 * _MIB
     window_batches: int = 64
     streams_max: int = 256
-
-
-class PublishCall(Calling, Protocol):
-    """The part of gRPC's context that a stream needs."""
-
-    async def write(self, message: pb.PublishResponse, /) -> None: ...
-    async def abort(self, code: Any, details: str, trailing_metadata: Any) -> Any: ...
 
 
 class ProducerService:
@@ -336,7 +332,7 @@ class ProducerService:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Publish": publish}),))
 
-    async def Publish(self, request_iterator: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall) -> None:
+    async def Publish(self, request_iterator: Requests, context: PublishCall) -> None:
         try:
             with self._admission.place():
                 async with self._logins.client(context) as client:
@@ -351,7 +347,10 @@ class ProducerService:
             stream.end(node_stopping())
 
     async def _serve(
-        self, client: Client, requests: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall
+        self,
+        client: Client,
+        requests: Requests,
+        context: PublishCall,
     ) -> None:
         opening = await _first(requests)
         one_attempt = await OneAttempt.open(client, opening)
@@ -362,7 +361,10 @@ class ProducerService:
             await self._carry(stream, requests, context)
 
     async def _carry(
-        self, stream: PublishStream, requests: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall
+        self,
+        stream: PublishStream,
+        requests: Requests,
+        context: PublishCall,
     ) -> None:
         self._streams.add(stream)
         reading = asyncio.ensure_future(stream.read(requests))
@@ -388,7 +390,7 @@ class ProducerService:
         )
 
 
-async def _first(requests: AsyncIterator[pb.PublishRequest | Batch]) -> Opening:
+async def _first(requests: Requests) -> Opening:
     """Raises BadRequest when none comes in time, or another kind."""
     try:
         async with asyncio.timeout(OPEN_TIMEOUT_S):

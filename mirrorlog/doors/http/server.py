@@ -35,7 +35,7 @@ _BACKLOG: Final = 128
 class HttpLimits:
     """`head_bytes_max`: of a request's first line and headers. `idle_s_max`: between an answer and the next request.
 
-    `exchange_s_max`: from a connection's begin, or its last answer, to the end of the next one; the node has 2 s of it.
+    `exchange_s_max`: from a connection's start, or its last answer, to the end of the next one; the node has 2 s of it.
     """
 
     connections_max: int = 128

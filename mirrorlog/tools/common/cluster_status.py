@@ -8,9 +8,9 @@ decided is as the node with the newest view of it says.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -30,6 +30,8 @@ from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
+
+_T = TypeVar("_T")
 
 NODE_SECONDS: Final = 4.0
 """How long one node may take to answer; they are asked side by side."""
@@ -145,22 +147,20 @@ def select(
     it is a queue all of whose nodes are down.
     """
     _refuse_unknown(status, node, log, queue)
-    nodes = [msgspec.structs.replace(each, logs=_logs(each, node, log, queue)) for each in status.nodes]
-    if vhost is not None:
-        nodes = [msgspec.structs.replace(each, logs=[_within(one, vhost) for one in each.logs]) for each in nodes]
+
+    def wanted(name: str) -> bool:
+        return queue in (None, name) and vhost in (None, split(name)[0])
+
+    nodes = [msgspec.structs.replace(each, logs=list(_logs(each, node, log, queue, wanted))) for each in status.nodes]
     if node or log or queue:
-        shown = {each.log_id for one in nodes for each in one.logs}
-        nodes = [msgspec.structs.replace(each, cluster=_view(each.cluster, shown)) for each in nodes]
+        log_ids = {each.log_id for one in nodes for each in one.logs}
+        nodes = [msgspec.structs.replace(each, cluster=_view(each.cluster, log_ids)) for each in nodes if each.logs]
     return msgspec.structs.replace(
         status,
-        nodes=[each for each in nodes if each.logs or not (node or log or queue)],
+        nodes=nodes,
         unreachable=[each for each in status.unreachable if node in (None, each.node_id)],
-        outages=[] if log else [each for each in status.outages if _concerns(each, node, queue, vhost)],
+        outages=[] if log else [each for each in status.outages if node in (None, each.node) and wanted(each.name)],
     )
-
-
-def _concerns(outage: QueueOutage, node: str | None, queue: str | None, vhost: str | None) -> bool:
-    return node in (None, outage.node) and queue in (None, outage.name) and vhost in (None, split(outage.name)[0])
 
 
 def _view(view: ClusterStatus | None, log_ids: set[str]) -> ClusterStatus | None:
@@ -170,36 +170,31 @@ def _view(view: ClusterStatus | None, log_ids: set[str]) -> ClusterStatus | None
     return msgspec.structs.replace(view, logs=[log for log in view.logs if log.log_id in log_ids])
 
 
-def _logs(status: Status, node: str | None, log: str | None, queue: str | None) -> list[LogStatus]:
-    found = []
+def _logs(
+    status: Status, node: str | None, log: str | None, queue: str | None, wanted: Callable[[str], bool]
+) -> Iterator[LogStatus]:
     for each in status.logs:
-        if log is not None and log not in (each.name, each.log_id):
-            continue
-        if queue is not None and queue not in {one.name for one in each.queues}:
-            continue
-        mirrors = [mirror for mirror in each.mirrors if node in (None, status.node_id, mirror.node_id)]
-        if node not in (None, status.node_id) and not mirrors:
-            continue
-        queues = [one for one in each.queues if queue in (None, one.name)]
-        groups = [one for one in each.groups if queue in (None, one.queue)]
-        holds = [one for one in each.holds if queue in (None, one.queue)]
-        producers = [one for one in each.producers if queue in (None, one.queue)]
-        found.append(
-            msgspec.structs.replace(
-                each, mirrors=mirrors, queues=queues, groups=groups, holds=holds, producers=producers
-            )
+        named = log in (None, each.name, each.log_id) and (
+            queue is None or any(queue == one.name for one in each.queues)
         )
-    return found
+        mirrors = [mirror for mirror in each.mirrors if node in (None, status.node_id, mirror.node_id)]
+        if named and (mirrors or node in (None, status.node_id)):
+            yield msgspec.structs.replace(
+                each,
+                mirrors=mirrors,
+                queues=[one for one in each.queues if wanted(one.name)],
+                groups=[one for one in each.groups if wanted(one.queue)],
+                holds=[one for one in each.holds if wanted(one.queue)],
+                producers=[one for one in each.producers if wanted(one.queue)],
+            )
 
 
-def _within(log: LogStatus, vhost: str) -> LogStatus:
-    return msgspec.structs.replace(
-        log,
-        queues=[each for each in log.queues if split(each.name)[0] == vhost],
-        groups=[each for each in log.groups if split(each.queue)[0] == vhost],
-        holds=[each for each in log.holds if split(each.queue)[0] == vhost],
-        producers=[each for each in log.producers if split(each.queue)[0] == vhost],
-    )
+async def of_queues(
+    client: Client, part: Callable[[LogStatus], Sequence[_T]], *, queue: str | None, vhost: str | None
+) -> list[_T]:
+    """A part of the status of each log, as the copy that knows most has it, of one queue, a virtual host, or all."""
+    status = select(await gather(client), queue=key_of(vhost, queue), vhost=vhost)
+    return [each for copy in authorities(status) for each in part(copy.log)]
 
 
 def _refuse_unknown(status: AllStatuses, node: str | None, log: str | None, queue: str | None) -> None:

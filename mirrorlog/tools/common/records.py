@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
+import typer
 
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, asked_attributes, attributes_of
 from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadInput
-from mirrorlog.tools.common.output import NOTHING, time_text
+from mirrorlog.tools.common.output import NOTHING, print_json_line, time_text
 
 _BODY_BYTES_MAX: Final = 2**28
 """Of a compressed body when opened: as much as one fetch of a consumer may bring."""
@@ -78,6 +79,13 @@ def record_line(record: ShownRecord) -> str:
         *([attributes_text(record.attributes)] if record.attributes != NO_ATTRIBUTES else []),
     ]
     return "\t".join(cells)
+
+
+def record_writer(as_json: bool) -> Callable[[ShownRecord], None]:
+    """Prints one record as a line: of JSON for programs, else for people."""
+    if as_json:
+        return lambda record: print_json_line(record_fields(record))
+    return lambda record: typer.echo(record_line(record))
 
 
 def attributes_text(attributes: Attributes) -> str:

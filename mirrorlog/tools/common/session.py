@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 
-from mirrorlog.config import CLIENT_PORT, split_address
-from mirrorlog.errors import BadInput, ConfigError
+from mirrorlog.config import CLIENT_PORT
+from mirrorlog.errors import BadInput
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -49,25 +49,10 @@ TLS_KEY_VARIABLE: Final = "MIRRORLOG_TLS_KEY"
 USER_VARIABLE: Final = "MIRRORLOG_USER"
 PASSWORD_VARIABLE: Final = "MIRRORLOG_PASSWORD"
 """The password has no option of its own: what stands on a command line, everybody on the machine can read."""
-VHOST_VARIABLE: Final = "MIRRORLOG_VHOST"
 DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
 
 CONNECT_TIMEOUT_MS: Final = 3_000
 """A node that is reachable greets within milliseconds; a hanging one shall not hold up a refreshed display."""
-
-StaleReads = Annotated[
-    bool,
-    typer.Option(
-        "--allow-stale-reads",
-        help="Read from a node that is cut off from the others, too: what it knows to be confirmed; more may be.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-VirtualHost = Annotated[str, typer.Option("--vhost", envvar=VHOST_VARIABLE, help="The virtual host.")]
-OnlyVirtualHost = Annotated[
-    str | None,
-    typer.Option("--vhost", envvar=VHOST_VARIABLE, help="Only this virtual host; without, names are of the default."),
-]
 
 _T = TypeVar("_T")
 
@@ -113,19 +98,6 @@ class ToolSession:
 def session_of(context: typer.Context) -> ToolSession:
     """The session of this call, made on first use."""
     return context.ensure_object(ToolSession)
-
-
-def parse_servers(text: str) -> tuple[str, ...]:
-    """`host:port,host:port` as addresses. Raises BadInput."""
-    servers = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not servers:
-        raise BadInput("--servers is empty; give host:port, or several with commas between")
-    for server in servers:
-        try:
-            split_address(server)
-        except ConfigError as error:
-            raise BadInput(f"--servers: {error}") from None
-    return servers
 
 
 def tls_of(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -16,9 +16,9 @@ from mirrorlog.commitlog.log_directory import FILES, LogDirectory, SegmentFile, 
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.commitlog.segments.scan import BlockReader, OnBatch, walk
 from mirrorlog.errors import BadBatch, BadInput, NoSuchQueue
+from mirrorlog.tools.common.options import AsJson
 from mirrorlog.tools.common.output import print_json_line
 from mirrorlog.tools.common.records import record_fields, record_line, stored_records
-from mirrorlog.tools.common.session import AsJson
 from mirrorlog.tools.offline.batch_view import TITLE, batch_fields, batch_lines, read_changes
 from mirrorlog.tools.offline.log_directory import find_log
 from mirrorlog.tools.offline.survey import Survey, survey
@@ -201,7 +201,7 @@ def _open(path: Path, chosen: Chosen) -> DumpSource:
     segments = [segment for segment in log.segments if segment.path.name == path.name]
     if not segments:
         raise BadInput(f"{path} is no segment; those of a log are named by their first log offset in 20 digits")
-    # All of a file that was given by itself, below the log's begin too.
+    # All of a file that was given by itself, below the log's start offset too.
     return DumpSource(log, segments, segments[0].start)
 
 

@@ -130,7 +130,7 @@ class TableCheck:
             return memoryview(build_table([view.toreadonly()], start=segment.start, end=end, seed=self.log.rules.seed))
 
     def _rows_from_first(self, segment: SegmentFile, end: int, table: SegmentTable) -> bytearray | None:
-        """The rows from the table's first batch on; None where what stood below the begin is no longer whole."""
+        """The rows from the table's first batch on; None where what stood below the start offset is no longer whole."""
         rows = bytearray()
 
         def keep(header: BatchHeader, batch: memoryview) -> None:

@@ -37,8 +37,8 @@ from mirrorlog.commitlog.segments.scan import ignore_batch
 from mirrorlog.commitlog.segments.segment import segment_name, segment_start
 from mirrorlog.config import LimitSettings, LogSettings
 from mirrorlog.errors import BadInput, DirectoryInUse, ForeignDirectory, LogCorrupt, MirrorlogError
+from mirrorlog.tools.common.options import AsJson, LogPath
 from mirrorlog.tools.common.output import print_json
-from mirrorlog.tools.common.session import AsJson
 from mirrorlog.tools.offline.examination import Examination, examine
 from mirrorlog.tools.offline.log_directory import find_log, take_inventory, with_spares
 from mirrorlog.tools.offline.salvage import Salvage
@@ -210,9 +210,7 @@ def _open(log: LogDirectory) -> CommitLog:
 
 
 def recover(
-    path: Annotated[
-        Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A log's or node's directory.")
-    ],
+    path: LogPath,
     *,
     apply: Annotated[bool, typer.Option("--apply", help="Do it. The node must be down.")] = False,
     accept_loss: Annotated[

@@ -2,7 +2,7 @@
 
 A node's recovery stops at the first bad byte, since it must decide what to do; a tool wants to see all of it. Beside a
 running node the walk may meet a file that is freed, or used again, while it is read: what it found there is forgotten
-when the log's begin has passed it.
+when the log's start offset has passed it.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def survey(
 ) -> Survey:
     """Walk the log, or only `segments` of it, and give every good batch to `on_batch`.
 
-    `first`: the log offset of the first batch, by default the log's begin. Raises DiskFailed when the log cannot be
-    read, and what the callbacks raise.
+    `first`: the log offset of the first batch, by default the log's start offset. Raises DiskFailed when the log cannot
+    be read, and what the callbacks raise.
     """
     chosen = log.holding if segments is None else segments
     walker = _Walker(log, Survey(end=log.begin if first is None else first), on_batch, on_bad, on_segment)
@@ -145,7 +145,7 @@ class _Walker:
             raise disk_error(error, "read", segment.path) from None
 
     def _freed(self, segment: SegmentFile) -> bool:
-        """Whether a running node has moved the log's begin past this file; then nothing in it counts."""
+        """Whether a running node has moved the log's start offset past this file; then nothing in it counts."""
         now = self._log.read_checkpoint()
         if now is None or now.begin <= max(segment.start, self._log.begin):
             return False

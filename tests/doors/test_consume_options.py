@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.doors.grpc.subscription import (
+from mirrorlog.doors.grpc.consume_options import (
     MAX_BYTES_MAX,
     MAX_WAIT_MS_MAX,
     OUTAGE_TIMEOUT_MS_MAX,
@@ -16,7 +16,7 @@ from mirrorlog.doors.grpc.subscription import (
     Edge,
     GroupPosition,
     Start,
-    read_subscription,
+    read_options,
 )
 from mirrorlog.errors import BadRequest
 from mirrorlog.pb.v1 import common_pb2 as common
@@ -25,7 +25,7 @@ from mirrorlog.wire.messages.queues import Position
 
 
 def asked(**fields: Any) -> ConsumeOptions:
-    return read_subscription(pb.ConsumeRequest(queue="q", **fields))
+    return read_options(pb.ConsumeRequest(queue="q", **fields))
 
 
 def test_what_is_left_out_is_what_the_proto_says() -> None:

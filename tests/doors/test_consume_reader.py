@@ -9,8 +9,8 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.commitlog.format.header import HEADER_SIZE
-from mirrorlog.doors.grpc.queue_reader import ConsumeReader
-from mirrorlog.doors.grpc.subscription import ConsumeOptions, Edge
+from mirrorlog.doors.grpc.consume_options import ConsumeOptions, Edge
+from mirrorlog.doors.grpc.consume_reader import ConsumeReader
 from mirrorlog.errors import BadBatch, LogCorrupt, NotCurrent
 from tests.client.scripted_nodes import QUEUE, Nodes, scripted
 

@@ -60,7 +60,7 @@ class ConsumeOptions:
     outage_timeout_ms: int
 
 
-def read_subscription(request: pb.ConsumeRequest) -> ConsumeOptions:
+def read_options(request: pb.ConsumeRequest) -> ConsumeOptions:
     """Raises BadRequest naming the field that makes no sense."""
     raw = _raw(request.shape)
     from_mirror, node_id = _read_from(request.read_from)

@@ -15,8 +15,8 @@ from mirrorlog.client.connection.metadata import check_same, is_another, is_know
 from mirrorlog.client.connection.sightings import FoundQueue
 from mirrorlog.client.connection.stall_watch import SILENCE_S, StallWatch
 from mirrorlog.client.connection.start_offsets import is_elsewhere
+from mirrorlog.doors.grpc.consume_options import AppendTime, ConsumeOptions, Edge, GroupPosition, Start, Until
 from mirrorlog.doors.grpc.fetched import Fetched, FetchSource, read_fetched
-from mirrorlog.doors.grpc.subscription import AppendTime, ConsumeOptions, Edge, GroupPosition, Start, Until
 from mirrorlog.errors import (
     BadBatch,
     BadRequest,
