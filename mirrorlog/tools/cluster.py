@@ -38,6 +38,10 @@ _AS_DECIDED = (
     *("client", "replication", "grpc", "http"),
 )
 
+WAIT_MS: Final = 10_000
+"""How long a node holds an answer that has nothing yet."""
+AGAIN_S: Final = 1.0
+
 
 class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
     """A member as the node that was asked knows it; `answers`, `error`, `disk` and `memory` are as mqtool itself found
@@ -218,11 +222,6 @@ def _notes(found: NodeList) -> Iterator[RenderableType]:
     if lines:
         yield Text()
     yield from lines
-
-
-WAIT_MS: Final = 10_000
-"""How long a node holds an answer that has nothing yet."""
-AGAIN_S: Final = 1.0
 
 
 def events(

@@ -46,6 +46,8 @@ _MASTER: Final = "master"
 _NEVER_US: Final = 2**62
 """An append time, µs UTC, that no record has."""
 
+_LINES_MAX: Final = 1_000_000
+
 
 def consume(
     context: typer.Context,
@@ -174,9 +176,6 @@ async def _start_of(client: Client, queue: str, start: str) -> int | str:
     if start.isdecimal():
         return int(start)
     return await client.admin.find_offset(queue, parse_time(start))
-
-
-_LINES_MAX: Final = 1_000_000
 
 
 def tail(

@@ -32,6 +32,10 @@ _UNTOLD: Final = 0
 _OWN: Final = "(own)"
 _COUNTS: Final = ("floor", "ready", "out", "leased", "parked", "unsettled", "subscribers")
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SHIFT: Final = re.compile(r"[+-][0-9]{1,18}")
+_OFFSET: Final = re.compile(r"[0-9]{1,18}")
+
 
 def groups(
     context: typer.Context,
@@ -181,11 +185,6 @@ def group_delete(
 
     deleted = session_of(context).run(delete)
     emit(as_json, deleted, f"{deleted.kind} group {group} of queue {queue} deleted; it stood at {deleted.floor}")
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_SHIFT: Final = re.compile(r"[+-][0-9]{1,18}")
-_OFFSET: Final = re.compile(r"[0-9]{1,18}")
 
 
 def group_reset(

@@ -26,6 +26,14 @@ from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown
 if TYPE_CHECKING:
     from mirrorlog.client import Client
 
+PROGRAM_VARIABLE: Final = "MIRRORLOG_PROGRAM"
+"""By it a module knows how the user called it, for its help and its errors."""
+_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+_NODES: Final = ("servers", "tls_ca", "tls_cert", "tls_key")
+_HELP_TIMEOUT_S: Final = 60
+# Of argparse's help, what stands between the description and the example.
+_OPTIONS: Final = re.compile(r"^(?:positional arguments|options):\n.*(?=^Example: )", re.MULTILINE | re.DOTALL)
+
 
 def landings(
     context: typer.Context,
@@ -103,16 +111,6 @@ def landing_end(
 #
 # So the tool itself starts fast, and its other commands work where there is no Spark. What is given to such a command
 # goes to the module as it is, so each option is written down once, there; for the command's help the module is asked.
-
-
-PROGRAM_VARIABLE: Final = "MIRRORLOG_PROGRAM"
-"""By it a module knows how the user called it, for its help and its errors."""
-
-_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
-_NODES: Final = ("servers", "tls_ca", "tls_cert", "tls_key")
-_HELP_TIMEOUT_S: Final = 60
-# Of argparse's help, what stands between the description and the example.
-_OPTIONS: Final = re.compile(r"^(?:positional arguments|options):\n.*(?=^Example: )", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ _CHUNKS_AHEAD: Final = 16
 
 _Chunks = asyncio.Queue[bytes | OSError]
 
+_T_co = TypeVar("_T_co", covariant=True)
+_T = TypeVar("_T")
+
 
 async def read_lines(fd: int) -> AsyncIterator[bytes]:
     """Each line without its line feed; the last one counts without one too. Raises BadInput."""
@@ -89,10 +92,6 @@ def _read(fd: int, loop: asyncio.AbstractEventLoop, chunks: _Chunks) -> None:
 
 
 # Sending records as fast as there is room, and hearing of each in its order: to a queue or to an exchange.
-
-
-_T_co = TypeVar("_T_co", covariant=True)
-_T = TypeVar("_T")
 
 
 class InFlight(Protocol[_T_co]):

@@ -33,6 +33,19 @@ _WAIT_S: Final = 1.0
 
 _Write = Callable[["Delivered"], None]
 
+_LEASE_MS: Final = 30_000
+_ACK: Final = "ack"
+_NACK: Final = "return"
+_RELEASE: Final = "release"
+_REJECT: Final = "reject"
+_DONE: Final = {
+    _ACK: "acknowledged",
+    _NACK: "given back",
+    _RELEASE: "given back as if nobody had seen it",
+    _REJECT: "declared dead",
+}
+_UNCHANGED: Final = "was settled or given back before; nothing changed"
+
 
 def receive(  # noqa: PLR0917  (typer makes them options, nobody passes them by position)
     context: typer.Context,
@@ -180,9 +193,6 @@ def given_fields(record: Delivered | Leased) -> dict[str, Any]:
     return {**record_fields(record), **place, "redelivered": record.redelivered, "attempts": record.attempts}
 
 
-_LEASE_MS: Final = 30_000
-
-
 def lease(
     context: typer.Context,
     queue: QueueName,
@@ -250,19 +260,6 @@ def extend(
         {"queue": queue, "group": group, "receipt": receipt, "lease_ms": lease_ms},
         f"the lease of {receipt} runs for {lease_ms} ms from now on",
     )
-
-
-_ACK: Final = "ack"
-_NACK: Final = "return"
-_RELEASE: Final = "release"
-_REJECT: Final = "reject"
-_DONE: Final = {
-    _ACK: "acknowledged",
-    _NACK: "given back",
-    _RELEASE: "given back as if nobody had seen it",
-    _REJECT: "declared dead",
-}
-_UNCHANGED: Final = "was settled or given back before; nothing changed"
 
 
 def settle(

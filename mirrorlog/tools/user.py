@@ -20,6 +20,8 @@ from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 if TYPE_CHECKING:
     from mirrorlog.client import Client
 
+NEW_PASSWORD_VARIABLE: Final = "MIRRORLOG_NEW_PASSWORD"
+
 
 def users(context: typer.Context, as_json: AsJson = False) -> None:
     """List the users with their tags, and their permissions in each virtual host.
@@ -41,9 +43,6 @@ def users_view(found: Sequence[UserInfo]) -> RenderableType:
             expressions = (expression or NOTHING for expression in (each.configure, each.write, each.read))
             rows.append((user.name, tags, each.virtual_host, *expressions))
     return table("", ("user", "tags", "virtual host", "configure", "write", "read"), rows)
-
-
-NEW_PASSWORD_VARIABLE: Final = "MIRRORLOG_NEW_PASSWORD"
 
 
 def user_set(

@@ -23,6 +23,11 @@ from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.messages.topology import Login
 from mirrorlog.wire.renewal import Renewal
 
+CONNECT_TIMEOUT_MS: Final = 5_000
+REQUEST_TIMEOUT_MS: Final = 8_000
+"""Of the door's client: it ends before the calls at a door do, for it knows whether anything was sent."""
+_TOKEN_BYTES_MAX: Final = 1_024
+
 # Tells when the process that started this one is gone, by a pipe whose other end it holds open.
 #
 # Rejected: PR_SET_PDEATHSIG, which is Linux only and fires at the end of the starting thread.
@@ -47,12 +52,6 @@ async def watch_parent(gone: Callable[[], None], stdin: IO[Any] | None = None) -
         return False
     await asyncio.get_running_loop().connect_read_pipe(lambda: _EndOfInput(gone), stdin)
     return True
-
-
-CONNECT_TIMEOUT_MS: Final = 5_000
-REQUEST_TIMEOUT_MS: Final = 8_000
-"""Of the door's client: it ends before the calls at a door do, for it knows whether anything was sent."""
-_TOKEN_BYTES_MAX: Final = 1_024
 
 
 class Door(Protocol):

@@ -23,6 +23,9 @@ _Message = TypeVar("_Message", bound=Message)
 _INT64_MAX = 2**63 - 1
 _FLUSH = {"memory": common.DURABILITY_MEMORY, "disk": common.DURABILITY_DISK}
 
+PAGE_SIZE: Final = 500
+PAGE_SIZE_MAX: Final = 5_000
+
 
 def _like(kind: type[_Message], native: Struct, **others: Any) -> _Message:
     """A message with the fields of its native namesake, but for those that are not named or made alike."""
@@ -113,10 +116,6 @@ def _log(log: LogStatus) -> status_pb.LogStatus:
 def _queue(queue: QueueStatus) -> status_pb.QueueStatus:
     counts = None if queue.counts is None else _like(status_pb.QueueCounts, queue.counts)
     return _like(status_pb.QueueStatus, queue, counts=counts)
-
-
-PAGE_SIZE: Final = 500
-PAGE_SIZE_MAX: Final = 5_000
 
 
 class AdminService(pb_grpc.AdminServicer):

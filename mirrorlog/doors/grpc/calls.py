@@ -37,6 +37,10 @@ _VALUE_BYTES_MAX: Final = 128
 _DETAILS_MAX: Final = 8
 _CUT: Final = "…"
 
+UNARY_TIMEOUT_S: Final = 10.0
+_T = TypeVar("_T")
+_Response_contra = TypeVar("_Response_contra", contravariant=True)
+
 
 class CallStatus(NamedTuple):
     """How a call ends; `trailing_metadata` carries a google.rpc.Status with ErrorInfo."""
@@ -136,12 +140,6 @@ def comes_from_here(peer: str) -> bool:
 def address_of(peer: str) -> str:
     """Without kind and port; empty for one that has none."""
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
-
-
-UNARY_TIMEOUT_S: Final = 10.0
-
-_T = TypeVar("_T")
-_Response_contra = TypeVar("_Response_contra", contravariant=True)
 
 
 class Ending(Protocol):

@@ -22,6 +22,30 @@ from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.wire.frames import Durability, Level
 from mirrorlog.wire.messages.handshake import Limits
 
+_LENGTH: Final = rb"([\x80-\xff]{0,4}[\x00-\x7f])"
+# Nine bytes are 63 bits: a negative tag has ten, and is protobuf's.
+_TAG: Final = rb"([\x80-\xff]{0,8}[\x00-\x7f])"
+_READY: Final = re.compile(rb"\x12%b(?:\x08%b)?\x5a%b" % (_LENGTH, _TAG, _LENGTH))
+"""PublishRequest.batch, its length; PublishBatch.tag, left out when it is 0; PublishBatch.ready, its length."""
+DELIVERY_TIMEOUT_MS: Final = 30_000
+DELIVERY_TIMEOUT_MS_MAX: Final = 600_000
+COPIES_MAX: Final = Level.MAJORITY - 1
+PRODUCER_ID_MAX: Final = 2**63 - 1
+_LEVELS: Final = {
+    pb.ConfirmLevel.NAME_UNSPECIFIED: Level.ALL,
+    pb.ConfirmLevel.NAME_NONE: Level.NONE,
+    pb.ConfirmLevel.NAME_MASTER: Level.MASTER,
+    pb.ConfirmLevel.NAME_ONE: Level.ONE,
+    pb.ConfirmLevel.NAME_MAJORITY: Level.MAJORITY,
+    pb.ConfirmLevel.NAME_ALL: Level.ALL,
+}
+# The log's own durability is the least that the node goes by, so "as the log is kept" asks for memory.
+_DURABILITIES: Final = {
+    common.DURABILITY_UNSPECIFIED: Durability.MEMORY,
+    common.DURABILITY_MEMORY: Durability.MEMORY,
+    common.DURABILITY_DISK: Durability.DISK,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -52,12 +76,6 @@ def _batch_of(batch: pb.PublishBatch, size: int) -> Batch:
 
 # --- The form of a ready batch: fields in the order of their numbers, each once ---------------------------------------
 
-_LENGTH: Final = rb"([\x80-\xff]{0,4}[\x00-\x7f])"
-# Nine bytes are 63 bits: a negative tag has ten, and is protobuf's.
-_TAG: Final = rb"([\x80-\xff]{0,8}[\x00-\x7f])"
-_READY: Final = re.compile(rb"\x12%b(?:\x08%b)?\x5a%b" % (_LENGTH, _TAG, _LENGTH))
-"""PublishRequest.batch, its length; PublishBatch.tag, left out when it is 0; PublishBatch.ready, its length."""
-
 
 def _read_ready(request: bytes) -> Batch | None:
     """None for a request of any other form."""
@@ -74,27 +92,6 @@ def _varint(encoded: bytes) -> int:
 
 
 # What the first request of a Publish stream asks for, checked. Pure.
-
-
-DELIVERY_TIMEOUT_MS: Final = 30_000
-DELIVERY_TIMEOUT_MS_MAX: Final = 600_000
-COPIES_MAX: Final = Level.MAJORITY - 1
-PRODUCER_ID_MAX: Final = 2**63 - 1
-
-_LEVELS: Final = {
-    pb.ConfirmLevel.NAME_UNSPECIFIED: Level.ALL,
-    pb.ConfirmLevel.NAME_NONE: Level.NONE,
-    pb.ConfirmLevel.NAME_MASTER: Level.MASTER,
-    pb.ConfirmLevel.NAME_ONE: Level.ONE,
-    pb.ConfirmLevel.NAME_MAJORITY: Level.MAJORITY,
-    pb.ConfirmLevel.NAME_ALL: Level.ALL,
-}
-# The log's own durability is the least that the node goes by, so "as the log is kept" asks for memory.
-_DURABILITIES: Final = {
-    common.DURABILITY_UNSPECIFIED: Durability.MEMORY,
-    common.DURABILITY_MEMORY: Durability.MEMORY,
-    common.DURABILITY_DISK: Durability.DISK,
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,17 @@ from mirrorlog.wire.messages.handshake import Limits
 
 _DURABILITIES = {Durability.MEMORY: common.DURABILITY_MEMORY, Durability.DISK: common.DURABILITY_DISK}
 
+_IN_FLIGHT_MAX: Final = 16
+# The stream's window is the one that counts; the producer's must never be the tighter one.
+_NO_WINDOW_BYTES: Final = 2**62
+# The node answers at the deadline; its answer says more than ours would.
+_GRACE_S: Final = 1.0
+PublishCall = StreamCall[pb.PublishResponse]
+Requests = AsyncIterator[pb.PublishRequest | Batch]
+OPEN_TIMEOUT_S: Final = 10.0
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["Producer"].full_name
+_MIB: Final = 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class _Unanswered:
@@ -145,11 +156,6 @@ def _confirm(receipt: Receipt) -> pb.Confirm:
 # That holds between door and node. A client that sends them again, on whatever stream, sends new records.
 
 
-_IN_FLIGHT_MAX: Final = 16
-# The stream's window is the one that counts; the producer's must never be the tighter one.
-_NO_WINDOW_BYTES: Final = 2**62
-
-
 class Retrying:
     """The way of a stream's records when it has no identity. Use it with `async with`."""
 
@@ -193,10 +199,6 @@ class Retrying:
 #
 # The node's answer is the client's, and so is trying again: it keeps the sequence, so only it knows what must go
 # first.
-
-
-# The node answers at the deadline; its answer says more than ours would.
-_GRACE_S: Final = 1.0
 
 
 class OneAttempt:
@@ -291,15 +293,6 @@ def _receipt(confirm: Confirm) -> Receipt:
         durability=confirm.durability,
         duplicate=bool(confirm.flags & CONFIRM_DUPLICATE),
     )
-
-
-PublishCall = StreamCall[pb.PublishResponse]
-Requests = AsyncIterator[pb.PublishRequest | Batch]
-
-OPEN_TIMEOUT_S: Final = 10.0
-SERVICE: Final = pb.DESCRIPTOR.services_by_name["Producer"].full_name
-
-_MIB: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 DEADLINE_MS: Final = 2_000
 FRESH_S: Final = 1.0
 
+SOURCES_MAX: Final = 64
+"""Logins whose last answer is kept."""
+_DEADLINE_S: Final = 2 * DEADLINE_MS / 1000
+
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
@@ -133,11 +137,6 @@ async def ask_node(client: Client, node: str) -> NodeReport:
     # Longer than whoever asks waits: one deadline says in its words that it has passed.
     status = await connection.request(GetStatus(), Status, timeout_ms=2 * DEADLINE_MS)
     return NodeReport(connection.welcome.software, status)
-
-
-SOURCES_MAX: Final = 64
-"""Logins whose last answer is kept."""
-_DEADLINE_S: Final = 2 * DEADLINE_MS / 1000
 
 
 class CallerSources:

@@ -20,6 +20,18 @@ from mirrorlog.errors import BadInput
 if TYPE_CHECKING:
     from mirrorlog.client import Client
 
+SERVERS_VARIABLE: Final = "MIRRORLOG_SERVERS"
+TLS_CA_VARIABLE: Final = "MIRRORLOG_TLS_CA"
+TLS_CERTIFICATE_VARIABLE: Final = "MIRRORLOG_TLS_CERT"
+TLS_KEY_VARIABLE: Final = "MIRRORLOG_TLS_KEY"
+USER_VARIABLE: Final = "MIRRORLOG_USER"
+PASSWORD_VARIABLE: Final = "MIRRORLOG_PASSWORD"
+"""The password has no option of its own: what stands on a command line, everybody on the machine can read."""
+DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
+CONNECT_TIMEOUT_MS: Final = 3_000
+"""A node that is reachable greets within milliseconds; a hanging one shall not hold up a refreshed display."""
+_T = TypeVar("_T")
+
 # Passwords: out of the environment, or asked for at a terminal; never on a command line, which everybody may read.
 
 
@@ -40,21 +52,6 @@ def _has_terminal() -> bool:
     except OSError:
         return sys.stdin is not None and sys.stdin.isatty()
     return True
-
-
-SERVERS_VARIABLE: Final = "MIRRORLOG_SERVERS"
-TLS_CA_VARIABLE: Final = "MIRRORLOG_TLS_CA"
-TLS_CERTIFICATE_VARIABLE: Final = "MIRRORLOG_TLS_CERT"
-TLS_KEY_VARIABLE: Final = "MIRRORLOG_TLS_KEY"
-USER_VARIABLE: Final = "MIRRORLOG_USER"
-PASSWORD_VARIABLE: Final = "MIRRORLOG_PASSWORD"
-"""The password has no option of its own: what stands on a command line, everybody on the machine can read."""
-DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
-
-CONNECT_TIMEOUT_MS: Final = 3_000
-"""A node that is reachable greets within milliseconds; a hanging one shall not hold up a refreshed display."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True)

@@ -27,6 +27,35 @@ _INDENT: Final = " " * 16
 TITLE: Final = _LAYOUT.format(*_TITLES)
 """The line above those of `batch_lines`."""
 
+CHANGES: Final = frozenset({Kind.CONTROL, Kind.QUEUE_STATE, Kind.CHECKPOINT})
+_STATES: Final = {
+    "B": ("CheckpointBegan", "queue_id_max"),
+    "Q": (
+        "QueueState",
+        *("queue_id", "name", "incarnation", "arguments", "next_queue_offset", "positions", "declared_at", "used_at"),
+    ),
+    "H": ("QueueHolds", "queue_id", "holds"),
+    "A": ("GroupState", "queue_id", "group", "floor", "watermark", "void"),
+    "C": ("LedgerChunk", "queue_id", "group", "first", "next", "settled", "attempts", "parked", "leased"),
+    "S": ("GroupLeases", "queue_id", "group", "leases"),
+    "R": ("QueueRuns", "queue_id", "runs"),
+    "D": (
+        "QueueForwarding",
+        *("queue_id", "next_departure", "epoch_floor", "departures", "piece", "sequences"),
+    ),
+    "P": (
+        "ProducerState",
+        *("producer_id", "queue_id", "producer_epoch", "next_sequence", "last_append_time_us", "landed"),
+    ),
+    "L": ("QueueBegins", "log_begin", "begins"),
+    "G": ("QueueGaps", "gaps", "former"),
+    "E": ("CheckpointEnded", "began_at", "producer_epoch_floor"),
+}
+"""By letter: the name, then those of the items behind the letter."""
+_ADDED: Final = {"QueueState": 1, "QueueGaps": 1}
+"""How many of the last items software of before did not write."""
+_COUNTED: Final = {"QueueState": "queues", "ProducerState": "producers"}
+
 
 def batch_lines(header: BatchHeader, batch: memoryview, *, states: bool = False) -> Iterator[str]:
     """A batch for people, in one line; with `states` a line more for each state of a checkpoint."""
@@ -117,39 +146,6 @@ def _producer(header: BatchHeader, batch: memoryview) -> str:
         found = _attributes(header, batch)
         parts.append("bad attributes" if found is None else attributes_text(found))
     return " ".join(parts)
-
-
-CHANGES: Final = frozenset({Kind.CONTROL, Kind.QUEUE_STATE, Kind.CHECKPOINT})
-
-_STATES: Final = {
-    "B": ("CheckpointBegan", "queue_id_max"),
-    "Q": (
-        "QueueState",
-        *("queue_id", "name", "incarnation", "arguments", "next_queue_offset", "positions", "declared_at", "used_at"),
-    ),
-    "H": ("QueueHolds", "queue_id", "holds"),
-    "A": ("GroupState", "queue_id", "group", "floor", "watermark", "void"),
-    "C": ("LedgerChunk", "queue_id", "group", "first", "next", "settled", "attempts", "parked", "leased"),
-    "S": ("GroupLeases", "queue_id", "group", "leases"),
-    "R": ("QueueRuns", "queue_id", "runs"),
-    "D": (
-        "QueueForwarding",
-        *("queue_id", "next_departure", "epoch_floor", "departures", "piece", "sequences"),
-    ),
-    "P": (
-        "ProducerState",
-        *("producer_id", "queue_id", "producer_epoch", "next_sequence", "last_append_time_us", "landed"),
-    ),
-    "L": ("QueueBegins", "log_begin", "begins"),
-    "G": ("QueueGaps", "gaps", "former"),
-    "E": ("CheckpointEnded", "began_at", "producer_epoch_floor"),
-}
-"""By letter: the name, then those of the items behind the letter."""
-
-_ADDED: Final = {"QueueState": 1, "QueueGaps": 1}
-"""How many of the last items software of before did not write."""
-
-_COUNTED: Final = {"QueueState": "queues", "ProducerState": "producers"}
 
 
 def read_changes(header: BatchHeader, batch: memoryview) -> list[dict[str, Any]]:

@@ -23,6 +23,8 @@ from mirrorlog.tools.offline.batch_view import TITLE, batch_fields, batch_lines,
 from mirrorlog.tools.offline.log_directory import find_log
 from mirrorlog.tools.offline.survey import Survey, survey
 
+_OFFSET_MAX = 2**63 - 1
+
 # The names of queues in a log that is read offline: batches know numbers only.
 
 
@@ -82,9 +84,6 @@ class QueueNames:
         """Read the batch at log offset `at`; where the next one begins, or None when none is there."""
         stop = walk(reader, start=start, at=at - start, until=at - start + 1, rules=log.rules, on_batch=self.learn)
         return None if stop.reason else start + stop.at
-
-
-_OFFSET_MAX = 2**63 - 1
 
 
 @dataclass(slots=True)

@@ -33,6 +33,10 @@ from mirrorlog.tools.offline.survey import Survey, survey
 _SHOWN_EVERY_S: Final = 0.5
 _LOOKED_EVERY_BYTES: Final = 16 * 1024 * 1024
 
+_SLOTS: Final = 2
+_BODY_BYTES_MAX: Final = 2**28
+"""As much as any node may allow a batch to have."""
+
 
 class WalkProgress:
     """Bytes of `total` in one line that is overwritten; nothing when `out` is no terminal."""
@@ -80,11 +84,6 @@ class WalkProgress:
         if self._on:
             self._out.write("\r\033[K")
             self._out.flush()
-
-
-_SLOTS: Final = 2
-_BODY_BYTES_MAX: Final = 2**28
-"""As much as any node may allow a batch to have."""
 
 
 class Unopened(NamedTuple):

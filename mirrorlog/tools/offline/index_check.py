@@ -36,6 +36,16 @@ from mirrorlog.errors import DiskFailed, DiskFull, IndexDoubtful, LogCorrupt
 ROWS_MAX: Final = 4_000_000
 """Batches of a segment that are held to make its table again: 160 MB."""
 
+_DATA_NAME: Final = "data.mdb"
+_MARK_NAME: Final = "clean"
+_MARK = struct.Struct("<4sIQI")
+_MARK_MAGIC: Final = b"MLIX"
+_VERSION: Final = 1
+_READ_BYTES: Final = 1024 * 1024
+_PLACE_KEY = struct.Struct(">IQ")
+_TABLE_KEY = struct.Struct(">Q")
+_TABLE_VALUE = struct.Struct("<QII")
+
 
 @dataclass(frozen=True, slots=True)
 class BadTable:
@@ -143,18 +153,6 @@ class TableCheck:
                 start=segment.start, at=0, until=end - segment.start, rules=self.log.rules, on_batch=keep,
             )  # fmt: skip
         return None if stop.reason else rows
-
-
-_DATA_NAME: Final = "data.mdb"
-_MARK_NAME: Final = "clean"
-_MARK = struct.Struct("<4sIQI")
-_MARK_MAGIC: Final = b"MLIX"
-_VERSION: Final = 1
-_READ_BYTES: Final = 1024 * 1024
-
-_PLACE_KEY = struct.Struct(">IQ")
-_TABLE_KEY = struct.Struct(">Q")
-_TABLE_VALUE = struct.Struct("<QII")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ SECTOR_BYTES: Final = 4096
 _FILLING: Final = b"\xff"
 """In the place of what cannot be read: never zeros, since zeros in the place of a header end a file."""
 
+_REPLACEMENT_SUFFIX: Final = ".new"
+_OWN: Final = frozenset({IDENTITY_NAME, EPOCHS_NAME, CHECKPOINT_NAME, LOSS_NAME, INDEX_NAME})
+
 
 class SectorFile(OsFile):
     """A file for reading. `unreadable`: places of the sectors that gave an error, in the order in which they did."""
@@ -110,10 +113,6 @@ def with_spares(log: LogDirectory) -> LogDirectory:
 def open_segment(segment: SegmentFile) -> SectorFile:
     """For reading, past bad sectors. Raises OSError."""
     return SectorFile(os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC), segment.path)
-
-
-_REPLACEMENT_SUFFIX: Final = ".new"
-_OWN: Final = frozenset({IDENTITY_NAME, EPOCHS_NAME, CHECKPOINT_NAME, LOSS_NAME, INDEX_NAME})
 
 
 @dataclass(slots=True)

@@ -46,6 +46,9 @@ from mirrorlog.tools.offline.verify import damage_lines, examination_fields
 
 _NO_CHECKPOINT: Final = Checkpoint(0, 0, 0)
 
+INDEX_KEPT: Final = frozenset({"agrees", "unchecked"})
+"""States of an index that is left as it is."""
+
 
 @dataclass(slots=True)
 class StartPlan:
@@ -123,10 +126,6 @@ class _PlannedTables(Tables):
 
 
 # Doing what a start of the node does to a log's directory, with the directory held against every node.
-
-
-INDEX_KEPT: Final = frozenset({"agrees", "unchecked"})
-"""States of an index that is left as it is."""
 
 
 @contextlib.contextmanager
