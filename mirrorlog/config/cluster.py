@@ -74,8 +74,9 @@ class LogAssignment(SettingsSection):
 
 
 class ClusterSettings(SettingsSection):
-    """`members` and `logs`, the same on every node, found a cluster and are not looked at again: from then on it
-    decides itself. With `join` or multicast a node looks for one; with nothing it founds a cluster of one."""
+    """Which cluster the node is in, or looks for. `members` and `logs`, the same on every node, found a cluster and are
+    not looked at again: from then on it decides itself. With `join` or multicast a node looks for one; with nothing it
+    founds a cluster of one."""
 
     name: Name = "mirrorlog"
     id: UUID | None = Field(None, description="derived from the name when absent")

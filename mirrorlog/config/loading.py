@@ -34,8 +34,8 @@ def load_settings(
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`origins`: by section and field, where a value was given last, or what it was derived from; a value that was
-    given nowhere is not in it."""
+    """The settings, and where each value came from. `origins`: by section and field, where a value was given last, or
+    what it was derived from; a value that was given nowhere is not in it."""
 
     settings: Settings
     origins: Mapping[tuple[str, str], str]

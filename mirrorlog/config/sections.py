@@ -50,10 +50,14 @@ class ListenSettings(SettingsSection):
 
 
 class GrpcSettings(ListenSettings):
+    """The gRPC door of the node."""
+
     enabled: bool = True
 
 
 class HttpSettings(ListenSettings):
+    """The HTTP door of the node: health and metrics."""
+
     enabled: bool = True
     metrics: Literal["login", "open"] = Field(
         "login", description="open: for everybody; login: where there are users, for those with a tag that may look"

@@ -37,8 +37,8 @@ _LAG_S: Final = 1.0
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """`what`: node, log, queue or group, with its `name`. `reason`: a word that stays as it is. `weight`: stops or
-    noted. `text`: what is the matter; `advice`: what to do."""
+    """One thing that keeps something from making progress. `what`: node, log, queue or group, with its `name`.
+    `reason`: a word that stays as it is. `weight`: stops or noted. `text`: what is the matter; `advice`: what to do."""
 
     what: str
     name: str
@@ -102,8 +102,8 @@ def _say(what: str, name: str, reason: str, text: str, *, stops: bool = False, s
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """`status`: of all nodes; `queues`, `outages`: as the cluster lists them; `groups`: by queue, as its master told;
-    `unasked`: why one did not, by queue."""
+    """What all nodes tell, from which diagnoses are made. `status`: of all nodes; `queues`, `outages`: as the cluster
+    lists them; `groups`: by queue, as its master told; `unasked`: why one did not, by queue."""
 
     status: AllStatuses
     queues: list[QueueInfo] = []

@@ -115,8 +115,8 @@ def landing_end(
 
 @dataclass(frozen=True, slots=True)
 class SparkJob:
-    """`module`: what is run; `what`: the work, for messages; `usage`: its arguments, in short; `help`: of the command,
-    without its options."""
+    """A command of mqtool that a module with Spark does. `module`: what is run; `what`: the work, for messages;
+    `usage`: its arguments, in short; `help`: of the command, without its options."""
 
     name: str
     module: str

@@ -167,7 +167,7 @@ class ExchangeTotals(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """`exchange`: None for a queue of that name."""
+    """Where records go, and when one counts as confirmed. `exchange`: None for a queue of that name."""
 
     queue: str
     exchange: str | None

@@ -34,6 +34,8 @@ _TOKEN_BYTES_MAX: Final = 1_024
 
 
 class _EndOfInput(asyncio.Protocol):
+    """Calls `gone` when standard input ends."""
+
     def __init__(self, gone: Callable[[], None]) -> None:
         self._gone = gone
 
@@ -55,7 +57,7 @@ async def watch_parent(gone: Callable[[], None], stdin: IO[Any] | None = None) -
 
 
 class Door(Protocol):
-    """`renewal`: of its files of TLS."""
+    """A server of one protocol in a process of its own. `renewal`: of its files of TLS."""
 
     renewal: Renewal
 

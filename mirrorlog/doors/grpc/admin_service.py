@@ -119,7 +119,8 @@ def _queue(queue: QueueStatus) -> status_pb.QueueStatus:
 
 
 class AdminService(pb_grpc.AdminServicer):
-    """`node`: the native address whose status is told; a client may reach others of the cluster too."""
+    """Declares, lists and describes queues, tells the status, and keeps positions of groups. `node`: the native address
+    whose status is told; a client may reach others of the cluster too."""
 
     def __init__(self, logins: CallLogins, node: str) -> None:
         self._logins = logins

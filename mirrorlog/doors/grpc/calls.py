@@ -113,7 +113,8 @@ class Calling(Protocol):
 
 
 class CallLogins:
-    """`tls`: whether the door's port speaks it."""
+    """Finds who calls, and gives a client of the cluster with the caller's rights. `tls`: whether the door's port
+    speaks it."""
 
     def __init__(self, callers: Callers, *, tls: bool = False) -> None:
         self._callers = callers

@@ -47,7 +47,8 @@ Until = int | Edge | None
 
 @dataclass(frozen=True, slots=True)
 class ConsumeOptions:
-    """`start`, `until`: an int is a queue offset. `node_id`: empty for the master, or a mirror if `from_mirror`."""
+    """What a reader asked for: a queue, where to start and to end, and from which copy. `start`, `until`: an int is a
+    queue offset. `node_id`: empty for the master, or a mirror if `from_mirror`."""
 
     queue: str
     start: Start

@@ -49,7 +49,8 @@ _DURABILITIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`content`: a ready batch, records, or None when the request has neither. `size`: of the request, in bytes."""
+    """The batch that a request of a Publish stream carries. `content`: a ready batch, records, or None when the request
+    has neither. `size`: of the request, in bytes."""
 
     tag: int
     size: int
@@ -96,7 +97,8 @@ def _varint(encoded: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """`level`: of the wire. `producer_id`: NO_PRODUCER when the client does not number its batches."""
+    """What the first request of a Publish stream asks for. `level`: of the wire. `producer_id`: NO_PRODUCER when the
+    client does not number its batches."""
 
     queue: str
     level: int

@@ -58,7 +58,7 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Unanswered:
-    """`handed`: what is known of the batch so far."""
+    """A batch whose result is still to be written. `handed`: what is known of the batch so far."""
 
     tag: int
     size: int
@@ -73,7 +73,8 @@ class _End:
 
 
 class PublishStream:
-    """`one_attempt`: for batches with a number of their own. `retrying`: for records without one."""
+    """One Publish stream between its opening and its end. `one_attempt`: for batches with a number of their own.
+    `retrying`: for records without one."""
 
     def __init__(self, *, opening: Opening, one_attempt: Way, retrying: Way, window: StreamWindow) -> None:
         self._opening = opening
@@ -297,7 +298,8 @@ def _receipt(confirm: Confirm) -> Receipt:
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """`streams_max` windows are the most memory that publishing takes (1 GiB, and a batch per stream).
+    """How many Publish streams there may be, and how much of each may be unanswered. `streams_max` windows are the most
+    memory that publishing takes (1 GiB, and a batch per stream).
 
     A node remembers a producer's last 64 batches, so no more may wait for an answer.
     """

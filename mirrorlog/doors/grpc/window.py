@@ -13,7 +13,8 @@ from mirrorlog.errors import NodeStopping, Overloaded
 
 
 class StreamWindow:
-    """One reader waits on it. A batch's size is known once it was read, so one batch may reach beyond the window."""
+    """The unanswered batches of one stream: how many bytes, how many, and when there is room for another. One reader
+    waits on it. A batch's size is known once it was read, so one batch may reach beyond the window."""
 
     __slots__ = ("_batches", "_batches_max", "_bytes", "_bytes_max", "_changed")
 
@@ -53,7 +54,8 @@ class StreamWindow:
 
 
 class SentBatch(NamedTuple):
-    """`outcome`: the receipt of the batch's first record, or what it raises. `idempotent`: the client may repeat it."""
+    """A batch that was sent to a node. `outcome`: the receipt of the batch's first record, or what it raises.
+    `idempotent`: the client may repeat it."""
 
     outcome: Awaitable[Receipt]
     idempotent: bool
@@ -67,7 +69,7 @@ class Way(Protocol):
 
 
 class Admission:
-    """`kind`: of the streams, for people."""
+    """Bounds how many streams of one kind are open at once. `kind`: of the streams, for people."""
 
     def __init__(self, kind: str, *, streams_max: int) -> None:
         self._kind = kind

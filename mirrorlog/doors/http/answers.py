@@ -38,7 +38,7 @@ _DEADLINE_S: Final = 2 * DEADLINE_MS / 1000
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """`software`: what the node runs, with its version."""
+    """A node's status, and what it runs. `software`: what the node runs, with its version."""
 
     software: str
     status: Status
@@ -64,8 +64,8 @@ class Failures:
 
 
 class StatusSource:
-    """`ask`: one question to the node, which raises MirrorlogError and need not keep the deadline itself. `failures`:
-    of all sources of a door."""
+    """Asks the node for its status, at most once a second. `ask`: one question to the node, which raises MirrorlogError
+    and need not keep the deadline itself. `failures`: of all sources of a door."""
 
     def __init__(
         self,
@@ -140,7 +140,8 @@ async def ask_node(client: Client, node: str) -> NodeReport:
 
 
 class CallerSources:
-    """`node`: whose status is told. `failures`: of all sources of the door."""
+    """Asks the node for its status by the login of whoever wants the metrics. `node`: whose status is told. `failures`:
+    of all sources of the door."""
 
     def __init__(self, callers: Callers, node: str, failures: Failures) -> None:
         self._callers = callers

@@ -46,6 +46,8 @@ def make_app(source: StatusSource, metrics: StatusSource | CallerSources | None 
 
 
 class _Pages:
+    """What is served at each path."""
+
     def __init__(self, source: StatusSource, metrics: StatusSource | CallerSources) -> None:
         self._source = source
         self._metrics = metrics

@@ -157,8 +157,9 @@ class TableCheck:
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
-    """`state`: "agrees", "wrong", "unchecked" (there was no room to make it again), or what a start makes anew:
-    "missing", "unclean", "outdated" (it speaks of other tables). `places`: entries that were compared."""
+    """What was found out about the index of the past. `state`: "agrees", "wrong", "unchecked" (there was no room to
+    make it again), or what a start makes anew: "missing", "unclean", "outdated" (it speaks of other tables). `places`:
+    entries that were compared."""
 
     state: str
     what: str = ""

@@ -69,6 +69,8 @@ class QueueSeen:
 
 
 class _Producing(NamedTuple):
+    """How far a producer has come in a queue."""
+
     epoch: int
     next_sequence: int
     gap: int

@@ -52,10 +52,10 @@ INDEX_KEPT: Final = frozenset({"agrees", "unchecked"})
 
 @dataclass(slots=True)
 class StartPlan:
-    """`refused`: why the node would not open the log; nothing else is known then. `torn`, `cut_valid`: what it would
-    cut, see RecoveryReport. `lossy`: it would count as having lost something, by what it cuts or, in `earlier`, by what
-    earlier ones cut and nobody has acted on. `tables`: segments whose table it would make. `renamed`: (old, new) names.
-    `removed`: names."""
+    """What a start of the node would do to a log's directory. `refused`: why the node would not open the log; nothing
+    else is known then. `torn`, `cut_valid`: what it would cut, see RecoveryReport. `lossy`: it would count as having
+    lost something, by what it cuts or, in `earlier`, by what earlier ones cut and nobody has acted on. `tables`:
+    segments whose table it would make. `renamed`: (old, new) names. `removed`: names."""
 
     refused: MirrorlogError | None = None
     end: int = 0
