@@ -1,8 +1,9 @@
 """Every outcome that is not success, as one tree.
 
 An expected outcome is a named class. Each carries what every surface needs to speak of it: a stable `code` that
-travels in ERROR frames, a gRPC status, an exit code for the command line, and whether trying again can help.
-Messages are one line and say what to do.
+travels in ERROR frames, a gRPC status, an exit code for the command line, and whether trying again can help. The code
+is the class's name in capitals (`NotMaster`: NOT_MASTER), so a class is renamed as a field of a message is: never. The
+rest stands in the line that begins the class. Messages are one line and say what to do.
 
 Three branches matter to a producer (invariant 9): `Refused` (nothing was stored), `OutcomeUnknown` (stored
 perhaps; only an idempotent retry is safe) and `BadInput` (the same call can never succeed).
@@ -10,8 +11,11 @@ perhaps; only an idempotent retry is safe) and `BadInput` (the same call can nev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Self
+
+_WORD_BEGINS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class MirrorlogError(Exception):
@@ -22,526 +26,339 @@ class MirrorlogError(Exception):
     exit_code: ClassVar[int] = 1
     retriable: ClassVar[bool] = False
 
+    def __init_subclass__(
+        cls, *, grpc: str | None = None, exit_code: int | None = None, retriable: bool | None = None
+    ) -> None:
+        """What is not given is as of the class above, and so is the code of a class from elsewhere that sets none."""
+        super().__init_subclass__()
+        if cls.__module__ == __name__:
+            cls.code = _WORD_BEGINS.sub("_", cls.__name__).upper()
+        if "code" in vars(cls):
+            _KINDS[cls.code] = cls
+        cls.grpc_status = cls.grpc_status if grpc is None else grpc
+        cls.exit_code = cls.exit_code if exit_code is None else exit_code
+        cls.retriable = cls.retriable if retriable is None else retriable
+
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.details: dict[str, Any] = details
 
-    def __str__(self) -> str:
-        return self.message
+
+_KINDS: Final[dict[str, type[MirrorlogError]]] = {MirrorlogError.code: MirrorlogError}
+"""By code; those of other modules, once they are imported, too."""
 
 
 # --- A publish was refused: nothing was stored, the same batch may be sent again. ---------------------------------
 
 
-class Refused(MirrorlogError):
+class Refused(MirrorlogError, grpc="UNAVAILABLE", exit_code=3, retriable=True):
     """Nothing was stored. Trying the identical batch again is always safe."""
-
-    code = "REFUSED"
-    grpc_status = "UNAVAILABLE"
-    exit_code = 3
-    retriable = True
 
 
 class InSyncReplicasNotEnough(Refused):
     """Fewer live, proven links than `min_in_sync` before the append."""
-
-    code = "IN_SYNC_REPLICAS_NOT_ENOUGH"
 
 
 class NotMaster(Refused):
     """This node does not write the log; `details["master"]` is the client address of the node that does, as far as it
     is known."""
 
-    code = "NOT_MASTER"
-
 
 class NotLeader(Refused):
     """This member does not lead the cluster's metadata; `details["leader"]` is the member that does, 0 if unknown."""
-
-    code = "NOT_LEADER"
 
 
 class LogRecovering(Refused):
     """The log is closed until an operator or a returning copy settles what was lost."""
 
-    code = "LOG_RECOVERING"
-
 
 class LogUnavailable(Refused):
     """This node refuses to serve its copy (corruption, failed disk)."""
 
-    code = "LOG_UNAVAILABLE"
-
 
 class DiskFull(Refused):
     """No space for another batch; what is there stays readable."""
-
-    code = "DISK_FULL"
 
 
 class FileRefused(DiskFull):
     """The system refused an operation on a file, for want of descriptors, memory or rights; the disk is as sound as it
     was. Handled as a full one: nothing was stored, the copy stays, and what was to be done is tried again."""
 
-    code = "FILE_REFUSED"
-
 
 class Overloaded(Refused):
     """A named limit was reached; `details["limit"]` names it."""
 
-    code = "OVERLOADED"
 
-
-class QueueFull(Refused):
+class QueueFull(Refused, grpc="RESOURCE_EXHAUSTED"):
     """The queue has as many records, or bytes, as it may (`x-max-length`, `x-max-length-bytes`), and refuses more;
     `details["limit"]` names the argument."""
-
-    code = "QUEUE_FULL"
-    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class NodeStopping(Refused):
     """The node is on its way down; another attempt reaches its successor or its next start."""
 
-    code = "NODE_STOPPING"
 
-
-# --- The batch was stored, and is not in the queue. ----------------------------------------------------------------
-
-
-class SentToDeadLetters(MirrorlogError):
-    """The queue has as many records, or bytes, as it may, and `x-overflow = reject-publish-dlx`: these are not in it.
-    They leave for its dead letter exchange, once; sent again they would come there once more. Final, and said again to
-    whoever sends the identical batch again under its numbers."""
-
-    code = "SENT_TO_DEAD_LETTERS"
-    grpc_status = "RESOURCE_EXHAUSTED"
-    exit_code = 3
+class SentToDeadLetters(MirrorlogError, grpc="RESOURCE_EXHAUSTED", exit_code=3):
+    """The batch was stored, and is not in the queue, which has as many records, or bytes, as it may, and `x-overflow =
+    reject-publish-dlx`. They leave for its dead letter exchange, once; sent again they would come there once more.
+    Final, and said again to whoever sends the identical batch again under its numbers."""
 
 
 # --- The batch may have been stored. ------------------------------------------------------------------------------
 
 
-class OutcomeUnknown(MirrorlogError):
-    """Stored perhaps: the batch reached a node, its confirm did not come in time.
-
-    Retriable only under the same producer id, producer epoch and sequence; the client does that by itself until
-    `delivery_timeout_ms`.
-    """
-
-    code = "OUTCOME_UNKNOWN"
-    grpc_status = "DEADLINE_EXCEEDED"
-    exit_code = 4
-    retriable = True
+class OutcomeUnknown(MirrorlogError, grpc="DEADLINE_EXCEEDED", exit_code=4, retriable=True):
+    """Stored perhaps: the batch reached a node, its confirm did not come in time. Retriable only under the same
+    producer id, producer epoch and sequence; the client does that by itself until `delivery_timeout_ms`."""
 
 
 class FlushSlaveTimeout(OutcomeUnknown):
     """Enough links are up, but their acks did not come before the deadline (seed 002, line 211)."""
 
-    code = "FLUSH_SLAVE_TIMEOUT"
-
 
 class FlushDiskTimeout(OutcomeUnknown):
     """The copies are in memory, but the disk did not answer before the deadline."""
 
-    code = "FLUSH_DISK_TIMEOUT"
-
 
 class SlaveNotAvailable(OutcomeUnknown):
     """The deadline passed and too few links are up."""
-
-    code = "SLAVE_NOT_AVAILABLE"
 
 
 class MasterChanged(OutcomeUnknown):
     """The node stopped writing the log while the batch waited; `details["master"]` is the client address of the node
     that writes it now, as far as it is known, and the identical batch belongs there."""
 
-    code = "MASTER_CHANGED"
-
 
 # --- The caller is wrong. -----------------------------------------------------------------------------------------
 
 
-class BadInput(MirrorlogError):
+class BadInput(MirrorlogError, grpc="INVALID_ARGUMENT", exit_code=2):
     """The same call can never succeed; nothing was stored."""
 
-    code = "BAD_INPUT"
-    grpc_status = "INVALID_ARGUMENT"
-    exit_code = 2
 
-
-class CrossLogTransaction(BadInput):
+class CrossLogTransaction(BadInput, grpc="FAILED_PRECONDITION"):
     """A transaction is of one log; `details`: `queues`, two of its queues, and `logs`, those that they are in."""
-
-    code = "CROSS_LOG_TRANSACTION"
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class BadBatch(BadInput):
     """A batch that fails its checks (magic, CRC, counts, offsets). It is refused whole."""
 
-    code = "BAD_BATCH"
 
-
-class UnreadableBatch(BadBatch):
+class UnreadableBatch(BadBatch, grpc="DATA_LOSS", exit_code=15):
     """Stored as its producer sent it, and nobody can open it: an older node took it unopened. Every copy has it so.
     `details`: queue, queue_offset (of its first record), go_on_at (behind its last one), log_offset, producer_id,
     append_time_us. A reader that seeks to `go_on_at` passes it."""
 
-    code = "UNREADABLE_BATCH"
-    grpc_status = "DATA_LOSS"
-    exit_code = 15
-
 
 class RecordTooLarge(BadInput):
-    code = "RECORD_TOO_LARGE"
+    """A record above `limits.max_record_bytes`."""
 
 
 class BatchTooLarge(BadInput):
-    code = "BATCH_TOO_LARGE"
+    """A batch above `limits.max_batch_bytes`."""
 
 
 class OutOfSequence(BadInput):
     """A sequence that does not follow; `details["last"]` is the last one held, -1 when none is."""
 
-    code = "OUT_OF_SEQUENCE"
-
 
 class StaleProducerEpoch(BadInput):
     """The producer id is in use under a newer producer epoch."""
 
-    code = "STALE_PRODUCER_EPOCH"
-
 
 class BadRequest(BadInput):
-    code = "BAD_REQUEST"
+    """A request whose fields make no sense, or not in this place; the message names the field."""
 
 
-class NoSuchQueue(MirrorlogError):
-    code = "NO_SUCH_QUEUE"
-    grpc_status = "NOT_FOUND"
-    exit_code = 5
+class NoSuchQueue(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+    """The cluster has no queue of that name."""
 
 
-class NoSuchLog(MirrorlogError):
-    code = "NO_SUCH_LOG"
-    grpc_status = "NOT_FOUND"
-    exit_code = 5
+class NoSuchLog(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+    """The cluster, or this node, has no log of that name."""
 
 
-class QueueExists(MirrorlogError):
+class QueueExists(MirrorlogError, grpc="ALREADY_EXISTS", exit_code=6):
     """Declared again with other arguments; the message names the difference."""
 
-    code = "QUEUE_EXISTS"
-    grpc_status = "ALREADY_EXISTS"
-    exit_code = 6
 
-
-class HoldTaken(MirrorlogError):
+class HoldTaken(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=6):
     """Another landing holds the queue's records under this name; details carry its `holder`, its `epoch`, and
     `left_ms`, what is left of its lease. Or a renewal came after the hold's end: then they carry `ended`, why."""
 
-    code = "HOLD_TAKEN"
-    grpc_status = "FAILED_PRECONDITION"
-    exit_code = 6
+
+class NoSuchHold(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+    """The queue has no landing of that name that holds its records."""
 
 
-class NoSuchHold(MirrorlogError):
-    code = "NO_SUCH_HOLD"
-    grpc_status = "NOT_FOUND"
-    exit_code = 5
-
-
-class OffsetOutOfRange(MirrorlogError):
-    """A position below the begin or beyond the end; details carry `begin` and `next`, as far as they are known."""
-
-    code = "OFFSET_OUT_OF_RANGE"
-    grpc_status = "OUT_OF_RANGE"
-    exit_code = 7
+class OffsetOutOfRange(MirrorlogError, grpc="OUT_OF_RANGE", exit_code=7):
+    """A position below the start offset or beyond the end; details carry `begin` and `next`, as far as is known."""
 
 
 class PositionLost(OffsetOutOfRange):
     """A position from which on records were lost, or may have been, confirmed ones too: a loss of the log's newest
     records was declared, and it is no retention. `details["go_on_at"]` is the first queue offset behind the gap."""
 
-    code = "POSITION_LOST"
 
-
-class TierUnreachable(MirrorlogError):
+class TierUnreachable(MirrorlogError, grpc="UNAVAILABLE", exit_code=9, retriable=True):
     """Records that a log has no more are in a Delta table, and that cannot be read from here; details carry its
     `location`."""
 
-    code = "TIER_UNREACHABLE"
-    grpc_status = "UNAVAILABLE"
-    exit_code = 9
-    retriable = True
 
-
-class TierNotAllowed(MirrorlogError):
+class TierNotAllowed(MirrorlogError, grpc="PERMISSION_DENIED", exit_code=18):
     """Records that a log has no more are said to be in a table at a place that this reader was not told to follow;
     details carry its `location`."""
 
-    code = "TIER_NOT_ALLOWED"
-    grpc_status = "PERMISSION_DENIED"
-    exit_code = 18
 
-
-class TierBroken(MirrorlogError):
+class TierBroken(MirrorlogError, grpc="DATA_LOSS", exit_code=15):
     """The Delta table that should have a queue's older records is another queue's, or has rows twice or lacks some;
     details carry its `location`, and `go_on_at`, the queue offset behind what is missing."""
 
-    code = "TIER_BROKEN"
-    grpc_status = "DATA_LOSS"
-    exit_code = 15
 
-
-class NotCurrent(MirrorlogError):
+class NotCurrent(MirrorlogError, grpc="UNAVAILABLE", exit_code=9, retriable=True):
     """A node that is cut off answers no reads, unless it is asked for stale ones: others may have confirmed more."""
-
-    code = "NOT_CURRENT"
-    grpc_status = "UNAVAILABLE"
-    exit_code = 9
-    retriable = True
 
 
 # --- The two ends of a connection do not fit. ---------------------------------------------------------------------
 
 
-class ProtocolError(MirrorlogError):
+class ProtocolError(MirrorlogError, exit_code=8):
     """Bytes that are no frames, or frames out of order. The connection is answered and closed."""
-
-    code = "PROTOCOL_ERROR"
-    grpc_status = "INTERNAL"
-    exit_code = 8
 
 
 class FrameTooLarge(ProtocolError):
-    code = "FRAME_TOO_LARGE"
+    """A frame above the limit of its connection."""
 
 
 class StalledFrame(ProtocolError):
-    code = "STALLED_FRAME"
+    """A frame was begun and not completed within `limits.frame_timeout_ms`."""
 
 
-class UnsupportedVersion(ProtocolError):
-    code = "UNSUPPORTED_VERSION"
-    grpc_status = "FAILED_PRECONDITION"
+class UnsupportedVersion(ProtocolError, grpc="FAILED_PRECONDITION"):
+    """The other end, or the cluster as a whole, does not speak the version that this needs."""
 
 
-class WrongCluster(ProtocolError):
-    code = "WRONG_CLUSTER"
-    grpc_status = "FAILED_PRECONDITION"
+class WrongCluster(ProtocolError, grpc="FAILED_PRECONDITION"):
+    """The other end belongs to another cluster."""
 
 
-class NotAMember(ProtocolError):
+class NotAMember(ProtocolError, grpc="PERMISSION_DENIED"):
     """A mirror that the log's assignment does not name, or a node that the cluster does not let in."""
 
-    code = "NOT_A_MEMBER"
-    grpc_status = "PERMISSION_DENIED"
 
-
-class NotProven(ProtocolError):
+class NotProven(ProtocolError, grpc="UNAUTHENTICATED"):
     """A node that does not prove the cluster's secret, or is not the one that its certificate names."""
 
-    code = "NOT_PROVEN"
-    grpc_status = "UNAUTHENTICATED"
 
-
-class MirrorAhead(ProtocolError):
+class MirrorAhead(ProtocolError, grpc="FAILED_PRECONDITION"):
     """The mirror holds bytes that this master has lost: the master stays closed and truncates nobody."""
-
-    code = "MIRROR_AHEAD"
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class AckBeyondEnd(ProtocolError):
     """An ack above what was sent on this link: never believed."""
 
-    code = "ACK_BEYOND_END"
 
-
-class ConnectionLost(MirrorlogError):
+class ConnectionLost(MirrorlogError, grpc="UNAVAILABLE", exit_code=9, retriable=True):
     """The link broke or could not be made."""
 
-    code = "CONNECTION_LOST"
-    grpc_status = "UNAVAILABLE"
-    exit_code = 9
-    retriable = True
 
-
-class RequestTimeout(MirrorlogError):
+class RequestTimeout(MirrorlogError, grpc="DEADLINE_EXCEEDED", exit_code=9, retriable=True):
     """A request other than a publish had no answer in time; it changed nothing that a retry would double."""
-
-    code = "REQUEST_TIMEOUT"
-    grpc_status = "DEADLINE_EXCEEDED"
-    exit_code = 9
-    retriable = True
 
 
 # --- This machine, this node. -------------------------------------------------------------------------------------
 
 
-class ConfigError(MirrorlogError):
-    code = "CONFIG_ERROR"
-    grpc_status = "FAILED_PRECONDITION"
-    exit_code = 10
+class ConfigError(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=10):
+    """A setting that makes no sense; the message names it."""
 
 
-class MissingDependency(MirrorlogError):
+class MissingDependency(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=11):
     """Java, a jar or a package that a command needs; the message says what to install."""
 
-    code = "MISSING_DEPENDENCY"
-    grpc_status = "FAILED_PRECONDITION"
-    exit_code = 11
+
+class PortTaken(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=12):
+    """An address cannot be bound: something else listens there."""
 
 
-class PortTaken(MirrorlogError):
-    code = "PORT_TAKEN"
-    grpc_status = "FAILED_PRECONDITION"
-    exit_code = 12
-
-
-class DirectoryInUse(MirrorlogError):
+class DirectoryInUse(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=13):
     """Another process holds the data directory's lock."""
 
-    code = "DIRECTORY_IN_USE"
-    grpc_status = "FAILED_PRECONDITION"
-    exit_code = 13
 
-
-class ForeignDirectory(MirrorlogError):
+class ForeignDirectory(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=14):
     """The data directory belongs to another node, cluster or log."""
 
-    code = "FOREIGN_DIRECTORY"
-    grpc_status = "FAILED_PRECONDITION"
-    exit_code = 14
 
-
-class LogCorrupt(LogUnavailable):
+class LogCorrupt(LogUnavailable, grpc="DATA_LOSS", exit_code=15, retriable=False):
     """Bad bytes below the flushed offset; details carry `first` and `last` log offset."""
 
-    code = "LOG_CORRUPT"
-    grpc_status = "DATA_LOSS"
-    exit_code = 15
-    retriable = False
 
-
-class IndexDoubtful(MirrorlogError):
+class IndexDoubtful(MirrorlogError, grpc="UNAVAILABLE", exit_code=17, retriable=True):
     """A segment's table, or the index of the past, is damaged or speaks of other bytes: it is rebuilt from the log."""
 
-    code = "INDEX_DOUBTFUL"
-    grpc_status = "UNAVAILABLE"
-    exit_code = 17
-    retriable = True
 
-
-class DiskFailed(LogUnavailable):
+class DiskFailed(LogUnavailable, exit_code=16):
     """A write or an fsync failed: what the page cache holds can no longer be trusted to reach the disk. Its node ends,
     and another one takes over."""
 
-    code = "DISK_FAILED"
-    grpc_status = "UNAVAILABLE"
-    exit_code = 16
 
-
-class DirectoryGone(DiskFailed):
+class DirectoryGone(DiskFailed, exit_code=19):
     """The directory of the node, or of a log, was removed or replaced while the node ran: what is written reaches
     nobody who looks for it. The node ends, as of a failed disk."""
-
-    code = "DIRECTORY_GONE"
-    grpc_status = "UNAVAILABLE"
-    exit_code = 19
 
 
 # --- Exchanges, virtual hosts, users. -----------------------------------------------------------------------------
 
 
-class StaleRouting(Refused):
+class StaleRouting(Refused, grpc="ABORTED", retriable=False):
     """A batch was routed by bindings that have changed since: route it again. `details["version"]`: the version of the
     routing that the node knows. The identical batch would be refused again."""
 
-    code = "STALE_ROUTING"
-    grpc_status = "ABORTED"
-    retriable = False
 
-
-class Unroutable(BadInput):
+class Unroutable(BadInput, grpc="NOT_FOUND"):
     """No binding leads from the exchange to a queue; `details`: exchange, key. Nothing was stored."""
 
-    code = "UNROUTABLE"
-    grpc_status = "NOT_FOUND"
+
+class NoSuchExchange(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+    """The virtual host has no exchange of that name."""
 
 
-class NoSuchExchange(MirrorlogError):
-    code = "NO_SUCH_EXCHANGE"
-    grpc_status = "NOT_FOUND"
-    exit_code = 5
+class NoSuchVirtualHost(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+    """The cluster has no virtual host of that name."""
 
 
-class NoSuchVirtualHost(MirrorlogError):
-    code = "NO_SUCH_VIRTUAL_HOST"
-    grpc_status = "NOT_FOUND"
-    exit_code = 5
+class NoSuchUser(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+    """The cluster has no user of that name."""
 
 
-class NoSuchUser(MirrorlogError):
-    code = "NO_SUCH_USER"
-    grpc_status = "NOT_FOUND"
-    exit_code = 5
-
-
-class ExchangeExists(MirrorlogError):
+class ExchangeExists(MirrorlogError, grpc="ALREADY_EXISTS", exit_code=6):
     """With other properties; the message names the difference."""
 
-    code = "EXCHANGE_EXISTS"
-    grpc_status = "ALREADY_EXISTS"
-    exit_code = 6
 
-
-class InUse(MirrorlogError):
+class InUse(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=6):
     """It was to go only if nothing needs it, and something does."""
 
-    code = "IN_USE"
-    grpc_status = "FAILED_PRECONDITION"
-    exit_code = 6
 
-
-class LimitReached(MirrorlogError):
+class LimitReached(MirrorlogError, grpc="RESOURCE_EXHAUSTED", exit_code=6):
     """The cluster has as many as it may; `details["limit"]` names the limit."""
 
-    code = "LIMIT_REACHED"
-    grpc_status = "RESOURCE_EXHAUSTED"
-    exit_code = 6
 
-
-class AccessRefused(BadInput):
+class AccessRefused(BadInput, grpc="PERMISSION_DENIED", exit_code=18):
     """Nothing was stored. The user has no permission for it, or nobody has: what is reserved."""
 
-    code = "ACCESS_REFUSED"
-    grpc_status = "PERMISSION_DENIED"
-    exit_code = 18
 
-
-class LoginFailed(ProtocolError):
+class LoginFailed(ProtocolError, grpc="UNAUTHENTICATED", exit_code=18):
     """No such user, another password, or a password over a connection that others may read."""
-
-    code = "LOGIN_FAILED"
-    grpc_status = "UNAUTHENTICATED"
-    exit_code = 18
 
 
 # --- Groups that ack. -----------------------------------------------------------------------------------------------
 
 
-class NotGranted(BadInput):
-    """A settlement of records that are in somebody else's hands, or in nobody's; nothing of it counts, but where it
-    says which ones somebody else has: then the others do. `details`: first, next: which; or `passed_over`, how many
-    somebody else has, and `elsewhere`, which, as [first, next]; too many to name are not named."""
-
-    code = "NOT_GRANTED"
-    grpc_status = "FAILED_PRECONDITION"
+class NotGranted(BadInput, grpc="FAILED_PRECONDITION"):
+    """A settlement of records that another consumer has, or none. Nothing of it counts, but where it says which ones
+    another has: then the others do. `details`: first, next: which; or `passed_over`, how many another consumer has, and
+    `elsewhere`, which, as [first, next]; too many to name are not named."""
 
     @classmethod
     def elsewhere_of(cls, passed_over: int, elsewhere: Sequence[tuple[int, int]]) -> NotGranted:
@@ -584,15 +401,9 @@ class SettledOtherwise(NotGranted):
     come back too often, or sent back to where they died), or `unknown` (so many have died since that nobody knows).
     What else the settlement named counts, of a subscription; nothing of it, of leases and in transactions."""
 
-    code = "SETTLED_OTHERWISE"
-
     @classmethod
     def of(
-        cls,
-        runs: Sequence[tuple[int, int, str]],
-        *,
-        passed_over: int = 0,
-        elsewhere: Sequence[tuple[int, int]] = (),
+        cls, runs: Sequence[tuple[int, int, str]], *, passed_over: int = 0, elsewhere: Sequence[tuple[int, int]] = ()
     ) -> Self:
         """`runs`: (first, next, stands), ascending, at least one; `passed_over`, `elsewhere`: see `NotGranted`."""
         first, following, stands = runs[0]
@@ -653,71 +464,36 @@ _STANDS: Final = {
 }
 
 
-class ReceiptStale(BadInput):
+class ReceiptStale(BadInput, grpc="FAILED_PRECONDITION"):
     """The lease has ended, and somebody else has the record by now; nothing of the settlement counts. `details`: first,
     next: which."""
 
-    code = "RECEIPT_STALE"
-    grpc_status = "FAILED_PRECONDITION"
 
-
-class NoSuchSubscription(MirrorlogError):
+class NoSuchSubscription(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
     """It has ended, or was never there, or is another connection's."""
 
-    code = "NO_SUCH_SUBSCRIPTION"
-    grpc_status = "NOT_FOUND"
-    exit_code = 5
+
+class NoSuchGroup(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+    """The queue has no group of that name."""
 
 
-class NoSuchGroup(MirrorlogError):
-    code = "NO_SUCH_GROUP"
-    grpc_status = "NOT_FOUND"
-    exit_code = 5
-
-
-class ExclusiveTaken(MirrorlogError):
+class ExclusiveTaken(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=6):
     """Another subscriber has the group for itself, or there are others where this one wants it for itself."""
 
-    code = "EXCLUSIVE_TAKEN"
-    grpc_status = "FAILED_PRECONDITION"
-    exit_code = 6
 
-
-class QueueExclusive(MirrorlogError):
+class QueueExclusive(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=6):
     """The queue belongs to another connection, which alone may use it; `details["queue"]`: its key."""
 
-    code = "QUEUE_EXCLUSIVE"
-    grpc_status = "FAILED_PRECONDITION"
-    exit_code = 6
+
+class ConsumerTimedOut(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=9):
+    """A record was not settled by this subscriber within the time that the queue allows; others get what it had."""
 
 
-class ConsumerTimedOut(MirrorlogError):
-    """A record was in this subscriber's hands for longer than the queue allows; what it had is given to others."""
-
-    code = "CONSUMER_TIMED_OUT"
-    grpc_status = "FAILED_PRECONDITION"
-    exit_code = 9
-
-
-class SubscriptionCancelled(MirrorlogError):
+class SubscriptionCancelled(MirrorlogError, grpc="ABORTED", exit_code=9):
     """The group was reset or deleted, or the queue was."""
-
-    code = "SUBSCRIPTION_CANCELLED"
-    grpc_status = "ABORTED"
-    exit_code = 9
-
-
-def _tree(root: type[MirrorlogError]) -> dict[str, type[MirrorlogError]]:
-    """By code. A class without one of its own stays within its module, and stands for nothing here."""
-    found = {root.code: root} if "code" in vars(root) else {}
-    for child in root.__subclasses__():
-        found.update(_tree(child))
-    return found
 
 
 def from_code(code: str, message: str, details: dict[str, Any] | None = None) -> MirrorlogError:
     """The error that an ERROR frame describes; an unknown code (a newer peer) becomes the root with its text."""
-    kind = _tree(MirrorlogError).get(code)
-    if kind is None:
-        return MirrorlogError(f"{code}: {message}", **(details or {}))
-    return kind(message, **(details or {}))
+    kind = _KINDS.get(code)
+    return MirrorlogError(f"{code}: {message}", **(details or {})) if kind is None else kind(message, **(details or {}))

@@ -16,30 +16,10 @@ from types import SimpleNamespace
 import pytest
 
 from mirrorlog.spark.landing.command import landings_of
-from mirrorlog.tools.landing import (
-    ANALYSIS_JOB,
-    AUDIT_JOB,
-    LAND_JOB,
-    RECONCILE_JOB,
-    REPLAY_JOB,
-    UPKEEP_JOB,
-    analysis,
-    audit,
-    land,
-    reconcile,
-    replay,
-    upkeep,
-)
+from mirrorlog.tools import landing
 from mirrorlog.tools.main import app
 
-JOBS = {
-    "land": LAND_JOB,
-    "reconcile": RECONCILE_JOB,
-    "audit": AUDIT_JOB,
-    "replay": REPLAY_JOB,
-    "analysis": ANALYSIS_JOB,
-    "upkeep": UPKEEP_JOB,
-}
+JOBS = {job.name: job for job in landing.JOBS}
 """mqtool's commands that become a module, by name."""
 
 SPARK = {
@@ -82,9 +62,8 @@ def refuse_nonsense(module: str, arguments: str) -> None:
 def mqtools_examples() -> list[tuple[str, str]]:
     """Commands that become a module, with the arguments of each example in their help."""
     found = []
-    for command in (land, reconcile, audit, replay, analysis, upkeep):
-        name = command.__name__
-        examples = re.findall(rf"Example: mqtool {name} (.+)", str(command.__doc__))
+    for name, job in JOBS.items():
+        examples = re.findall(rf"Example: mqtool {name} (.+)", job.help)
         found += [(name, example) for example in examples]
     return found
 

@@ -50,7 +50,7 @@ async def _serve(message_bytes: int, ready: int) -> None:
 def _server(message_bytes: int, ready: int) -> None:
     import uvloop
 
-    from mirrorlog.doors.common.heap import keep_freed_memory
+    from mirrorlog.doors.grpc_door import keep_freed_memory
 
     keep_freed_memory()
     uvloop.run(_serve(message_bytes, ready))

@@ -13,10 +13,9 @@ import sys
 from functools import partial
 
 from mirrorlog.doors.common.callers import Callers
-from mirrorlog.doors.common.running import Given, client_of, run_door
+from mirrorlog.doors.common.running import DoorArguments, client_of, run_door
 from mirrorlog.doors.common.tls import NO_TLS, DoorTls
-from mirrorlog.doors.http.answers import DEADLINE_MS, Failures, StatusSource, ask_node
-from mirrorlog.doors.http.callers import CallerSources
+from mirrorlog.doors.http.answers import DEADLINE_MS, CallerSources, Failures, StatusSource, ask_node
 from mirrorlog.doors.http.routes import make_app
 from mirrorlog.doors.http.server import HttpServer, address_of, bind_socket
 from mirrorlog.wire.renewal import Renewal
@@ -63,7 +62,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open-metrics", action="store_true", help="metrics are for everybody, also where users are")
 
 
-def _make(given: Given) -> HttpDoor:
+def _make(given: DoorArguments) -> HttpDoor:
     return HttpDoor(
         node=given.node,
         bind=given.bind,

@@ -11,14 +11,7 @@ from typing import Final, TypeVar
 
 from mirrorlog.config import split_address
 from mirrorlog.errors import ConnectionLost, ProtocolError, RequestTimeout
-from mirrorlog.wire.frames import (
-    PROTOCOL_VERSION_MAX,
-    PROTOCOL_VERSION_MIN,
-    Frame,
-    FrameReader,
-    FrameType,
-    frame,
-)
+from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Frame, FrameReader, FrameType, frame
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import AnyMessage, as_error, decode, encode
 from mirrorlog.wire.messages.handshake import Failure, Hello

@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from mirrorlog.errors import (
-    AccessRefused,
-    LogUnavailable,
-    MirrorlogError,
-    NoSuchQueue,
-    QueueExclusive,
-    RequestTimeout,
-)
-from mirrorlog.tools.cluster_status import NODE_SECONDS, gather, key_of, select
-from mirrorlog.tools.doctor_findings import STOPS, Facts, Finding, findings
-from mirrorlog.tools.output import print_json
-from mirrorlog.tools.session import AsJson, OnlyVirtualHost, session_of
+from mirrorlog.errors import AccessRefused, LogUnavailable, MirrorlogError, NoSuchQueue, QueueExclusive, RequestTimeout
+from mirrorlog.tools.common.cluster_status import NODE_SECONDS, gather, key_of, select
+from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
+from mirrorlog.tools.common.output import emit
+from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.doctor_findings import STOPS, Diagnosis, Facts, findings
 from mirrorlog.wire.messages.groups import GroupsFound
 from mirrorlog.wire.names import shown
 
@@ -49,14 +43,11 @@ def doctor(
 
     key = key_of(vhost, queue)
 
-    async def ask(client: Client) -> list[Finding]:
+    async def ask(client: Client) -> list[Diagnosis]:
         return findings(await facts_of(client, key))
 
     found = session_of(context).run(ask)
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(text_of(found))
+    emit(as_json, found, text_of(found))
     if any(each.weight == STOPS for each in found):
         raise typer.Exit(_STOPPED)
 
@@ -99,7 +90,7 @@ async def facts_of(client: Client, queue: str | None = None) -> Facts:
     )
 
 
-def text_of(found: Sequence[Finding]) -> str:
+def text_of(found: Sequence[Diagnosis]) -> str:
     """For people. Pure."""
     if not found:
         return "nothing stands still"

@@ -1,4 +1,4 @@
-"""`mqtool groups`: where the consumer groups stand, and what the groups that ack have before them."""
+"""`mqtool groups`, `group-delete`, `group-reset`: where consumer groups stand, and moving them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mirrorlog.errors import AccessRefused, BadInput, NoSuchGroup, UnsupportedVersion
-from mirrorlog.tools.arguments import parse_time
-from mirrorlog.tools.cluster_status import authorities, gather, select
-from mirrorlog.tools.output import NOTHING, print_json, show, table, yes_no
-from mirrorlog.tools.records import printable
-from mirrorlog.tools.session import AsJson, VirtualHost, session_of
+from mirrorlog.tools.common.cluster_status import authorities, gather, select
+from mirrorlog.tools.common.options import AsJson, QueueName, VirtualHost, parse_time
+from mirrorlog.tools.common.output import NOTHING, emit, print_json, show, table, yes_no
+from mirrorlog.tools.common.records import printable
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import GroupInfo, GroupMove, GroupsFound, GroupsReset
 from mirrorlog.wire.messages.queues import Position
 from mirrorlog.wire.messages.status import GroupStatus
@@ -31,6 +31,10 @@ _UNTOLD: Final = 0
 """For an epoch; the first one is 1."""
 _OWN: Final = "(own)"
 _COUNTS: Final = ("floor", "ready", "out", "leased", "parked", "unsettled", "subscribers")
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SHIFT: Final = re.compile(r"[+-][0-9]{1,18}")
+_OFFSET: Final = re.compile(r"[0-9]{1,18}")
 
 
 def groups(
@@ -67,7 +71,7 @@ def groups(
     elif queue is None:
         show(groups_view(stands))
     else:
-        show(Group(groups_view(stands), acking_view(acking), *takers_view(acking)))
+        show(Group(groups_view(stands), acking_view(acking), *consumers_view(acking)))
 
 
 async def _found(client: Client, queue: str) -> GroupsFound | None:
@@ -115,8 +119,8 @@ def groups_view(found: Sequence[GroupStatus], *, title: str = "") -> RenderableT
     return table(title, ("queue", "group", *numbers), rows, numbers=numbers)
 
 
-def takers_view(found: Sequence[GroupInfo]) -> list[RenderableType]:
-    """Who takes from groups, and who has leases of them: a table of each of which there is one. Pure."""
+def consumers_view(found: Sequence[GroupInfo]) -> list[RenderableType]:
+    """The consumers of groups, and the leases: a table of each of which there is one. Pure."""
     consumers = [
         (_name(group), printable(each.name), each.peer, str(each.priority), str(each.in_hand), yes_no(each.alone))
         for group in found
@@ -151,20 +155,17 @@ def acking_view(found: Sequence[GroupInfo]) -> RenderableType:
     return table("GROUPS THAT ACK", ("group", *_COUNTS), rows, numbers=_COUNTS)
 
 
-# `mqtool group-delete`: forget a group.
-
-
 def group_delete(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    queue: QueueName,
     group: Annotated[str, typer.Argument(help="The group, as `mqtool groups QUEUE` names it.")],
     as_json: AsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
     """Forget a group of a queue, and wait until that is confirmed. Its subscriptions end; its records stay.
 
-    A group that acks begins anew, at the queue's begin, when somebody subscribes to it again. The queue's own group
-    goes with the queue: `mqtool purge` empties it.
+    A group that acks begins anew, at the queue's start offset, when somebody subscribes to it again. The queue's own
+    group goes with the queue: `mqtool purge` empties it.
 
     Example: mqtool group-delete flights billing
     """
@@ -183,23 +184,12 @@ def group_delete(
         raise NoSuchGroup(f"queue {queue!r} has no group {group!r}; it has {names}")
 
     deleted = session_of(context).run(delete)
-    if as_json:
-        print_json(deleted)
-    else:
-        typer.echo(f"{deleted.kind} group {group} of queue {queue} deleted; it stood at {deleted.floor}")
-
-
-# `mqtool group-reset`: have groups of a queue stand somewhere else.
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_SHIFT: Final = re.compile(r"[+-][0-9]{1,18}")
-_OFFSET: Final = re.compile(r"[0-9]{1,18}")
+    emit(as_json, deleted, f"{deleted.kind} group {group} of queue {queue} deleted; it stood at {deleted.floor}")
 
 
 def group_reset(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    queue: QueueName,
     groups: Annotated[
         list[str] | None,
         typer.Argument(help="Groups, as `mqtool groups QUEUE` names them; '' or (own) is the queue's own."),
@@ -219,7 +209,7 @@ def group_reset(
     """Have groups of a queue read on from somewhere else, and wait until that is confirmed.
 
     Groups that ack forget what they have settled, returned or leased; of stream groups the position moves. Refused
-    while somebody is subscribed, or has something in hand, or was heard of in the last ten seconds, unless forced.
+    while somebody is subscribed, or has unacknowledged records, or was heard of in the last ten seconds, unless forced.
 
     Example: mqtool group-reset flights billing --to earliest --dry-run
     """
@@ -238,10 +228,7 @@ def group_reset(
             raise await _no_such_group(client, key, named or []) from None
 
     found = session_of(context).run(reset)
-    if as_json:
-        print_json(found)
-    else:
-        show(reset_view(found, forced=force))
+    emit(as_json, found, reset_view(found, forced=force))
 
 
 async def _no_such_group(client: Client, queue: str, named: list[str]) -> NoSuchGroup:

@@ -1,4 +1,4 @@
-"""`mqtool landings`: which landings keep records in the log, and how far they are."""
+"""`mqtool landings`, `landing-end`, and the commands that need Spark: `land`, `reconcile`, `audit`, `replay`, …"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,14 +16,23 @@ from rich.console import RenderableType
 from typer.core import TyperCommand
 
 from mirrorlog.errors import MissingDependency, NoSuchHold
-from mirrorlog.tools.cluster_status import authorities, gather, key_of, select
-from mirrorlog.tools.output import NOTHING, bytes_text, print_json, show, table
-from mirrorlog.tools.session import AsJson, OnlyVirtualHost, VirtualHost, session_of
+from mirrorlog.tools.common.cluster_status import of_queues
+from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost
+from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, table
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.queues import HoldInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
+
+PROGRAM_VARIABLE: Final = "MIRRORLOG_PROGRAM"
+"""By it a module knows how the user called it, for its help and its errors."""
+_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+_NODES: Final = ("servers", "tls_ca", "tls_cert", "tls_key")
+_HELP_TIMEOUT_S: Final = 60
+# Of argparse's help, what stands between the description and the example.
+_OPTIONS: Final = re.compile(r"^(?:positional arguments|options):\n.*(?=^Example: )", re.MULTILINE | re.DOTALL)
 
 
 def landings(
@@ -39,16 +48,8 @@ def landings(
 
     Example: mqtool landings flights
     """
-
-    async def ask(client: Client) -> list[HoldInfo]:
-        status = select(await gather(client), queue=key_of(vhost, queue), vhost=vhost)
-        return [hold for copy in authorities(status) for hold in copy.log.holds]
-
-    found = session_of(context).run(ask)
-    if as_json:
-        print_json(found)
-    else:
-        show(landings_view(found))
+    found = session_of(context).run(lambda client: of_queues(client, lambda log: log.holds, queue=queue, vhost=vhost))
+    emit(as_json, found, landings_view(found))
 
 
 def landings_view(found: Sequence[HoldInfo]) -> RenderableType:
@@ -76,9 +77,6 @@ def _lease(hold: HoldInfo) -> str:
     """Only the log's master knows what is left of it."""
     whole = f"{hold.lease_ms / 1000:g} s"
     return whole if hold.left_ms < 0 else f"{hold.left_ms / 1000:.1f} s of {whole}"
-
-
-# `mqtool landing-end`: let a landing's records go, and forget the landing.
 
 
 def landing_end(
@@ -115,34 +113,29 @@ def landing_end(
 # goes to the module as it is, so each option is written down once, there; for the command's help the module is asked.
 
 
-PROGRAM_VARIABLE: Final = "MIRRORLOG_PROGRAM"
-"""By it a module knows how the user called it, for its help and its errors."""
-
-_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
-_NODES: Final = ("servers", "tls_ca", "tls_cert", "tls_key")
-_HELP_TIMEOUT_S: Final = 60
-# Of argparse's help, what stands between the description and the example.
-_OPTIONS: Final = re.compile(r"^(?:positional arguments|options):\n.*(?=^Example: )", re.MULTILINE | re.DOTALL)
-
-
 @dataclass(frozen=True, slots=True)
 class SparkJob:
-    """`module`: what is run; `what`: the work, for messages; `usage`: its arguments, in short."""
+    """A command of mqtool that a module with Spark does. `module`: what is run; `what`: the work, for messages;
+    `usage`: its arguments, in short; `help`: of the command, without its options."""
 
+    name: str
     module: str
     what: str
-    usage: str = "[OPTIONS]"
+    usage: str
+    help: str
 
 
-def add_job(app: typer.Typer, function: Callable[[typer.Context], None], job: SparkJob) -> None:
-    """Make `function`, which becomes `job`, a command of `app` whose help has the options of the module."""
+def add_job(app: typer.Typer, job: SparkJob) -> None:
+    """Make `job` a command of `app`, whose help has the options of the module."""
 
     class JobCommand(TyperCommand):
         def format_options(self, ctx: Any, formatter: Any) -> None:
             formatter.write("\n")
             formatter.write(_options_of(job, ctx.command_path))
 
-    app.command(cls=JobCommand, options_metavar=job.usage, context_settings=_PASSED_ON)(function)
+    @app.command(job.name, cls=JobCommand, help=job.help, options_metavar=job.usage, context_settings=_PASSED_ON)
+    def run(context: typer.Context) -> None:
+        become(context, job)
 
 
 def become(context: typer.Context, job: SparkJob) -> None:
@@ -185,116 +178,90 @@ def _options_of(job: SparkJob, program: str) -> str:
     return f"{found.group().rstrip()}\n" if found else f"See: {' '.join(command[1:])}\n"
 
 
-# `mqtool land`: append queues' confirmed records to Delta tables.
-#
-# A thin face of `python -m mirrorlog.spark.land`.
+JOBS: Final = (
+    SparkJob(
+        "land",
+        "mirrorlog.spark.land",
+        what="landing",
+        usage="[QUEUE] [OPTIONS]",
+        help="""
+        Append a queue's confirmed records to a Delta table, each exactly once; the table tells where to go on.
 
+        It needs Spark and Java (pip install mirrorlog[spark]). With --config a file says which queues go where and
+        from which servers: --servers and TLS options, also those of mqtool itself, are refused then, and their
+        variables do not count.
 
-LAND_JOB: Final = SparkJob("mirrorlog.spark.land", what="landing", usage="[QUEUE] [OPTIONS]")
+        Example: mqtool land flights --to delta:///lake/flights
 
+        Example: mqtool land orders --to /lake/orders --follow --mode raw
 
-def land(context: typer.Context) -> None:
-    """Append a queue's confirmed records to a Delta table, each exactly once; the table tells where to go on.
+        Example: mqtool land --config landings.toml
+        """,
+    ),
+    SparkJob(
+        "reconcile",
+        "mirrorlog.spark.reconcile",
+        what="reconciling",
+        usage="QUEUE --table TABLE [OPTIONS]",
+        help="""
+        Compare a queue's log with its table: each record once, with the same content; print the ranges that differ.
 
-    It needs Spark and Java (pip install mirrorlog[spark]). With --config a file says which queues go where and from
-    which servers: --servers and TLS options, also those of mqtool itself, are refused then, and their variables do not
-    count.
+        Exit code 15 when they differ. It needs Spark and Java (pip install mirrorlog[spark]).
 
-    Example: mqtool land flights --to delta:///lake/flights
+        Example: mqtool reconcile flights --table /lake/flights
+        """,
+    ),
+    SparkJob(
+        "audit",
+        "mirrorlog.spark.audit",
+        what="an audit",
+        usage="QUEUE [OPTIONS]",
+        help="""
+        Compare all copies of a queue by the bytes of their batches; print where they differ or are damaged.
 
-    Example: mqtool land orders --to /lake/orders --follow --mode raw
+        Every node's copy is read whole. Exit code 15 when one differs or is damaged, 9 when one could not be read. It
+        needs the Python package of Spark, not Java (pip install mirrorlog[spark]).
 
-    Example: mqtool land --config landings.toml
-    """
-    become(context, LAND_JOB)
+        Example: mqtool audit flights
+        """,
+    ),
+    SparkJob(
+        "replay",
+        "mirrorlog.spark.replay",
+        what="a replay",
+        usage="--table TABLE --to-queue NAME [OPTIONS]",
+        help="""
+        Publish records of a landed table, or of one of dead letters, to a queue again; nothing is published twice.
 
+        It needs Spark and Java (pip install mirrorlog[spark]).
 
-# `mqtool reconcile`: compare a queue's log with the Delta table that it was landed in.
-#
-# A thin face of `python -m mirrorlog.spark.reconcile`.
+        Example: mqtool replay --table /lake/flights --to-queue again --dry-run
+        """,
+    ),
+    SparkJob(
+        "analysis",
+        "mirrorlog.spark.analysis",
+        what="an analysis",
+        usage="JOB --table TABLE [OPTIONS]",
+        help="""
+        Measure a landed queue: throughput, lag, redeliveries, latency; a table, or files and a picture with --out.
 
+        It asks the table and no node. It needs Spark and Java (pip install mirrorlog[spark]).
 
-RECONCILE_JOB: Final = SparkJob("mirrorlog.spark.reconcile", what="reconciling", usage="QUEUE --table TABLE [OPTIONS]")
+        Example: mqtool analysis latency --table /lake/flights --out report
+        """,
+    ),
+    SparkJob(
+        "upkeep",
+        "mirrorlog.spark.landing.upkeep.upkeep",
+        what="upkeep",
+        usage="--table TABLE [OPTIONS]",
+        help="""
+        Tidy a landed table, also while landings run: join small files, write a checkpoint, remove old files.
 
+        It asks the table and no node. It needs Spark and Java (pip install mirrorlog[spark]).
 
-def reconcile(context: typer.Context) -> None:
-    """Compare a queue's log with its table: each record once, with the same content; print the ranges that differ.
-
-    Exit code 15 when they differ. It needs Spark and Java (pip install mirrorlog[spark]).
-
-    Example: mqtool reconcile flights --table /lake/flights
-    """
-    become(context, RECONCILE_JOB)
-
-
-# `mqtool audit`: compare all copies of a queue by their bytes.
-#
-# A thin face of `python -m mirrorlog.spark.audit`.
-
-
-AUDIT_JOB: Final = SparkJob("mirrorlog.spark.audit", what="an audit", usage="QUEUE [OPTIONS]")
-
-
-def audit(context: typer.Context) -> None:
-    """Compare all copies of a queue by the bytes of their batches; print where they differ or are damaged.
-
-    Every node's copy is read whole. Exit code 15 when one differs or is damaged, 9 when one could not be read. It needs
-    the Python package of Spark, not Java (pip install mirrorlog[spark]).
-
-    Example: mqtool audit flights
-    """
-    become(context, AUDIT_JOB)
-
-
-# `mqtool replay`: publish records of a landed Delta table to a queue again.
-#
-# A thin face of `python -m mirrorlog.spark.replay`.
-
-
-REPLAY_JOB: Final = SparkJob("mirrorlog.spark.replay", what="a replay", usage="--table TABLE --to-queue NAME [OPTIONS]")
-
-
-def replay(context: typer.Context) -> None:
-    """Publish records of a landed table, or of one of dead letters, to a queue again; nothing is published twice.
-
-    It needs Spark and Java (pip install mirrorlog[spark]).
-
-    Example: mqtool replay --table /lake/flights --to-queue again --dry-run
-    """
-    become(context, REPLAY_JOB)
-
-
-# `mqtool analysis`: measure a landed queue by its Delta table.
-#
-# A thin face of `python -m mirrorlog.spark.analysis`.
-
-
-ANALYSIS_JOB: Final = SparkJob("mirrorlog.spark.analysis", what="an analysis", usage="JOB --table TABLE [OPTIONS]")
-
-
-def analysis(context: typer.Context) -> None:
-    """Measure a landed queue: throughput, lag, redeliveries, latency; a table, or files and a picture with --out.
-
-    It asks the table and no node. It needs Spark and Java (pip install mirrorlog[spark]).
-
-    Example: mqtool analysis latency --table /lake/flights --out report
-    """
-    become(context, ANALYSIS_JOB)
-
-
-# `mqtool upkeep`: tidy a landed Delta table by hand.
-#
-# A thin face of `python -m mirrorlog.spark.landing.upkeep.upkeep`.
-
-
-UPKEEP_JOB: Final = SparkJob("mirrorlog.spark.landing.upkeep.upkeep", what="upkeep", usage="--table TABLE [OPTIONS]")
-
-
-def upkeep(context: typer.Context) -> None:
-    """Tidy a landed table, also while landings run: join small files, write a checkpoint, remove old files.
-
-    It asks the table and no node. It needs Spark and Java (pip install mirrorlog[spark]).
-
-    Example: mqtool upkeep --table /lake/flights --compact --checkpoint
-    """
-    become(context, UPKEEP_JOB)
+        Example: mqtool upkeep --table /lake/flights --compact --checkpoint
+        """,
+    ),
+)

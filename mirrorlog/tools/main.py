@@ -13,39 +13,9 @@ import typer
 
 from mirrorlog import __version__
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.tools.consume import consume
-from mirrorlog.tools.doctor import doctor
-from mirrorlog.tools.events import events
-from mirrorlog.tools.group import group_delete, group_reset, groups
-from mirrorlog.tools.landing import (
-    ANALYSIS_JOB,
-    AUDIT_JOB,
-    LAND_JOB,
-    RECONCILE_JOB,
-    REPLAY_JOB,
-    UPKEEP_JOB,
-    add_job,
-    analysis,
-    audit,
-    land,
-    landing_end,
-    landings,
-    reconcile,
-    replay,
-    upkeep,
-)
-from mirrorlog.tools.leases import extend, lease, settle
-from mirrorlog.tools.masters import drain, forget_node, promote, rebalance
-from mirrorlog.tools.nodes import nodes
-from mirrorlog.tools.offline.dump import dump
-from mirrorlog.tools.offline.recover import recover
-from mirrorlog.tools.offline.recover_cluster import recover_cluster
-from mirrorlog.tools.offline.verify import verify
-from mirrorlog.tools.offsets import offsets
-from mirrorlog.tools.publish import publish
-from mirrorlog.tools.queue import declare, delete, find_offset, producers, purge, queues, rates, redrive
-from mirrorlog.tools.receive import receive
-from mirrorlog.tools.session import (
+from mirrorlog.tools.cluster import events, nodes
+from mirrorlog.tools.common.options import parse_servers
+from mirrorlog.tools.common.session import (
     DEFAULT_SERVERS,
     PASSWORD_VARIABLE,
     SERVERS_VARIABLE,
@@ -53,12 +23,23 @@ from mirrorlog.tools.session import (
     TLS_CERTIFICATE_VARIABLE,
     TLS_KEY_VARIABLE,
     USER_VARIABLE,
-    Session,
-    parse_servers,
+    ToolSession,
     session_of,
     tls_of,
 )
-from mirrorlog.tools.tail import tail
+from mirrorlog.tools.consume import consume, tail
+from mirrorlog.tools.doctor import doctor
+from mirrorlog.tools.group import group_delete, group_reset, groups
+from mirrorlog.tools.landing import JOBS, add_job, landing_end, landings
+from mirrorlog.tools.masters import drain, forget_node, promote, rebalance
+from mirrorlog.tools.offline.dump import dump
+from mirrorlog.tools.offline.recover import recover
+from mirrorlog.tools.offline.recover_cluster import recover_cluster
+from mirrorlog.tools.offline.verify import verify
+from mirrorlog.tools.offsets import offsets
+from mirrorlog.tools.publish import publish
+from mirrorlog.tools.queue import declare, delete, find_offset, producers, purge, queues, rates, redrive
+from mirrorlog.tools.receive import extend, lease, receive, settle
 from mirrorlog.tools.topology import (
     bind,
     bindings,
@@ -136,29 +117,12 @@ for command in (
     *(receive, lease, settle, extend, purge, redrive, drain, rebalance, promote),
     *(doctor, producers, rates),
     *(exchanges, bind, unbind, bindings, vhosts, users),
+    *(exchange_declare, exchange_delete, vhost_add, vhost_delete, user_set, user_delete, user_permissions, user_limits),
+    *(find_offset, landing_end, group_delete, delete, group_reset, forget_node, recover_cluster),
 ):
     app.command()(command)
-app.command("exchange-declare")(exchange_declare)
-app.command("exchange-delete")(exchange_delete)
-app.command("vhost-add")(vhost_add)
-app.command("vhost-delete")(vhost_delete)
-app.command("user-set")(user_set)
-app.command("user-delete")(user_delete)
-app.command("user-permissions")(user_permissions)
-app.command("user-limits")(user_limits)
-app.command("find-offset")(find_offset)
-app.command("landing-end")(landing_end)
-app.command("group-delete")(group_delete)
-app.command("delete")(delete)
-app.command("group-reset")(group_reset)
-app.command("forget-node")(forget_node)
-app.command("recover-cluster")(recover_cluster)
-add_job(app, land, LAND_JOB)
-add_job(app, reconcile, RECONCILE_JOB)
-add_job(app, audit, AUDIT_JOB)
-add_job(app, replay, REPLAY_JOB)
-add_job(app, analysis, ANALYSIS_JOB)
-add_job(app, upkeep, UPKEEP_JOB)
+for job in JOBS:
+    add_job(app, job)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -167,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     130 when it was interrupted; 1 when stdout does not take what is written: without a word when nobody reads it any
     more.
     """
-    session = Session()
+    session = ToolSession()
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
         code = app(given or ["--help"], prog_name="mqtool", standalone_mode=False, obj=session)

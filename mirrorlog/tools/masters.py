@@ -1,4 +1,4 @@
-"""`mqtool drain`: a node hands over what it masters, before it is stopped."""
+"""`mqtool drain`, `rebalance`, `promote`, `forget-node`: which node masters what, and who belongs to the cluster."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mirrorlog.errors import BadInput, ConnectionLost, Refused, RequestTimeout
-from mirrorlog.tools.cluster_status import AllStatuses, copies, gather
-from mirrorlog.tools.cluster_view import masters
-from mirrorlog.tools.output import NOTHING, offset_text, print_json, show, table
-from mirrorlog.tools.session import AsJson, session_of
+from mirrorlog.tools.common.cluster_status import AllStatuses, copies, gather, mastered_by
+from mirrorlog.tools.common.options import AsJson
+from mirrorlog.tools.common.output import NOTHING, emit, offset_text, print_json, table
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.operators import CopyPromoted, CopyReport, Move, Rebalanced
 from mirrorlog.wire.messages.status import ClusterStatus
 
@@ -93,14 +93,11 @@ def still_mastered(view: ClusterStatus, node_id: str) -> list[str]:
         return [f"the node that answers does not know yet that {node_id} drains"]
     left = []
     for log in view.logs:
-        if log.name in masters(view, node_id):
+        if log.name in mastered_by(view, node_id):
             others = [node for node in log.in_sync if node != node_id and node not in log.marked]
             reason = f"to {', '.join(others)}" if others else "no other copy is in sync"
             left.append(f"log {log.name} ({reason})")
     return left
-
-
-# `mqtool rebalance`: every log is mastered by its home again.
 
 
 def rebalance(
@@ -126,10 +123,7 @@ def rebalance(
         return found
 
     found = session_of(context).run(ask)
-    if as_json:
-        print_json(found)
-    else:
-        show(rebalance_view(found, waited=wait))
+    emit(as_json, found, rebalance_view(found, waited=wait))
 
 
 def still_away(view: ClusterStatus, moves: list[Move]) -> list[str]:
@@ -154,10 +148,7 @@ def rebalance_view(found: Rebalanced, *, waited: bool) -> RenderableType:
     return table("", ("log", "master", "home", ""), rows)
 
 
-# `mqtool promote`: a log goes on from a copy that may lack what was confirmed, by hand.
-
-
-class Promotion(msgspec.Struct, frozen=True, kw_only=True):
+class PromotionReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `mqtool promote --json` prints: `answer` as in `mirrorlog.wire.messages`; `copies`: of those that are there,
     as they say themselves."""
 
@@ -179,23 +170,20 @@ def promote(
 
     Refused while the cluster can promote without a loss (exit code 3): it does so by itself. Shows what each copy holds
     and from which log offset on records may be lost; --accept-loss does it. The loss is reported by mqtool nodes, its
-    end once a copy that is missing returns; what that one cuts is set aside for mqtool recover.
+    end once a copy that is missing returns; what that one cuts is kept for mqtool recover.
 
     Example: mqtool promote main --to n2 --accept-loss
     """
     if accept_loss and dry_run:
         raise BadInput("--dry-run does nothing, --accept-loss does it: choose one")
 
-    async def ask(client: Client) -> Promotion:
+    async def ask(client: Client) -> PromotionReport:
         answer = await client.admin.promote(log, to=to, accept_loss=accept_loss)
         reports = answer.copies if answer.done else reports_of(answer, await gather(client))
-        return Promotion(answer=answer, copies=reports)
+        return PromotionReport(answer=answer, copies=reports)
 
     found = session_of(context).run(ask)
-    if as_json:
-        print_json(found)
-    else:
-        show(promote_view(found, to=to))
+    emit(as_json, found, promote_view(found, to=to))
     if not accept_loss and not dry_run:
         raise Refused("nothing was changed: --accept-loss does it, --dry-run only looks")
 
@@ -217,7 +205,7 @@ def reports_of(answer: CopyPromoted, status: AllStatuses) -> list[CopyReport]:
     ]
 
 
-def promote_view(found: Promotion, *, to: str) -> RenderableType:
+def promote_view(found: PromotionReport, *, to: str) -> RenderableType:
     """What each copy holds, and what comes of it. Pure."""
     answer = found.answer
     rows = [
@@ -238,7 +226,7 @@ def _done(answer: CopyPromoted) -> Iterator[str]:
     yield f"confirmed records may be lost from log offset {answer.lost_from} on, {end}"
 
 
-def _would(found: Promotion, to: str) -> Iterator[str]:
+def _would(found: PromotionReport, to: str) -> Iterator[str]:
     best = _best(found.copies, to)
     if best is None:
         yield "no copy says what it holds"
@@ -250,9 +238,6 @@ def _would(found: Promotion, to: str) -> Iterator[str]:
 def _best(reports: Sequence[CopyReport], to: str) -> CopyReport | None:
     usable = [copy for copy in reports if not copy.error and to in ("", copy.node_id)]
     return max(usable, key=lambda copy: (copy.last_epoch, copy.end), default=None)
-
-
-# `mqtool forget-node`: a node will not come back.
 
 
 def forget_node(
@@ -270,7 +255,4 @@ def forget_node(
     Example: mqtool forget-node n3
     """
     session_of(context).run(lambda client: client.admin.forget_node(node, force=force))
-    if as_json:
-        print_json({"node_id": node, "forgotten": True})
-    else:
-        typer.echo(f"node {node} is forgotten")
+    emit(as_json, {"node_id": node, "forgotten": True}, f"node {node} is forgotten")

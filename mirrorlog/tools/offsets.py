@@ -13,22 +13,32 @@ from rich.live import Live
 from rich.text import Text
 
 from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError
-from mirrorlog.tools.cluster_status import AllStatuses, Copy, Unreachable, authorities, copies, gather, key_of, select
-from mirrorlog.tools.cluster_view import log_warnings, newest_view
-from mirrorlog.tools.group import groups_view
-from mirrorlog.tools.output import (
+from mirrorlog.tools.common.cluster_status import (
+    AllStatuses,
+    LogCopy,
+    Unreachable,
+    authorities,
+    copies,
+    gather,
+    key_of,
+    log_warnings,
+    newest_view,
+    select,
+)
+from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
+from mirrorlog.tools.common.output import (
     NOTHING,
     ago_text,
     bytes_text,
+    emit,
     offset_text,
-    print_json,
     print_json_line,
-    show,
     table,
     terminal_console,
     yes_no,
 )
-from mirrorlog.tools.session import AsJson, OnlyVirtualHost, Session, session_of
+from mirrorlog.tools.common.session import ToolSession, session_of
+from mirrorlog.tools.group import groups_view
 from mirrorlog.wire.messages.status import MirrorStatus, PlacedLog
 from mirrorlog.wire.names import shown
 
@@ -84,7 +94,7 @@ def _logs(status: AllStatuses) -> RenderableType:
     return table(f"LOGS of {status.cluster_name}", ("log", "node", "role", "state", *numbers), rows, numbers=numbers)
 
 
-def _notes(status: AllStatuses, best: list[Copy]) -> Iterator[Text]:
+def _notes(status: AllStatuses, best: list[LogCopy]) -> Iterator[Text]:
     """What a reader of the table must know."""
     for node in status.unreachable:
         yield Text(unreachable_text(node), style="red")
@@ -133,7 +143,7 @@ def _in_sync_text(log: PlacedLog) -> list[str]:
     return [f"{node} (marked)" if node in log.marked else node for node in log.in_sync]
 
 
-def _mirrors(best: list[Copy]) -> list[RenderableType]:
+def _mirrors(best: list[LogCopy]) -> list[RenderableType]:
     rows = [(copy, mirror) for copy in best for mirror in copy.log.mirrors]
     if not rows:
         return []
@@ -155,7 +165,7 @@ def _mirrors(best: list[Copy]) -> list[RenderableType]:
     ]
 
 
-def _offsets_row(copy: Copy, mirror: MirrorStatus) -> tuple[str, ...]:
+def _offsets_row(copy: LogCopy, mirror: MirrorStatus) -> tuple[str, ...]:
     offsets = (mirror.requested, mirror.sent, mirror.acked, mirror.flushed)
     return (copy.log.name, mirror.node_id, _link(mirror), yes_no(mirror.in_sync), *map(offset_text, offsets))
 
@@ -167,7 +177,7 @@ def _link(mirror: MirrorStatus) -> str:
     return "down"
 
 
-def _lag_row(copy: Copy, mirror: MirrorStatus) -> tuple[str, ...]:
+def _lag_row(copy: LogCopy, mirror: MirrorStatus) -> tuple[str, ...]:
     estimated = "~" if mirror.lag_records_estimated else ""
     return (
         copy.log.name,
@@ -181,7 +191,7 @@ def _lag_row(copy: Copy, mirror: MirrorStatus) -> tuple[str, ...]:
     )
 
 
-def _queues(best: list[Copy]) -> list[RenderableType]:
+def _queues(best: list[LogCopy]) -> list[RenderableType]:
     rows = [
         (shown(queue.name), str(queue.queue_id), copy.log.name, str(queue.begin), str(queue.next), str(queue.confirmed))
         for copy in best
@@ -191,7 +201,7 @@ def _queues(best: list[Copy]) -> list[RenderableType]:
     return [table("QUEUES", ("queue", "id", "log", *numbers), rows, numbers=numbers)] if rows else []
 
 
-def _groups(best: list[Copy]) -> list[RenderableType]:
+def _groups(best: list[LogCopy]) -> list[RenderableType]:
     groups = [group for copy in best for group in copy.log.groups]
     return [groups_view(groups, title="CONSUMER GROUPS")] if groups else []
 
@@ -227,13 +237,10 @@ def offsets(
             _watch(session, look, every=every, as_json=as_json)
         return
     status = session.run(look)
-    if as_json:
-        print_json(status)
-    else:
-        show(offsets_view(status))
+    emit(as_json, status, offsets_view(status))
 
 
-def _watch(session: Session, look: _Look, *, every: float, as_json: bool) -> None:
+def _watch(session: ToolSession, look: _Look, *, every: float, as_json: bool) -> None:
     """Look again and again, each time over a new connection: the server that answered before may be gone."""
     if as_json:
         while True:
@@ -245,7 +252,7 @@ def _watch(session: Session, look: _Look, *, every: float, as_json: bool) -> Non
             time.sleep(every)
 
 
-def _view(session: Session, look: _Look) -> RenderableType:
+def _view(session: ToolSession, look: _Look) -> RenderableType:
     try:
         return offsets_view(session.run(look))
     except MirrorlogError as error:

@@ -19,10 +19,10 @@ import typer
 
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, asked_attributes
 from mirrorlog.errors import BadInput, MirrorlogError, Overloaded
-from mirrorlog.tools.arguments import parse_pair
-from mirrorlog.tools.output import print_json
-from mirrorlog.tools.records import GivenRecord, Header, parse_record
-from mirrorlog.tools.session import AsJson, Session, VirtualHost, session_of
+from mirrorlog.tools.common.options import AsJson, OptionalQueue, VirtualHost, parse_pair
+from mirrorlog.tools.common.output import print_json
+from mirrorlog.tools.common.records import Header, ParsedRecord, parse_record
+from mirrorlog.tools.common.session import ToolSession, session_of
 from mirrorlog.wire.frames import Level
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified
 
@@ -43,6 +43,9 @@ _CHUNK_BYTES: Final = 64 * 1024
 _CHUNKS_AHEAD: Final = 16
 
 _Chunks = asyncio.Queue[bytes | OSError]
+
+_T_co = TypeVar("_T_co", covariant=True)
+_T = TypeVar("_T")
 
 
 async def read_lines(fd: int) -> AsyncIterator[bytes]:
@@ -88,14 +91,10 @@ def _read(fd: int, loop: asyncio.AbstractEventLoop, chunks: _Chunks) -> None:
             return
 
 
-# Handing records over as fast as there is room, and hearing of each in its order: to a queue or to an exchange.
+# Sending records as fast as there is room, and hearing of each in its order: to a queue or to an exchange.
 
 
-_T_co = TypeVar("_T_co", covariant=True)
-_T = TypeVar("_T")
-
-
-class Handed(Protocol[_T_co]):
+class InFlight(Protocol[_T_co]):
     """A record on its way: a producer's Delivery, a publisher's Publication."""
 
     def done(self) -> bool: ...
@@ -103,14 +102,14 @@ class Handed(Protocol[_T_co]):
     def __await__(self) -> Generator[Any, None, _T_co]: ...
 
 
-async def hand_all_over(
-    records: AsyncIterator[GivenRecord],
-    hand_over: Callable[[GivenRecord], Awaitable[Handed[_T]]],
+async def send_all(
+    records: AsyncIterator[ParsedRecord],
+    hand_over: Callable[[ParsedRecord], Awaitable[InFlight[_T]]],
     ended: Callable[[_T], None],
 ) -> None:
     """`hand_over` waits for room, not for the confirm; `ended` is told of each that was confirmed, in their order.
     Raises the first error, once all others have ended too."""
-    waiting: deque[Handed[_T]] = deque()
+    waiting: deque[InFlight[_T]] = deque()
     try:
         async for record in records:
             waiting.append(await hand_over(record))
@@ -120,7 +119,7 @@ async def hand_all_over(
         await _hear(waiting, ended)
 
 
-async def _hear(waiting: deque[Handed[_T]], ended: Callable[[_T], None]) -> None:
+async def _hear(waiting: deque[InFlight[_T]], ended: Callable[[_T], None]) -> None:
     failure: MirrorlogError | None = None
     while waiting:
         try:
@@ -131,7 +130,7 @@ async def _hear(waiting: deque[Handed[_T]], ended: Callable[[_T], None]) -> None
         raise failure
 
 
-class Published(msgspec.Struct, kw_only=True):
+class QueueTotals(msgspec.Struct, kw_only=True):
     """What --json prints of a queue: how many records were confirmed, their first and last queue offset, the fewest
     copies."""
 
@@ -148,13 +147,13 @@ class Published(msgspec.Struct, kw_only=True):
         self.copies = receipt.copies if self.copies is None else min(self.copies, receipt.copies)
 
 
-class PublishedTo(msgspec.Struct, kw_only=True):
+class ExchangeTotals(msgspec.Struct, kw_only=True):
     """What --json prints of an exchange. `records`: that were confirmed; `unroutable`: that led to no queue."""
 
     exchange: str
     records: int = 0
     unroutable: int = 0
-    queues: list[Published] = []
+    queues: list[QueueTotals] = []
 
     def add(self, routed: Routed) -> None:
         self.records += routed.routed
@@ -162,13 +161,13 @@ class PublishedTo(msgspec.Struct, kw_only=True):
         known = {each.queue: each for each in self.queues}
         for queue, receipt in routed.receipts.items():
             if queue not in known:
-                self.queues.append(known.setdefault(queue, Published(queue=queue)))
+                self.queues.append(known.setdefault(queue, QueueTotals(queue=queue)))
             known[queue].add(receipt)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """`exchange`: None for a queue of that name."""
+class _Destination:
+    """Where records go, and when one counts as confirmed. `exchange`: None for a queue of that name."""
 
     queue: str
     exchange: str | None
@@ -180,9 +179,7 @@ class _Asked:
 
 def publish(
     context: typer.Context,
-    queue: Annotated[
-        str | None, typer.Argument(metavar="[QUEUE]", help="The queue's name.", show_default=False)
-    ] = None,
+    queue: OptionalQueue = None,
     *,
     value: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A record's value. Repeatable.")] = None,
     file: Annotated[
@@ -243,23 +240,23 @@ def publish(
         raise BadInput("--records has each record's own key, headers, priority and times; leave those options out")
     Level.parse(confirm)
     headers: list[Header] = [_header(text) for text in header or []]
-    own = GivenRecord(None, None if key is None else os.fsencode(key), headers, None, attributes)
+    own = ParsedRecord(None, None if key is None else os.fsencode(key), headers, None, attributes)
     given = _values(value or [], file, own) if records is None else _records(records)
-    asked = _Asked(queue or "", exchange, vhost, mandatory, _level(confirm), int(timeout * 1000))
-    _publish(session_of(context), asked, given, as_json=as_json)
+    to = _Destination(queue or "", exchange, vhost, mandatory, _level(confirm), int(timeout * 1000))
+    _publish(session_of(context), to, given, as_json=as_json)
 
 
-def _publish(session: Session, asked: _Asked, given: AsyncIterator[GivenRecord], *, as_json: bool) -> None:
-    to_queue = Published(queue=asked.queue)
-    to_exchange = PublishedTo(exchange=asked.exchange or "")
+def _publish(session: ToolSession, to: _Destination, given: AsyncIterator[ParsedRecord], *, as_json: bool) -> None:
+    to_queue = QueueTotals(queue=to.queue)
+    to_exchange = ExchangeTotals(exchange=to.exchange or "")
 
     async def send(client: Client) -> None:
-        if asked.exchange is None:
-            await _send(client, asked, given, to_queue)
+        if to.exchange is None:
+            await _send(client, to, given, to_queue)
         else:
-            await _route(client, asked, given, to_exchange)
+            await _route(client, to, given, to_exchange)
 
-    published = to_queue if asked.exchange is None else to_exchange
+    published = to_queue if to.exchange is None else to_exchange
     try:
         session.run(send)
     except MirrorlogError:
@@ -269,23 +266,25 @@ def _publish(session: Session, asked: _Asked, given: AsyncIterator[GivenRecord],
     _print(published, as_json)
 
 
-async def _send(client: Client, asked: _Asked, given: AsyncIterator[GivenRecord], published: Published) -> None:
+async def _send(client: Client, to: _Destination, given: AsyncIterator[ParsedRecord], published: QueueTotals) -> None:
     """To a queue."""
-    name = qualified(asked.vhost, asked.queue)
-    async with client.producer(name, confirm=asked.confirm, delivery_timeout_ms=asked.timeout_ms) as producer:
-        await hand_all_over(given, partial(_to_queue, producer), published.add)
+    name = qualified(to.vhost, to.queue)
+    async with client.producer(name, confirm=to.confirm, delivery_timeout_ms=to.timeout_ms) as producer:
+        await send_all(given, partial(_to_queue, producer), published.add)
 
 
-async def _route(client: Client, asked: _Asked, given: AsyncIterator[GivenRecord], published: PublishedTo) -> None:
+async def _route(
+    client: Client, to: _Destination, given: AsyncIterator[ParsedRecord], published: ExchangeTotals
+) -> None:
     """To an exchange."""
     async with client.publisher(
-        asked.exchange or "",
-        virtual_host=asked.vhost,
-        mandatory=asked.mandatory,
-        confirm=asked.confirm,
-        delivery_timeout_ms=asked.timeout_ms,
+        to.exchange or "",
+        virtual_host=to.vhost,
+        mandatory=to.mandatory,
+        confirm=to.confirm,
+        delivery_timeout_ms=to.timeout_ms,
     ) as publisher:
-        await hand_all_over(given, partial(_to_exchange, publisher), published.add)
+        await send_all(given, partial(_to_exchange, publisher), published.add)
 
 
 def _header(text: str) -> tuple[str, bytes]:
@@ -297,7 +296,7 @@ def _level(confirm: str) -> str | int:
     return int(confirm) if confirm.isdecimal() else confirm
 
 
-async def _values(values: Sequence[str], file: Path | None, own: GivenRecord) -> AsyncIterator[GivenRecord]:
+async def _values(values: Sequence[str], file: Path | None, own: ParsedRecord) -> AsyncIterator[ParsedRecord]:
     """The bytes that were typed, or the lines of the file; all else as in `own`."""
     for value in values:
         yield own._replace(value=os.fsencode(value))
@@ -306,7 +305,7 @@ async def _values(values: Sequence[str], file: Path | None, own: GivenRecord) ->
             yield own._replace(value=line)
 
 
-async def _records(file: Path) -> AsyncIterator[GivenRecord]:
+async def _records(file: Path) -> AsyncIterator[ParsedRecord]:
     async for line in _lines(file):
         if line.strip():
             yield parse_record(line)
@@ -326,7 +325,7 @@ async def _lines(file: Path) -> AsyncIterator[bytes]:
             yield line
 
 
-async def _to_queue(producer: Producer, record: GivenRecord) -> Delivery:
+async def _to_queue(producer: Producer, record: ParsedRecord) -> Delivery:
     """Wait for room in the window, not for the confirm."""
     while True:
         try:
@@ -341,7 +340,7 @@ async def _to_queue(producer: Producer, record: GivenRecord) -> Delivery:
             await producer.room()
 
 
-async def _to_exchange(publisher: Publisher, record: GivenRecord) -> Publication:
+async def _to_exchange(publisher: Publisher, record: ParsedRecord) -> Publication:
     """The same, routed by the record's key."""
     try:
         routing_key = (record.key or b"").decode()
@@ -357,17 +356,17 @@ async def _to_exchange(publisher: Publisher, record: GivenRecord) -> Publication
     )
 
 
-def _print(published: Published | PublishedTo, as_json: bool) -> None:
+def _print(published: QueueTotals | ExchangeTotals, as_json: bool) -> None:
     if as_json:
         print_json(published)
         return
-    queues = published.queues if isinstance(published, PublishedTo) else [published] if published.records else []
+    queues = published.queues if isinstance(published, ExchangeTotals) else [published] if published.records else []
     for each in queues:
         typer.echo(
             f"{_counted(each.records)} confirmed in {each.queue}: queue offsets {each.first} to {each.last}, "
             f"copies {each.copies}"
         )
-    if isinstance(published, PublishedTo) and published.unroutable:
+    if isinstance(published, ExchangeTotals) and published.unroutable:
         dropped = "was dropped" if published.unroutable == 1 else "were dropped"
         typer.echo(f"{_counted(published.unroutable)} led to no queue and {dropped}")
     elif not queues:

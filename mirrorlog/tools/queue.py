@@ -1,4 +1,4 @@
-"""`mqtool queues`: which queues there are and where they live."""
+"""`mqtool queues`, `declare`, `delete`, `purge`, `redrive`, `rates`, `producers`, `find-offset`: queues."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mirrorlog.errors import BadInput, NoSuchQueue
-from mirrorlog.tools.arguments import parse_arguments, parse_time
-from mirrorlog.tools.cluster_status import authorities, gather, key_of, select
-from mirrorlog.tools.output import NOTHING, bytes_text, print_json, show, table
-from mirrorlog.tools.session import AsJson, OnlyVirtualHost, VirtualHost, session_of
+from mirrorlog.tools.common.cluster_status import of_queues
+from mirrorlog.tools.common.options import (
+    AckingGroup,
+    AsJson,
+    OnlyVirtualHost,
+    QueueName,
+    VirtualHost,
+    parse_arguments,
+    parse_time,
+)
+from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, print_json, table
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import ProducerStatus, QueueCounts, QueueStatus
@@ -29,8 +37,8 @@ def queues(
 ) -> None:
     """List the queues: their nodes, their confirmed records, their arguments.
 
-    As the connected node knows them; `next` is the queue offset after the last confirmed record. Behind them those that
-    nobody can answer for, all of whose nodes are down; in JSON these have `outage` in place of what a node would tell.
+    As the connected node knows them; `next` is the queue offset after the last confirmed record. Queues all of whose
+    nodes are down come last; in JSON they have `outage` in place of what a node would tell.
 
     Example: mqtool queues flights
     """
@@ -39,10 +47,11 @@ def queues(
     _refuse_missing(metadata)
     if vhost is not None:
         metadata = within(metadata, vhost)
-    if as_json:
-        print_json([*metadata.queues, *map(outage_fields, metadata.outages)])
-    else:
-        show(Group(queues_view(metadata.queues, metadata.node_id), *outages_view(metadata.outages)))
+    emit(
+        as_json,
+        [*metadata.queues, *map(outage_fields, metadata.outages)],
+        Group(queues_view(metadata.queues, metadata.node_id), *outages_view(metadata.outages)),
+    )
 
 
 def within(metadata: Metadata, vhost: str) -> Metadata:
@@ -95,13 +104,10 @@ def _refuse_missing(metadata: Metadata) -> None:
         raise NoSuchQueue(f"no queue {named}{where}; make it with: mqtool declare {name}{option}")
 
 
-# `mqtool declare`: make a queue.
-
-
 def declare(
     context: typer.Context,
     *,
-    name: Annotated[str, typer.Argument(help="The queue's name.")],
+    name: QueueName,
     arg: Annotated[
         list[str] | None,
         typer.Option("--arg", metavar="NAME=VALUE", help="An argument, see above; JSON or text. Repeatable."),
@@ -138,22 +144,20 @@ def declare(
     if expires is not None:
         arguments["x-expires"] = expires
     queue = session_of(context).run(lambda client: client.admin.declare(qualified(vhost, name), arguments))
-    if as_json:
-        print_json(queue)
-    else:
-        typer.echo(f"queue {shown(queue.name)} is there: id {queue.queue_id}, master {queue.master}, next {queue.next}")
-
-
-# `mqtool delete`: delete a queue.
+    emit(
+        as_json,
+        queue,
+        f"queue {shown(queue.name)} is there: id {queue.queue_id}, master {queue.master}, next {queue.next}",
+    )
 
 
 def delete(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    queue: QueueName,
     *,
     if_empty: Annotated[bool, typer.Option("--if-empty", help="Only when its groups have settled all.")] = False,
     if_unused: Annotated[
-        bool, typer.Option("--if-unused", help="Only while nobody takes from it; readers at mirrors do not count.")
+        bool, typer.Option("--if-unused", help="Only while nobody consumes from it; readers at mirrors do not count.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Also when a landing holds records of it.")] = False,
     as_json: AsJson = False,
@@ -171,26 +175,24 @@ def delete(
             qualified(vhost, queue), if_empty=if_empty, if_unused=if_unused, force=force
         )
     )
-    if as_json:
-        print_json({"queue": queue, "records": records})
-    else:
-        typer.echo(f"queue {queue} deleted; {records} record{'' if records == 1 else 's'} had not been settled")
-
-
-# `mqtool purge`: empty a queue's group.
+    emit(
+        as_json,
+        {"queue": queue, "records": records},
+        f"queue {queue} deleted; {records} record{'' if records == 1 else 's'} had not been settled",
+    )
 
 
 def purge(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
-    group: Annotated[str, typer.Option("--group", help="An acking group; by default the queue's own.")] = "",
+    queue: QueueName,
+    group: AckingGroup = "",
     as_json: AsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
     """Settle every record that waits in a queue, and wait until that is confirmed.
 
-    What somebody has in hand, or on a lease, stays his. Other groups keep theirs, and readers of the queue as a stream
-    still find the records, as long as they are kept.
+    Records that a consumer has not acknowledged, or has leased, stay with it. Other groups keep theirs, and readers of
+    the queue as a stream still find the records, as long as they are kept.
 
     Example: mqtool purge flights
     """
@@ -200,9 +202,6 @@ def purge(
     else:
         where = f"group {group} of queue {queue}" if group else f"queue {queue}"
         typer.echo(f"{records} record{'' if records == 1 else 's'} purged from {where}")
-
-
-# `mqtool redrive`: send dead letters back to where they died.
 
 
 def redrive(  # noqa: PLR0917  (typer makes them options, nobody passes them by position)
@@ -217,17 +216,19 @@ def redrive(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
 ) -> None:
     """Send records that wait in a queue back to where they died, without the headers that tell of it.
 
-    What somebody has in hand stays his. They arrive a moment later, each once; one that never died, or whose queue is
-    gone, stays: so fewer may leave than are looked at. Asked again, it sends those that have come since.
+    Records that a consumer has not acknowledged stay with it. The others arrive a moment later, each once; one that
+    never died, or whose queue is gone, stays: so fewer may leave than are looked at. Asked again, it sends those that
+    have come since.
 
     Example: mqtool redrive flights.dead --max 100
     """
     key = qualified(vhost, queue)
     records = session_of(context).run(lambda client: client.admin.redrive(key, to=to, records_max=most))
-    if as_json:
-        print_json({"queue": queue, "to": to, "records": records})
-    else:
-        typer.echo(_told(records, f"queue {to}" if to else "where it died"))
+    emit(
+        as_json,
+        {"queue": queue, "to": to, "records": records},
+        _told(records, f"queue {to}" if to else "where it died"),
+    )
 
 
 def _told(records: int, where: str) -> str:
@@ -236,9 +237,6 @@ def _told(records: int, where: str) -> str:
         return "no record waits"
     looked_at = "1 record is" if records == 1 else f"up to {records} records are"
     return f"{looked_at} looked at; each that may go leaves for {where}"
-
-
-# `mqtool rates`: how many records go through each queue, now and since its master's process began.
 
 
 def rates(
@@ -253,13 +251,8 @@ def rates(
 
     Example: mqtool rates flights
     """
-    key = key_of(vhost, queue)
-    status = select(session_of(context).run(gather), queue=key, vhost=vhost)
-    found = [each for copy in authorities(status) for each in copy.log.queues]
-    if as_json:
-        print_json(found)
-    else:
-        show(rates_view(found))
+    found = session_of(context).run(lambda client: of_queues(client, lambda log: log.queues, queue=queue, vhost=vhost))
+    emit(as_json, found, rates_view(found))
 
 
 def rates_view(found: Sequence[QueueStatus]) -> RenderableType:
@@ -275,9 +268,6 @@ def _cells(counts: QueueCounts) -> list[str]:
     return [*(f"{each:.1f}" for each in rates), *map(str, totals)]
 
 
-# `mqtool producers`: who has published what is not confirmed yet, and who is held up by which limit.
-
-
 def producers(
     context: typer.Context,
     queue: Annotated[str | None, typer.Argument(help="Only of this queue.", show_default=False)] = None,
@@ -290,13 +280,10 @@ def producers(
 
     Example: mqtool producers flights
     """
-    key = key_of(vhost, queue)
-    status = select(session_of(context).run(gather), queue=key, vhost=vhost)
-    found = [each for copy in authorities(status) for each in copy.log.producers]
-    if as_json:
-        print_json(found)
-    else:
-        show(producers_view(found))
+    found = session_of(context).run(
+        lambda client: of_queues(client, lambda log: log.producers, queue=queue, vhost=vhost)
+    )
+    emit(as_json, found, producers_view(found))
 
 
 def producers_view(found: Sequence[ProducerStatus]) -> RenderableType:
@@ -318,12 +305,9 @@ def producers_view(found: Sequence[ProducerStatus]) -> RenderableType:
     return table("", columns, rows, numbers=("unconfirmed", "batches", "since"))
 
 
-# `mqtool find-offset`: the first record at or after a time.
-
-
 def find_offset(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The queue's name.")],
+    queue: QueueName,
     time: Annotated[str, typer.Argument(help="ISO 8601; UTC without a zone.")],
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
     as_json: AsJson = False,
@@ -334,7 +318,4 @@ def find_offset(
     """
     append_time_us = parse_time(time)
     found = session_of(context).run(lambda client: client.admin.find_offset(qualified(vhost, queue), append_time_us))
-    if as_json:
-        print_json({"queue": queue, "append_time_us": append_time_us, "queue_offset": found})
-    else:
-        typer.echo(found)
+    emit(as_json, {"queue": queue, "append_time_us": append_time_us, "queue_offset": found}, str(found))

@@ -1,4 +1,4 @@
-"""`mqtool exchanges`: which exchanges a virtual host has."""
+"""`mqtool exchanges`, `bind`, `vhosts` and what changes them: exchanges, bindings and virtual hosts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import RenderableType
 
-from mirrorlog.tools.arguments import parse_arguments
-from mirrorlog.tools.output import NOTHING, print_json, show, table
-from mirrorlog.tools.session import AsJson, VirtualHost, session_of
+from mirrorlog.tools.common.options import AsJson, VirtualHost, parse_arguments
+from mirrorlog.tools.common.output import NOTHING, emit, table
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 from mirrorlog.wire.routing import PREDEFINED, Binding
@@ -28,10 +28,7 @@ def exchanges(context: typer.Context, vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
     Example: mqtool exchanges --vhost shop
     """
     routing = session_of(context).run(lambda client: client.admin.topology.routing(virtual_host=vhost))
-    if as_json:
-        print_json(dict(sorted({**PREDEFINED, **routing.exchanges}.items())))
-    else:
-        show(exchanges_view(routing))
+    emit(as_json, dict(sorted({**PREDEFINED, **routing.exchanges}.items())), exchanges_view(routing))
 
 
 def exchanges_view(routing: Routing) -> RenderableType:
@@ -54,9 +51,6 @@ def exchanges_view(routing: Routing) -> RenderableType:
     return table("", ("exchange", "kind", "bindings", "alternate", "properties"), rows, numbers=("bindings",))
 
 
-# `mqtool exchange-declare`: make an exchange.
-
-
 def exchange_declare(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The exchange's name.")],
@@ -65,7 +59,7 @@ def exchange_declare(
     alternate: Annotated[str, typer.Option("--alternate", help="The exchange that gets what matches nothing.")] = "",
     auto_delete: Annotated[bool, typer.Option("--auto-delete", help="It goes with the last binding from it.")] = False,
     internal: Annotated[bool, typer.Option("--internal", help="Only other exchanges give it messages.")] = False,
-    transient: Annotated[bool, typer.Option("--transient", help="Declared as not durable; it is kept alike.")] = False,
+    transient: Annotated[bool, typer.Option("--transient", help="Declared as not durable; kept all the same.")] = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
     """Make an exchange, and wait until all nodes know it.
@@ -88,9 +82,6 @@ def exchange_declare(
     typer.echo(f"exchange {name} is there: {kind}")
 
 
-# `mqtool exchange-delete`: take an exchange away, and the bindings from and to it.
-
-
 def exchange_delete(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The exchange's name.")],
@@ -106,9 +97,6 @@ def exchange_delete(
         lambda client: client.admin.topology.delete_exchange(name, if_unused=if_unused, virtual_host=vhost)
     )
     typer.echo(f"exchange {name} is gone")
-
-
-# `mqtool bind`: lead messages from an exchange to a queue, or to another exchange.
 
 
 Arguments = Annotated[
@@ -137,9 +125,6 @@ def bind(
     typer.echo(f"exchange {exchange} leads to {destination}")
 
 
-# `mqtool unbind`: take one binding away.
-
-
 def unbind(
     context: typer.Context,
     exchange: Annotated[str, typer.Argument(help="Where messages come from.")],
@@ -165,9 +150,6 @@ def unbind(
     typer.echo(f"that binding from exchange {exchange} to {destination} is gone")
 
 
-# `mqtool bindings`: what leads where.
-
-
 def bindings(
     context: typer.Context,
     name: Annotated[
@@ -183,10 +165,7 @@ def bindings(
     routing = session_of(context).run(lambda client: client.admin.topology.routing(virtual_host=vhost))
     found = [each for each in routing.bindings if name in (None, each.source, each.destination)]
     found.sort(key=lambda each: (each.source, each.to_exchange, each.destination, each.key, repr(each.arguments)))
-    if as_json:
-        print_json(found)
-    else:
-        show(bindings_view(found))
+    emit(as_json, found, bindings_view(found))
 
 
 def bindings_view(found: Sequence[Binding]) -> RenderableType:
@@ -204,19 +183,13 @@ def bindings_view(found: Sequence[Binding]) -> RenderableType:
     return table("", ("from", "to", "destination", "key", "arguments"), rows)
 
 
-# `mqtool vhosts`: which virtual hosts there are.
-
-
 def vhosts(context: typer.Context, as_json: AsJson = False) -> None:
     """List the virtual hosts, with how many exchanges, bindings and queues were declared in each.
 
     Example: mqtool vhosts
     """
     found = session_of(context).run(lambda client: client.admin.topology.virtual_hosts())
-    if as_json:
-        print_json(found)
-    else:
-        show(vhosts_view(found))
+    emit(as_json, found, vhosts_view(found))
 
 
 def vhosts_view(found: Sequence[VirtualHostInfo]) -> RenderableType:
@@ -226,19 +199,13 @@ def vhosts_view(found: Sequence[VirtualHostInfo]) -> RenderableType:
     return table("", ("virtual host", *numbers), rows, numbers=numbers)
 
 
-# `mqtool vhost-add`: make a virtual host.
-
-
 def vhost_add(context: typer.Context, name: Annotated[str, typer.Argument(help="Its name.")]) -> None:
-    """Make a virtual host: names in it are nothing to names in others. Nothing happens when it is there.
+    """Make a virtual host, which has names of its own. Nothing happens when it exists.
 
     Example: mqtool vhost-add shop
     """
     session_of(context).run(lambda client: client.admin.topology.add_virtual_host(name))
     typer.echo(f"virtual host {name} is there")
-
-
-# `mqtool vhost-delete`: take a virtual host away.
 
 
 def vhost_delete(context: typer.Context, name: Annotated[str, typer.Argument(help="Its name.")]) -> None:

@@ -1,4 +1,4 @@
-"""`mqtool users`: who may log in, and what each may do."""
+"""`mqtool users`, `user-set`, `user-permissions`, …: who may log in, what each may do, and how much."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import typer
 from rich.console import RenderableType
 
 from mirrorlog.errors import NoSuchUser
-from mirrorlog.tools.output import NOTHING, print_json, show, table
-from mirrorlog.tools.session import AsJson, VirtualHost, password_from, session_of
+from mirrorlog.tools.common.options import AsJson, UserName, VirtualHost
+from mirrorlog.tools.common.output import NOTHING, emit, table
+from mirrorlog.tools.common.session import password_from, session_of
 from mirrorlog.wire.auth.passwords import check_hash, hashed
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.topology import UserInfo
@@ -19,6 +20,8 @@ from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 if TYPE_CHECKING:
     from mirrorlog.client import Client
 
+NEW_PASSWORD_VARIABLE: Final = "MIRRORLOG_NEW_PASSWORD"
+
 
 def users(context: typer.Context, as_json: AsJson = False) -> None:
     """List the users with their tags, and their permissions in each virtual host.
@@ -26,10 +29,7 @@ def users(context: typer.Context, as_json: AsJson = False) -> None:
     Example: mqtool users
     """
     found = session_of(context).run(lambda client: client.admin.topology.users())
-    if as_json:
-        print_json(found)
-    else:
-        show(users_view(found))
+    emit(as_json, found, users_view(found))
 
 
 def users_view(found: Sequence[UserInfo]) -> RenderableType:
@@ -45,15 +45,9 @@ def users_view(found: Sequence[UserInfo]) -> RenderableType:
     return table("", ("user", "tags", "virtual host", "configure", "write", "read"), rows)
 
 
-# `mqtool user-set`: add a user, or give one another password or other tags.
-
-
-NEW_PASSWORD_VARIABLE: Final = "MIRRORLOG_NEW_PASSWORD"
-
-
 def user_set(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The user's name.")],
+    name: UserName,
     *,
     tag: Annotated[
         list[str] | None,
@@ -85,10 +79,7 @@ def user_set(
     typer.echo(f"user {name} is set")
 
 
-# `mqtool user-delete`: take a user away.
-
-
-def user_delete(context: typer.Context, name: Annotated[str, typer.Argument(help="The user's name.")]) -> None:
+def user_delete(context: typer.Context, name: UserName) -> None:
     """Delete a user; his connections end. The last administrator goes last: without users everybody may do everything.
 
     Example: mqtool user-delete alice
@@ -97,17 +88,14 @@ def user_delete(context: typer.Context, name: Annotated[str, typer.Argument(help
     typer.echo(f"user {name} is gone")
 
 
-# `mqtool user-permissions`: what a user may do in a virtual host.
-
-
 def user_permissions(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The user's name.")],
+    name: UserName,
     *,
     configure: Annotated[str, typer.Option("--configure", help="Names that may be declared and deleted.")] = "",
     write: Annotated[str, typer.Option("--write", help="Names that may be published to and bound.")] = "",
     read: Annotated[str, typer.Option("--read", help="Names that may be consumed and bound from.")] = "",
-    clear: Annotated[bool, typer.Option("--clear", help="No way into the virtual host any more.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Take all permissions away.")] = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
     """Set all three permissions of a user in a virtual host: regular expressions, which are searched for in names.
@@ -128,9 +116,6 @@ def user_permissions(
     typer.echo(f"permissions of user {name} in virtual host {vhost} are {'cleared' if clear else 'set'}")
 
 
-# `mqtool user-limits`: what a user may take of each node.
-
-
 def user_limits(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The user's name; without one all users are listed.")] = "",
@@ -139,10 +124,10 @@ def user_limits(
     request_rate: Annotated[int | None, typer.Option(help="Requests to one node a second.")] = None,
     publish_byte_rate: Annotated[int | None, typer.Option(help="Bytes published to one node a second.")] = None,
     read_byte_rate: Annotated[int | None, typer.Option(help="Bytes read from one node a second.")] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Nothing holds the user any more.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Take all limits away.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set all limits of a user, each of every single node; one that is left out is none. Without any: list them.
+    """Set all limits of a user, each for every node by itself; one that is left out is none. Without any: list them.
 
     Above a rate the user's connections wait, and nothing is refused; of connections the newest is refused.
 
@@ -177,10 +162,7 @@ def _of(found: Sequence[UserInfo], name: str) -> list[UserInfo]:
 
 
 def _list(found: Sequence[UserInfo], *, as_json: bool) -> None:
-    if as_json:
-        print_json([{"user": each.name, **_row(each.limits)} for each in found])
-    else:
-        show(limits_view(found))
+    emit(as_json, [{"user": each.name, **_row(each.limits)} for each in found], limits_view(found))
 
 
 def limits_view(found: Sequence[UserInfo]) -> RenderableType:

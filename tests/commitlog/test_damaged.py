@@ -13,13 +13,13 @@ from mirrorlog.commitlog.diverged_tail import REPORT_NAME
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.commitlog.index.table import table_name
 from mirrorlog.commitlog.log import CommitLog, LogState
+from mirrorlog.commitlog.log_directory import read_log_directory
 from mirrorlog.commitlog.quarantine import set_damage_aside
 from mirrorlog.commitlog.recovery.former_copies import copies_aside
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.commitlog.recovery.recovery import Claim
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import BadRequest, DiskFailed, LogCorrupt
-from mirrorlog.tools.offline.log_directory import read_log_directory
 from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import (
     CLUSTER_ID,

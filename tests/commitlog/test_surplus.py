@@ -11,10 +11,10 @@ from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.diverged_tail import REPORT_NAME, find_surplus, set_surplus_aside
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.commitlog.log_directory import read_log_directory
 from mirrorlog.commitlog.recovery.former_copies import copies_aside
 from mirrorlog.errors import DiskFailed
 from mirrorlog.tools.offline.examination import examine
-from mirrorlog.tools.offline.log_directory import read_log_directory
 from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import abandon, append, flush, open_log, segment_files, sized_batch, stored
 

@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from mirrorlog.client import Client
-from mirrorlog.doors.common.call_logins import CallLogins
 from mirrorlog.doors.common.callers import Callers
+from mirrorlog.doors.grpc.calls import CallLogins
 from mirrorlog.pb.v1 import admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2, producer_pb2_grpc
 
 DEADLINE_S = 30.0

@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import Metric
 
-from mirrorlog.doors.http.answers import Answer, Told
+from mirrorlog.doors.http.answers import NodeReport, StatusScrape
 from mirrorlog.doors.http.metrics import metrics_text
 from mirrorlog.wire.messages.queues import HoldInfo, Position
 from mirrorlog.wire.messages.status import (
@@ -190,7 +190,7 @@ def scraped(
         memory=memory,
         certificate_expires_s=1_900_000_000,
     )
-    answer = Answer(Told("mirrorlog 1.2.3", status), took_s=0.5, failures=failures)
+    answer = StatusScrape(NodeReport("mirrorlog 1.2.3", status), took_s=0.5, failures=failures)
     return families(metrics_text(answer).decode())
 
 

@@ -7,7 +7,9 @@ import pytest
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
 from mirrorlog.commitlog.format.body import Record, encode_batch, parse_batch_body
 from mirrorlog.commitlog.format.header import read_header
-from mirrorlog.doors.grpc.batches import (
+from mirrorlog.doors.grpc.incoming import (
+    Batch,
+    Opening,
     check_content,
     check_ready,
     check_size,
@@ -15,7 +17,6 @@ from mirrorlog.doors.grpc.batches import (
     read_attributes,
     read_records,
 )
-from mirrorlog.doors.grpc.incoming import Batch, Opening
 from mirrorlog.errors import BadBatch, BadInput, BadRequest, BatchTooLarge
 from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.wire.frames import Durability, Level

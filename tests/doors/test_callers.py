@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mirrorlog.doors.common import callers
-from mirrorlog.doors.common.call_logins import CallLogins, address_of, comes_from_here
 from mirrorlog.doors.common.callers import STRANGERS_MAX, Callers, read_basic
+from mirrorlog.doors.grpc.calls import CallLogins, address_of, comes_from_here
 from mirrorlog.errors import LoginFailed, Overloaded
 from mirrorlog.wire.messages.queues import Done
 from mirrorlog.wire.messages.topology import Login

@@ -10,10 +10,9 @@ from typing import Any, cast
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.doors.common.call_logins import CallLogins
 from mirrorlog.doors.common.running import client_of
 from mirrorlog.doors.grpc import calls
-from mirrorlog.doors.grpc.calls import Call, answered
+from mirrorlog.doors.grpc.calls import Call, CallLogins, answered
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown, RequestTimeout
 
 

@@ -13,13 +13,13 @@ from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
 from mirrorlog.commitlog.format.codec import compress_draft
 from mirrorlog.commitlog.format.header import Codec, log_seed, read_header, stamp
 from mirrorlog.doors.grpc import consumed
-from mirrorlog.doors.grpc.fetched import Fetched, Source, read_fetched
+from mirrorlog.doors.grpc.fetched import Fetched, FetchSource, read_fetched
 from mirrorlog.errors import BadBatch, ProtocolError
 from mirrorlog.pb.v1 import consumer_pb2 as pb
 from mirrorlog.wire.frames import Batches
 
 LOG_ID = UUID(int=5)
-SOURCE = Source("q", str(LOG_ID), "n1")
+SOURCE = FetchSource("q", str(LOG_ID), "n1")
 BODY_MAX = 1 << 20
 VALUES = [b"%d" % number for number in range(10)]
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mirrorlog.doors.grpc.conversion import (
+from mirrorlog.doors.grpc.admin_service import (
     argument_message,
     argument_value,
     node_message,

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from mirrorlog.doors.http.answers import Answer, StatusSource, Told
+from mirrorlog.doors.http.answers import NodeReport, StatusScrape, StatusSource
 from mirrorlog.errors import ConnectionLost, MirrorlogError, NodeStopping, RequestTimeout
 from mirrorlog.wire.messages.status import Status
 
-TOLD = Told(
+TOLD = NodeReport(
     "mirrorlog 0.1.0",
     Status(cluster_id="c", cluster_name="c", node_id="n1", start_id="s", now_us=0, logs=[]),
 )
@@ -20,13 +20,13 @@ LONG_S = 3_600.0
 class Node:
     """Answers each question with the next of `outcomes`, the last one again and again; None: never."""
 
-    def __init__(self, *outcomes: Told | Exception | None) -> None:
+    def __init__(self, *outcomes: NodeReport | Exception | None) -> None:
         self.outcomes = list(outcomes)
         self.asked = 0
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def ask(self) -> Told:
+    async def ask(self) -> NodeReport:
         outcome = self.outcomes[min(self.asked, len(self.outcomes) - 1)]
         self.asked += 1
         await self.may_answer.wait()
@@ -97,7 +97,7 @@ async def test_failures_are_counted_by_questions() -> None:
     await failure(source)
     await failure(source)
     answer = await source.answer()
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, StatusScrape)
     assert answer.failures == 2
     assert answer.took_s >= 0.0
 

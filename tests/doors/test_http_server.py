@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mirrorlog.doors.http.answers import StatusSource, Told
+from mirrorlog.doors.http.answers import NodeReport, StatusSource
 from mirrorlog.doors.http.routes import make_app
 from mirrorlog.doors.http.server import HttpLimits, HttpServer, bind_socket
 from mirrorlog.errors import ConfigError, PortTaken
@@ -58,8 +58,8 @@ async def served(app: ASGIApp, limits: HttpLimits) -> AsyncIterator[Served]:
 def door() -> ASGIApp:
     """The door's own pages, for a node that answers."""
 
-    async def ask() -> Told:
-        return Told(
+    async def ask() -> NodeReport:
+        return NodeReport(
             "mirrorlog", Status(cluster_id="c", cluster_name="c", node_id="n1", start_id="s", now_us=0, logs=[])
         )
 

@@ -10,7 +10,7 @@ import pytest
 from mirrorlog.client import Receipt
 from mirrorlog.doors.grpc.incoming import Batch, Opening, read_request
 from mirrorlog.doors.grpc.producer_service import PublishStream
-from mirrorlog.doors.grpc.window import Sent, Window
+from mirrorlog.doors.grpc.window import SentBatch, StreamWindow
 from mirrorlog.errors import BadBatch, BadRequest, InSyncReplicasNotEnough, NodeStopping, OutcomeUnknown
 from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.wire.frames import Durability, Level
@@ -27,11 +27,11 @@ class ByHand:
         self.refusals = refusals or {}
         self.outcomes: dict[int, asyncio.Future[Receipt]] = {}
 
-    async def send(self, batch: Batch) -> Sent:
+    async def send(self, batch: Batch) -> SentBatch:
         if batch.tag in self.refusals:
             raise self.refusals[batch.tag]
         self.outcomes[batch.tag] = asyncio.get_running_loop().create_future()
-        return Sent(self.outcomes[batch.tag], self.idempotent)
+        return SentBatch(self.outcomes[batch.tag], self.idempotent)
 
     def confirm(self, tag: int) -> None:
         self.outcomes[tag].set_result(Receipt(tag, tag * 8, 1, 3, Durability.MEMORY, False))
@@ -41,7 +41,11 @@ class Running:
     """A stream that reads `requests` while the test looks at it."""
 
     def __init__(
-        self, requests: Iterable[pb.PublishRequest], *, window: Window | None = None, one_attempt: ByHand | None = None
+        self,
+        requests: Iterable[pb.PublishRequest],
+        *,
+        window: StreamWindow | None = None,
+        one_attempt: ByHand | None = None,
     ) -> None:
         self.retrying = ByHand()
         self.one_attempt = one_attempt or ByHand()
@@ -49,7 +53,7 @@ class Running:
             opening=ANONYMOUS,
             one_attempt=self.one_attempt,
             retrying=self.retrying,
-            window=window or Window(bytes_max=1 << 20, batches_max=100),
+            window=window or StreamWindow(bytes_max=1 << 20, batches_max=100),
         )
         self.reading = asyncio.ensure_future(self.stream.read(each(requests)))
         self.results: list[pb.PublishResult] = []
@@ -132,7 +136,7 @@ async def test_reading_stops_while_the_window_is_full(window: tuple[int, int], t
     """Goal: a stream's memory has a limit. Method: ten batches of about 1 kB, none answered, then one by one."""
     bytes_max, batches_max = window
     running = Running(
-        [records(tag, 1000) for tag in range(10)], window=Window(bytes_max=bytes_max, batches_max=batches_max)
+        [records(tag, 1000) for tag in range(10)], window=StreamWindow(bytes_max=bytes_max, batches_max=batches_max)
     )
     await settle()
     for answered in range(10):

@@ -12,7 +12,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from mirrorlog import errors
-from mirrorlog.doors.grpc.status_codes import DETAILS_KEY, as_call_status, as_message, can_retry, grpc_code
+from mirrorlog.doors.grpc.calls import DETAILS_KEY, as_call_status, as_message, can_retry, grpc_code
 from mirrorlog.errors import ConnectionLost, InSyncReplicasNotEnough, MirrorlogError, OutcomeUnknown, OutOfSequence
 
 TRAILING_METADATA_BYTES_MAX = 8 * 1024

@@ -12,7 +12,7 @@ from mirrorlog.client import Client
 from mirrorlog.errors import ConsumerTimedOut, QueueFull
 from mirrorlog.testing import Cluster
 from mirrorlog.tools.doctor import facts_of
-from mirrorlog.tools.doctor_findings import NOTED, STOPS, Finding, findings
+from mirrorlog.tools.doctor_findings import NOTED, STOPS, Diagnosis, findings
 from mirrorlog.tools.main import main
 from tests.process.clusters import fast_cluster
 
@@ -29,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield three
 
 
-async def found_for(client: Client, queue: str | None, met: Callable[[Finding], bool]) -> Finding:
+async def found_for(client: Client, queue: str | None, met: Callable[[Diagnosis], bool]) -> Diagnosis:
     """The first finding that is as `met` says; asked for until there is one."""
     async with asyncio.timeout(WAIT_S):
         while True:
@@ -39,7 +39,7 @@ async def found_for(client: Client, queue: str | None, met: Callable[[Finding], 
                     return each
 
 
-async def found_of(client: Client, queue: str | None, reason: str) -> Finding:
+async def found_of(client: Client, queue: str | None, reason: str) -> Diagnosis:
     return await found_for(client, queue, lambda each: each.reason == reason)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mirrorlog.errors import MirrorlogError, Overloaded
 from mirrorlog.testing import Node
-from mirrorlog.tools.cluster_status import AllStatuses
+from mirrorlog.tools.common.cluster_status import AllStatuses
 from mirrorlog.tools.doctor_findings import Facts, findings, reasons
 from mirrorlog.wire.messages.operators import Events, GetEvents
 from mirrorlog.wire.messages.queues import CommitPosition, Done, Position

@@ -20,7 +20,7 @@ from mirrorlog.spark.access import Access
 from mirrorlog.spark.session import started_spark
 from mirrorlog.testing.ports import HOST
 from mirrorlog.tools import landing as spark_job
-from mirrorlog.tools import session
+from mirrorlog.tools.common import session
 
 MODULES = [
     *("mirrorlog.spark.landing.command", "mirrorlog.spark.reconcile", "mirrorlog.spark.replay"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from mirrorlog.tools.cluster_status import AllStatuses, Unreachable
+from mirrorlog.tools.common.cluster_status import AllStatuses, Unreachable
 from mirrorlog.wire.messages.queues import Position
 from mirrorlog.wire.messages.status import ClusterStatus as View
 from mirrorlog.wire.messages.status import (

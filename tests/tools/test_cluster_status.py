@@ -16,7 +16,7 @@ from mirrorlog.errors import (
     NoSuchLog,
     NoSuchQueue,
 )
-from mirrorlog.tools.cluster_status import AllStatuses, authorities, gather, select
+from mirrorlog.tools.common.cluster_status import AllStatuses, authorities, gather, select
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueOutage
 from mirrorlog.wire.messages.status import Status
 from mirrorlog.wire.names import qualified

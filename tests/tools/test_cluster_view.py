@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from mirrorlog.tools.cluster_view import newest_view, role_of, warnings
+from mirrorlog.tools.common.cluster_status import newest_view, role_of, warnings
 from mirrorlog.tools.masters import still_away, still_mastered
 from mirrorlog.wire.messages.operators import Move
 from mirrorlog.wire.messages.status import LossStatus, PlacedLog

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mirrorlog.tools.doctor import text_of
-from mirrorlog.tools.doctor_findings import NOTED, STOPS, Facts, Finding, findings, reasons
+from mirrorlog.tools.doctor_findings import NOTED, STOPS, Diagnosis, Facts, findings, reasons
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound, LeaseInfo
 from mirrorlog.wire.messages.queues import HoldInfo, QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import (
@@ -55,7 +55,7 @@ def counted(facts: Facts, counts: QueueCounts | None, **status: Any) -> Facts:
     return msgspec.structs.replace(facts, status=cluster_status(node_status("n1", log)))
 
 
-def only(facts: Facts) -> Finding:
+def only(facts: Facts) -> Diagnosis:
     (found,) = findings(facts)
     return found
 

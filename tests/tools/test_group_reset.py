@@ -9,8 +9,8 @@ import pytest
 from rich.console import RenderableType
 
 from mirrorlog.errors import BadInput
+from mirrorlog.tools.common.output import page
 from mirrorlog.tools.group import reset_view, target_of
-from mirrorlog.tools.output import page
 from mirrorlog.wire.messages.groups import GroupMove, GroupsReset
 from mirrorlog.wire.messages.queues import Position
 from tests.tools.conftest import Tool

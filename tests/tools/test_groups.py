@@ -8,8 +8,8 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.testing import Cluster
-from mirrorlog.tools.group import takers_view
-from mirrorlog.tools.output import page
+from mirrorlog.tools.common.output import page
+from mirrorlog.tools.group import consumers_view
 from mirrorlog.wire.messages.groups import ConsumerInfo, GroupInfo, LeaseInfo
 from tests.tools.conftest import Outcome, Tool
 
@@ -89,8 +89,8 @@ def test_names_cannot_move_a_terminal() -> None:
         leases=[LeaseInfo(lease=1, records=2, holder="\x1b[2J")],
         consumers=[ConsumerInfo(peer="10.0.0.1:5", name="a\nb", in_hand=4, alone=True)],
     )
-    text = "".join(page(view) for view in takers_view([group]))
+    text = "".join(page(view) for view in consumers_view([group]))
     assert "\x1b" not in text
     assert "\\x1b[2J" in text
     assert "a\\nb" in text
-    assert takers_view([GroupInfo(group="g", kind="acking", floor=0)]) == []
+    assert consumers_view([GroupInfo(group="g", kind="acking", floor=0)]) == []

@@ -6,8 +6,8 @@ import pytest
 
 from mirrorlog.client.sync import Client
 from mirrorlog.testing import Cluster
+from mirrorlog.tools.common.output import page
 from mirrorlog.tools.landing import landings_view
-from mirrorlog.tools.output import page
 from mirrorlog.wire.messages.queues import HoldInfo
 from tests.tools.conftest import Tool
 from tests.tools.goldens import golden

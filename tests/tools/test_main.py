@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from mirrorlog import __version__
 from mirrorlog.errors import DiskFull, OutcomeUnknown
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.tools import session as passwords
+from mirrorlog.tools.common import session as passwords
 from mirrorlog.tools.main import app, main
 from tests.client.scripted_nodes import QUEUE, scripted
 
@@ -57,8 +59,9 @@ def test_every_command_has_help_with_an_example_that_parses(command: str) -> Non
 
 def test_the_list_of_commands_is_complete() -> None:
     """Goal: the test above misses none. Method: compare with what the app has registered."""
-    registered = [each.name or each.callback.__name__ for each in app.registered_commands if each.callback]
-    assert sorted(registered) == sorted(COMMANDS)
+    command = get_command(app)
+    assert isinstance(command, TyperGroup)
+    assert sorted(command.commands) == sorted(COMMANDS)
 
 
 def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

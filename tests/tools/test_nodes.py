@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from mirrorlog.tools.nodes import Nodes, nodes_of, nodes_view
-from mirrorlog.tools.output import page
+from mirrorlog.tools.cluster import NodeList, nodes_of, nodes_view
+from mirrorlog.tools.common.output import page
 from mirrorlog.versions import run_id
 from mirrorlog.wire.messages.status import MemoryStatus, NodeStatus
 from tests.tools.statuses import cluster_status, member, node_status, placed, view
 
 
-def listed(*nodes: NodeStatus, cluster_version: int = 1) -> Nodes:
+def listed(*nodes: NodeStatus, cluster_version: int = 1) -> NodeList:
     """As n1 tells it."""
     told = msgspec.structs.replace(
         node_status("n1"), cluster=view(placed(), nodes=nodes, cluster_version=cluster_version)

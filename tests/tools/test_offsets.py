@@ -11,7 +11,7 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.testing import Cluster
-from mirrorlog.tools.cluster_status import AllStatuses
+from mirrorlog.tools.common.cluster_status import AllStatuses
 from mirrorlog.wire.messages.queues import Position
 from tests.tools.conftest import SEGMENT_BYTES, Tool
 

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from rich.console import RenderableType
 
-from mirrorlog.tools.cluster_status import Unreachable
-from mirrorlog.tools.nodes import nodes_of, nodes_view
+from mirrorlog.tools.cluster import nodes_of, nodes_view
+from mirrorlog.tools.common.cluster_status import Unreachable
+from mirrorlog.tools.common.output import PAGE_COLUMNS, page
 from mirrorlog.tools.offsets import offsets_view
-from mirrorlog.tools.output import PAGE_COLUMNS, page
 from mirrorlog.tools.queue import queues_view
 from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage
 from tests.tools.goldens import golden

@@ -4,10 +4,9 @@ import pytest
 from rich.console import RenderableType
 
 from mirrorlog.errors import Refused
-from mirrorlog.tools.events import Fresh, event_line
-from mirrorlog.tools.masters import Promotion, promote_view, rebalance_view, reports_of
-from mirrorlog.tools.nodes import nodes_of
-from mirrorlog.tools.output import page
+from mirrorlog.tools.cluster import UnseenEvents, event_line, nodes_of
+from mirrorlog.tools.common.output import page
+from mirrorlog.tools.masters import PromotionReport, promote_view, rebalance_view, reports_of
 from mirrorlog.wire.messages.operators import ClusterEvent, CopyPromoted, CopyReport, Events, Move, Rebalanced
 from tests.tools.goldens import golden
 from tests.tools.statuses import LOG_ID, NOW_US, OUTAGE
@@ -39,8 +38,8 @@ DONE = CopyPromoted(
     [
         ("rebalance_dry.txt", rebalance_view(Rebalanced(moves=MOVES, done=False), waited=False)),
         ("rebalance.txt", rebalance_view(Rebalanced(moves=MOVES, done=True), waited=True)),
-        ("promote_dry.txt", promote_view(Promotion(answer=WOULD, copies=reports_of(WOULD, OUTAGE)), to="n2")),
-        ("promote.txt", promote_view(Promotion(answer=DONE, copies=COPIES), to="")),
+        ("promote_dry.txt", promote_view(PromotionReport(answer=WOULD, copies=reports_of(WOULD, OUTAGE)), to="n2")),
+        ("promote.txt", promote_view(PromotionReport(answer=DONE, copies=COPIES), to="")),
     ],
 )
 def test_a_view_is_printed_as_recorded(name: str, view: RenderableType) -> None:
@@ -79,7 +78,7 @@ def event(number: int, *, index: int = 0, time_us: int = 0) -> ClusterEvent:
 
 def test_within_a_run_every_event_is_shown_once() -> None:
     """Goal: nothing twice, nothing left out, also two events of one entry. Method: answers that overlap."""
-    fresh = Fresh()
+    fresh = UnseenEvents()
     assert [each.number for each in fresh.take(answer("1", event(1, index=5), event(2, index=5)))] == [1, 2]
     assert fresh.after == 2
     assert fresh.take(answer("1", event(2, index=5))) == []
@@ -91,7 +90,7 @@ def test_within_a_run_every_event_is_shown_once() -> None:
 def test_another_run_goes_on_where_the_last_one_was_left() -> None:
     """Goal: a node that dies ends no watching. Method: another run, asked by a number that is not its own, then from
     its begin."""
-    fresh = Fresh()
+    fresh = UnseenEvents()
     fresh.take(answer("1", event(1, index=5, time_us=10), event(2, time_us=20)))
     assert fresh.take(answer("2", event(7, index=9, time_us=30))) == []
     assert fresh.after == 0

@@ -2,7 +2,7 @@
 
 import io
 
-from mirrorlog.tools.offline.examination import Progress
+from mirrorlog.tools.offline.examination import WalkProgress
 
 MIB = 1024 * 1024
 
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 def walk(out: io.StringIO, seconds: float) -> str:
     """1 GiB in steps of 1 MiB, each `seconds` long."""
     now = [0.0]
-    with Progress("verify", MIB, 1025 * MIB, out=out, now=lambda: now[0]) as progress:
+    with WalkProgress("verify", MIB, 1025 * MIB, out=out, now=lambda: now[0]) as progress:
         for at in range(2 * MIB, 1025 * MIB, MIB):
             now[0] += seconds
             progress.reached(at)

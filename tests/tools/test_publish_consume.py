@@ -15,7 +15,7 @@ from mirrorlog.client.sync import Client
 from mirrorlog.errors import NotCurrent
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.asking import wait_for
-from mirrorlog.tools.records import record_fields, record_line
+from mirrorlog.tools.common.records import record_fields, record_line
 from tests.tools.conftest import SEGMENT_BYTES, Tool
 
 pytestmark = pytest.mark.process

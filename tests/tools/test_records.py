@@ -8,29 +8,29 @@ from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
 from mirrorlog.commitlog.format.codec import compress_draft
 from mirrorlog.commitlog.format.header import Codec, read_header
 from mirrorlog.errors import BadBatch, BadInput
-from mirrorlog.tools.offline.batch_view import batch_fields, batch_lines
-from mirrorlog.tools.records import (
-    GivenRecord,
+from mirrorlog.tools.common.records import (
+    ParsedRecord,
     StoredRecord,
     parse_record,
     record_fields,
     record_line,
     stored_records,
 )
+from mirrorlog.tools.offline.batch_view import batch_fields, batch_lines
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        GivenRecord(b"v", None, [], None),
-        GivenRecord(None, b"", [("a", None), ("a", b"\xff"), ("", b"")], -5),
-        GivenRecord(b"\xff\x00", b"\xfe", [("h", b"x\n")], 1_357_000_000_000_000),
-        GivenRecord("ä\t\n".encode(), "ß".encode(), [], 0),
-        GivenRecord(b"v", None, [], None, Attributes(255, 0, 7)),
-        GivenRecord(b"v", None, [], None, Attributes(1)),
+        ParsedRecord(b"v", None, [], None),
+        ParsedRecord(None, b"", [("a", None), ("a", b"\xff"), ("", b"")], -5),
+        ParsedRecord(b"\xff\x00", b"\xfe", [("h", b"x\n")], 1_357_000_000_000_000),
+        ParsedRecord("ä\t\n".encode(), "ß".encode(), [], 0),
+        ParsedRecord(b"v", None, [], None, Attributes(255, 0, 7)),
+        ParsedRecord(b"v", None, [], None, Attributes(1)),
     ],
 )
-def test_a_record_comes_back_as_it_was(record: GivenRecord) -> None:
+def test_a_record_comes_back_as_it_was(record: ParsedRecord) -> None:
     """Goal: what consume and dump print can be published again. Method: absent, empty and binary parts, out and in."""
     shown = StoredRecord("q", 7, record.value, record.key, record.headers, record.timestamp_us, 9, record.attributes)
     assert parse_record(msgspec.json.encode(record_fields(shown))) == record

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from mirrorlog.errors import BadInput
 from mirrorlog.testing import Cluster
+from mirrorlog.tools.consume import _while_stdout_is_read
 from mirrorlog.tools.main import app
-from mirrorlog.tools.tail import _while_stdout_is_read
 from tests.tools.conftest import Tool
 from tests.tools.logs import contents, make_past, overwrite
 

@@ -22,10 +22,11 @@ from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.past import PastIndex
 from mirrorlog.commitlog.index.table import table_name
 from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.log_directory import FILES, read_log_directory
 from mirrorlog.errors import BadInput, ForeignDirectory, LogCorrupt, MirrorlogError
 from mirrorlog.tools.main import app, main
 from mirrorlog.tools.offline import survey as survey_module
-from mirrorlog.tools.offline.log_directory import FILES, find_log, read_log_directory
+from mirrorlog.tools.offline.log_directory import find_log
 from tests.commitlog.logs import LOG_ID, open_log, patch
 from tests.tools.logs import (
     BATCH_BYTES,

@@ -74,7 +74,7 @@ def is_here(address: str) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """`calls`: that are under way."""
+    """One login, with its client of the cluster. `calls`: that are under way."""
 
     client: Client
     calls: int = 0

@@ -23,12 +23,19 @@ from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.messages.topology import Login
 from mirrorlog.wire.renewal import Renewal
 
+CONNECT_TIMEOUT_MS: Final = 5_000
+REQUEST_TIMEOUT_MS: Final = 8_000
+"""Of the door's client: it ends before the calls at a door do, for it knows whether anything was sent."""
+_TOKEN_BYTES_MAX: Final = 1_024
+
 # Tells when the process that started this one is gone, by a pipe whose other end it holds open.
 #
 # Rejected: PR_SET_PDEATHSIG, which is Linux only and fires at the end of the starting thread.
 
 
 class _EndOfInput(asyncio.Protocol):
+    """Calls `gone` when standard input ends."""
+
     def __init__(self, gone: Callable[[], None]) -> None:
         self._gone = gone
 
@@ -49,14 +56,8 @@ async def watch_parent(gone: Callable[[], None], stdin: IO[Any] | None = None) -
     return True
 
 
-CONNECT_TIMEOUT_MS: Final = 5_000
-REQUEST_TIMEOUT_MS: Final = 8_000
-"""Of the door's client: it ends before the calls at a door do, for it knows whether anything was sent."""
-_TOKEN_BYTES_MAX: Final = 1_024
-
-
 class Door(Protocol):
-    """`renewal`: of its files of TLS."""
+    """A server of one protocol in a process of its own. `renewal`: of its files of TLS."""
 
     renewal: Renewal
 
@@ -68,7 +69,7 @@ class Door(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class DoorArguments:
     """What a door was started with. `token`: by which its node knows it; empty: as a stranger. `arguments`: all of the
     command line."""
 
@@ -79,7 +80,7 @@ class Given:
     arguments: argparse.Namespace
 
 
-MakeDoor = Callable[[Given], Door]
+MakeDoor = Callable[[DoorArguments], Door]
 """Makes the door, on the loop. Raises MirrorlogError."""
 
 
@@ -122,7 +123,7 @@ def run_door(
     _configure_logs(arguments.bind, debug=arguments.debug)
     try:
         token = _read_token() if arguments.token else ""
-        uvloop.run(_main(make, Given(arguments.node, arguments.bind, DoorTls.of(arguments), token, arguments)))
+        uvloop.run(_main(make, DoorArguments(arguments.node, arguments.bind, DoorTls.of(arguments), token, arguments)))
     except MirrorlogError as error:
         if arguments.debug:
             raise
@@ -140,7 +141,7 @@ def _read_token() -> str:
     return line.decode(errors="replace").strip()
 
 
-async def _main(make: MakeDoor, given: Given) -> None:
+async def _main(make: MakeDoor, given: DoorArguments) -> None:
     door = make(given)
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):

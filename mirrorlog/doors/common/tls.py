@@ -15,8 +15,9 @@ from mirrorlog.wire.tls import client_context, server_context
 
 @dataclass(frozen=True, slots=True)
 class DoorTls:
-    """`mode`: of its own port, off, server or mutual; `node`: whether nodes' client ports speak TLS. The files are
-    there when either is so: those of the node that the door belongs to; `client_ca`: of callers alone."""
+    """The TLS options of a door. `mode`: of its own port, off, server or mutual; `node`: whether nodes' client ports
+    speak TLS. The files are there when either is so: those of the node that the door belongs to; `client_ca`: of
+    callers alone."""
 
     mode: str = "off"
     node: bool = False

@@ -2,30 +2,125 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import Message
+from msgspec import Struct
 
 from mirrorlog.client import Client
-from mirrorlog.doors.common.call_logins import CallLogins
-from mirrorlog.doors.grpc.calls import Call, answered
-from mirrorlog.doors.grpc.conversion import (
-    argument_value,
-    node_message,
-    position_message,
-    queue_message,
-    read_position,
-    status_message,
-)
+from mirrorlog.doors.grpc.calls import Call, CallLogins, answered
 from mirrorlog.errors import BadRequest
 from mirrorlog.pb.v1 import admin_pb2 as pb
 from mirrorlog.pb.v1 import admin_pb2_grpc as pb_grpc
-from mirrorlog.wire.messages.status import GetStatus, Status
+from mirrorlog.pb.v1 import common_pb2 as common
+from mirrorlog.pb.v1 import status_pb2 as status_pb
+from mirrorlog.wire.messages.queues import NodeInfo, Position, QueueInfo
+from mirrorlog.wire.messages.status import GetStatus, LogStatus, QueueStatus, Status
+
+_Message = TypeVar("_Message", bound=Message)
+
+_INT64_MAX = 2**63 - 1
+_FLUSH = {"memory": common.DURABILITY_MEMORY, "disk": common.DURABILITY_DISK}
 
 PAGE_SIZE: Final = 500
 PAGE_SIZE_MAX: Final = 5_000
 
 
+def _like(kind: type[_Message], native: Struct, **others: Any) -> _Message:
+    """A message with the fields of its native namesake, but for those that are not named or made alike."""
+    same = {name: getattr(native, name) for name in kind.DESCRIPTOR.fields_by_name if name not in others}
+    return kind(**same, **others)
+
+
+def queue_message(queue: QueueInfo) -> pb.QueueInfo:
+    return _like(
+        pb.QueueInfo,
+        queue,
+        arguments={name: argument_message(value) for name, value in queue.arguments.items()},
+        tiers=[_like(pb.TierInfo, tier) for tier in queue.tiers],
+        gaps=[pb.OffsetRange(first=first, next=following) for first, following in queue.gaps],
+    )
+
+
+def node_message(node: NodeInfo) -> pb.NodeInfo:
+    return pb.NodeInfo(
+        node_id=node.node_id,
+        client_address=node.client,
+        replication_address=node.replication,
+        grpc_address=node.grpc or "",
+        http_address=node.http or "",
+    )
+
+
+def argument_message(value: Any) -> pb.Argument:  # noqa: PLR0911  (one line per kind)
+    """A value of a queue's arguments; what is of no known kind becomes its text."""
+    if value is None:
+        return pb.Argument()
+    if isinstance(value, bool):
+        return pb.Argument(boolean=value)
+    if isinstance(value, int) and -_INT64_MAX <= value <= _INT64_MAX:
+        return pb.Argument(integer=value)
+    if isinstance(value, int | float):
+        return pb.Argument(number=value)
+    if isinstance(value, bytes):
+        return pb.Argument(binary=value)
+    if isinstance(value, list | tuple):
+        return pb.Argument(list=pb.ArgumentList(items=[argument_message(item) for item in value]))
+    if isinstance(value, Mapping):
+        entries = {str(name): argument_message(item) for name, item in value.items()}
+        return pb.Argument(table=pb.ArgumentTable(entries=entries))
+    return pb.Argument(text=str(value))
+
+
+def argument_value(argument: pb.Argument) -> Any:
+    kind = argument.WhichOneof("kind")
+    if kind is None:
+        return None
+    if kind == "list":
+        return [argument_value(item) for item in argument.list.items]
+    if kind == "table":
+        return {name: argument_value(item) for name, item in argument.table.entries.items()}
+    return getattr(argument, kind)
+
+
+def position_message(position: Position) -> common.Position:
+    return _like(common.Position, position)
+
+
+def read_position(request: pb.CommitPositionRequest) -> Position:
+    """Raises BadRequest when there is none."""
+    if not request.HasField("position"):
+        raise BadRequest("a position is needed: its log id, epoch and queue offset")
+    position = request.position
+    return Position(log_id=position.log_id, epoch=position.epoch, queue_offset=position.queue_offset)
+
+
+def status_message(status: Status) -> status_pb.NodeStatus:
+    return _like(status_pb.NodeStatus, status, logs=[_log(log) for log in status.logs])
+
+
+def _log(log: LogStatus) -> status_pb.LogStatus:
+    return _like(
+        status_pb.LogStatus,
+        log,
+        flush=_FLUSH.get(log.flush, common.DURABILITY_UNSPECIFIED),
+        mirrors=[_like(status_pb.MirrorStatus, mirror) for mirror in log.mirrors],
+        queues=[_queue(queue) for queue in log.queues],
+        groups=[_like(status_pb.GroupStatus, group, position=position_message(group.position)) for group in log.groups],
+        holds=[_like(status_pb.HoldStatus, hold) for hold in log.holds],
+        producers=[_like(status_pb.ProducerStatus, each) for each in log.producers],
+    )
+
+
+def _queue(queue: QueueStatus) -> status_pb.QueueStatus:
+    counts = None if queue.counts is None else _like(status_pb.QueueCounts, queue.counts)
+    return _like(status_pb.QueueStatus, queue, counts=counts)
+
+
 class AdminService(pb_grpc.AdminServicer):
-    """`node`: the native address whose status is told; a client may reach others of the cluster too."""
+    """Declares, lists and describes queues, tells the status, and keeps positions of groups. `node`: the native address
+    whose status is told; a client may reach others of the cluster too."""
 
     def __init__(self, logins: CallLogins, node: str) -> None:
         self._logins = logins

@@ -12,7 +12,7 @@ from mirrorlog.client.consumer.records import unreadable
 from mirrorlog.commitlog.format.attributes import attributes_of
 from mirrorlog.commitlog.format.body import BinaryColumn, Body, HeadersColumn, Int64s
 from mirrorlog.commitlog.format.codec import open_body
-from mirrorlog.doors.grpc.fetched import Fetched, Place
+from mirrorlog.doors.grpc.fetched import BatchPlace, Fetched
 from mirrorlog.errors import BadBatch
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.pb.v1 import consumer_pb2 as pb
@@ -25,7 +25,7 @@ _HEADER_OVERHEAD_BYTES: Final = 16
 class _Rows(NamedTuple):
     """Rows of one batch that go into one response; `size_bytes`: at most."""
 
-    place: Place
+    place: BatchPlace
     body: Body
     rows: range
     size_bytes: int
@@ -121,7 +121,7 @@ def _all_rows(fetched: Fetched, max_bytes: int, body_bytes_max: int) -> Iterator
             row = behind
 
 
-def _opened(fetched: Fetched, place: Place, body_bytes_max: int) -> Body:
+def _opened(fetched: Fetched, place: BatchPlace, body_bytes_max: int) -> Body:
     try:
         attributes_of(place.header, fetched.content, place.at)  # sound here, so also where they are given out
     except BadBatch as error:
@@ -134,7 +134,7 @@ def _opened(fetched: Fetched, place: Place, body_bytes_max: int) -> Body:
         raise unreadable(error, fetched.source.queue, place.header) from None
 
 
-def _where(fetched: Fetched, place: Place) -> str:
+def _where(fetched: Fetched, place: BatchPlace) -> str:
     return f"queue {fetched.source.queue!r}, log offset {place.header.log_offset}"
 
 

@@ -10,15 +10,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from mirrorlog.doors.common.call_logins import Calling, CallLogins
 from mirrorlog.doors.grpc import consumed
-from mirrorlog.doors.grpc.admission import Admission, node_stopping
-from mirrorlog.doors.grpc.calls import abort
+from mirrorlog.doors.grpc.calls import CallLogins, StreamCall, abort
+from mirrorlog.doors.grpc.consume_options import ConsumeOptions, read_options
+from mirrorlog.doors.grpc.consume_reader import ConsumeReader
 from mirrorlog.doors.grpc.fetched import Fetched
-from mirrorlog.doors.grpc.queue_reader import QueueReader
-from mirrorlog.doors.grpc.subscription import Subscription, read_subscription
+from mirrorlog.doors.grpc.window import Admission, node_stopping
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.pb.v1 import consumer_pb2 as pb
 from mirrorlog.pb.v1 import consumer_pb2_grpc as pb_grpc
@@ -31,11 +30,7 @@ class ConsumeLimits:
     streams_max: int = 256
 
 
-class ConsumeCall(Calling, Protocol):
-    """The part of gRPC's context that a stream needs."""
-
-    async def write(self, message: pb.ConsumeResponse, /) -> None: ...
-    async def abort(self, code: Any, details: str, trailing_metadata: Any) -> Any: ...
+ConsumeCall = StreamCall[pb.ConsumeResponse]
 
 
 class ConsumerService(pb_grpc.ConsumerServicer):
@@ -50,7 +45,7 @@ class ConsumerService(pb_grpc.ConsumerServicer):
         try:
             with self._admission.place():
                 async with self._logins.client(context) as client:
-                    await self._serve(QueueReader(client, read_subscription(request)), context)
+                    await self._serve(ConsumeReader(client, read_options(request)), context)
         except MirrorlogError as error:
             await abort(context, error)
 
@@ -60,13 +55,13 @@ class ConsumerService(pb_grpc.ConsumerServicer):
         if not self._stopped.done():
             self._stopped.set_result(None)
 
-    async def _serve(self, reader: QueueReader, context: ConsumeCall) -> None:
+    async def _serve(self, reader: ConsumeReader, context: ConsumeCall) -> None:
         async with aclosing(self._fetches(reader)) as fetches:
             async for fetched in fetches:
                 for response in _responses(fetched, reader.subscription, reader):
                     await context.write(response)
 
-    async def _fetches(self, reader: QueueReader) -> AsyncGenerator[Fetched]:
+    async def _fetches(self, reader: ConsumeReader) -> AsyncGenerator[Fetched]:
         """Where the reader begins, then what it fetches, until everything was given out."""
         fetched = await self._unless_stopped(_started(reader.open()))
         while not reader.done(fetched.next):
@@ -96,7 +91,7 @@ def _started(work: Coroutine[Any, Any, Fetched]) -> asyncio.Task[Fetched]:
     return task
 
 
-def _responses(fetched: Fetched, subscription: Subscription, reader: QueueReader) -> Iterator[pb.ConsumeResponse]:
+def _responses(fetched: Fetched, subscription: ConsumeOptions, reader: ConsumeReader) -> Iterator[pb.ConsumeResponse]:
     if not fetched.places:
         yield consumed.nothing(fetched)
     elif subscription.raw:

@@ -15,7 +15,7 @@ from mirrorlog.wire.frames import Batches
 _BATCH_BYTES_MAX: Final = 2**31
 
 
-class Place(NamedTuple):
+class BatchPlace(NamedTuple):
     """A batch whose first byte is at `at` of the content."""
 
     at: int
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FetchSource:
     """Where batches come from."""
 
     queue: str
@@ -36,9 +36,9 @@ class Fetched:
     """The records with queue offsets `first` up to `next` (exclusive) are the reader's; `places` holds all their
     batches. `epoch`: of the last one. `begin`, `end`: the confirmed records that the node knew, `end` exclusive."""
 
-    source: Source
+    source: FetchSource
     content: memoryview
-    places: Sequence[Place]
+    places: Sequence[BatchPlace]
     first: int
     next: int
     epoch: int
@@ -55,7 +55,7 @@ class Fetched:
 
 
 def read_fetched(
-    facts: Batches, content: Buffer, source: Source, *, queue_offset: int, epoch: int, until: int | None
+    facts: Batches, content: Buffer, source: FetchSource, *, queue_offset: int, epoch: int, until: int | None
 ) -> Fetched:
     """What a fetch at `queue_offset` brought, for a reader that has read in `epoch` so far and stops at `until`.
 
@@ -81,9 +81,9 @@ def read_fetched(
     )
 
 
-def _places(content: memoryview, count: int, source: Source) -> list[Place]:
+def _places(content: memoryview, count: int, source: FetchSource) -> list[BatchPlace]:
     seed = log_seed(UUID(source.log_id))
-    found: list[Place] = []
+    found: list[BatchPlace] = []
     at = 0
     for _ in range(count):
         try:
@@ -92,14 +92,14 @@ def _places(content: memoryview, count: int, source: Source) -> list[Place]:
             if not found:
                 raise
             return found
-        found.append(Place(at, header))
+        found.append(BatchPlace(at, header))
         at += header.length
     if at != len(content):
         raise ProtocolError(f"node {source.node_id} answered with {len(content)} bytes for batches of {at}")
     return found
 
 
-def _proven(content: memoryview, at: int, seed: int, source: Source) -> BatchHeader:
+def _proven(content: memoryview, at: int, seed: int, source: FetchSource) -> BatchHeader:
     log_offset = read_header(content, at).log_offset
     try:
         header = check_stamped(content, at, log_offset=log_offset, seed=seed, max_batch_bytes=_BATCH_BYTES_MAX)
@@ -109,7 +109,7 @@ def _proven(content: memoryview, at: int, seed: int, source: Source) -> BatchHea
     return header
 
 
-def _check_order(places: Sequence[Place], queue_offset: int, source: Source) -> None:
+def _check_order(places: Sequence[BatchPlace], queue_offset: int, source: FetchSource) -> None:
     """Each batch has something behind what came before it."""
     reached = queue_offset
     for _, header in places:

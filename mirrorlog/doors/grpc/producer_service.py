@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Final, Self
 
 import grpc
 
@@ -16,20 +16,20 @@ from mirrorlog.client import Client, Producer, Receipt
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES
 from mirrorlog.commitlog.format.header import HEADER_SIZE
-from mirrorlog.doors.common.call_logins import Calling, CallLogins
-from mirrorlog.doors.grpc.admission import Admission, node_stopping
-from mirrorlog.doors.grpc.batches import (
+from mirrorlog.doors.grpc.calls import CallLogins, StreamCall, abort, as_message
+from mirrorlog.doors.grpc.incoming import (
+    Batch,
+    Opening,
     check_content,
     check_ready,
     check_size,
     number_records,
     read_attributes,
+    read_opening,
     read_records,
+    read_request,
 )
-from mirrorlog.doors.grpc.calls import abort
-from mirrorlog.doors.grpc.incoming import Batch, Opening, read_opening, read_request
-from mirrorlog.doors.grpc.status_codes import as_message
-from mirrorlog.doors.grpc.window import Sent, Way, Window
+from mirrorlog.doors.grpc.window import Admission, SentBatch, StreamWindow, Way, node_stopping
 from mirrorlog.errors import BadRequest, ConnectionLost, MasterChanged, MirrorlogError, NotMaster, RequestTimeout
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.pb.v1 import producer_pb2 as pb
@@ -44,14 +44,25 @@ from mirrorlog.wire.messages.handshake import Limits
 
 _DURABILITIES = {Durability.MEMORY: common.DURABILITY_MEMORY, Durability.DISK: common.DURABILITY_DISK}
 
+_IN_FLIGHT_MAX: Final = 16
+# The stream's window is the one that counts; the producer's must never be the tighter one.
+_NO_WINDOW_BYTES: Final = 2**62
+# The node answers at the deadline; its answer says more than ours would.
+_GRACE_S: Final = 1.0
+PublishCall = StreamCall[pb.PublishResponse]
+Requests = AsyncIterator[pb.PublishRequest | Batch]
+OPEN_TIMEOUT_S: Final = 10.0
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["Producer"].full_name
+_MIB: Final = 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class _Unanswered:
-    """`handed`: what is known of the batch so far."""
+    """A batch whose result is still to be written. `handed`: what is known of the batch so far."""
 
     tag: int
     size: int
-    handed: Sent | MirrorlogError
+    handed: SentBatch | MirrorlogError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +73,10 @@ class _End:
 
 
 class PublishStream:
-    """`one_attempt`: for batches with a number of their own. `retrying`: for records without one."""
+    """One Publish stream between its opening and its end. `one_attempt`: for batches with a number of their own.
+    `retrying`: for records without one."""
 
-    def __init__(self, *, opening: Opening, one_attempt: Way, retrying: Way, window: Window) -> None:
+    def __init__(self, *, opening: Opening, one_attempt: Way, retrying: Way, window: StreamWindow) -> None:
         self._opening = opening
         self._one_attempt = one_attempt
         self._retrying = retrying
@@ -99,7 +111,7 @@ class PublishStream:
             raise item.error
 
     async def _take(self, batch: Batch) -> None:
-        handed: Sent | MirrorlogError
+        handed: SentBatch | MirrorlogError
         try:
             check_content(batch, self._opening)
             await self._choose_way(batch)
@@ -145,11 +157,6 @@ def _confirm(receipt: Receipt) -> pb.Confirm:
 # That holds between door and node. A client that sends them again, on whatever stream, sends new records.
 
 
-_IN_FLIGHT_MAX: Final = 16
-# The stream's window is the one that counts; the producer's must never be the tighter one.
-_NO_WINDOW_BYTES: Final = 2**62
-
-
 class Retrying:
     """The way of a stream's records when it has no identity. Use it with `async with`."""
 
@@ -181,22 +188,18 @@ class Retrying:
         """End at once: whoever would hear of what is still tried has gone."""
         self._producer.abandon()
 
-    async def send(self, batch: Batch) -> Sent:
+    async def send(self, batch: Batch) -> SentBatch:
         """Raises MirrorlogError when the records were not handed over."""
         assert isinstance(batch.content, pb.Records)
         asked = read_attributes(batch.content) or NO_ATTRIBUTES
         sent = self._producer.send_batch_nowait(read_records(batch.content), **asked._asdict())
-        return Sent(sent, idempotent=False)
+        return SentBatch(sent, idempotent=False)
 
 
 # Batches that carry a number of their own, or none: passed on to the queue's master once.
 #
 # The node's answer is the client's, and so is trying again: it keeps the sequence, so only it knows what must go
 # first.
-
-
-# The node answers at the deadline; its answer says more than ours would.
-_GRACE_S: Final = 1.0
 
 
 class OneAttempt:
@@ -221,12 +224,12 @@ class OneAttempt:
         """Of the master that was reached last."""
         return self._connection.welcome.limits
 
-    async def send(self, batch: Batch) -> Sent:
+    async def send(self, batch: Batch) -> SentBatch:
         """Raises MirrorlogError when nothing was sent."""
         connection = await self._master()
         if isinstance(batch.content, memoryview):
             idempotent = check_ready(batch.content, self._opening, queue_id=self.queue_id, limits=self.limits)
-            return Sent(self._produce(connection, batch.content), idempotent)
+            return SentBatch(self._produce(connection, batch.content), idempotent)
         assert batch.content is not None
         assert batch.sequence is not None
         records = read_records(batch.content)
@@ -238,7 +241,7 @@ class OneAttempt:
             attributes=read_attributes(batch.content),
         )
         check_size(numbered, self.limits)
-        return Sent(self._produce(connection, numbered), True)
+        return SentBatch(self._produce(connection, numbered), True)
 
     async def _master(self) -> Connection:
         if self._moved or not self._connection.usable:
@@ -293,15 +296,10 @@ def _receipt(confirm: Confirm) -> Receipt:
     )
 
 
-OPEN_TIMEOUT_S: Final = 10.0
-SERVICE: Final = pb.DESCRIPTOR.services_by_name["Producer"].full_name
-
-_MIB: Final = 1024 * 1024
-
-
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """`streams_max` windows are the most memory that publishing takes (1 GiB, and a batch per stream).
+    """How many Publish streams there may be, and how much of each may be unanswered. `streams_max` windows are the most
+    memory that publishing takes (1 GiB, and a batch per stream).
 
     A node remembers a producer's last 64 batches, so no more may wait for an answer.
     """
@@ -309,13 +307,6 @@ class StreamLimits:
     window_bytes: int = 4 * _MIB
     window_batches: int = 64
     streams_max: int = 256
-
-
-class PublishCall(Calling, Protocol):
-    """The part of gRPC's context that a stream needs."""
-
-    async def write(self, message: pb.PublishResponse, /) -> None: ...
-    async def abort(self, code: Any, details: str, trailing_metadata: Any) -> Any: ...
 
 
 class ProducerService:
@@ -336,7 +327,7 @@ class ProducerService:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Publish": publish}),))
 
-    async def Publish(self, request_iterator: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall) -> None:
+    async def Publish(self, request_iterator: Requests, context: PublishCall) -> None:
         try:
             with self._admission.place():
                 async with self._logins.client(context) as client:
@@ -351,18 +342,24 @@ class ProducerService:
             stream.end(node_stopping())
 
     async def _serve(
-        self, client: Client, requests: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall
+        self,
+        client: Client,
+        requests: Requests,
+        context: PublishCall,
     ) -> None:
         opening = await _first(requests)
         one_attempt = await OneAttempt.open(client, opening)
         async with Retrying(client, opening, one_attempt.limits) as retrying:
-            window = Window(bytes_max=self._limits.window_bytes, batches_max=self._limits.window_batches)
+            window = StreamWindow(bytes_max=self._limits.window_bytes, batches_max=self._limits.window_batches)
             stream = PublishStream(opening=opening, one_attempt=one_attempt, retrying=retrying, window=window)
             await context.write(pb.PublishResponse(opened=self._opened(one_attempt)))
             await self._carry(stream, requests, context)
 
     async def _carry(
-        self, stream: PublishStream, requests: AsyncIterator[pb.PublishRequest | Batch], context: PublishCall
+        self,
+        stream: PublishStream,
+        requests: Requests,
+        context: PublishCall,
     ) -> None:
         self._streams.add(stream)
         reading = asyncio.ensure_future(stream.read(requests))
@@ -388,7 +385,7 @@ class ProducerService:
         )
 
 
-async def _first(requests: AsyncIterator[pb.PublishRequest | Batch]) -> Opening:
+async def _first(requests: Requests) -> Opening:
     """Raises BadRequest when none comes in time, or another kind."""
     try:
         async with asyncio.timeout(OPEN_TIMEOUT_S):

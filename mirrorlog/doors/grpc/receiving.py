@@ -1,4 +1,5 @@
-"""How many requests the gRPC door receives at once, of callers of whom it knows nothing yet.
+"""How the gRPC door receives requests: a few at once of callers of whom it knows nothing yet, and what is no message is
+answered as the caller's mistake.
 
 gRPC reads a unary request whole before the service sees the call, and a stream's as soon as it is asked for one: two
 hundred strangers who send 8 MiB each had 1.7 GiB of a door, whatever it thought of them. So every method is served as
@@ -6,6 +7,9 @@ one with a stream of requests, which is read when the door wants to: a few at a 
 wait. An honest request is small and comes with its call, so its place is free again at once; who sends much or slowly
 loses his to the next. Larger than a little only batches are, and these come after the `open` of a Publish stream,
 behind its caller's login and within the stream's window.
+
+What a reader raises gRPC takes for a fault of the server: status UNKNOWN, and a traceback for each. So what reads does
+not raise here; it gives a stand-in, and the call ends at that.
 
 Rejected: to refuse by the number of calls alone (most callers only wait for answers, and hold nothing).
 """
@@ -19,6 +23,7 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from mirrorlog.doors.grpc.calls import abort
 from mirrorlog.errors import BadRequest, MirrorlogError, Overloaded
@@ -36,6 +41,14 @@ class TooLarge(BadRequest):
     """A request that is no batch, above its limit."""
 
 
+class MalformedRequest(BadRequest):
+    """Bytes that are not the message that the method takes."""
+
+
+_STAND_INS: Final = (TooLarge, MalformedRequest)
+"""What stands in place of a request that could not be read."""
+
+
 class Receiving:
     """Places for requests that are being received."""
 
@@ -45,7 +58,7 @@ class Receiving:
         self._waiting = 0
 
     async def next(self, requests: AsyncIterator[Any]) -> Any:
-        """The next of them. Raises StopAsyncIteration, Overloaded, TooLarge, and as they do."""
+        """The next of them. Raises StopAsyncIteration, Overloaded, TooLarge, MalformedRequest, and as they do."""
         self._waiting += 1
         try:
             await self._places.acquire()
@@ -55,7 +68,7 @@ class Receiving:
             request = await self._received(requests)
         finally:
             self._places.release()
-        if isinstance(request, TooLarge):
+        if isinstance(request, _STAND_INS):
             raise request
         return request
 
@@ -66,7 +79,7 @@ class Receiving:
         except StopAsyncIteration:
             return
         async for request in requests:
-            if isinstance(request, TooLarge):
+            if isinstance(request, _STAND_INS):
                 raise request
             yield request
 
@@ -105,9 +118,11 @@ class ReceiveInTurn(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
-        if handler.stream_stream is not None and handler_call_details.method == self._batches:
-            return handler._replace(stream_stream=partial(_many, handler.stream_stream, self._receiving.first))
-        handler = handler._replace(request_streaming=True, request_deserializer=_bounded(handler.request_deserializer))
+        method = handler_call_details.method
+        bytes_max = None if method == self._batches else REQUEST_BYTES_MAX
+        handler = handler._replace(
+            request_streaming=True, request_deserializer=partial(_read, handler.request_deserializer, method, bytes_max)
+        )
         if handler.unary_unary is not None:
             return handler._replace(unary_unary=None, stream_unary=partial(self._one, handler.unary_unary))
         if handler.unary_stream is not None:
@@ -130,13 +145,13 @@ class ReceiveInTurn(grpc.aio.ServerInterceptor):
             await abort(context, error)
 
 
-def _bounded(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    def read(data: bytes) -> Any:
-        if len(data) > REQUEST_BYTES_MAX:
-            return TooLarge(f"a request of {len(data)} bytes is above the limit of {REQUEST_BYTES_MAX}")
+def _read(deserialize: Callable[[bytes], Any] | None, method: str, bytes_max: int | None, data: bytes) -> Any:
+    if bytes_max is not None and len(data) > bytes_max:
+        return TooLarge(f"a request of {len(data)} bytes is above the limit of {bytes_max}")
+    try:
         return data if deserialize is None else deserialize(data)
-
-    return read
+    except DecodeError as error:
+        return MalformedRequest(f"{len(data)} bytes that are no request of {method}: {error}")
 
 
 async def _many(

@@ -1,17 +1,20 @@
-"""The unanswered batches of one stream: how many bytes, how many, and when there is room for another."""
+"""How many streams of a kind are open at once, and how much of one stream is unanswered."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from mirrorlog.client import Receipt
 from mirrorlog.doors.grpc.incoming import Batch
+from mirrorlog.errors import NodeStopping, Overloaded
 
 
-class Window:
-    """One reader waits on it. A batch's size is known once it was read, so one batch may reach beyond the window."""
+class StreamWindow:
+    """The unanswered batches of one stream: how many bytes, how many, and when there is room for another. One reader
+    waits on it. A batch's size is known once it was read, so one batch may reach beyond the window."""
 
     __slots__ = ("_batches", "_batches_max", "_bytes", "_bytes_max", "_changed")
 
@@ -50,8 +53,9 @@ class Window:
 # A batch that was handed over, and the ways it can take.
 
 
-class Sent(NamedTuple):
-    """`outcome`: the receipt of the batch's first record, or what it raises. `idempotent`: the client may repeat it."""
+class SentBatch(NamedTuple):
+    """A batch that was sent to a node. `outcome`: the receipt of the batch's first record, or what it raises.
+    `idempotent`: the client may repeat it."""
 
     outcome: Awaitable[Receipt]
     idempotent: bool
@@ -60,5 +64,33 @@ class Sent(NamedTuple):
 class Way(Protocol):
     """How batches of one stream reach the node."""
 
-    async def send(self, batch: Batch) -> Sent:
+    async def send(self, batch: Batch) -> SentBatch:
         """Hand a batch over; the next one goes behind it. Raises MirrorlogError when nothing was sent."""
+
+
+class Admission:
+    """Bounds how many streams of one kind are open at once. `kind`: of the streams, for people."""
+
+    def __init__(self, kind: str, *, streams_max: int) -> None:
+        self._kind = kind
+        self._streams_max = streams_max
+        self._open = 0
+        self.stopping = False
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one stream while the block runs. Raises Overloaded, or NodeStopping once `stopping` is set."""
+        if self.stopping:
+            raise node_stopping()
+        if self._open >= self._streams_max:
+            raise Overloaded(f"{self._streams_max} {self._kind} streams are open", limit="streams_max")
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+
+def node_stopping() -> NodeStopping:
+    """What a stream of a door that stops ends with."""
+    return NodeStopping("this door is stopping; open the stream again")

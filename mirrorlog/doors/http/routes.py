@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from mirrorlog.doors.http.answers import Answer, StatusSource
-from mirrorlog.doors.http.callers import CallerSources
+from mirrorlog.doors.http.answers import CallerSources, StatusScrape, StatusSource
 from mirrorlog.doors.http.metrics import metrics_text
 from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError
 
@@ -47,10 +46,12 @@ def make_app(source: StatusSource, metrics: StatusSource | CallerSources | None 
 
 
 class _Pages:
+    """What is served at each path."""
+
     def __init__(self, source: StatusSource, metrics: StatusSource | CallerSources) -> None:
         self._source = source
         self._metrics = metrics
-        self._rendered: tuple[Answer, bytes] | None = None
+        self._rendered: tuple[StatusScrape, bytes] | None = None
 
     async def index(self, request: Request) -> Response:
         return PlainTextResponse("mirrorlog: /metrics is for Prometheus, /health is 200 while this node answers\n")
@@ -66,7 +67,7 @@ class _Pages:
         status = (await self._source.answer()).told.status
         return JSONResponse({"node": status.node_id, "start_id": status.start_id})
 
-    def _text(self, answer: Answer) -> bytes:
+    def _text(self, answer: StatusScrape) -> bytes:
         """Written once for all who share the answer."""
         if self._rendered is None or self._rendered[0] is not answer:
             self._rendered = (answer, metrics_text(answer))

@@ -33,9 +33,10 @@ _BACKLOG: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """`head_bytes_max`: of a request's first line and headers. `idle_s_max`: between an answer and the next request.
+    """What one connection, and all of them, may take. `head_bytes_max`: of a request's first line and headers.
+    `idle_s_max`: between an answer and the next request.
 
-    `exchange_s_max`: from a connection's begin, or its last answer, to the end of the next one; the node has 2 s of it.
+    `exchange_s_max`: from a connection's start, or its last answer, to the end of the next one; the node has 2 s of it.
     """
 
     connections_max: int = 128

@@ -12,16 +12,18 @@ import typer
 
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.format.header import BatchHeader, Kind
+from mirrorlog.commitlog.log_directory import FILES, LogDirectory, SegmentFile, read_log_directory
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.commitlog.segments.scan import BlockReader, OnBatch, walk
 from mirrorlog.errors import BadBatch, BadInput, NoSuchQueue
-from mirrorlog.tools.offline.batch_view import TITLE, batch_fields, batch_lines
-from mirrorlog.tools.offline.changes import read_changes
-from mirrorlog.tools.offline.log_directory import FILES, LogDirectory, SegmentFile, find_log, read_log_directory
+from mirrorlog.tools.common.options import AsJson
+from mirrorlog.tools.common.output import print_json_line
+from mirrorlog.tools.common.records import record_fields, record_line, stored_records
+from mirrorlog.tools.offline.batch_view import TITLE, batch_fields, batch_lines, read_changes
+from mirrorlog.tools.offline.log_directory import find_log
 from mirrorlog.tools.offline.survey import Survey, survey
-from mirrorlog.tools.output import print_json_line
-from mirrorlog.tools.records import record_fields, record_line, stored_records
-from mirrorlog.tools.session import AsJson
+
+_OFFSET_MAX = 2**63 - 1
 
 # The names of queues in a log that is read offline: batches know numbers only.
 
@@ -82,9 +84,6 @@ class QueueNames:
         """Read the batch at log offset `at`; where the next one begins, or None when none is there."""
         stop = walk(reader, start=start, at=at - start, until=at - start + 1, rules=log.rules, on_batch=self.learn)
         return None if stop.reason else start + stop.at
-
-
-_OFFSET_MAX = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -174,7 +173,7 @@ def _kinds(names: Sequence[str]) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DumpSource:
     """What is walked: these files, from the log offset `first` on."""
 
     log: LogDirectory
@@ -192,17 +191,17 @@ class Source:
         return survey(self.log, show, segments=self.segments, first=self.first)
 
 
-def _open(path: Path, chosen: Chosen) -> Source:
+def _open(path: Path, chosen: Chosen) -> DumpSource:
     if path.is_dir():
         log = read_log_directory(find_log(path))
         segments = chosen.segments(log.holding)
-        return Source(log, segments, max(log.begin, segments[0].start) if segments else log.begin)
+        return DumpSource(log, segments, max(log.begin, segments[0].start) if segments else log.begin)
     log = read_log_directory(find_log(path.parent))
     segments = [segment for segment in log.segments if segment.path.name == path.name]
     if not segments:
         raise BadInput(f"{path} is no segment; those of a log are named by their first log offset in 20 digits")
-    # All of a file that was given by itself, below the log's begin too.
-    return Source(log, segments, segments[0].start)
+    # All of a file that was given by itself, below the log's start offset too.
+    return DumpSource(log, segments, segments[0].start)
 
 
 # --- One batch ------------------------------------------------------------------------------------------------------

@@ -16,17 +16,16 @@ from typing import Final, NamedTuple, Self, TextIO
 from mirrorlog.commitlog.epochs import Epoch
 from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import BatchHeader, Codec, Kind
+from mirrorlog.commitlog.log_directory import LogDirectory
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.commitlog.recovery.loss import FILE_NAME as LOSS_NAME
 from mirrorlog.commitlog.segments.scan import OnBatch, ignore_batch
 from mirrorlog.errors import BadBatch, IndexDoubtful, LogCorrupt, MirrorlogError
-from mirrorlog.tools.offline.index_check import IndexReport, check_index
-from mirrorlog.tools.offline.inventory import Inventory, take_inventory
-from mirrorlog.tools.offline.log_directory import LogDirectory, set_aside
+from mirrorlog.tools.common.output import bytes_text
+from mirrorlog.tools.offline.index_check import IndexReport, TableCheck, check_index
+from mirrorlog.tools.offline.log_directory import Inventory, set_aside, take_inventory
 from mirrorlog.tools.offline.order import FAULTS_MAX, Order
 from mirrorlog.tools.offline.survey import Survey, survey
-from mirrorlog.tools.offline.table_check import TableCheck
-from mirrorlog.tools.output import bytes_text
 
 # How far a walk over a large log has come, on stderr, while somebody is there to look at it.
 
@@ -34,8 +33,12 @@ from mirrorlog.tools.output import bytes_text
 _SHOWN_EVERY_S: Final = 0.5
 _LOOKED_EVERY_BYTES: Final = 16 * 1024 * 1024
 
+_SLOTS: Final = 2
+_BODY_BYTES_MAX: Final = 2**28
+"""As much as any node may allow a batch to have."""
 
-class Progress:
+
+class WalkProgress:
     """Bytes of `total` in one line that is overwritten; nothing when `out` is no terminal."""
 
     def __init__(
@@ -81,11 +84,6 @@ class Progress:
         if self._on:
             self._out.write("\r\033[K")
             self._out.flush()
-
-
-_SLOTS: Final = 2
-_BODY_BYTES_MAX: Final = 2**28
-"""As much as any node may allow a batch to have."""
 
 
 class Unopened(NamedTuple):
@@ -236,7 +234,7 @@ def examine(log: LogDirectory, *, what: str, on_batch: OnBatch = ignore_batch, h
     bodies = Bodies()
     last = log.holding[-1] if log.holding else None
     end = max(log.flushed, last.start if last is not None else 0)
-    with Progress(what, log.begin, end) as progress:
+    with WalkProgress(what, log.begin, end) as progress:
 
         def check(header: BatchHeader, batch: memoryview) -> None:
             order.batch(header, batch)

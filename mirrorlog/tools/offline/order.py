@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from mirrorlog.commitlog.format.header import NO_PRODUCER, BatchHeader, Flag, Kind
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.errors import BadBatch
-from mirrorlog.tools.offline.changes import read_changes
+from mirrorlog.tools.offline.batch_view import read_changes
 
 FAULTS_MAX: Final = 1000
 """Faults, and lost stretches, that are kept; further ones are only counted."""
@@ -69,6 +69,8 @@ class QueueSeen:
 
 
 class _Producing(NamedTuple):
+    """How far a producer has come in a queue."""
+
     epoch: int
     next_sequence: int
     gap: int
@@ -88,7 +90,7 @@ class Order:
     names: dict[int, str] = field(default_factory=dict)
     state_end: int | None = None
     begin_moved: list[tuple[int, int]] = field(default_factory=list)
-    """(end of the batch, log offset) of the newest decisions on the log's begin."""
+    """(end of the batch, log offset) of the newest decisions on the log's start offset."""
 
     _gaps: int = 0
     _last_time_us: int = -(2**63)
@@ -190,7 +192,7 @@ class Order:
             self._fault(header, f"the begin moves to {change['log_offset']}, above this place")
         self.begin_moved = [*self.begin_moved[-99:], (header.next_log_offset, change["log_offset"])]
 
-    def _offsets_leapt(self, header: BatchHeader, change: dict[str, Any]) -> None:
+    def _offset_jump(self, header: BatchHeader, change: dict[str, Any]) -> None:
         """After a loss that was declared every queue goes on far above."""
         for queue in self.queues.values():
             queue.next = max(queue.next, change["go_on_at"])
@@ -231,7 +233,7 @@ _FOLLOWED: Final[dict[tuple[int, str], _Follow]] = {
     (Kind.CONTROL, "EpochStarted"): Order._epoch_started,
     (Kind.CONTROL, "QueueDeclared"): Order._queue_declared,
     (Kind.CONTROL, "BeginMoved"): Order._begin_moved,
-    (Kind.CONTROL, "OffsetsLeapt"): Order._offsets_leapt,
+    (Kind.CONTROL, "OffsetsLeapt"): Order._offset_jump,
     (Kind.CHECKPOINT, "CheckpointBegan"): Order._checkpoint_began,
     (Kind.CHECKPOINT, "QueueState"): Order._queue_state,
     (Kind.CHECKPOINT, "ProducerState"): Order._producer_state,

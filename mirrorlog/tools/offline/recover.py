@@ -1,4 +1,8 @@
-"""`mqtool recover`: what a start would do to a log directory, doing it, and saving what is readable of a bad one."""
+"""`mqtool recover`: what a start would do to a log directory, doing it, and saving what is readable of a bad one.
+
+What a start would do is found out by the node's own recovery, which changes nothing here: it reads through files that
+cannot be written, and the tables that it would make stay in memory.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +11,121 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 from uuid import UUID
 
 import typer
 
+from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.directory import IDENTITY_NAME as NODE_IDENTITY_NAME
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.past import PastIndex
 from mirrorlog.commitlog.index.past import delete as delete_index
-from mirrorlog.commitlog.index.table import table_name
+from mirrorlog.commitlog.index.table import SegmentTable, TableHead, table_name
+from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.commitlog.log_directory import FILES, LogDirectory, read_log_directory
+from mirrorlog.commitlog.recovery.damage import Range
+from mirrorlog.commitlog.recovery.loss import Loss
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
+from mirrorlog.commitlog.recovery.recovery import Recovery, RecoveryReport
 from mirrorlog.commitlog.segments.scan import ignore_batch
+from mirrorlog.commitlog.segments.segment import segment_name, segment_start
 from mirrorlog.config import LimitSettings, LogSettings
 from mirrorlog.errors import BadInput, DirectoryInUse, ForeignDirectory, LogCorrupt, MirrorlogError
+from mirrorlog.tools.common.options import AsJson, LogPath
+from mirrorlog.tools.common.output import print_json
 from mirrorlog.tools.offline.examination import Examination, examine
-from mirrorlog.tools.offline.log_directory import LogDirectory, find_log, read_log_directory, with_spares
-from mirrorlog.tools.offline.recovery_plan import Plan, plan_start
+from mirrorlog.tools.offline.log_directory import find_log, take_inventory, with_spares
 from mirrorlog.tools.offline.salvage import Salvage
 from mirrorlog.tools.offline.verify import damage_lines, examination_fields
-from mirrorlog.tools.output import print_json
-from mirrorlog.tools.session import AsJson
 
-# Doing what a start of the node does to a log's directory, with the directory held against every node.
-
+_NO_CHECKPOINT: Final = Checkpoint(0, 0, 0)
 
 INDEX_KEPT: Final = frozenset({"agrees", "unchecked"})
 """States of an index that is left as it is."""
+
+
+@dataclass(slots=True)
+class StartPlan:
+    """What a start of the node would do to a log's directory. `refused`: why the node would not open the log; nothing
+    else is known then. `torn`, `cut_valid`: what it would cut, see RecoveryReport. `lossy`: it would count as having
+    lost something, by what it cuts or, in `earlier`, by what earlier ones cut and nobody has acted on. `tables`:
+    segments whose table it would make. `renamed`: (old, new) names. `removed`: names."""
+
+    refused: MirrorlogError | None = None
+    end: int = 0
+    torn: Range | None = None
+    cut_valid: Range | None = None
+    lossy: bool = False
+    earlier: Range | None = None
+    tables: list[int] = field(default_factory=list)
+    renamed: list[tuple[str, str]] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+    @property
+    def changes(self) -> bool:
+        """Whether it would change anything but the index."""
+        return bool(self.torn or self.cut_valid or self.tables or self.renamed or self.removed)
+
+
+def plan_start(log: LogDirectory) -> StartPlan:
+    """Try a start. Raises DiskFailed."""
+    first = min(
+        (start for segment in log.segments if (start := segment_start(segment.path.name)) is not None), default=0
+    )
+    tables = _PlannedTables(log)
+    recovery = Recovery(FILES, log.path, log.rules, log.checkpoint or _NO_CHECKPOINT._replace(begin=first), tables)
+    try:
+        recovery.take_sealed()
+        recovery.scan(ignore_batch)
+    except LogCorrupt as error:
+        return StartPlan(refused=error, tables=tables.made)
+    except OSError as error:
+        return StartPlan(refused=disk_error(error, "read", log.path), tables=tables.made)
+    return _planned(log, recovery, recovery.report(()), tables.made)
+
+
+def _planned(log: LogDirectory, recovery: Recovery, report: RecoveryReport, made: list[int]) -> StartPlan:
+    told = Loss(FILES, log.path).told(report)
+    kept = {segment.path.name: segment_name(segment.start) for segment in recovery.segments}
+    inventory = take_inventory(log)
+    candidates = [*inventory.leftovers, *(segment.path.name for segment in log.holding)]
+    return StartPlan(
+        end=report.end,
+        torn=report.torn,
+        cut_valid=report.cut_valid,
+        lossy=told.lossy,
+        earlier=told.cut_valid if not report.lossy else None,
+        tables=made,
+        renamed=[(old, new) for old, new in kept.items() if old != new],
+        removed=sorted({name for name in candidates if name not in kept}),
+    )
+
+
+class _PlannedTables(Tables):
+    """Tables that are not written. `made`: the segments of those that would be."""
+
+    def __init__(self, log: LogDirectory) -> None:
+        super().__init__(FILES, log.path, seed=log.rules.seed)
+        self.made: list[int] = []
+        self._log_seed = log.rules.seed
+
+    def store(self, start: int, end: int, content: memoryview) -> TableHead:
+        self.made.append(start)
+        with os.fdopen(os.memfd_create("table"), "wb", buffering=0) as memory:
+            memory.write(content)
+            path = Path(f"/proc/self/fd/{memory.fileno()}")
+            with SegmentTable.open(FILES, path, start=start, end=end, seed=self._log_seed) as table:
+                self.heads[start] = table.head
+        return self.heads[start]
+
+
+# Doing what a start of the node does to a log's directory, with the directory held against every node.
 
 
 @contextlib.contextmanager
@@ -80,7 +167,7 @@ def _node_identity(node: Path) -> tuple[UUID, str]:
         raise ForeignDirectory(f"{path} does not name a node of mirrorlog: {error!r}") from None
 
 
-def repair(examined: Examination, plan: Plan, *, settle_loss: bool) -> None:
+def repair(examined: Examination, plan: StartPlan, *, settle_loss: bool) -> None:
     """Open the log as a node does, make what is derived anew where it must be, and close it. The directory is locked.
 
     `settle_loss`: it counts as complete again. Raises as `CommitLog.open`.
@@ -122,9 +209,7 @@ def _open(log: LogDirectory) -> CommitLog:
 
 
 def recover(
-    path: Annotated[
-        Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A log's or node's directory.")
-    ],
+    path: LogPath,
     *,
     apply: Annotated[bool, typer.Option("--apply", help="Do it. The node must be down.")] = False,
     accept_loss: Annotated[
@@ -178,7 +263,7 @@ class Recovered:
     """What was found, and what was done about it. `plan`: None beside a running node, which has been started."""
 
     examined: Examination
-    plan: Plan | None
+    plan: StartPlan | None
     applied: bool = False
     settled: bool = False
 
@@ -227,7 +312,7 @@ class Recovered:
                 yield f"a start changes nothing; the log ends at {plan.end}"
         yield from self.examined.notes()
 
-    def _loss(self, plan: Plan) -> Iterator[str]:
+    def _loss(self, plan: StartPlan) -> Iterator[str]:
         if plan.earlier is not None:
             yield f"{plan.earlier.first}..{plan.earlier.last} was lost by an earlier start, and nobody has acted on it"
         if self.settled:
@@ -244,7 +329,7 @@ class Recovered:
             else:
                 yield "no whole batch stands behind it"
 
-    def _steps(self, plan: Plan) -> Iterator[str]:
+    def _steps(self, plan: StartPlan) -> Iterator[str]:
         if plan.torn is not None:
             yield f"cut {plan.torn}"
         if plan.cut_valid is not None:

@@ -21,8 +21,8 @@ from mirrorlog.cluster.membership.recovering import (
 )
 from mirrorlog.commitlog.files import OS_FILES, disk_named, read_file, replace_file
 from mirrorlog.errors import BadInput
-from mirrorlog.tools.output import print_json
-from mirrorlog.tools.session import AsJson
+from mirrorlog.tools.common.options import AsJson
+from mirrorlog.tools.common.output import print_json
 
 
 def recover_cluster(
@@ -52,7 +52,8 @@ def recover_cluster(
 
     Stop all survivors. On the machine of each: --data-dir with --save; carry every file to every machine; then on each
     the same command with --data-dir, every --file and --survivors, and compare the fingerprint that it prints. Then
-    start them. What the nodes lost alone is reported per log; their Raft files are kept aside. It may be repeated.
+    start them. What the nodes lost alone is reported per log; their Raft files are kept under another name. It
+    may be repeated.
 
     Example: mqtool recover-cluster --data-dir /var/lib/n1 --file n2.survivor --survivors n1,n2 --accept-loss
     """

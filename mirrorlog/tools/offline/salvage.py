@@ -27,10 +27,10 @@ from mirrorlog.commitlog.epochs import FILE_NAME as EPOCHS_NAME
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.format.envelope import is_envelope, is_inner
 from mirrorlog.commitlog.format.header import BatchHeader
+from mirrorlog.commitlog.log_directory import LogDirectory
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.commitlog.segments.segment import segment_name
 from mirrorlog.errors import BadInput
-from mirrorlog.tools.offline.log_directory import LogDirectory
 
 REPORT_NAME: Final = "salvage.json"
 
@@ -38,7 +38,7 @@ _BUFFER_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True)
-class Stretch:
+class SavedStretch:
     """Log offsets [first, last) that were saved without a gap."""
 
     first: int
@@ -53,7 +53,7 @@ class Salvage:
     out: Path
     batches: int = 0
     records: int = 0
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[SavedStretch] = field(default_factory=list)
     _file: BinaryIO | None = None
     _file_ends: int = 0
     _borders: set[int] = field(default_factory=set)
@@ -89,7 +89,7 @@ class Salvage:
         if self.stretches and self.stretches[-1].last == at:
             self.stretches[-1].last = header.next_log_offset
         else:
-            self.stretches.append(Stretch(at, header.next_log_offset))
+            self.stretches.append(SavedStretch(at, header.next_log_offset))
         self._file_ends = header.next_log_offset
         self.batches += 1
         self.records += 0 if is_envelope(header) else header.record_count

@@ -2,7 +2,7 @@
 
 A node's recovery stops at the first bad byte, since it must decide what to do; a tool wants to see all of it. Beside a
 running node the walk may meet a file that is freed, or used again, while it is read: what it found there is forgotten
-when the log's begin has passed it.
+when the log's start offset has passed it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.format.envelope import is_envelope
 from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, BatchHeader
+from mirrorlog.commitlog.log_directory import LogDirectory, SegmentFile
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.commitlog.segments.scan import BlockReader, OnBatch, Stop, find_batch, nonzero_end, walk
-from mirrorlog.tools.offline.log_directory import LogDirectory, SegmentFile, open_segment
-from mirrorlog.tools.offline.sectors import SECTOR_BYTES, SectorFile
+from mirrorlog.tools.offline.log_directory import SECTOR_BYTES, SectorFile, open_segment
 
 RANGES_MAX: Final = 1000
 """Bad ranges that are kept; further ones are only counted."""
@@ -89,8 +89,8 @@ def survey(
 ) -> Survey:
     """Walk the log, or only `segments` of it, and give every good batch to `on_batch`.
 
-    `first`: the log offset of the first batch, by default the log's begin. Raises DiskFailed when the log cannot be
-    read, and what the callbacks raise.
+    `first`: the log offset of the first batch, by default the log's start offset. Raises DiskFailed when the log cannot
+    be read, and what the callbacks raise.
     """
     chosen = log.holding if segments is None else segments
     walker = _Walker(log, Survey(end=log.begin if first is None else first), on_batch, on_bad, on_segment)
@@ -145,7 +145,7 @@ class _Walker:
             raise disk_error(error, "read", segment.path) from None
 
     def _freed(self, segment: SegmentFile) -> bool:
-        """Whether a running node has moved the log's begin past this file; then nothing in it counts."""
+        """Whether a running node has moved the log's start offset past this file; then nothing in it counts."""
         now = self._log.read_checkpoint()
         if now is None or now.begin <= max(segment.start, self._log.begin):
             return False

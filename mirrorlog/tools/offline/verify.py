@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from mirrorlog.commitlog.log_directory import read_log_directory
+from mirrorlog.tools.common.options import AsJson, LogPath
+from mirrorlog.tools.common.output import print_json
 from mirrorlog.tools.offline.examination import Examination, examine
-from mirrorlog.tools.offline.log_directory import find_log, read_log_directory, set_aside
-from mirrorlog.tools.output import print_json
-from mirrorlog.tools.session import AsJson
+from mirrorlog.tools.offline.log_directory import find_log, set_aside
 
 
 def verify(
-    path: Annotated[
-        Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A log's or node's directory.")
-    ],
+    path: LogPath,
     as_json: AsJson = False,
 ) -> None:
     """Walk all batches of a log directory and check what it says. Changes nothing; the node may run.

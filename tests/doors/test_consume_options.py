@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.doors.grpc.subscription import (
+from mirrorlog.doors.grpc.consume_options import (
     MAX_BYTES_MAX,
     MAX_WAIT_MS_MAX,
     OUTAGE_TIMEOUT_MS_MAX,
     QUEUE_OFFSET_MAX,
     AppendTime,
+    ConsumeOptions,
     Edge,
     GroupPosition,
     Start,
-    Subscription,
-    read_subscription,
+    read_options,
 )
 from mirrorlog.errors import BadRequest
 from mirrorlog.pb.v1 import common_pb2 as common
@@ -24,13 +24,13 @@ from mirrorlog.pb.v1 import consumer_pb2 as pb
 from mirrorlog.wire.messages.queues import Position
 
 
-def asked(**fields: Any) -> Subscription:
-    return read_subscription(pb.ConsumeRequest(queue="q", **fields))
+def asked(**fields: Any) -> ConsumeOptions:
+    return read_options(pb.ConsumeRequest(queue="q", **fields))
 
 
 def test_what_is_left_out_is_what_the_proto_says() -> None:
     """Goal: defaults of the .proto file. Method: name the queue alone; then the raw shape as well."""
-    assert asked() == Subscription(
+    assert asked() == ConsumeOptions(
         queue="q",
         start=Edge.EARLIEST,
         until=None,

@@ -1,27 +1,46 @@
-"""`mqtool nodes`: who belongs to the cluster, what each does in it, and what should be looked at."""
+"""`mqtool nodes`, `mqtool events`: who belongs to the cluster, what each does in it, and what happened."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mirrorlog.errors import Refused
-from mirrorlog.tools.cluster_status import AllStatuses, gather
-from mirrorlog.tools.cluster_view import copies, masters, role_of, warnings, with_waits
-from mirrorlog.tools.output import NOTHING, bytes_text, print_json, show, table
-from mirrorlog.tools.session import AsJson, session_of
+from mirrorlog.errors import ConnectionLost, NodeStopping, Refused, RequestTimeout
+from mirrorlog.tools.common.cluster_status import (
+    AllStatuses,
+    gather,
+    held_by,
+    mastered_by,
+    role_of,
+    warnings,
+    with_waits,
+)
+from mirrorlog.tools.common.options import AsJson, parse_time
+from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, print_json, print_json_line, table, time_text
+from mirrorlog.tools.common.session import session_of
 from mirrorlog.versions import version_of
+from mirrorlog.wire.messages.operators import ClusterEvent, Events
 from mirrorlog.wire.messages.status import DiskStatus, MemoryStatus, NodeStatus, Status
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
 
 _START_ID_SHOWN = 8
+_AS_DECIDED = (
+    *("node_id", "member", "life", "draining", "stopped", "start_id", "kind"),
+    *("client", "replication", "grpc", "http"),
+)
+
+WAIT_MS: Final = 10_000
+"""How long a node holds an answer that has nothing yet."""
+AGAIN_S: Final = 1.0
 
 
 class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +71,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
     software_version: int = 0
 
 
-class Nodes(msgspec.Struct, frozen=True, kw_only=True):
+class NodeList(msgspec.Struct, frozen=True, kw_only=True):
     """What `mqtool nodes --json` prints; fields may be added, none changes its meaning. `asked`: whose view it is;
     `version`: of that view; `cluster_version`: what all nodes together may write, see docs/operations.md."""
 
@@ -80,18 +99,15 @@ def nodes(
     Example: mqtool nodes
     """
 
-    async def look(client: Client) -> Nodes:
+    async def look(client: Client) -> NodeList:
         asked = await client.admin.status(node)
         return nodes_of(asked, await gather(client))
 
     found = session_of(context).run(look)
-    if as_json:
-        print_json(found)
-    else:
-        show(nodes_view(found))
+    emit(as_json, found, nodes_view(found))
 
 
-def nodes_of(asked: Status, everybody: AllStatuses) -> Nodes:
+def nodes_of(asked: Status, everybody: AllStatuses) -> NodeList:
     """`asked`: who speaks for the cluster; `everybody`: who answers, and whom the coordinator waits for. Pure. Raises
     Refused for a node that is in no cluster."""
     if asked.cluster is None:
@@ -101,21 +117,11 @@ def nodes_of(asked: Status, everybody: AllStatuses) -> Nodes:
     errors = {each.node_id: each.message for each in everybody.unreachable}
 
     def line(node: NodeStatus) -> NodeLine:
-        mastered, held = masters(view, node.node_id), copies(view, node.node_id)
+        mastered, held = mastered_by(view, node.node_id), held_by(view, node.node_id)
         answer = answers.get(node.node_id)
         return NodeLine(
-            node_id=node.node_id,
-            member=node.member,
+            **{name: getattr(node, name) for name in _AS_DECIDED},
             role=role_of(node, view.coordinator),
-            life=node.life,
-            draining=node.draining,
-            stopped=node.stopped,
-            start_id=node.start_id,
-            kind=node.kind,
-            client=node.client,
-            replication=node.replication,
-            grpc=node.grpc,
-            http=node.http,
             masters=mastered,
             copies=held,
             roles={log: "master" if log in mastered else "mirror" for log in held},
@@ -127,7 +133,7 @@ def nodes_of(asked: Status, everybody: AllStatuses) -> Nodes:
         )
 
     lines = [line(node) for node in sorted(view.nodes, key=lambda each: each.member)]
-    return Nodes(
+    return NodeList(
         cluster_name=asked.cluster_name,
         asked=asked.node_id,
         version=view.version,
@@ -158,7 +164,7 @@ def _updating(cluster_version: int, nodes: Sequence[NodeLine]) -> Iterator[str]:
         )
 
 
-def nodes_view(found: Nodes) -> RenderableType:
+def nodes_view(found: NodeList) -> RenderableType:
     """One row per node in two tables, and the warnings. Pure."""
     incarnation = f", incarnation {found.incarnation}" if found.incarnation > 1 else ""
     title = (
@@ -199,7 +205,7 @@ def _addresses(node: NodeLine) -> tuple[str, ...]:
     return node.node_id, *(each or NOTHING for each in (node.client, node.replication, node.grpc, node.http))
 
 
-def _notes(found: Nodes) -> Iterator[RenderableType]:
+def _notes(found: NodeList) -> Iterator[RenderableType]:
     lines: Sequence[Text] = [
         *(
             Text(f"{node.node_id} does not answer: {node.error}", style="red")
@@ -216,3 +222,102 @@ def _notes(found: Nodes) -> Iterator[RenderableType]:
     if lines:
         yield Text()
     yield from lines
+
+
+def events(
+    context: typer.Context,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come, until Ctrl-C.")] = False,
+    since: Annotated[str | None, typer.Option(help="From this time on: 2026-11-21T10:15:00Z.")] = None,
+    node: Annotated[str | None, typer.Option(help="As this node knows them, not whichever answers.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the cluster decided, and whom a node saw come and go: nodes, masters, in-sync sets, losses, logs.
+
+    Each node keeps the last 10,000 of its run; times are the node's (UTC), `-` for what was decided before its run.
+    With --follow another node is asked when the one that answered is gone. With --json and --follow each is one line.
+
+    Example: mqtool events --follow
+    """
+    since_us = None if since is None else parse_time(since)
+    session = session_of(context)
+
+    def wanted(event: ClusterEvent) -> bool:
+        return since_us is None or event.time_us >= since_us
+
+    if follow:
+        show = print_json_line if as_json else _print
+        with contextlib.suppress(KeyboardInterrupt):
+            session.run(lambda client: _follow(client, node, lambda event: show(event) if wanted(event) else None))
+        return
+    found = [event for event in session.run(lambda client: _all(client, node)) if wanted(event)]
+    if as_json:
+        print_json(found)
+    else:
+        for event in found:
+            _print(event)
+
+
+class UnseenEvents:
+    """What of several answers was not seen yet, also when another node or another run answers. Pure.
+
+    Within a run the numbers tell. When another run answers, what the cluster decided is told by its entry's index, and
+    what a node saw by itself by time.
+    """
+
+    def __init__(self) -> None:
+        self.after = 0
+        self._run = ""
+        self._index, self._time_us = 0, 0
+        self._index_before, self._time_us_before = 0, 0
+
+    def take(self, answer: Events) -> list[ClusterEvent]:
+        """The new ones; `after` is where to ask on."""
+        if answer.start_id != self._run:
+            asked_after, self.after, self._run = self.after, 0, answer.start_id
+            self._index_before, self._time_us_before = self._index, self._time_us
+            if asked_after:  # by a number of another run: this answer may begin anywhere
+                return []
+        found = [event for event in answer.events if event.number > self.after]
+        for event in found:
+            self.after = event.number
+            self._index, self._time_us = max(self._index, event.index), max(self._time_us, event.time_us)
+        return [event for event in found if self._is_new(event)]
+
+    def _is_new(self, event: ClusterEvent) -> bool:
+        return event.index > self._index_before if event.index else event.time_us > self._time_us_before
+
+
+async def _all(client: Client, node: str | None) -> list[ClusterEvent]:
+    found: list[ClusterEvent] = []
+    answer = await client.admin.events(node_id=node)
+    while answer.events:
+        found += answer.events
+        if answer.events[-1].number >= answer.last:
+            break
+        answer = await client.admin.events(after=answer.events[-1].number, node_id=node)
+    return found
+
+
+async def _follow(client: Client, node: str | None, show: Callable[[ClusterEvent], None]) -> None:
+    fresh, asked = UnseenEvents(), node
+    while True:
+        try:
+            answer = await client.admin.events(after=fresh.after, wait_ms=WAIT_MS, node_id=asked)
+        except (ConnectionLost, NodeStopping, RequestTimeout):
+            asked = node  # whoever answers, unless one was named
+            await asyncio.sleep(AGAIN_S)
+            continue
+        asked = answer.node_id
+        for event in fresh.take(answer):
+            show(event)
+
+
+def _print(event: ClusterEvent) -> None:
+    typer.echo(event_line(event))
+
+
+def event_line(event: ClusterEvent) -> str:
+    """One line: time, kind, text. Pure."""
+    when = time_text(event.time_us) if event.time_us else NOTHING.ljust(24)
+    return f"{when}  {event.kind:<20} {event.text}"

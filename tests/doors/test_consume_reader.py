@@ -9,12 +9,12 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.commitlog.format.header import HEADER_SIZE
-from mirrorlog.doors.grpc.queue_reader import QueueReader
-from mirrorlog.doors.grpc.subscription import Edge, Subscription
+from mirrorlog.doors.grpc.consume_options import ConsumeOptions, Edge
+from mirrorlog.doors.grpc.consume_reader import ConsumeReader
 from mirrorlog.errors import BadBatch, LogCorrupt, NotCurrent
 from tests.client.scripted_nodes import QUEUE, Nodes, scripted
 
-WANTED = Subscription(
+WANTED = ConsumeOptions(
     queue=QUEUE, start=Edge.EARLIEST, until=Edge.LATEST, from_mirror=False, node_id="", raw=False, max_bytes=1 << 20,
     max_wait_ms=100, outage_timeout_ms=10_000,
 )  # fmt: skip
@@ -38,7 +38,7 @@ async def asked_again(nodes: Nodes, waiting: asyncio.Future[object]) -> None:
 @pytest.mark.parametrize(
     "wanted", [WANTED, replace(WANTED, start=Edge.LATEST, until=None)], ids=["until confirmed", "from the latest"]
 )
-async def test_the_end_is_taken_from_a_master_that_has_begun_alone(wanted: Subscription) -> None:
+async def test_the_end_is_taken_from_a_master_that_has_begun_alone(wanted: ConsumeOptions) -> None:
     """Goal: nothing confirmed is left out behind a failover. Method: the others name n2, which has not heard of it;
     then it has, and its epoch has not begun; then that has."""
     async with scripted() as nodes, Client(*nodes.servers) as client:
@@ -46,7 +46,7 @@ async def test_the_end_is_taken_from_a_master_that_has_begun_alone(wanted: Subsc
         nodes["n1"].kill()
         nodes.promote("n2", version=2, heard_by="n3")
         nodes["n2"].known = 1
-        reader = QueueReader(client, wanted)
+        reader = ConsumeReader(client, wanted)
         opening = asyncio.ensure_future(reader.open())
         await asked_again(nodes, opening)
         nodes.promote("n2", version=2, heard_by="n2")
@@ -65,11 +65,11 @@ async def test_without_a_master_it_ends_in_time_and_a_mirror_is_read_as_far_as_i
         nodes["n1"].current = nodes["n2"].current = False
         nodes["n2"].known = 1
         with pytest.raises(NotCurrent):
-            await asyncio.wait_for(QueueReader(client, replace(WANTED, outage_timeout_ms=200)).open(), 10)
-        assert (await QueueReader(client, replace(WANTED, node_id="n2")).open()).end == 1
+            await asyncio.wait_for(ConsumeReader(client, replace(WANTED, outage_timeout_ms=200)).open(), 10)
+        assert (await ConsumeReader(client, replace(WANTED, node_id="n2")).open()).end == 1
 
 
-async def offsets_read(reader: QueueReader) -> list[int]:
+async def offsets_read(reader: ConsumeReader) -> list[int]:
     """The queue offsets of all batches, in the order in which they came."""
     fetched, found = await reader.open(), []
     while not reader.done(fetched.next):
@@ -79,7 +79,7 @@ async def offsets_read(reader: QueueReader) -> list[int]:
 
 
 @pytest.mark.parametrize("wanted", [WANTED, replace(WANTED, from_mirror=True)], ids=["master", "mirror"])
-async def test_what_is_bad_on_a_node_is_asked_of_another_one(wanted: Subscription) -> None:
+async def test_what_is_bad_on_a_node_is_asked_of_another_one(wanted: ConsumeOptions) -> None:
     """Goal: a door's reader sees nothing of a damaged copy while a whole one stands by. Method: one node refuses a
     batch, and sends another with a bad header, another with a bad body; a second one has others that are bad."""
     async with scripted() as nodes, Client(*nodes.servers) as client:
@@ -89,7 +89,7 @@ async def test_what_is_bad_on_a_node_is_asked_of_another_one(wanted: Subscriptio
                 node.refused_bad, node.rotten = set(), {}
             nodes[bad].refused_bad, nodes[bad].rotten = {3}, {0: 8, 5: HEADER_SIZE}
             nodes[other].refused_bad, nodes[other].rotten = {2}, {4: HEADER_SIZE, 6: 8}
-            assert await asyncio.wait_for(offsets_read(QueueReader(client, wanted)), 10) == list(range(8))
+            assert await asyncio.wait_for(offsets_read(ConsumeReader(client, wanted)), 10) == list(range(8))
 
 
 async def test_what_is_bad_everywhere_or_on_the_node_that_was_named_is_an_error() -> None:
@@ -98,7 +98,7 @@ async def test_what_is_bad_everywhere_or_on_the_node_that_was_named_is_an_error(
         nodes["n2"].refused_bad = {1}
         named = replace(WANTED, node_id="n2", outage_timeout_ms=200)
         with pytest.raises(LogCorrupt):
-            await asyncio.wait_for(offsets_read(QueueReader(client, named)), 10)
+            await asyncio.wait_for(offsets_read(ConsumeReader(client, named)), 10)
         nodes["n1"].refused_bad, nodes["n3"].rotten = {1}, {1: HEADER_SIZE}
         with pytest.raises(BadBatch, match="queue offset 1: bad bytes"):
-            await asyncio.wait_for(offsets_read(QueueReader(client, WANTED)), 10)
+            await asyncio.wait_for(offsets_read(ConsumeReader(client, WANTED)), 10)

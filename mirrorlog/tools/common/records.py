@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
+import typer
 
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, asked_attributes, attributes_of
 from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadInput
-from mirrorlog.tools.output import NOTHING, time_text
+from mirrorlog.tools.common.output import NOTHING, print_json_line, time_text
 
 _BODY_BYTES_MAX: Final = 2**28
 """Of a compressed body when opened: as much as one fetch of a consumer may bring."""
@@ -80,6 +81,13 @@ def record_line(record: ShownRecord) -> str:
     return "\t".join(cells)
 
 
+def record_writer(as_json: bool) -> Callable[[ShownRecord], None]:
+    """Prints one record as a line: of JSON for programs, else for people."""
+    if as_json:
+        return lambda record: print_json_line(record_fields(record))
+    return lambda record: typer.echo(record_line(record))
+
+
 def attributes_text(attributes: Attributes) -> str:
     """Those that it has, for people."""
     priority, ttl_ms, delay_ms = attributes
@@ -129,7 +137,7 @@ def _bytes_field(name: str, content: bytes | memoryview | None) -> dict[str, str
 # --- In ---------------------------------------------------------------------------------------------------------------
 
 
-class GivenRecord(NamedTuple):
+class ParsedRecord(NamedTuple):
     """What a line says of a record that is to be published."""
 
     value: bytes | None
@@ -139,7 +147,7 @@ class GivenRecord(NamedTuple):
     attributes: Attributes = NO_ATTRIBUTES
 
 
-def parse_record(line: bytes) -> GivenRecord:
+def parse_record(line: bytes) -> ParsedRecord:
     """The record that `record_fields` gave as JSON; its place and other names are passed over.
 
     Raises BadInput for a line that is none, one without a value too: `"value": null` is an absent one.
@@ -153,7 +161,7 @@ def parse_record(line: bytes) -> GivenRecord:
         if "value" not in fields and "value_base64" not in fields:
             raise ValueError("it has neither value nor value_base64")
         attributes = asked_attributes(fields.get("priority", 0), fields.get("ttl_ms"), fields.get("delay_ms", 0))
-        return GivenRecord(
+        return ParsedRecord(
             _bytes_of("value", fields), _bytes_of("key", fields), headers, timestamp, attributes or NO_ATTRIBUTES
         )
     except (BadInput, msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

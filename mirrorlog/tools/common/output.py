@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
+import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -31,6 +32,16 @@ def show(view: RenderableType) -> None:
         terminal_console(PAGE_COLUMNS).print(view)
     else:
         sys.stdout.write(page(view))
+
+
+def emit(as_json: bool, fields: Any, view: RenderableType) -> None:
+    """A command's result: `fields` as JSON for programs, else `view` for people, a line of text or tables."""
+    if as_json:
+        print_json(fields)
+    elif isinstance(view, str):
+        typer.echo(view)
+    else:
+        show(view)
 
 
 def page(view: RenderableType, columns: int = PAGE_COLUMNS) -> str:

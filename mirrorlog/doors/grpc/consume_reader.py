@@ -15,8 +15,8 @@ from mirrorlog.client.connection.metadata import check_same, is_another, is_know
 from mirrorlog.client.connection.sightings import FoundQueue
 from mirrorlog.client.connection.stall_watch import SILENCE_S, StallWatch
 from mirrorlog.client.connection.start_offsets import is_elsewhere
-from mirrorlog.doors.grpc.fetched import Fetched, Source, read_fetched
-from mirrorlog.doors.grpc.subscription import AppendTime, Edge, GroupPosition, Start, Subscription, Until
+from mirrorlog.doors.grpc.consume_options import AppendTime, ConsumeOptions, Edge, GroupPosition, Start, Until
+from mirrorlog.doors.grpc.fetched import Fetched, FetchSource, read_fetched
 from mirrorlog.errors import (
     BadBatch,
     BadRequest,
@@ -38,10 +38,10 @@ _ANSWER_TIMEOUT_MS: Final = 10_000
 _T = TypeVar("_T")
 
 
-class QueueReader:
+class ConsumeReader:
     """Stands nowhere: whoever fetches says where. `open` comes first."""
 
-    def __init__(self, client: Client, subscription: Subscription) -> None:
+    def __init__(self, client: Client, subscription: ConsumeOptions) -> None:
         self._client = client
         self.subscription = subscription
         self._copies = Copies(client, subscription.queue)
@@ -142,8 +142,8 @@ class QueueReader:
         after_s = self.subscription.max_wait_ms / 1000 + SILENCE_S
         return StallWatch(moved, after_s=after_s, reason=f"{connection.address} answers nothing, and is not the master")
 
-    def _source(self, connection: Connection, info: QueueInfo) -> Source:
-        return Source(self.subscription.queue, info.log_id, connection.welcome.node_id)
+    def _source(self, connection: Connection, info: QueueInfo) -> FetchSource:
+        return FetchSource(self.subscription.queue, info.log_id, connection.welcome.node_id)
 
     async def _insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again, over another connection, until `outage_timeout_ms` have passed since the first failure."""
@@ -227,7 +227,7 @@ class QueueReader:
         return await self._copies.earliest(info, node_id) if self.subscription.from_mirror else info.begin
 
 
-def _wanted(subscription: Subscription, info: QueueInfo) -> list[str]:
+def _wanted(subscription: ConsumeOptions, info: QueueInfo) -> list[str]:
     """The nodes to read from, the first that answers. Raises BadRequest when there are none."""
     holders = [info.master, *info.mirrors]
     if subscription.node_id:

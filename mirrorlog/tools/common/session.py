@@ -10,15 +10,27 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 
-from mirrorlog.config import CLIENT_PORT, split_address
-from mirrorlog.errors import BadInput, ConfigError
+from mirrorlog.config import CLIENT_PORT
+from mirrorlog.errors import BadInput
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
+
+SERVERS_VARIABLE: Final = "MIRRORLOG_SERVERS"
+TLS_CA_VARIABLE: Final = "MIRRORLOG_TLS_CA"
+TLS_CERTIFICATE_VARIABLE: Final = "MIRRORLOG_TLS_CERT"
+TLS_KEY_VARIABLE: Final = "MIRRORLOG_TLS_KEY"
+USER_VARIABLE: Final = "MIRRORLOG_USER"
+PASSWORD_VARIABLE: Final = "MIRRORLOG_PASSWORD"
+"""The password has no option of its own: what stands on a command line, everybody on the machine can read."""
+DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
+CONNECT_TIMEOUT_MS: Final = 3_000
+"""A node that is reachable greets within milliseconds; a hanging one shall not hold up a refreshed display."""
+_T = TypeVar("_T")
 
 # Passwords: out of the environment, or asked for at a terminal; never on a command line, which everybody may read.
 
@@ -42,38 +54,8 @@ def _has_terminal() -> bool:
     return True
 
 
-SERVERS_VARIABLE: Final = "MIRRORLOG_SERVERS"
-TLS_CA_VARIABLE: Final = "MIRRORLOG_TLS_CA"
-TLS_CERTIFICATE_VARIABLE: Final = "MIRRORLOG_TLS_CERT"
-TLS_KEY_VARIABLE: Final = "MIRRORLOG_TLS_KEY"
-USER_VARIABLE: Final = "MIRRORLOG_USER"
-PASSWORD_VARIABLE: Final = "MIRRORLOG_PASSWORD"
-"""The password has no option of its own: what stands on a command line, everybody on the machine can read."""
-VHOST_VARIABLE: Final = "MIRRORLOG_VHOST"
-DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
-
-CONNECT_TIMEOUT_MS: Final = 3_000
-"""A node that is reachable greets within milliseconds; a hanging one shall not hold up a refreshed display."""
-
-StaleReads = Annotated[
-    bool,
-    typer.Option(
-        "--allow-stale-reads",
-        help="Read from a node that is cut off from the others, too: what it knows to be confirmed; more may be.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-VirtualHost = Annotated[str, typer.Option("--vhost", envvar=VHOST_VARIABLE, help="The virtual host.")]
-OnlyVirtualHost = Annotated[
-    str | None,
-    typer.Option("--vhost", envvar=VHOST_VARIABLE, help="Only this virtual host; without, names are of the default."),
-]
-
-_T = TypeVar("_T")
-
-
 @dataclass(slots=True)
-class Session:
+class ToolSession:
     """The global options. `servers`: client addresses, any of which may answer; `tls`: for ports that want it;
     `user`: for clusters that have users."""
 
@@ -110,22 +92,9 @@ class Session:
         return asyncio.run(connected())
 
 
-def session_of(context: typer.Context) -> Session:
+def session_of(context: typer.Context) -> ToolSession:
     """The session of this call, made on first use."""
-    return context.ensure_object(Session)
-
-
-def parse_servers(text: str) -> tuple[str, ...]:
-    """`host:port,host:port` as addresses. Raises BadInput."""
-    servers = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not servers:
-        raise BadInput("--servers is empty; give host:port, or several with commas between")
-    for server in servers:
-        try:
-            split_address(server)
-        except ConfigError as error:
-            raise BadInput(f"--servers: {error}") from None
-    return servers
+    return context.ensure_object(ToolSession)
 
 
 def tls_of(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

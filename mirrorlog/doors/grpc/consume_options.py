@@ -46,8 +46,9 @@ Until = int | Edge | None
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
-    """`start`, `until`: an int is a queue offset. `node_id`: empty for the master, or a mirror if `from_mirror`."""
+class ConsumeOptions:
+    """What a reader asked for: a queue, where to start and to end, and from which copy. `start`, `until`: an int is a
+    queue offset. `node_id`: empty for the master, or a mirror if `from_mirror`."""
 
     queue: str
     start: Start
@@ -60,11 +61,11 @@ class Subscription:
     outage_timeout_ms: int
 
 
-def read_subscription(request: pb.ConsumeRequest) -> Subscription:
+def read_options(request: pb.ConsumeRequest) -> ConsumeOptions:
     """Raises BadRequest naming the field that makes no sense."""
     raw = _raw(request.shape)
     from_mirror, node_id = _read_from(request.read_from)
-    return Subscription(
+    return ConsumeOptions(
         queue=request.queue,
         start=_start(request.start),
         until=_until(request.until),

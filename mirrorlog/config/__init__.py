@@ -1,0 +1,26 @@
+"""Settings of a node: their sections, all of them together, and how they are read.
+
+A `[cluster]` table with members, the same on every node, founds a cluster of these; `join` looks for one; a node with
+neither founds one of itself. Whatever becomes of nodes and logs is decided by the cluster, not here.
+"""
+
+from mirrorlog.config.cluster import LOG_NUMBER_MAX as LOG_NUMBER_MAX
+from mirrorlog.config.cluster import SEEDS_MAX as SEEDS_MAX
+from mirrorlog.config.cluster import ClusterSettings as ClusterSettings
+from mirrorlog.config.cluster import LogAssignment as LogAssignment
+from mirrorlog.config.cluster import Member as Member
+from mirrorlog.config.loading import ENVIRONMENT_PREFIX as ENVIRONMENT_PREFIX
+from mirrorlog.config.loading import Loaded as Loaded
+from mirrorlog.config.loading import check_private as check_private
+from mirrorlog.config.loading import load as load
+from mirrorlog.config.loading import load_settings as load_settings
+from mirrorlog.config.sections import HaSettings as HaSettings
+from mirrorlog.config.sections import LimitSettings as LimitSettings
+from mirrorlog.config.sections import LogSettings as LogSettings
+from mirrorlog.config.sections import NodeSettings as NodeSettings
+from mirrorlog.config.sections import TlsSettings as TlsSettings
+from mirrorlog.config.settings import Settings as Settings
+from mirrorlog.config.values import CLIENT_PORT as CLIENT_PORT
+from mirrorlog.config.values import PATTERN_WORDS as PATTERN_WORDS
+from mirrorlog.config.values import Flush as Flush
+from mirrorlog.config.values import split_address as split_address

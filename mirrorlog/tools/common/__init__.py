@@ -1,0 +1,1 @@
+"""What the commands of mqtool share: options, connections, and how results are written."""

@@ -1,0 +1,302 @@
+"""The status of all nodes of a cluster, asked at once; who does not answer; and what an operator should look at.
+
+Every node speaks for its own copy. Of mirrors and lags only a log's master knows, and of queues and groups its copy is
+the newest: `authority` picks it, and the furthest of the others when the master does not answer. What the cluster has
+decided is as the node with the newest view of it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from mirrorlog.errors import (
+    AccessRefused,
+    BadInput,
+    LoginFailed,
+    LogUnavailable,
+    MirrorlogError,
+    NoSuchLog,
+    NoSuchQueue,
+    RequestTimeout,
+)
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueOutage
+from mirrorlog.wire.messages.status import ClusterStatus, LogStatus, LossStatus, NodeStatus, PlacedLog, Status
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
+
+if TYPE_CHECKING:
+    from mirrorlog.client import Client
+
+_T = TypeVar("_T")
+
+NODE_SECONDS: Final = 4.0
+"""How long one node may take to answer; they are asked side by side."""
+_REFUSALS: Final = (AccessRefused, LoginFailed)
+
+
+class Unreachable(msgspec.Struct, frozen=True, kw_only=True):
+    """A member that gave no status. `error`: the code of the error (see mirrorlog.errors)."""
+
+    node_id: str
+    client: str
+    error: str
+    message: str
+
+
+class AllStatuses(msgspec.Struct, frozen=True, kw_only=True):
+    """What `mqtool offsets --json` prints; fields may be added, none changes its meaning.
+
+    `nodes`: each answering node's Status as in `mirrorlog.wire.messages`, in the order of the assignment; its logs hold
+    `mirrors` only where its role is master. Log offsets are bytes, queue offsets records, -1 is "none yet", times are
+    µs UTC, `lag_seconds` seconds. `outages`: queues all of whose nodes are down, so that no status has them.
+    """
+
+    cluster_id: str
+    cluster_name: str
+    nodes: list[Status]
+    unreachable: list[Unreachable]
+    outages: list[QueueOutage] = []
+
+
+@dataclass(frozen=True, slots=True)
+class LogCopy:
+    """One log on one node."""
+
+    node_id: str
+    now_us: int
+    log: LogStatus
+
+
+async def gather(client: Client, metadata: Metadata | None = None) -> AllStatuses:
+    """Ask every member. Raises when no server gives the metadata; AccessRefused or LoginFailed when no node tells this
+    user how it is, and one of them for that reason: a node that refuses is not down."""
+    metadata = metadata or await client.admin.metadata()
+    answers = await asyncio.gather(*(_ask(client, node) for node in metadata.nodes))
+    refused = [answer for answer in answers if isinstance(answer, _REFUSALS)]
+    # One that knows the users of yesterday may refuse whom the others let in: it hides nothing of them.
+    if refused and not any(isinstance(answer, Status) for answer in answers):
+        raise refused[0]
+    return AllStatuses(
+        cluster_id=metadata.cluster_id,
+        cluster_name=metadata.cluster_name,
+        nodes=[answer for answer in answers if isinstance(answer, Status)],
+        unreachable=[
+            Unreachable(node_id=node.node_id, client=node.client, error=answer.code, message=answer.message)
+            for node, answer in zip(metadata.nodes, answers, strict=True)
+            if isinstance(answer, MirrorlogError)
+        ],
+        outages=metadata.outages,
+    )
+
+
+async def _ask(client: Client, node: NodeInfo) -> Status | MirrorlogError:
+    try:
+        async with asyncio.timeout(NODE_SECONDS):
+            return await client.admin.status(node.node_id)
+    except TimeoutError:
+        return RequestTimeout(f"no answer within {NODE_SECONDS:g} s")
+    except MirrorlogError as error:
+        return error
+
+
+# --- Views ----------------------------------------------------------------------------------------------------------
+
+
+def copies(status: AllStatuses) -> Iterator[LogCopy]:
+    """Every log on every answering node."""
+    for node in status.nodes:
+        for log in node.logs:
+            yield LogCopy(node.node_id, node.now_us, log)
+
+
+def authorities(status: AllStatuses) -> list[LogCopy]:
+    """Per log the copy that knows most, in the order in which the logs appear."""
+    best: dict[str, LogCopy] = {}
+    for copy in copies(status):
+        there = best.get(copy.log.log_id)
+        if there is None or _rank(copy.log) > _rank(there.log):
+            best[copy.log.log_id] = copy
+    return list(best.values())
+
+
+def _rank(log: LogStatus) -> tuple[bool, bool, int, int]:
+    return log.state != "corrupt", log.role == "master", log.epoch, log.confirmed
+
+
+def key_of(vhost: str | None, queue: str | None) -> str | None:
+    """A queue that was named, or None: of the default virtual host unless another one was."""
+    return None if queue is None else qualified(vhost or DEFAULT_VIRTUAL_HOST, queue)
+
+
+def select(
+    status: AllStatuses,
+    *,
+    node: str | None = None,
+    log: str | None = None,
+    queue: str | None = None,
+    vhost: str | None = None,
+) -> AllStatuses:
+    """Only what concerns that node (as holder or as mirror), that log (name or id), that queue (its key), and queues
+    of that virtual host.
+
+    Raises NoSuchLog, NoSuchQueue or BadInput when nothing has that name on the nodes that answer, LogUnavailable when
+    it is a queue all of whose nodes are down.
+    """
+    _refuse_unknown(status, node, log, queue)
+
+    def wanted(name: str) -> bool:
+        return queue in (None, name) and vhost in (None, split(name)[0])
+
+    nodes = [msgspec.structs.replace(each, logs=list(_logs(each, node, log, queue, wanted))) for each in status.nodes]
+    if node or log or queue:
+        log_ids = {each.log_id for one in nodes for each in one.logs}
+        nodes = [msgspec.structs.replace(each, cluster=_view(each.cluster, log_ids)) for each in nodes if each.logs]
+    return msgspec.structs.replace(
+        status,
+        nodes=nodes,
+        unreachable=[each for each in status.unreachable if node in (None, each.node_id)],
+        outages=[] if log else [each for each in status.outages if node in (None, each.node) and wanted(each.name)],
+    )
+
+
+def _view(view: ClusterStatus | None, log_ids: set[str]) -> ClusterStatus | None:
+    """What the cluster has decided of these logs."""
+    if view is None:
+        return None
+    return msgspec.structs.replace(view, logs=[log for log in view.logs if log.log_id in log_ids])
+
+
+def _logs(
+    status: Status, node: str | None, log: str | None, queue: str | None, wanted: Callable[[str], bool]
+) -> Iterator[LogStatus]:
+    for each in status.logs:
+        named = log in (None, each.name, each.log_id) and (
+            queue is None or any(queue == one.name for one in each.queues)
+        )
+        mirrors = [mirror for mirror in each.mirrors if node in (None, status.node_id, mirror.node_id)]
+        if named and (mirrors or node in (None, status.node_id)):
+            yield msgspec.structs.replace(
+                each,
+                mirrors=mirrors,
+                queues=[one for one in each.queues if wanted(one.name)],
+                groups=[one for one in each.groups if wanted(one.queue)],
+                holds=[one for one in each.holds if wanted(one.queue)],
+                producers=[one for one in each.producers if wanted(one.queue)],
+            )
+
+
+async def of_queues(
+    client: Client, part: Callable[[LogStatus], Sequence[_T]], *, queue: str | None, vhost: str | None
+) -> list[_T]:
+    """A part of the status of each log, as the copy that knows most has it, of one queue, a virtual host, or all."""
+    status = select(await gather(client), queue=key_of(vhost, queue), vhost=vhost)
+    return [each for copy in authorities(status) for each in part(copy.log)]
+
+
+def _refuse_unknown(status: AllStatuses, node: str | None, log: str | None, queue: str | None) -> None:
+    logs = [copy.log for copy in copies(status)]
+    members = [each.node_id for each in status.nodes] + [each.node_id for each in status.unreachable]
+    if node is not None and node not in members:
+        raise BadInput(f"no node {node!r}; the cluster has {', '.join(members)}")
+    if log is not None and not any(log in (each.name, each.log_id) for each in logs):
+        raise NoSuchLog(f"no log {log!r} on the nodes that answer; they have {_names(each.name for each in logs)}")
+    if queue is not None and not any(queue == one.name for each in logs for one in each.queues):
+        for outage in status.outages:
+            if outage.name == queue:
+                raise LogUnavailable(outage.reason, node=outage.node, since=outage.since_us, queue=queue)
+        raise NoSuchQueue(f"no queue {shown(queue)!r} on the nodes that answer; `mqtool queues` lists them")
+
+
+def _names(names: Iterator[str]) -> str:
+    return ", ".join(sorted(set(names))) or "none"
+
+
+def newest_view(statuses: Sequence[Status]) -> ClusterStatus | None:
+    """Of the nodes that answer, the view that knows most; whom a log without a master waits for is as the coordinator
+    among them says. None when no node is in a cluster."""
+    views = [status.cluster for status in statuses if status.cluster is not None]
+    if not views:
+        return None
+    newest = max(views, key=lambda view: (view.incarnation, view.version))
+    return with_waits(newest, views)
+
+
+def with_waits(view: ClusterStatus, others: Sequence[ClusterStatus]) -> ClusterStatus:
+    """Only the coordinator knows whom a log waits for."""
+    waits = {log.log_id: log.waits_for for other in others for log in other.logs if log.waits_for}
+    logs = [
+        log if log.waits_for or log.master else msgspec.structs.replace(log, waits_for=waits.get(log.log_id, []))
+        for log in view.logs
+    ]
+    return msgspec.structs.replace(view, logs=logs)
+
+
+def role_of(node: NodeStatus, coordinator: str) -> str:
+    """Its part in the cluster's decisions."""
+    if node.node_id == coordinator:
+        return "coordinator, witness" if node.witness else "coordinator"
+    if node.witness:
+        return "witness"
+    return "voter" if node.votes else "learner"
+
+
+def mastered_by(view: ClusterStatus, node_id: str) -> list[str]:
+    """The names of the logs that a node masters."""
+    return [log.name for log in view.logs if log.master == node_id]
+
+
+def held_by(view: ClusterStatus, node_id: str) -> list[str]:
+    """The names of the logs that a node holds."""
+    return [log.name for log in view.logs if node_id in log.replicas]
+
+
+def loss_text(loss: LossStatus) -> str:
+    """Which range, in log offsets; up to where copies that came back held the log, which may have gone further."""
+    end = "unknown" if loss.end is None else f"{loss.end} or further"
+    return f"{loss.start}..{end} when epoch {loss.epoch} began"
+
+
+def warnings(view: ClusterStatus) -> list[str]:
+    """One line each, of the cluster, with what its node advises, and then of each log; none when all is well."""
+    found = list(_of_members(view))
+    for log in view.logs:
+        found += log_warnings(log)
+    return found
+
+
+def _of_members(view: ClusterStatus) -> Iterator[str]:
+    if not view.registered:
+        yield "the node that was asked is not let in yet: what it knows may be old"
+    if not view.coordinator:
+        yield "no coordinator is known: without a majority of the nodes nothing is decided"
+    yield from view.advice
+    for node in view.nodes:
+        if node.draining and (left := mastered_by(view, node.node_id)):
+            yield f"node {node.node_id} is draining and still masters {', '.join(left)}"
+
+
+def log_warnings(log: PlacedLog) -> Iterator[str]:
+    """What should be looked at in one log, one line each; of one that goes with its node, by intention, nothing."""
+    if log.transient:
+        return
+    waits = f"; it waits for {', '.join(log.waits_for)}" if log.waits_for else ""
+    whole = [node for node in log.in_sync if node not in log.marked]
+    if not log.master:
+        if log.in_sync and not whole:
+            yield f"log {log.name} is recovering: every copy that had everything may have lost something{waits}"
+        else:
+            yield f"log {log.name} has no master{waits}"
+    elif len(log.in_sync) < log.copies_wanted:
+        yield f"log {log.name} takes nothing: {len(log.in_sync)} in sync, {log.copies_wanted} are needed"
+    if log.marked and whole:
+        yield f"log {log.name}: the copies on {', '.join(log.marked)} may have lost something, and are not promoted"
+    if len(log.replicas) <= 1:
+        yield f"log {log.name} has one copy: {', '.join(log.replicas) or 'none is left'}"
+    elif len(log.in_sync) == 1:
+        yield f"log {log.name} has no in-sync mirror: {log.in_sync[0]} alone has everything"
+    for loss in log.losses:
+        yield f"log {log.name}: confirmed records may be lost, log offsets {loss_text(loss)}"
