@@ -111,7 +111,7 @@ PURE = [
     "mirrorlog/queues/*.py",
     "mirrorlog/queues/limits/holds.py",
     "mirrorlog/spark/checks/buckets.py",
-    "mirrorlog/spark/checks/copy_audit.py",
+    "mirrorlog/spark/checks/copies.py",
     "mirrorlog/spark/reading/declared_gaps.py",
     "mirrorlog/spark/decode/avro/decoder.py",
     "mirrorlog/spark/decode/avro/decoder.py",

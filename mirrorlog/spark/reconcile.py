@@ -18,7 +18,6 @@ table's statistics (they are written by whoever wrote the wrong rows).
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from os import PathLike
@@ -97,7 +96,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--until", metavar="N", help="queue offset to end before, or latest; by default the table's own"
     )
-    command_line.add_bucket(parser, default=BUCKET_OFFSETS)
+    bucket = "queue offsets per checksum"
+    parser.add_argument("--bucket", type=int, default=BUCKET_OFFSETS, metavar="N", help=bucket)
     parser.add_argument("--ranges", type=int, default=RANGES_MAX, metavar="N", help="ranges to name at most")
     parser.add_argument("--read-from", metavar="WHO", help="master (default), mirror, or a node's id")
     command_line.add_access(parser)
@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _work(options: argparse.Namespace) -> int:
     found = _run(options)
-    _show(found, as_json=options.json)
+    command_line.show(found, as_json=options.json, soft_wrap=True)
     return max((wrong.exit_code for each in found if (wrong := each.error())), default=0)
 
 
@@ -146,17 +146,6 @@ def _until(text: str | None) -> Until:
     if not (text.isascii() and text.isdigit()):
         raise BadInput(f"--until is a queue offset or latest, not {text!r}")
     return int(text)
-
-
-def _show(found: Sequence[Reconciliation], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps([each.fields() for each in found], indent=2))
-        return
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    for each in found:
-        console.print(each.view())
 
 
 if __name__ == "__main__":

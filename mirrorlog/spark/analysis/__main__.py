@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,16 +43,9 @@ def parser() -> argparse.ArgumentParser:
 def _work(options: argparse.Namespace) -> int:
     found = _reports(options)
     written = [path for each in found for path in _write(each, options)] if options.out else []
-    if options.json:
-        print(json.dumps([each.fields() for each in found], indent=2))
-        return 0
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    for each in found:
-        console.print(each.view())
-    for path in written:
-        console.print(f"wrote {path}", markup=False)
+    command_line.show(found, as_json=options.json, soft_wrap=True)
+    for path in written if not options.json else ():
+        print(f"wrote {path}")
     return 0
 
 
