@@ -284,10 +284,10 @@ def analysis(context: typer.Context) -> None:
 
 # `mqtool upkeep`: tidy a landed Delta table by hand.
 #
-# A thin face of `python -m mirrorlog.spark.landing.upkeep.upkeep`.
+# A thin face of `python -m mirrorlog.spark.landing.upkeep`.
 
 
-UPKEEP_JOB: Final = SparkJob("mirrorlog.spark.landing.upkeep.upkeep", what="upkeep", usage="--table TABLE [OPTIONS]")
+UPKEEP_JOB: Final = SparkJob("mirrorlog.spark.landing.upkeep", what="upkeep", usage="--table TABLE [OPTIONS]")
 
 
 def upkeep(context: typer.Context) -> None:

@@ -52,11 +52,11 @@ from mirrorlog.spark.landing.positions import MissedRange, QueueIds, begin_set
 from mirrorlog.spark.landing.results import LandResult, QueueStep, StepResult, summed
 from mirrorlog.spark.landing.tables import BOUNDED, columns_of, prefix_of, refuse_shape, settled_shape
 from mirrorlog.spark.landing.tasks import Work, Written, gathered, tasks_for, write_range
-from mirrorlog.spark.landing.upkeep.schedule import refuse_old_files
 from mirrorlog.spark.landing.upsert.staging import Staging
 from mirrorlog.spark.landing.upsert.step import ids_for, merge, resumed, row_columns, with_properties
 from mirrorlog.spark.landing.upsert.table import PROPERTIES, MergeMoment
 from mirrorlog.spark.landing.write.files import FileFormat, run_in_tasks
+from mirrorlog.spark.landing.write.storage import refuse_old_files
 from mirrorlog.spark.plan import QueueFacts
 from mirrorlog.spark.reading.lookup import open_lookup
 

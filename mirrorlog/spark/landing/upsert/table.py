@@ -38,9 +38,16 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, TableOutOfStep, from_spark
-from mirrorlog.spark.landing.commit.delta_log import AddedFile, TableShape, TableState, commit, is_conflict, table_state
+from mirrorlog.spark.landing.commit.delta_log import (
+    AddedFile,
+    TableShape,
+    TableState,
+    commit,
+    is_conflict,
+    own_session,
+    table_state,
+)
 from mirrorlog.spark.landing.commit.durable import sync_commits
-from mirrorlog.spark.landing.commit.own_session import own_session
 from mirrorlog.spark.landing.upsert.positions import UpsertIds, announced_folder, announcement, passage
 from mirrorlog.spark.landing.upsert.rows import TOMBSTONE
 from mirrorlog.spark.landing.upsert.staging import Staging
