@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from mirrorlog.commitlog.format.header import BatchHeader
-from mirrorlog.errors import NotCurrent, PositionLost
+from mirrorlog.errors import NoSuchQueue, NotCurrent, PositionLost
 from mirrorlog.spark.errors import BadOption, BeginUnknown, RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import EARLIEST, LATEST, AtTime, Offsets, SourceOptions
 from mirrorlog.spark.positions import QueuePosition
@@ -282,6 +282,12 @@ def beyond(facts: QueueFacts, following: int) -> RecordsMissing:
         begin=facts.begin,
         next=facts.next,
     )
+
+
+def no_such_queue(missing: Sequence[str], silent: Sequence[str]) -> NoSuchQueue:
+    """For who asked for the queues `missing`; `silent`: nodes that did not answer."""
+    unsure = f" (on the nodes that answer; {', '.join(silent)} may know it)" if silent else ""
+    return NoSuchQueue(f"no queue {', '.join(map(repr, missing))}{unsure}; see: mqtool queues")
 
 
 def dense(wanted: QueueRange, stretches: Iterable[_T]) -> Iterator[_T]:

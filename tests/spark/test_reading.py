@@ -54,7 +54,7 @@ class Directories:
         assert path == "/archive"
         return self
 
-    def batches(self, asked: QueueRange, on_bad: object = None) -> Iterator[ConsumedBatch]:
+    def log_batches(self, asked: QueueRange, on_bad: object = None) -> Iterator[ConsumedBatch]:
         while self.shown:
             each = self.shown.pop(0)
             if isinstance(each, Exception):

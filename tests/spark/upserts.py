@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from mirrorlog.client.consumer.arrow import TIMESTAMP
+from mirrorlog.commitlog.format.arrow import TIMESTAMP
 from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState, table_state
 from mirrorlog.spark.landing.tables import RAW
 from mirrorlog.spark.landing.upsert.positions import UpsertIds

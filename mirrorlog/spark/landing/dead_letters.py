@@ -40,7 +40,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from mirrorlog.client.consumer.arrow import BINARY, TIMESTAMP
+from mirrorlog.commitlog.format.arrow import BINARY, TIMESTAMP
 from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, TableOutOfStep, TableRefused, from_spark
 from mirrorlog.spark.landing.commit.delta_log import (
     TableShape,

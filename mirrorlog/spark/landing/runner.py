@@ -51,7 +51,7 @@ from mirrorlog.spark.landing.planning import (
 from mirrorlog.spark.landing.positions import MissedRange, QueueIds, begin_set
 from mirrorlog.spark.landing.results import LandResult, QueueStep, StepResult, summed
 from mirrorlog.spark.landing.tables import BOUNDED, columns_of, prefix_of, refuse_shape, settled_shape
-from mirrorlog.spark.landing.tasks import Work, Written, gathered, tasks_for, write_range
+from mirrorlog.spark.landing.tasks import TaskWork, Written, gathered, tasks_for, write_range
 from mirrorlog.spark.landing.upsert.staging import Staging
 from mirrorlog.spark.landing.upsert.step import ids_for, merge, resumed, row_columns, with_properties
 from mirrorlog.spark.landing.upsert.table import PROPERTIES, MergeMoment
@@ -219,7 +219,7 @@ class Runner:
         target = landing.table if staging is None else staging.root(landing.table)
         options, form, dead = source_options(landing), _format(landing, target), _dead_format(landing)
         alone = unmirrored(landing, plans)
-        work = [Work(each, options, form, origin, decoder, dead, upsert, alone) for each in tasks]
+        work = [TaskWork(each, options, form, origin, decoder, dead, upsert, alone) for each in tasks]
         try:
             written = gathered(run_in_tasks(self.spark, work, write_range))
         except SPARK_ERRORS as error:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirrorlog.client import ConsumedBatch
 from mirrorlog.commitlog.format.header import BatchHeader, Flag
 from mirrorlog.spark.errors import StorageFailed
 from mirrorlog.spark.landing.dead_letters import DeadLetters, DeadLettersOf
@@ -27,7 +26,7 @@ from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
 from mirrorlog.spark.landing.write.raw_rows import RAW_COLUMNS, raw_tables
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueRange
-from mirrorlog.spark.reading.arrow import merged
+from mirrorlog.spark.reading.arrow import Batch, merged
 from mirrorlog.spark.reading.rows import OnMissing, consumed_batches
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TaskWork:
     """Of one task. `table`: what dead letters say of where they are from; `dead`: how their files are written, None
     when there can be none; `upsert`: of a landing that merges, which columns of its table are what; `from_master`: the
     queues that are read there, whatever the options say."""
@@ -106,7 +105,7 @@ def tasks_for(ranges: Sequence[QueueRange], *, parallelism: int, record_bytes: f
     return [tuple(each) for each in found]
 
 
-def write_range(number: int, work: Work) -> Written:
+def write_range(number: int, work: TaskWork) -> Written:
     """What a task does. Raises StorageFailed, and what reading and decoding do; then nothing of it counts."""
     try:
         return _write_range(number, work)
@@ -115,7 +114,7 @@ def write_range(number: int, work: Work) -> Written:
         raise StorageFailed(f"cannot write files of {work.table.table}: {error}") from error
 
 
-def _write_range(number: int, work: Work) -> Written:
+def _write_range(number: int, work: TaskWork) -> Written:
     counted = _Counted()
     with ExitStack() as stack:
         writer = stack.enter_context(FileWriter(work.format, number))
@@ -176,7 +175,7 @@ class _Counted:
         self.missed: list[MissedRange] = []
         self._last: BatchHeader | None = None
 
-    def passed(self, batches: Iterable[ConsumedBatch]) -> Iterator[ConsumedBatch]:
+    def passed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same, counted."""
         for batch in batches:
             self._last = batch.header

@@ -15,7 +15,6 @@ from mirrorlog.errors import LogCorrupt, NoSuchQueue, OffsetOutOfRange, Position
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import Place, QueueFacts, QueueRange, Seen
-from mirrorlog.spark.reading.nodes import NodeLookup
 
 if TYPE_CHECKING:
     from mirrorlog.spark.offline import BadStretch, LogDirectories
@@ -52,6 +51,8 @@ def open_lookup(options: SourceOptions) -> Iterator[Lookup]:
 
         yield FileLookup(LogDirectories.open(options.path), fail_on_bad=options.fail_on_data_loss)
         return
+    from mirrorlog.spark.reading.nodes import NodeLookup
+
     with NodeLookup(options.servers, options.access, read_from=options.read_from) as lookup:
         yield lookup
 

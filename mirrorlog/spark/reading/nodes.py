@@ -13,9 +13,9 @@ from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.copies import ask_all
 from mirrorlog.client.connection.metadata import is_known
 from mirrorlog.client.connection.start_offsets import begin_of, newest_of, views_of
-from mirrorlog.errors import NoSuchQueue, OffsetOutOfRange, PositionLost, RequestTimeout
+from mirrorlog.errors import OffsetOutOfRange, PositionLost, RequestTimeout
 from mirrorlog.spark.access import NO_ACCESS, Access
-from mirrorlog.spark.plan import MASTER, Place, QueueFacts, Seen
+from mirrorlog.spark.plan import MASTER, Place, QueueFacts, Seen, no_such_queue
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 
 # A new master learns within a round trip what its predecessor confirmed, if its mirrors are there.
@@ -37,12 +37,6 @@ def ask_nodes(servers: Sequence[str], queues: Sequence[str], access: Access = NO
     if missing := sorted(set(queues) - {facts.name for facts in found}):
         raise no_such_queue(missing, lookup.silent)
     return found
-
-
-def no_such_queue(missing: Sequence[str], silent: Sequence[str]) -> NoSuchQueue:
-    """For who asked for the queues `missing`; `silent`: nodes that did not answer."""
-    unsure = f" (on the nodes that answer; {', '.join(silent)} may know it)" if silent else ""
-    return NoSuchQueue(f"no queue {', '.join(map(repr, missing))}{unsure}; see: mqtool queues")
 
 
 class NodeLookup:

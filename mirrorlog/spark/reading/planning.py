@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pyspark.sql.datasource import InputPartition
 
 from mirrorlog.spark.options import AtTime, Offsets, SourceOptions
-from mirrorlog.spark.plan import Found, QueueFacts, QueueRange, narrowed, ranges, tasks
+from mirrorlog.spark.plan import Found, QueueFacts, QueueRange, narrowed, no_such_queue, ranges, tasks
 from mirrorlog.spark.positions import QueuePosition
 from mirrorlog.spark.reading.filters import ALL_ROWS, Conditions
 from mirrorlog.spark.reading.history import check_histories, without_gaps
 from mirrorlog.spark.reading.lookup import Lookup
-from mirrorlog.spark.reading.nodes import no_such_queue
 
 
 class QueuePartition(InputPartition):

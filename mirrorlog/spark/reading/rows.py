@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 import pyarrow as pa
 import uvloop
 
-from mirrorlog.client import Client, ConsumedBatch
 from mirrorlog.errors import LogCorrupt, OffsetOutOfRange, PositionLost, RequestTimeout, UnreadableBatch
 from mirrorlog.spark.errors import RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueRange, dense
-from mirrorlog.spark.reading.arrow import merged
+from mirrorlog.spark.reading.arrow import Batch, merged
 from mirrorlog.spark.reading.filters import EVERY_TIME, TimeRange
 
 if TYPE_CHECKING:
@@ -175,14 +174,14 @@ def consumed_batches(
     wanted: QueueRange,
     on_missing: OnMissing = lambda missing: None,
     on_unreadable: OnMissing | None = None,
-) -> Iterator[ConsumedBatch]:
+) -> Iterator[Batch]:
     """The same records as the log's own batches, cut to the range. Raises as `record_batches`.
 
     `on_missing`: hears of what is left out, in order; nothing is without `failOnDataLoss=false`. `on_unreadable`: takes
     what nobody can open, whatever that option says.
     """
     for stretch in dense(wanted, _stretches(options, wanted, takes_unreadable=on_unreadable is not None)):
-        if isinstance(stretch, ConsumedBatch):
+        if not isinstance(stretch, Missing):
             _check_identity(wanted, stretch)
             yield stretch
         elif stretch.append_time_us is not None and on_unreadable is not None:
@@ -198,9 +197,7 @@ def _tell(wanted: QueueRange, missing: Missing) -> None:
     )
 
 
-def _stretches(
-    options: SourceOptions, wanted: QueueRange, *, takes_unreadable: bool
-) -> Iterator[ConsumedBatch | Missing]:
+def _stretches(options: SourceOptions, wanted: QueueRange, *, takes_unreadable: bool) -> Iterator[Batch | Missing]:
     if options.path is not None:
         yield from _from_files(options, options.path, wanted)
         return
@@ -214,9 +211,12 @@ def _stretches(
 
 async def _from_nodes(
     options: SourceOptions, wanted: QueueRange, passes_unreadable: bool
-) -> AsyncGenerator[list[ConsumedBatch | Missing]]:
+) -> AsyncGenerator[list[Batch | Missing]]:
     """In groups: to hand something to another thread costs more than to receive a small batch."""
-    group: list[ConsumedBatch | Missing]
+    # Late: a task that reads files needs no client.
+    from mirrorlog.client import Client
+
+    group: list[Batch | Missing]
     client = Client(
         *options.servers,
         cluster_id=wanted.cluster_id,
@@ -265,7 +265,7 @@ async def _from_nodes(
         yield group
 
 
-def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterator[ConsumedBatch | Missing]:
+def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterator[Batch | Missing]:
     from mirrorlog.spark.offline import LogDirectories
 
     directories = LogDirectories.open(path)
@@ -274,7 +274,7 @@ def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterat
     while at < wanted.next:
         try:
             on_bad = None if options.fail_on_data_loss else bad.append
-            for batch in directories.batches(replace(wanted, first=at), on_bad):
+            for batch in directories.log_batches(replace(wanted, first=at), on_bad):
                 # Without a bad stretch that would explain it a hole is an error, which `dense` raises.
                 if batch.first > at and bad:
                     yield Missing(at, batch.first, "; ".join(map(str, bad)))
@@ -317,7 +317,7 @@ def _refusal(wanted: QueueRange, missing: Missing, go_on_at: int, *, lost: bool)
     return PositionLost(told, go_on_at=go_on_at) if lost else RecordsMissing(told, begin=go_on_at)
 
 
-def _check_identity(wanted: QueueRange, batch: ConsumedBatch) -> None:
+def _check_identity(wanted: QueueRange, batch: Batch) -> None:
     """A queue may have been deleted and made again under its name since the job was planned."""
     planned, found = (wanted.log_id, wanted.queue_id), (batch.log_id, batch.header.queue_id)
     if found != planned:
