@@ -27,10 +27,10 @@ from pyspark.sql import SparkSession
 from mirrorlog.errors import BadInput
 from mirrorlog.spark import command_line
 from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS
-from mirrorlog.spark.checks.comparison import RANGES_MAX, Comparison, Limits, OnStep
+from mirrorlog.spark.checks.comparison import RANGES_MAX, Comparison, ComparisonLimits, OnStep
 from mirrorlog.spark.checks.landed_table import open_table
 from mirrorlog.spark.checks.log_source import LogSource
-from mirrorlog.spark.checks.scope import Asked, Until, Write, scope
+from mirrorlog.spark.checks.scope import ComparisonRequest, Until, Write, scope
 from mirrorlog.spark.errors import SPARK_ERRORS, BeginUnknown, from_spark
 from mirrorlog.spark.options import parse_servers
 from mirrorlog.spark.reading.differences import Reconciliation
@@ -46,7 +46,7 @@ def reconcile(
     first: int | None = None,
     until: Until = None,
     write: Write = "append",
-    limits: Limits | None = None,
+    limits: ComparisonLimits | None = None,
     on_step: OnStep = lambda step: None,
 ) -> Reconciliation:
     """Compare the Delta table at `table`, and the table of dead letters beside it, with `queue` in `log`. Blocks.
@@ -64,8 +64,8 @@ def reconcile(
     landed = open_table(spark, table)
     dead = None if dead_letters is None else open_table(spark, dead_letters)
     try:
-        compared = scope(spark, log, facts, landed, Asked(write, first, until, dead))
-        return Comparison.of(spark, compared, limits or Limits(), on_step).result()
+        compared = scope(spark, log, facts, landed, ComparisonRequest(write, first, until, dead))
+        return Comparison.of(spark, compared, limits or ComparisonLimits(), on_step).result()
     except SPARK_ERRORS as error:
         raise from_spark(error) from error
 
@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace) -> list[Reconciliation]:
 
     log = _log(options)
     queues = command_line.queues_of(options)
-    limits = Limits(options.bucket, options.ranges)
+    limits = ComparisonLimits(options.bucket, options.ranges)
     until = _until(options.until)
     for queue in queues:
         log.facts(queue)  # before the session, which takes seconds: an unknown queue is told at once

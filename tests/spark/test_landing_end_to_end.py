@@ -27,7 +27,7 @@ from mirrorlog.spark.landing.holds import NOBODY, Holds
 from mirrorlog.spark.landing.runner import Runner
 from mirrorlog.spark.landing.service.service import Service
 from mirrorlog.spark.landing.upkeep import SMALL_FILES_MIN, Duty, DutyDone, TableUpkeep
-from mirrorlog.spark.reading.differences import Kind
+from mirrorlog.spark.reading.differences import DifferenceKind
 from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.asking import wait_for
@@ -161,7 +161,7 @@ def test_retention_waits_for_a_hold_and_a_landing_without_one_says_exactly_what_
         assert landed_offsets(table) == [*range(300), *range(begin, following)]
         found = reconcile(spark, LogSource(tuple(cluster.servers)), "q", table)
         assert [(each.kind, each.first, each.next) for each in found.differences] == [
-            (Kind.MISSING_IN_TABLE, 300, begin)
+            (DifferenceKind.MISSING_IN_TABLE, 300, begin)
         ]
 
 

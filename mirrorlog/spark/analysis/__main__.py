@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mirrorlog.spark import command_line
-from mirrorlog.spark.analysis.jobs import JOBS, Asked, report
+from mirrorlog.spark.analysis.jobs import JOBS, AnalysisRequest, report
 from mirrorlog.spark.analysis.plots import draw, save
-from mirrorlog.spark.analysis.report import FORMATS, Report
+from mirrorlog.spark.analysis.report import FORMATS, AnalysisReport
 from mirrorlog.spark.analysis.rows import EVERY
 from mirrorlog.spark.checks.landed_table import open_table
 
@@ -49,11 +49,11 @@ def _work(options: argparse.Namespace) -> int:
     return 0
 
 
-def _reports(options: argparse.Namespace) -> list[Report]:
+def _reports(options: argparse.Namespace) -> list[AnalysisReport]:
     from mirrorlog.spark.session import spark_session
 
     queues = tuple(name.strip() for name in options.queue.split(",") if name.strip())
-    asked = Asked(queues, options.every, options.by_key)
+    asked = AnalysisRequest(queues, options.every, options.by_key)
     with spark_session(f"analysis {options.job}") as (spark, on_step):
         table = open_table(spark, options.table)
         found = []
@@ -63,7 +63,7 @@ def _reports(options: argparse.Namespace) -> list[Report]:
         return found
 
 
-def _write(found: Report, options: argparse.Namespace) -> list[Path]:
+def _write(found: AnalysisReport, options: argparse.Namespace) -> list[Path]:
     figure = draw(found.job, found.title, found.rows)
     return [found.write(options.out, options.format), save(figure, options.out / f"{found.job}.png")]
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.analysis.landings import landings, steps, with_landed
-from mirrorlog.spark.analysis.report import Report
+from mirrorlog.spark.analysis.report import AnalysisReport
 from mirrorlog.spark.analysis.rows import ACCURACY, EVERY, records, seconds_between, stretch
 from mirrorlog.spark.checks.landed_table import LandedTable, Shape
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
@@ -187,7 +187,7 @@ def _of(name: str) -> list[Column]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AnalysisRequest:
     """`queues`: none for all of the table. `every`: as Spark writes intervals. `by_key`: see `redeliveries`."""
 
     queues: tuple[str, ...] = ()
@@ -195,7 +195,7 @@ class Asked:
     by_key: bool = False
 
 
-def report(spark: SparkSession, table: LandedTable, job: str, asked: Asked) -> Report:
+def report(spark: SparkSession, table: LandedTable, job: str, asked: AnalysisRequest) -> AnalysisReport:
     """Run one job of JOBS. Raises BadInput for a table that lacks what it needs or a bad interval, else SparkFailed."""
     try:
         return JOBS[job](spark, table, asked)
@@ -205,7 +205,7 @@ def report(spark: SparkSession, table: LandedTable, job: str, asked: Asked) -> R
         raise from_spark(error) from error
 
 
-def _throughput(spark: SparkSession, table: LandedTable, asked: Asked) -> Report:
+def _throughput(spark: SparkSession, table: LandedTable, asked: AnalysisRequest) -> AnalysisReport:
     rows = records(table, asked.queues)
     notes = ["the first and the last stretch of time may be cut: their rates are too low"]
     if table.shape is Shape.DECODED:
@@ -213,23 +213,23 @@ def _throughput(spark: SparkSession, table: LandedTable, asked: Asked) -> Report
     return _made("throughput", "Throughput", throughput(rows, asked.every), asked, notes)
 
 
-def _lag(spark: SparkSession, table: LandedTable, asked: Asked) -> Report:
+def _lag(spark: SparkSession, table: LandedTable, asked: AnalysisRequest) -> AnalysisReport:
     rows = _landed(spark, table, asked)
     notes = _timing_notes(rows)
     return _made("lag", "Lag: event to log, log to table", lag(rows, asked.every), asked, notes)
 
 
-def _latency(spark: SparkSession, table: LandedTable, asked: Asked) -> Report:
+def _latency(spark: SparkSession, table: LandedTable, asked: AnalysisRequest) -> AnalysisReport:
     rows = _landed(spark, table, asked)
     found = _made("latency", "End-to-end latency", latency(rows, asked.every), asked, _timing_notes(rows))
     below = sum(row["below_zero"] for row in found.rows.to_pylist() if row["time"] is None)
     if not below:
         return found
     note = f"{below:,} latencies are below zero: the clocks of producers and nodes disagree"
-    return Report(found.job, found.title, found.rows, (*found.notes, note))
+    return AnalysisReport(found.job, found.title, found.rows, (*found.notes, note))
 
 
-def _redeliveries(spark: SparkSession, table: LandedTable, asked: Asked) -> Report:
+def _redeliveries(spark: SparkSession, table: LandedTable, asked: AnalysisRequest) -> AnalysisReport:
     rows = records(table, asked.queues)
     missing = {"headers", "key"} - set(rows.columns)
     if missing:
@@ -242,7 +242,7 @@ def _redeliveries(spark: SparkSession, table: LandedTable, asked: Asked) -> Repo
     return _made("redeliveries", "Redeliveries and duplicates", found, asked, notes)
 
 
-JOBS: Final[Mapping[str, Callable[[SparkSession, LandedTable, Asked], Report]]] = {
+JOBS: Final[Mapping[str, Callable[[SparkSession, LandedTable, AnalysisRequest], AnalysisReport]]] = {
     "throughput": _throughput,
     "lag": _lag,
     "redeliveries": _redeliveries,
@@ -250,7 +250,7 @@ JOBS: Final[Mapping[str, Callable[[SparkSession, LandedTable, Asked], Report]]] 
 }
 
 
-def _landed(spark: SparkSession, table: LandedTable, asked: Asked) -> DataFrame:
+def _landed(spark: SparkSession, table: LandedTable, asked: AnalysisRequest) -> DataFrame:
     return with_landed(records(table, asked.queues), landings(steps(spark, table)))
 
 
@@ -271,5 +271,5 @@ def _timing_notes(rows: DataFrame) -> list[str]:
     return notes
 
 
-def _made(job: str, title: str, found: DataFrame, asked: Asked, notes: Sequence[str]) -> Report:
-    return Report(job, f"{title}, by {asked.every.removeprefix('1 ')}", found.toArrow(), tuple(notes))
+def _made(job: str, title: str, found: DataFrame, asked: AnalysisRequest, notes: Sequence[str]) -> AnalysisReport:
+    return AnalysisReport(job, f"{title}, by {asked.every.removeprefix('1 ')}", found.toArrow(), tuple(notes))

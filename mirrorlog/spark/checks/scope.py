@@ -25,7 +25,7 @@ Until = int | Literal["latest"] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ComparisonRequest:
     """What a user wants compared; `first` None: all that either side has. `dead_letters`: their table, if any."""
 
     write: Write = "append"
@@ -65,7 +65,9 @@ class Scope:
         return max(min(self.next, self.facts.next), self.log_first)
 
 
-def scope(spark: SparkSession, log: LogSource, facts: QueueFacts, table: LandedTable, asked: Asked) -> Scope:
+def scope(
+    spark: SparkSession, log: LogSource, facts: QueueFacts, table: LandedTable, asked: ComparisonRequest
+) -> Scope:
     """Raises BadInput, TableOutOfStep when the table does not say where it ends, and what Spark does."""
     _check_shapes(table, asked)
     following = _end(facts, table, asked.until)
@@ -94,7 +96,7 @@ def scope(spark: SparkSession, log: LogSource, facts: QueueFacts, table: LandedT
     return replace(found, gaps=tuple(log.gaps(facts, found.log_first, found.log_next)))
 
 
-def _check_shapes(table: LandedTable, asked: Asked) -> None:
+def _check_shapes(table: LandedTable, asked: ComparisonRequest) -> None:
     dead = asked.dead_letters
     if table.shape is Shape.DEAD_LETTERS:
         raise BadInput(f"{table.path} is a table of dead letters; name it beside the table of its landing")
@@ -154,7 +156,7 @@ def _smallest(landed: DataFrame, table: LandedTable, facts: QueueFacts) -> int:
     return facts.begin if seen["first"] is None else min(facts.begin, seen["first"])
 
 
-def _limits_of(table: LandedTable, columns: tuple[str, ...], asked: Asked) -> list[str]:
+def _limits_of(table: LandedTable, columns: tuple[str, ...], asked: ComparisonRequest) -> list[str]:
     """What the comparison cannot say, of such a table."""
     said = []
     missing = [name for name in COMPARED if name not in columns]

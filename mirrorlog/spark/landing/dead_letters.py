@@ -216,7 +216,7 @@ class DeadLettersOf:
     schema_version: str = ""
 
 
-class DeadLetters:
+class DeadLetterWriter:
     """Takes the dead letters of a task."""
 
     def __init__(self, writer: FileWriter, of: DeadLettersOf) -> None:

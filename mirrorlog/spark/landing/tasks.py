@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from mirrorlog.commitlog.format.header import BatchHeader, Flag
 from mirrorlog.spark.errors import StorageFailed
-from mirrorlog.spark.landing.dead_letters import DeadLetters, DeadLettersOf
+from mirrorlog.spark.landing.dead_letters import DeadLettersOf, DeadLetterWriter
 from mirrorlog.spark.landing.decoding import Decoding, joined_fields
 from mirrorlog.spark.landing.positions import MissedRange
 from mirrorlog.spark.landing.upsert.rows import NO_KEY, refuse_keyless, staged_rows
@@ -26,7 +26,7 @@ from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
 from mirrorlog.spark.landing.write.raw_rows import RAW_COLUMNS, raw_tables
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueRange
-from mirrorlog.spark.reading.arrow import Batch, merged
+from mirrorlog.spark.reading.arrow import QueueBatch, merged
 from mirrorlog.spark.reading.rows import OnMissing, consumed_batches
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TaskWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFiles:
     """By a task. `bytes`: of the records in the log; `epochs`, `times`: of the last record of each range its epoch and
     append time (µs UTC), by queue and queue offset behind it. `missed`: of the ranges what was left out, because it was
     gone or could not be read and the landing is told to go on. `new_fields`: what the values have and the table lacks;
@@ -105,7 +105,7 @@ def tasks_for(ranges: Sequence[QueueRange], *, parallelism: int, record_bytes: f
     return [tuple(each) for each in found]
 
 
-def write_range(number: int, work: TaskWork) -> Written:
+def write_range(number: int, work: TaskWork) -> WrittenFiles:
     """What a task does. Raises StorageFailed, and what reading and decoding do; then nothing of it counts."""
     try:
         return _write_range(number, work)
@@ -114,13 +114,13 @@ def write_range(number: int, work: TaskWork) -> Written:
         raise StorageFailed(f"cannot write files of {work.table.table}: {error}") from error
 
 
-def _write_range(number: int, work: TaskWork) -> Written:
+def _write_range(number: int, work: TaskWork) -> WrittenFiles:
     counted = _Counted()
     with ExitStack() as stack:
         writer = stack.enter_context(FileWriter(work.format, number))
         dead = None if work.dead is None else stack.enter_context(FileWriter(work.dead, number))
-        letters = None if dead is None else DeadLetters(dead, work.table)
-        write = writer.write if work.upsert is None else Stage(writer, work.upsert, letters).write
+        letters = None if dead is None else DeadLetterWriter(dead, work.table)
+        write = writer.write if work.upsert is None else UpsertStage(writer, work.upsert, letters).write
         decoding = None if work.decoder is None else Decoding(work.decoder, write, letters)
         take = write if decoding is None else decoding.take
         for wanted in work.ranges:
@@ -134,18 +134,18 @@ def _write_range(number: int, work: TaskWork) -> Written:
                     take(rows)
             counted.end(wanted)
         if decoding is not None and decoding.new_fields is not None:
-            return Written(new_fields=decoding.new_fields)
+            return WrittenFiles(new_fields=decoding.new_fields)
         files = tuple(writer.finish())
         buried = () if dead is None else tuple(dead.finish())
-    return Written(
+    return WrittenFiles(
         files, buried, counted.records, counted.bytes, counted.epochs, counted.times, missed=tuple(counted.missed)
     )
 
 
-class Stage:
+class UpsertStage:
     """Rows with their keys to the files of a merge; those without a key to the dead letters."""
 
-    def __init__(self, writer: FileWriter, columns: RowColumns, dead: DeadLetters | None) -> None:
+    def __init__(self, writer: FileWriter, columns: RowColumns, dead: DeadLetterWriter | None) -> None:
         self._writer = writer
         self._columns = columns
         self._dead = dead
@@ -175,7 +175,7 @@ class _Counted:
         self.missed: list[MissedRange] = []
         self._last: BatchHeader | None = None
 
-    def passed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def passed(self, batches: Iterable[QueueBatch]) -> Iterator[QueueBatch]:
         """The same, counted."""
         for batch in batches:
             self._last = batch.header
@@ -197,14 +197,14 @@ class _Counted:
         self._last = None
 
 
-def gathered(written: Sequence[Written]) -> Written:
+def gathered(written: Sequence[WrittenFiles]) -> WrittenFiles:
     """All of a step's tasks as one."""
     epochs: dict[tuple[str, int], int] = {}
     times: dict[tuple[str, int], int] = {}
     for each in written:
         epochs.update(each.epochs)
         times.update(each.times)
-    return Written(
+    return WrittenFiles(
         tuple(_all(each.files for each in written)),
         tuple(_all(each.dead for each in written)),
         sum(each.records for each in written),

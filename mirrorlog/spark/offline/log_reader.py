@@ -26,7 +26,7 @@ from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.offline.bad_stretch import BadStretch, OnBad
 from mirrorlog.spark.offline.known import KnownQueue
 from mirrorlog.spark.offline.log_view import Freed, LogView
-from mirrorlog.spark.offline.pieces import Piece, checked_batch
+from mirrorlog.spark.offline.pieces import LogPiece, checked_batch
 from mirrorlog.spark.plan import QueueFacts
 
 _READ_BYTES: Final = 4 * 1024 * 1024
@@ -42,7 +42,7 @@ class _Span(NamedTuple):
 
     first: int
     next: int
-    piece: Piece | None
+    piece: LogPiece | None
 
 
 class _StoredBatch(NamedTuple):
@@ -59,7 +59,7 @@ class _StoredBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogBatch:
-    """A batch of a log's files, a `reading.arrow.Batch`."""
+    """A batch of a log's files, a `reading.arrow.QueueBatch`."""
 
     queue: str
     log_id: str
@@ -229,7 +229,7 @@ class LogReader:
 
     # --- Bytes ----------------------------------------------------------------------------------------------------
 
-    def _read(self, queue: KnownQueue, piece: Piece, runs: Sequence[Run]) -> list[_Item]:
+    def _read(self, queue: KnownQueue, piece: LogPiece, runs: Sequence[Run]) -> list[_Item]:
         items: list[_Item] = []
         try:
             with closing(FILES.open(piece.path)) as file:
@@ -242,7 +242,7 @@ class LogReader:
             raise disk_error(error, "read", piece.path) from None
         return items
 
-    def _read_group(self, queue: KnownQueue, piece: Piece, file: File, group: Sequence[Run]) -> list[_Item]:
+    def _read_group(self, queue: KnownQueue, piece: LogPiece, file: File, group: Sequence[Run]) -> list[_Item]:
         first = group[0].log_offset
         content = memoryview(bytearray(group[-1].log_offset + group[-1].length - first))
         try:
@@ -286,14 +286,14 @@ class LogReader:
         return spans
 
     @contextmanager
-    def _table(self, piece: Piece) -> Iterator[SegmentTable]:
+    def _table(self, piece: LogPiece) -> Iterator[SegmentTable]:
         try:
             with piece.table() as table:
                 yield table
         except (IndexDoubtful, FileNotFoundError):
             self._not_there(piece)
 
-    def _not_there(self, piece: Piece) -> NoReturn:
+    def _not_there(self, piece: LogPiece) -> NoReturn:
         """A piece's table is damaged, or gone, perhaps with its segment. Raises Freed."""
         self.view.check_there(piece.first)
         self.view.doubt(piece)

@@ -22,7 +22,7 @@ from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.errors import BadBatch, DiskFailed, IndexDoubtful, LogCorrupt
 from mirrorlog.spark.offline.bad_stretch import BadStretch
 from mirrorlog.spark.offline.known import TELLING, KnownQueues
-from mirrorlog.spark.offline.pieces import Piece, checked_batch, sealed_piece, walk_file
+from mirrorlog.spark.offline.pieces import LogPiece, checked_batch, sealed_piece, walk_file
 
 # A node frees a segment every few seconds at most.
 _TRIES_MAX: Final = 10
@@ -43,7 +43,7 @@ class LogView:
         self._forget()
 
     def _forget(self) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[LogPiece] = []
         """In log order."""
         self.bad: list[BadStretch] = []
         """Where batches had to be and are none, in log order."""
@@ -77,7 +77,7 @@ class LogView:
         if now is not None and not now.begin <= log_offset < now.confirmed:
             raise Freed
 
-    def doubt(self, piece: Piece) -> NoReturn:
+    def doubt(self, piece: LogPiece) -> NoReturn:
         """The table of this piece is damaged: its segment is walked instead. Raises Freed, to be read on from."""
         if piece.rows is not None:
             raise LogCorrupt(f"{piece.path}: its batches contradict one another", file=str(piece.path))
@@ -128,7 +128,7 @@ class LogView:
             self.check_there(segment.start)
             raise
 
-    def _sealed(self, segment: SegmentFile, following: int | None) -> Piece | None:
+    def _sealed(self, segment: SegmentFile, following: int | None) -> LogPiece | None:
         """By its table; None for a segment that is to be walked."""
         past = min(self.checkpoint.flushed, self.checkpoint.confirmed)
         if following is None or following > past or segment.start != self._end or segment.start in self._doubted:
@@ -173,7 +173,7 @@ class LogView:
                 self._follow_piece(piece)
         self._followed = max(self._followed, self._end)
 
-    def _follow_piece(self, piece: Piece) -> None:
+    def _follow_piece(self, piece: LogPiece) -> None:
         try:
             with piece.table() as table:
                 states = [each for each in table.states() if each.kind in TELLING]

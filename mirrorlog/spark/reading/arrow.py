@@ -55,7 +55,7 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
 _SAME_ROWS: Final = 64 * 1024
 
 
-class Batch(Protocol):
+class QueueBatch(Protocol):
     """A checked batch of `queue`, of a node (`client.ConsumedBatch`) or of a file (`offline.LogBatch`). Of its records
     those with queue offsets `first` up to `next` (exclusive) are the reader's; `raw`: header and body as stored."""
 
@@ -76,7 +76,7 @@ class Batch(Protocol):
     def __len__(self) -> int: ...
 
 
-_Batches = Sequence[Batch]
+_Batches = Sequence[QueueBatch]
 _Int64s = npt.NDArray[np.int64]
 
 
@@ -105,12 +105,12 @@ def record_batch(batches: _Batches, columns: Sequence[str] = COLUMNS, times: Tim
 
 
 def merged(
-    batches: Iterable[Batch], columns: Sequence[str] = COLUMNS, times: TimeRange = EVERY_TIME
+    batches: Iterable[QueueBatch], columns: Sequence[str] = COLUMNS, times: TimeRange = EVERY_TIME
 ) -> Iterator[pa.RecordBatch]:
     """All their rows within `times`, in order, in RecordBatches of at least ROWS_MIN rows or BYTES_MIN bytes before
     the choice, but for the last one. Batches without such a row are left out whole; there are no empty RecordBatches.
     """
-    held: list[Batch] = []
+    held: list[QueueBatch] = []
     rows = size = 0
     for batch in batches:
         if not _may_have(batch, times):
@@ -133,7 +133,7 @@ def _some(batches: _Batches, columns: Sequence[str], times: TimeRange) -> Iterat
         yield found
 
 
-def _check_rows(batch: Batch) -> None:
+def _check_rows(batch: QueueBatch) -> None:
     base, count = batch.header.base_queue_offset, len(batch.body)
     if not base <= batch.first <= batch.next <= base + count:
         raise BadBatch(
@@ -144,7 +144,7 @@ def _check_rows(batch: Batch) -> None:
 # --- Times ----------------------------------------------------------------------------------------------------------
 
 
-def _may_have(batch: Batch, times: TimeRange) -> bool:
+def _may_have(batch: QueueBatch, times: TimeRange) -> bool:
     """False when surely no row is within."""
     if times == EVERY_TIME:
         return True
@@ -152,11 +152,11 @@ def _may_have(batch: Batch, times: TimeRange) -> bool:
     return earliest < times.next_us and latest >= times.first_us
 
 
-def _all_within(batch: Batch, times: TimeRange) -> bool:
+def _all_within(batch: QueueBatch, times: TimeRange) -> bool:
     return times == EVERY_TIME or all(time in times for time in _span(batch))
 
 
-def _span(batch: Batch) -> tuple[int, int]:
+def _span(batch: QueueBatch) -> tuple[int, int]:
     """Times, µs UTC, that no row is before and none is after. By the times themselves: the header's latest one is the
     producer's word."""
     append_time_us, column = batch.header.append_time_us, batch.body.timestamps
@@ -189,7 +189,7 @@ def _bits(validity: memoryview, count: int) -> npt.NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(validity, dtype=np.uint8), count=count, bitorder="little").astype(np.bool_)
 
 
-def _rows(batch: Batch) -> slice:
+def _rows(batch: QueueBatch) -> slice:
     base = batch.header.base_queue_offset
     return slice(batch.first - base, batch.next - base)
 
@@ -213,7 +213,7 @@ def _headers(batches: _Batches) -> pa.Array:
     )
 
 
-def _joined(batches: _Batches, column: Callable[[Batch], pa.Array]) -> pa.Array:
+def _joined(batches: _Batches, column: Callable[[QueueBatch], pa.Array]) -> pa.Array:
     parts = [column(batch)[_rows(batch)] for batch in batches]
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
@@ -235,7 +235,7 @@ def _timestamp_types(batches: _Batches) -> pa.Array:
     return pa.array(np.concatenate([_mixed_types(batch) for batch in batches]))
 
 
-def _timestamp_type(batch: Batch) -> int | None:
+def _timestamp_type(batch: QueueBatch) -> int | None:
     """Of all its records; None when they differ."""
     column = batch.body.timestamps
     if column is None:
@@ -243,7 +243,7 @@ def _timestamp_type(batch: Batch) -> int | None:
     return CREATE_TIME if column.validity is None else None
 
 
-def _mixed_types(batch: Batch) -> npt.NDArray[np.int32]:
+def _mixed_types(batch: QueueBatch) -> npt.NDArray[np.int32]:
     column, kind = batch.body.timestamps, _timestamp_type(batch)
     if kind is not None or column is None or column.validity is None:
         return np.full(len(batch), kind, dtype=np.int32)

@@ -14,7 +14,7 @@ from typing import Final
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import MirrorlogError, PositionLost
 from mirrorlog.spark.errors import HistoryChanged
-from mirrorlog.spark.plan import Place, QueueFacts, QueueRange
+from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange
 from mirrorlog.spark.positions import QueuePosition, broken_history
 from mirrorlog.spark.reading.declared_gaps import answered, between, search
 from mirrorlog.spark.reading.differences import Gap
@@ -25,7 +25,7 @@ logger: Final = logging.getLogger(__name__)
 
 def positions_at(lookup: Lookup, wanted: Mapping[QueueFacts, int]) -> dict[str, QueuePosition]:
     """Positions at queue offsets, with the epoch of the record below each where there is one."""
-    places = [Place(facts, at - 1) for facts, at in wanted.items() if facts.begin < at <= facts.next]
+    places = [QueuePlace(facts, at - 1) for facts, at in wanted.items() if facts.begin < at <= facts.next]
     seen = dict(zip((place.facts.name for place in places), lookup.headers_at(places), strict=True))
     found: dict[str, QueuePosition] = {}
     for facts, at in wanted.items():
@@ -40,7 +40,7 @@ def check_histories(
 ) -> None:
     """Raises HistoryChanged for a position that was reached in another history than the log has now."""
     places = [
-        Place(facts, position.offset - 1)
+        QueuePlace(facts, position.offset - 1)
         for facts, position in stands
         if position.epoch is not None and facts.begin < position.offset <= facts.next
     ]
@@ -74,7 +74,7 @@ def gaps_of(lookup: Lookup, facts: QueueFacts, first: int, following: int) -> li
     """The declared losses among queue offsets `first` up to `following` (exclusive), cut to them, in order."""
 
     def go_on_at(queue_offset: int) -> int | None:
-        (seen,) = lookup.headers_at([Place(facts, queue_offset)])
+        (seen,) = lookup.headers_at([QueuePlace(facts, queue_offset)])
         return int(seen.details["go_on_at"]) if isinstance(seen, PositionLost) else None
 
     return answered(search(first, following), go_on_at) if first < following else []

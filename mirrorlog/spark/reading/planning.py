@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pyspark.sql.datasource import InputPartition
 
 from mirrorlog.spark.options import AtTime, Offsets, SourceOptions
-from mirrorlog.spark.plan import Found, QueueFacts, QueueRange, narrowed, no_such_queue, ranges, tasks
+from mirrorlog.spark.plan import QueueFacts, QueueRange, TimeOffsets, narrowed, no_such_queue, ranges, tasks
 from mirrorlog.spark.positions import QueuePosition
 from mirrorlog.spark.reading.filters import ALL_ROWS, Conditions
 from mirrorlog.spark.reading.history import check_histories, without_gaps
@@ -25,7 +25,7 @@ class QueuePartition(InputPartition):
 def planned(options: SourceOptions, lookup: Lookup, conditions: Conditions = ALL_ROWS) -> list[QueueRange]:
     """What each task of a batch read is to read. Raises as `QueueReader.partitions`."""
     queues = subscribed(options, lookup, conditions)
-    found = Found(times_of(options.starting, queues, lookup), times_of(options.ending, queues, lookup))
+    found = TimeOffsets(times_of(options.starting, queues, lookup), times_of(options.ending, queues, lookup))
     given = starting_positions(options.starting, queues)
     check_histories(lookup, given, fail_on_data_loss=options.fail_on_data_loss)
     named = {facts.name: facts for facts in queues}

@@ -29,7 +29,7 @@ from mirrorlog.errors import LogCorrupt, OffsetOutOfRange, PositionLost, Request
 from mirrorlog.spark.errors import RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueRange, dense
-from mirrorlog.spark.reading.arrow import Batch, merged
+from mirrorlog.spark.reading.arrow import QueueBatch, merged
 from mirrorlog.spark.reading.filters import EVERY_TIME, TimeRange
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _END_S: Final = 5.0
 _T = TypeVar("_T")
 
 
-class Pump(Generic[_T]):
+class ThreadedIterator(Generic[_T]):
     """Use with `with`; iterate once. `open_items` makes the iterator, on the thread's loop.
 
     `patience_s`: how long the next item may take to come. Raises RequestTimeout then, and whatever the iterator raises.
@@ -174,7 +174,7 @@ def consumed_batches(
     wanted: QueueRange,
     on_missing: OnMissing = lambda missing: None,
     on_unreadable: OnMissing | None = None,
-) -> Iterator[Batch]:
+) -> Iterator[QueueBatch]:
     """The same records as the log's own batches, cut to the range. Raises as `record_batches`.
 
     `on_missing`: hears of what is left out, in order; nothing is without `failOnDataLoss=false`. `on_unreadable`: takes
@@ -197,12 +197,12 @@ def _tell(wanted: QueueRange, missing: Missing) -> None:
     )
 
 
-def _stretches(options: SourceOptions, wanted: QueueRange, *, takes_unreadable: bool) -> Iterator[Batch | Missing]:
+def _stretches(options: SourceOptions, wanted: QueueRange, *, takes_unreadable: bool) -> Iterator[QueueBatch | Missing]:
     if options.path is not None:
         yield from _from_files(options, options.path, wanted)
         return
     passes_unreadable = takes_unreadable or not options.fail_on_data_loss
-    with Pump(
+    with ThreadedIterator(
         lambda: _from_nodes(options, wanted, passes_unreadable), patience_s=_PATIENCE_S, what=str(wanted)
     ) as groups:
         for group in groups:
@@ -211,12 +211,12 @@ def _stretches(options: SourceOptions, wanted: QueueRange, *, takes_unreadable: 
 
 async def _from_nodes(
     options: SourceOptions, wanted: QueueRange, passes_unreadable: bool
-) -> AsyncGenerator[list[Batch | Missing]]:
+) -> AsyncGenerator[list[QueueBatch | Missing]]:
     """In groups: to hand something to another thread costs more than to receive a small batch."""
     # Late: a task that reads files needs no client.
     from mirrorlog.client import Client
 
-    group: list[Batch | Missing]
+    group: list[QueueBatch | Missing]
     client = Client(
         *options.servers,
         cluster_id=wanted.cluster_id,
@@ -265,7 +265,7 @@ async def _from_nodes(
         yield group
 
 
-def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterator[Batch | Missing]:
+def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterator[QueueBatch | Missing]:
     from mirrorlog.spark.offline import LogDirectories
 
     directories = LogDirectories.open(path)
@@ -317,7 +317,7 @@ def _refusal(wanted: QueueRange, missing: Missing, go_on_at: int, *, lost: bool)
     return PositionLost(told, go_on_at=go_on_at) if lost else RecordsMissing(told, begin=go_on_at)
 
 
-def _check_identity(wanted: QueueRange, batch: Batch) -> None:
+def _check_identity(wanted: QueueRange, batch: QueueBatch) -> None:
     """A queue may have been deleted and made again under its name since the job was planned."""
     planned, found = (wanted.log_id, wanted.queue_id), (batch.log_id, batch.header.queue_id)
     if found != planned:

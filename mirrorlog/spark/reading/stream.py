@@ -36,9 +36,9 @@ from mirrorlog.errors import MirrorlogError, NoSuchQueue
 from mirrorlog.spark.errors import BeginUnknown, HistoryChanged
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import (
-    Found,
     QueueFacts,
     QueueRange,
+    TimeOffsets,
     beyond,
     confirmed_end,
     freed,
@@ -86,7 +86,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with open_lookup(self.options) as lookup:
             queues = subscribed(self.options, lookup)
             self._note(queues)
-            found = Found(times_of(self.options.starting, queues, lookup))
+            found = TimeOffsets(times_of(self.options.starting, queues, lookup))
             first = {facts: self._first(facts, found) for facts in queues}
             given = starting_positions(self.options.starting, queues)
             check_histories(lookup, given, fail_on_data_loss=self.options.fail_on_data_loss)
@@ -173,7 +173,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _note(self, queues: Iterable[QueueFacts]) -> None:
         self._newest = {facts.name: _end(facts) for facts in queues}
 
-    def _first(self, facts: QueueFacts, found: Found) -> int:
+    def _first(self, facts: QueueFacts, found: TimeOffsets) -> int:
         first = starting_offset(self.options, facts, found)
         if self.options.fail_on_data_loss:
             refuse_unknown(self.options, facts, first)

@@ -22,8 +22,8 @@ from mirrorlog.spark.decode.columns import check_schema, double, name_fault, too
 from mirrorlog.spark.decode.decoded import (
     NOTHING_NEW,
     Decoded,
+    DecodeOutcomes,
     Evolution,
-    Outcomes,
     Tombstones,
     UnknownField,
     Wrong,
@@ -60,7 +60,7 @@ class JsonDecoder:
 
     def decode(self, values: pa.Array) -> Decoded:
         """See `decoded.Decoder`."""
-        outcomes = Outcomes(self.schema, values, self._tombstones)
+        outcomes = DecodeOutcomes(self.schema, values, self._tombstones)
         discovery = Discovery(self.schema) if self._evolution == "add" else None
         kept: list[int] = []
         rows: list[dict[str, Any]] = []

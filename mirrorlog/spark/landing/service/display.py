@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.landing.definition import Landing
 from mirrorlog.spark.landing.results import Observer, Several, Silent, StepResult, Tidied
-from mirrorlog.spark.landing.runner import Moment
+from mirrorlog.spark.landing.runner import StepMoment
 from mirrorlog.spark.landing.service.counts import LandingCounts
 from mirrorlog.spark.landing.service.metrics import LOOPBACK, serve_metrics
 from mirrorlog.spark.landing.service.progress_view import LiveView
@@ -28,10 +28,10 @@ from mirrorlog.spark.landing.service.progress_view import LiveView
 _MIB: Final = 1024 * 1024
 
 _STAGES: Final = {
-    Moment.BEGAN: "planning",
-    Moment.PLANNED: "writing files",
-    Moment.WRITTEN: "committing",
-    Moment.COMMITTED: "committed",
+    StepMoment.BEGAN: "planning",
+    StepMoment.PLANNED: "writing files",
+    StepMoment.WRITTEN: "committing",
+    StepMoment.COMMITTED: "committed",
 }
 """What a step does from a place on."""
 
@@ -50,14 +50,14 @@ def watching(
         elif sys.stderr.isatty():
             yield stack.enter_context(LiveView(counts))
         else:
-            yield Several(Lines(sys.stderr), counts)
+            yield Several(StepLines(sys.stderr), counts)
 
 
 class RunView(Protocol):
     """Told of a single run: of the queue offsets that are to be landed, of each place of a step, and of its end."""
 
     def planned(self, wanted: range) -> None: ...
-    def moment(self, moment: Moment) -> None: ...
+    def moment(self, moment: StepMoment) -> None: ...
     def step_ended(self, landing: Landing, result: StepResult) -> None: ...
     def step_failed(self, landing: Landing, error: MirrorlogError) -> None: ...
 
@@ -88,7 +88,7 @@ def step_line(result: StepResult) -> str:
     return ", ".join([*parts, *map(str, result.missed)])
 
 
-class Lines(Silent):
+class StepLines(Silent):
     """A line per step that added something, per failure, and per duty of upkeep."""
 
     def __init__(self, out: TextIO) -> None:
@@ -144,11 +144,11 @@ class RunJson(JsonLines):
     def planned(self, wanted: range) -> None:
         pass
 
-    def moment(self, moment: Moment) -> None:
+    def moment(self, moment: StepMoment) -> None:
         pass
 
 
-class RunLines(Lines):
+class RunLines(StepLines):
     """A line when Spark starts, for what there is to land, for each stage, and for each step. An error is told by
     whoever ends with it."""
 
@@ -162,9 +162,9 @@ class RunLines(Lines):
         self._left = wanted
         self._write(f"{self._landing.name}: {_to_land(wanted)}")
 
-    def moment(self, moment: Moment) -> None:
+    def moment(self, moment: StepMoment) -> None:
         stage = _STAGES.get(moment)
-        if self._left and stage is not None and moment is not Moment.BEGAN:
+        if self._left and stage is not None and moment is not StepMoment.BEGAN:
             self._write(f"{self._landing.name}: {stage}")
 
     def step_ended(self, landing: Landing, result: StepResult) -> None:
@@ -212,7 +212,7 @@ class RunBar:
         self._wanted = wanted
         self._progress.update(self._task, total=len(wanted), told=self._told(0, 0.0))
 
-    def moment(self, moment: Moment) -> None:
+    def moment(self, moment: StepMoment) -> None:
         if stage := _STAGES.get(moment):
             self._progress.update(self._task, description=f"{self._name}: {stage}")
 

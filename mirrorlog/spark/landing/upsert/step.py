@@ -24,7 +24,7 @@ from mirrorlog.spark.landing.upsert.table import (
     RAW_COLUMNS,
     MergeMoment,
     MergeResult,
-    Move,
+    QueueMove,
     RowColumns,
     merge_step,
 )
@@ -72,7 +72,7 @@ def merge(
 ) -> MergeResult:
     """In place of the commit. Raises LandingConflict, TableOutOfStep, SparkFailed."""
     moves = [
-        Move(
+        QueueMove(
             queue=plan.facts.name,
             ids=UpsertIds.of(plan.facts),
             first=plan.first,

@@ -72,7 +72,7 @@ class MergeMoment(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class QueueMove:
     """What a step lands of one queue: offsets `first` up to `next` (exclusive). `epoch`: of the record `next - 1`, None
     when there is none (the range was skipped, or ends in a gap)."""
 
@@ -119,7 +119,7 @@ def merge_step(
     files: Sequence[AddedFile],
     *,
     seen: TableState,
-    moves: Sequence[Move],
+    moves: Sequence[QueueMove],
     columns: RowColumns,
     note: Mapping[str, Any],
     shape: TableShape | None = None,
@@ -165,7 +165,7 @@ class _Step:
     note: Mapping[str, Any]
     on_moment: Callable[[MergeMoment], None]
 
-    def land(self, move: Move, seen: TableState, shape: TableShape | None) -> MergeResult:
+    def land(self, move: QueueMove, seen: TableState, shape: TableShape | None) -> MergeResult:
         _refuse_moved(self.spark, self.table, seen, move)
         if seen.version is not None and seen.versions[move.ids.offset] is None:
             self._refuse_older_queue(move)
@@ -190,7 +190,7 @@ class _Step:
     def _commit(self, seen: TableState, sets: Mapping[str, int], shape: TableShape | None) -> int:
         return commit(self.spark, self.table, (), seen=seen, sets=sets, note=self.note, shape=shape)
 
-    def _merge(self, move: Move, schema: StructType) -> MergeResult:
+    def _merge(self, move: QueueMove, schema: StructType) -> MergeResult:
         session = own_session(self.spark, {**_SETTINGS, **_identity(move, self.note)})
         try:
             counts = _merge(session, self.table, self._latest(session, move, schema), schema.names, self.columns)
@@ -204,14 +204,14 @@ class _Step:
             raise _conflict(self.table, move, "the table has the records already")
         return counts
 
-    def _latest(self, session: SparkSession, move: Move, schema: StructType) -> DataFrame:
+    def _latest(self, session: SparkSession, move: QueueMove, schema: StructType) -> DataFrame:
         """Of each key of the queue its latest staged row. Columns that a file lacks are null."""
         paths = [f"{self.staging.root(self.table)}/{file.path}" for file in self.files]
         staged = StructType([*schema.fields, StructField(TOMBSTONE, BooleanType())])
         rows = session.read.schema(staged).parquet(*paths)
         return latest_per_key(rows.where(f.col(_quoted(self.columns.queue)) == move.queue), self.columns)
 
-    def _refuse_older_queue(self, move: Move) -> None:
+    def _refuse_older_queue(self, move: QueueMove) -> None:
         try:
             table = self.spark.read.format("delta").load(self.table)
             if not table.where(f.col(_quoted(self.columns.queue)) == move.queue).limit(1).count():
@@ -257,7 +257,7 @@ def _merge(
     return MergeResult(-1, row.num_inserted_rows, row.num_updated_rows, row.num_deleted_rows)
 
 
-def _identity(move: Move, note: Mapping[str, Any]) -> dict[str, str]:
+def _identity(move: QueueMove, note: Mapping[str, Any]) -> dict[str, str]:
     return {
         "spark.databricks.delta.write.txnAppId": move.ids.offset,
         "spark.databricks.delta.write.txnVersion": str(move.next),
@@ -265,7 +265,7 @@ def _identity(move: Move, note: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _of(state: TableState, move: Move) -> TableState:
+def _of(state: TableState, move: QueueMove) -> TableState:
     return replace(state, versions={name: state.versions[name] for name in move.ids})
 
 
@@ -275,13 +275,13 @@ def _with_shape_of_now(spark: SparkSession, table: str, seen: TableState) -> Tab
     return replace(now, versions=seen.versions)
 
 
-def _refuse_moved(spark: SparkSession, table: str, seen: TableState, move: Move) -> None:
+def _refuse_moved(spark: SparkSession, table: str, seen: TableState, move: QueueMove) -> None:
     """Before another landing's folder is removed: who is late must not hurt one that is ahead."""
     if table_state(spark, table, move.ids).versions != seen.versions:
         raise _conflict(table, move, "its positions have moved")
 
 
-def _conflict(table: str, move: Move, why: str) -> LandingConflict:
+def _conflict(table: str, move: QueueMove, why: str) -> LandingConflict:
     return LandingConflict(
         f"another landing of queue {move.queue!r} committed to {table} meanwhile ({why}); nothing was added, run again"
     )

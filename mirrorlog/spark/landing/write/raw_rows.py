@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from mirrorlog.commitlog.format.arrow import BINARY, binary_array
 from mirrorlog.spark.options import KAFKA_COLUMNS
-from mirrorlog.spark.reading.arrow import BYTES_MIN, ROWS_MIN, Batch, record_batch
+from mirrorlog.spark.reading.arrow import BYTES_MIN, ROWS_MIN, QueueBatch, record_batch
 
 RAW_COLUMNS: Final = (*KAFKA_COLUMNS, "headers", "appendTime")
 
@@ -22,14 +22,14 @@ _VALUE: Final = RAW_COLUMNS.index("value")
 _OTHERS: Final = tuple(name for name in RAW_COLUMNS if name != "value")
 
 
-def raw_tables(batches: Iterable[Batch]) -> Iterator[pa.Table]:
+def raw_tables(batches: Iterable[QueueBatch]) -> Iterator[pa.Table]:
     """All their rows with RAW_COLUMNS, in order; the values in a chunk for each batch. Raises BadBatch.
 
     A table has at least ROWS_MIN rows or BYTES_MIN bytes as they stand in the log, but for the last one; there are no
     empty ones. It keeps alive what its batches were received in, so what is little of that is copied out of it: the
     last table, and one with a batch that is cut. Else a few records of many queues would keep megabytes each.
     """
-    held: list[Batch] = []
+    held: list[QueueBatch] = []
     rows = size = 0
     for batch in filter(len, batches):
         held.append(batch)
@@ -42,7 +42,7 @@ def raw_tables(batches: Iterable[Batch]) -> Iterator[pa.Table]:
         yield _table(held, copied=True)
 
 
-def _table(batches: Sequence[Batch], *, copied: bool) -> pa.Table:
+def _table(batches: Sequence[QueueBatch], *, copied: bool) -> pa.Table:
     values = [_values(batch) for batch in batches]
     if copied:
         # A lone array would be given back as it is.
@@ -51,6 +51,6 @@ def _table(batches: Sequence[Batch], *, copied: bool) -> pa.Table:
     return others.add_column(_VALUE, pa.field("value", BINARY), pa.chunked_array(values, BINARY))
 
 
-def _values(batch: Batch) -> pa.Array:
+def _values(batch: QueueBatch) -> pa.Array:
     base = batch.header.base_queue_offset
     return binary_array(batch.body.values, len(batch.body))[batch.first - base : batch.next - base]
