@@ -47,8 +47,7 @@ from mirrorlog.spark.options import COLUMNS, Mode, SourceOptions, parse_options
 from mirrorlog.spark.reading.filters import ALL_ROWS, Conditions, pushed
 from mirrorlog.spark.reading.lookup import open_lookup
 from mirrorlog.spark.reading.planning import QueuePartition, planned
-from mirrorlog.spark.reading.rows import record_batches
-from mirrorlog.spark.reading.worker_process import spare_modules
+from mirrorlog.spark.reading.rows import record_batches, spare_modules
 
 FORMAT: Final = "mirrorlog"
 

@@ -16,9 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.analysis import __main__ as command
-from mirrorlog.spark.analysis.jobs import AnalysisRequest, lag, latency, redeliveries, report, throughput
+from mirrorlog.spark.analysis.jobs import AnalysisRequest, lag, latency, records, redeliveries, report, throughput
 from mirrorlog.spark.analysis.landings import LandedCommit, Landings, landings, steps, with_landed
-from mirrorlog.spark.analysis.rows import records
 from mirrorlog.spark.checks.landed_table import open_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")

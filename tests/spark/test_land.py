@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from mirrorlog.client.sync import Client
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
-from mirrorlog.spark.checks.log_source import LogSource
+from mirrorlog.spark.checks.scope import LogSource
 from mirrorlog.spark.errors import LandingConflict, TableRefused
 from mirrorlog.spark.land import LandResult, land, land_all
 from mirrorlog.spark.landing.definition import landing

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from mirrorlog.client.sync import Client
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import OffsetOutOfRange
-from mirrorlog.spark.checks.log_source import LogSource
+from mirrorlog.spark.checks.scope import LogSource
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.land import land, land_all
 from mirrorlog.spark.landing.definition import Landing, landing

@@ -26,7 +26,7 @@ from mirrorlog.spark.errors import SparkFailed
 from mirrorlog.spark.landing.definition import Landing, landing
 from mirrorlog.spark.landing.holds import NOBODY, Holds, is_gone, this_holder
 from mirrorlog.spark.landing.positions import MissedRange
-from mirrorlog.spark.landing.results import QueueStep, Silent, StepResult
+from mirrorlog.spark.landing.results import Observer, QueueStep, StepResult
 from mirrorlog.spark.landing.runner import Runner, StepMoment
 from mirrorlog.spark.landing.service.display import JsonLines, StepLines
 from mirrorlog.spark.landing.service.schedule import Turn
@@ -214,7 +214,7 @@ def test_the_service_ends_by_sigterm_behind_its_commit(
 # --- Without Spark --------------------------------------------------------------------------------------------------
 
 
-class Waits(Silent):
+class Waits(Observer):
     """Hears what upkeep came to, and stops the service when it has heard it `times` times."""
 
     def __init__(self, stop: threading.Event, times: int) -> None:

@@ -26,16 +26,18 @@ from mirrorlog.spark.errors import LandingConflict, RecordWithoutKey, SparkFaile
 from mirrorlog.spark.landing.commit.delta_log import TableShape, commit
 from mirrorlog.spark.landing.tables import RAW
 from mirrorlog.spark.landing.upsert.positions import UpsertIds, announcement, landed_epoch, passage
-from mirrorlog.spark.landing.upsert.rows import TOMBSTONE, refuse_keyless, staged_rows
 from mirrorlog.spark.landing.upsert.staging import Staging, remove_old
 from mirrorlog.spark.landing.upsert.table import (
     PROPERTIES,
     RAW_COLUMNS,
+    TOMBSTONE,
     MergeMoment,
     QueueMove,
     _Step,
     merge_step,
+    refuse_keyless,
     shut_out,
+    staged_rows,
 )
 from mirrorlog.spark.landing.write.files import FileFormat, FileWriter
 from mirrorlog.spark.plan import QueueFacts

@@ -19,7 +19,7 @@ from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.spark import reconcile as command
 from mirrorlog.spark.checks.comparison import ComparisonLimits
 from mirrorlog.spark.checks.fingerprints import COMPARED, row_hash
-from mirrorlog.spark.checks.log_source import LogSource
+from mirrorlog.spark.checks.scope import LogSource
 from mirrorlog.spark.errors import TableOutOfStep
 from mirrorlog.spark.land import land
 from mirrorlog.spark.landing.positions import QueueIds

@@ -22,7 +22,6 @@ from mirrorlog.commitlog.format.arrow import TIMESTAMP
 from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState, table_state
 from mirrorlog.spark.landing.tables import RAW
 from mirrorlog.spark.landing.upsert.positions import UpsertIds
-from mirrorlog.spark.landing.upsert.rows import staged_rows
 from mirrorlog.spark.landing.upsert.staging import Staging
 from mirrorlog.spark.landing.upsert.table import (
     PROPERTIES,
@@ -31,6 +30,7 @@ from mirrorlog.spark.landing.upsert.table import (
     MergeResult,
     QueueMove,
     merge_step,
+    staged_rows,
 )
 from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
 from mirrorlog.spark.plan import QueueFacts

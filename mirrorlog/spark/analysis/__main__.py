@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mirrorlog.spark import command_line
-from mirrorlog.spark.analysis.jobs import JOBS, AnalysisRequest, report
+from mirrorlog.spark.analysis.jobs import EVERY, JOBS, AnalysisRequest, report
 from mirrorlog.spark.analysis.plots import draw, save
 from mirrorlog.spark.analysis.report import FORMATS, AnalysisReport
-from mirrorlog.spark.analysis.rows import EVERY
 from mirrorlog.spark.checks.landed_table import open_table
 
 _ALL = "all"

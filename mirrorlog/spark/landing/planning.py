@@ -25,8 +25,8 @@ from mirrorlog.spark.landing.positions import (
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange
 from mirrorlog.spark.reading.declared_gaps import LEAP_OFFSETS_MIN
-from mirrorlog.spark.reading.history import gaps_of
 from mirrorlog.spark.reading.lookup import Lookup
+from mirrorlog.spark.reading.planning import gaps_of
 
 RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 """What `limits.max_record_bytes` can be at most."""

@@ -53,8 +53,15 @@ from mirrorlog.spark.landing.results import LandResult, QueueStep, StepResult, s
 from mirrorlog.spark.landing.tables import BOUNDED, columns_of, prefix_of, refuse_shape, settled_shape
 from mirrorlog.spark.landing.tasks import TaskWork, WrittenFiles, gathered, tasks_for, write_range
 from mirrorlog.spark.landing.upsert.staging import Staging
-from mirrorlog.spark.landing.upsert.step import ids_for, merge, resumed, row_columns, with_properties
-from mirrorlog.spark.landing.upsert.table import PROPERTIES, MergeMoment
+from mirrorlog.spark.landing.upsert.table import (
+    PROPERTIES,
+    MergeMoment,
+    ids_for,
+    merge,
+    resumed,
+    row_columns,
+    with_properties,
+)
 from mirrorlog.spark.landing.write.files import FileFormat, run_in_tasks
 from mirrorlog.spark.landing.write.storage import refuse_old_files
 from mirrorlog.spark.plan import QueueFacts

@@ -20,10 +20,8 @@ from mirrorlog.spark.errors import StorageFailed
 from mirrorlog.spark.landing.dead_letters import DeadLettersOf, DeadLetterWriter
 from mirrorlog.spark.landing.decoding import Decoding, joined_fields
 from mirrorlog.spark.landing.positions import MissedRange
-from mirrorlog.spark.landing.upsert.rows import NO_KEY, refuse_keyless, staged_rows
-from mirrorlog.spark.landing.upsert.table import RowColumns
+from mirrorlog.spark.landing.upsert.table import NO_KEY, RowColumns, refuse_keyless, staged_rows
 from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
-from mirrorlog.spark.landing.write.raw_rows import RAW_COLUMNS, raw_tables
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueRange
 from mirrorlog.spark.reading.arrow import QueueBatch, merged
@@ -31,6 +29,51 @@ from mirrorlog.spark.reading.rows import OnMissing, consumed_batches
 
 if TYPE_CHECKING:
     from mirrorlog.spark.decode import Decoder
+
+
+from mirrorlog.commitlog.format.arrow import BINARY, binary_array
+from mirrorlog.spark.options import KAFKA_COLUMNS
+from mirrorlog.spark.reading.arrow import BYTES_MIN, ROWS_MIN, record_batch
+
+RAW_COLUMNS: Final = (*KAFKA_COLUMNS, "headers", "appendTime")
+
+_VALUE: Final = RAW_COLUMNS.index("value")
+_OTHERS: Final = tuple(name for name in RAW_COLUMNS if name != "value")
+
+
+def raw_tables(batches: Iterable[QueueBatch]) -> Iterator[pa.Table]:
+    """All their rows with RAW_COLUMNS, in order; the values in a chunk for each batch. Raises BadBatch.
+
+    A table has at least ROWS_MIN rows or BYTES_MIN bytes as they stand in the log, but for the last one; there are no
+    empty ones. It keeps alive what its batches were received in, so what is little of that is copied out of it: the
+    last table, and one with a batch that is cut. Else a few records of many queues would keep megabytes each.
+    """
+    held: list[QueueBatch] = []
+    rows = size = 0
+    for batch in filter(len, batches):
+        held.append(batch)
+        rows += len(batch)
+        size += len(batch.raw)
+        if rows >= ROWS_MIN or size >= BYTES_MIN:
+            yield _table(held, copied=any(len(each) < len(each.body) for each in held))
+            held, rows, size = [], 0, 0
+    if held:
+        yield _table(held, copied=True)
+
+
+def _table(batches: Sequence[QueueBatch], *, copied: bool) -> pa.Table:
+    values = [_values(batch) for batch in batches]
+    if copied:
+        # A lone array would be given back as it is.
+        values = [pa.concat_arrays([*values, values[0][:0]])]
+    others = pa.Table.from_batches([record_batch(batches, _OTHERS)])
+    return others.add_column(_VALUE, pa.field("value", BINARY), pa.chunked_array(values, BINARY))
+
+
+def _values(batch: QueueBatch) -> pa.Array:
+    base = batch.header.base_queue_offset
+    return binary_array(batch.body.values, len(batch.body))[batch.first - base : batch.next - base]
+
 
 # A task makes a file at least: fewer records and bytes than this are not worth another one.
 RECORDS_PER_TASK_MIN: Final = 50_000

@@ -11,9 +11,9 @@ and what keeps it from hurting a landing or a reader:
 - **Checkpoint** writes Delta's checkpoint of the latest version, has it on the disk, and only then lets Delta remove
   log files that are older than the table's `delta.logRetentionDuration`. Transaction ids are in every checkpoint.
 - **VACUUM** removes what no version within reach needs, with Delta's own check of the retention off: ours knows how
-  long a step takes. What it must not take are the files of a step that is not committed yet: no commit names them. So
-  a step has a time within which it must commit (`storage.STEP_S_MAX`), and nothing younger than
-  `KEEP_S_MIN` is removed. It is twice as long, so that the clocks of the storage and of two drivers may differ by hours.
+  long a step takes. It must not take the files of a step that is not committed yet, which no commit names. So a step
+  has a time within which it must commit (`storage.STEP_S_MAX`), and nothing younger than twice that is removed: clocks
+  of the storage and of two drivers may differ by hours.
 
 A table that no landing committed to is refused, and one that forgets transaction ids. What goes wrong must not end a
 landing: a table that is busy is left for later, any other error is told after all duties were tried.
@@ -95,21 +95,21 @@ def may_be_due(upkeep: Upkeep, now_s: float, *, looked_s: float | None) -> bool:
 
     `looked_s`: when that was done last, None never; `now_s`: of the same monotonic clock.
     """
-    every = [every_s for every_s in _every(upkeep).values() if every_s is not None]
+    every = _every(upkeep).values()
     return bool(every) and (looked_s is None or now_s - looked_s >= min(_LOOK_S, *every))
 
 
 def due(upkeep: Upkeep, done_s: Mapping[Duty, float], now_s: float, seen: TableFiles) -> list[Duty]:
     """What to do now, in order. A duty that was never done is due; one that has no time in `upkeep` is not ours."""
-    in_time, every = _in_time(upkeep, done_s, now_s), _every(upkeep)
+    every = _every(upkeep)
+    in_time = {duty for duty in every if duty not in done_s or now_s - done_s[duty] >= every[duty]}
+    joinable, commits = seen.joinable, seen.commits_since_checkpoint
     wanted = {
-        Duty.COMPACT: (Duty.COMPACT in in_time and seen.joinable >= SMALL_FILES_MIN)
-        or seen.joinable >= SMALL_FILES_MAX,
-        Duty.CHECKPOINT: (Duty.CHECKPOINT in in_time and seen.commits_since_checkpoint > 0)
-        or seen.commits_since_checkpoint >= COMMITS_MAX,
+        Duty.COMPACT: joinable >= (SMALL_FILES_MIN if Duty.COMPACT in in_time else SMALL_FILES_MAX),
+        Duty.CHECKPOINT: commits >= (1 if Duty.CHECKPOINT in in_time else COMMITS_MAX),
         Duty.VACUUM: Duty.VACUUM in in_time,
     }
-    return [duty for duty in Duty if wanted[duty] and every[duty] is not None]
+    return [duty for duty in Duty if wanted[duty] and duty in every]
 
 
 def safe_keep_s(keep_s: float) -> float:
@@ -122,20 +122,10 @@ def safe_keep_s(keep_s: float) -> float:
     return keep_s
 
 
-def _every(upkeep: Upkeep) -> dict[Duty, float | None]:
-    return {
-        Duty.COMPACT: upkeep.compact_every_s,
-        Duty.CHECKPOINT: upkeep.checkpoint_every_s,
-        Duty.VACUUM: upkeep.vacuum_every_s,
-    }
-
-
-def _in_time(upkeep: Upkeep, done_s: Mapping[Duty, float], now_s: float) -> set[Duty]:
-    return {
-        duty
-        for duty, every_s in _every(upkeep).items()
-        if every_s is not None and (duty not in done_s or now_s - done_s[duty] >= every_s)
-    }
+def _every(upkeep: Upkeep) -> dict[Duty, float]:
+    """The duties that are this landing's, and the times between two runs."""
+    given = zip(Duty, (upkeep.compact_every_s, upkeep.checkpoint_every_s, upkeep.vacuum_every_s), strict=True)
+    return {duty: every_s for duty, every_s in given if every_s is not None}
 
 
 # --- Doing it -------------------------------------------------------------------------------------------------------
@@ -203,14 +193,12 @@ def _compact(spark: SparkSession, care: TableCare) -> tuple[_Counts, _Counts]:
     before = look(spark, care.table, target_bytes=care.target_bytes)
     if before.version < 0:
         raise _no_table(care.table)
-    session = own_session(
-        spark,
-        {
-            "spark.databricks.delta.optimize.maxFileSize": str(care.target_bytes),
-            "spark.databricks.delta.optimize.minFileSize": str(small_below(care.target_bytes)),
-            "spark.sql.parquet.compression.codec": care.compression,
-        },
-    )
+    settings = {
+        "spark.databricks.delta.optimize.maxFileSize": str(care.target_bytes),
+        "spark.databricks.delta.optimize.minFileSize": str(small_below(care.target_bytes)),
+        "spark.sql.parquet.compression.codec": care.compression,
+    }
+    session = own_session(spark, settings)
     _again_on_conflict(care.table, lambda: _optimize(session, care))
     after = look(spark, care.table, target_bytes=care.target_bytes)
     sync_commits(care.table, above=before.version, up_to=after.version)
@@ -252,17 +240,14 @@ def _vacuum(spark: SparkSession, care: TableCare) -> tuple[_Counts, _Counts]:
     table, keep_s = care.table, care.keep_s  # `safe_keep_s` has checked it
     _failing_as_ours(lambda: _refuse(table, snapshot_of(spark, table)))
     before = _stored_data(spark, table)
-    session = own_session(
-        spark,
-        {
-            "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-            "spark.databricks.delta.vacuum.parallelDelete.enabled": "true",
-            # So many tasks list the files; by default 10,000, which take minutes to do nothing on a small machine.
-            "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(
-                max(8, 2 * spark.sparkContext.defaultParallelism)
-            ),
-        },
-    )
+    # So many tasks list the files; by default 10,000, which take minutes to do nothing on a small machine.
+    listing = str(max(8, 2 * spark.sparkContext.defaultParallelism))
+    settings = {
+        "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+        "spark.databricks.delta.vacuum.parallelDelete.enabled": "true",
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": listing,
+    }
+    session = own_session(spark, settings)
     command = f"VACUUM {_quoted(table)} RETAIN {keep_s / 3600:.6f} HOURS"
     _keep_stdout(spark)
     _again_on_conflict(table, lambda: session.sql(command).collect())

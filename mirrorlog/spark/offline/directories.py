@@ -13,10 +13,8 @@ from mirrorlog.commitlog.log_directory import ASIDE, LogDirectory, read_log_dire
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.errors import BadInput, NoSuchLog, NoSuchQueue
 from mirrorlog.spark.errors import BadOption
-from mirrorlog.spark.offline.bad_stretch import OnBad
-from mirrorlog.spark.offline.known import KnownQueue
 from mirrorlog.spark.offline.log_reader import LogBatch, LogReader
-from mirrorlog.spark.offline.log_view import LogView
+from mirrorlog.spark.offline.log_view import KnownQueue, LogView, OnBad
 from mirrorlog.spark.plan import QueueFacts, QueueRange
 
 if TYPE_CHECKING:

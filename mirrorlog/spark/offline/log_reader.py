@@ -23,9 +23,7 @@ from mirrorlog.commitlog.index.table import SegmentTable
 from mirrorlog.commitlog.log_directory import FILES
 from mirrorlog.errors import BadBatch, IndexDoubtful
 from mirrorlog.spark.errors import RecordsMissing
-from mirrorlog.spark.offline.bad_stretch import BadStretch, OnBad
-from mirrorlog.spark.offline.known import KnownQueue
-from mirrorlog.spark.offline.log_view import Freed, LogView
+from mirrorlog.spark.offline.log_view import BadStretch, Freed, KnownQueue, LogView, OnBad
 from mirrorlog.spark.offline.pieces import LogPiece, checked_batch
 from mirrorlog.spark.plan import QueueFacts
 

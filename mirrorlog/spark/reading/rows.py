@@ -35,6 +35,12 @@ from mirrorlog.spark.reading.filters import EVERY_TIME, TimeRange
 if TYPE_CHECKING:
     from mirrorlog.spark.offline import BadStretch
 
+
+import gc
+from functools import cache
+
+from pyspark import TaskContext
+
 # Items of an asynchronous iterator, taken from synchronous code.
 #
 # The iterator runs on an event loop in a thread of its own, a few items ahead. So the next fetch is under way while
@@ -325,3 +331,16 @@ def _check_identity(wanted: QueueRange, batch: QueueBatch) -> None:
             f"{wanted}: planned for queue id {planned[1]} of log {planned[0]}, read from {found[1]} of {found[0]}; "
             "run the job again"
         )
+
+
+def spare_modules() -> None:
+    """Have later collections pass over what this process has loaded. Only in a task of Spark's; only once."""
+    if TaskContext.get() is not None:
+        _set_aside()
+
+
+@cache
+def _set_aside() -> None:
+    # What is garbage already would be kept for good.
+    gc.collect()
+    gc.freeze()

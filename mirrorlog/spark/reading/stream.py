@@ -48,12 +48,20 @@ from mirrorlog.spark.plan import (
 )
 from mirrorlog.spark.positions import QueuePosition, as_offsets, parse_offsets
 from mirrorlog.spark.reading.declared_gaps import between
-from mirrorlog.spark.reading.history import check_histories, gaps_of, loss, lost, positions_at
 from mirrorlog.spark.reading.lookup import Lookup, open_lookup
-from mirrorlog.spark.reading.planning import QueuePartition, starting_positions, subscribed, times_of
-from mirrorlog.spark.reading.rows import record_batches
+from mirrorlog.spark.reading.planning import (
+    QueuePartition,
+    check_histories,
+    gaps_of,
+    loss,
+    lost,
+    positions_at,
+    starting_positions,
+    subscribed,
+    times_of,
+)
+from mirrorlog.spark.reading.rows import record_batches, spare_modules
 from mirrorlog.spark.reading.triggers import Backlog, shares, waits
-from mirrorlog.spark.reading.worker_process import spare_modules
 
 # A gap is 2^32 wide at least: one that came since the last look makes a range wider than this.
 _WIDE: Final = 2**31

@@ -66,7 +66,7 @@ def reason(ddl: str, value: str | bytes, **settings: Any) -> str:
     ],
 )
 def test_a_value_of_the_type_is_taken_as_it_is(kind: str, text: str, value: Any) -> None:
-    """Goal: exact values. Method: one per form that is allowed, by itself and with a map beside it; repr tells -0.0 from 0.0."""
+    """Goal: exact values. Method: one per form that is allowed, alone and beside a map; repr tells -0.0 from 0.0."""
     wanted = repr(value).replace("datetime.timezone.utc", "zoneinfo.ZoneInfo(key='UTC')")
     for beside in ("", ", m MAP<STRING, INT>"):
         decoded = decode(f"v {kind}{beside}", f'{{"v": {text}}}')

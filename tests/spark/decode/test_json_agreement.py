@@ -135,8 +135,8 @@ def outcome(decoded: Decoded) -> dict[int, Any]:
 @settings(max_examples=100, deadline=None, print_blob=True)
 @given(st.data())
 def test_the_decoder_agrees_with_arrow_and_on_every_value_whatever_stands_beside_it(data: st.DataObject) -> None:
-    """Goal: another reader sees the same rows, and a record's end is its own. Method: sound and broken records together,
-    each value by itself, and those that Arrow's reader takes by that."""
+    """Goal: another reader sees the same rows, and a record's end is its own. Method: sound and broken records
+    together, each value by itself, and those that Arrow's reader takes by that."""
     batch = data.draw(st.lists(st.one_of(values(RECORDS["fast"]), st.none()), max_size=5), label="values")
     array = pa.array(batch, pa.binary())
     decoded = decoder(FAST).decode(array)

@@ -19,7 +19,8 @@ from typing import Final
 
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.results import QueueStep, StepResult, Tidied
+from mirrorlog.spark.landing.results import Observer, QueueStep, StepResult
+from mirrorlog.spark.landing.upkeep import DutyDone
 
 STATES: Final = ("waiting", "landing", "landed", "behind", "failed")
 """Before the first step; in a step; everything is landed; some is not; the last step failed."""
@@ -95,7 +96,7 @@ class LandingTotals:
         return max((queue.lag_seconds(now_s) for queue in self.queues.values()), default=0.0)
 
 
-class LandingCounts:
+class LandingCounts(Observer):
     """An observer of the service that counts. May be read from another thread (`copy`).
 
     `now_s`: a monotonic clock; `now_us`: the time of day, µs since 1970.
@@ -154,7 +155,7 @@ class LandingCounts:
             if totals.state == "landed" and totals.lag_records:
                 totals.state = "behind"
 
-    def upkeep_done(self, landing: Landing, done: Tidied) -> None:
+    def upkeep_done(self, landing: Landing, done: DutyDone) -> None:
         """A duty of upkeep was done on one of the landing's tables."""
         with self._lock:
             totals = self._of(landing)

@@ -33,11 +33,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, TableOutOfStep, from_spark
+from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, RecordWithoutKey, TableOutOfStep, from_spark
 from mirrorlog.spark.landing.commit.delta_log import (
     AddedFile,
     TableShape,
@@ -48,9 +50,12 @@ from mirrorlog.spark.landing.commit.delta_log import (
     table_state,
 )
 from mirrorlog.spark.landing.commit.durable import sync_commits
-from mirrorlog.spark.landing.upsert.positions import UpsertIds, announced_folder, announcement, passage
-from mirrorlog.spark.landing.upsert.rows import TOMBSTONE
+from mirrorlog.spark.landing.definition import Landing
+from mirrorlog.spark.landing.planning import QueuePlan
+from mirrorlog.spark.landing.positions import QueueIds
+from mirrorlog.spark.landing.upsert.positions import UpsertIds, announced_folder, announcement, landed_epoch, passage
 from mirrorlog.spark.landing.upsert.staging import Staging
+from mirrorlog.spark.plan import QueueFacts
 
 PROPERTIES: Final[Mapping[str, str]] = {"delta.enableChangeDataFeed": "true"}
 """What an upserted table is made with."""
@@ -306,3 +311,105 @@ def _sum(one: MergeResult, other: MergeResult) -> MergeResult:
 
 def _quoted(name: str) -> str:
     return f"`{name}`"
+
+
+TOMBSTONE: Final = "_tombstone"
+"""Column of staged rows, not of the table."""
+NO_KEY: Final = "no key"
+"""The reason of a dead letter."""
+
+
+def staged_rows(rows: pa.RecordBatch, values: pa.Array, key: Sequence[str]) -> tuple[pa.RecordBatch, pa.BooleanArray]:
+    """The rows to stage, and for each of the given ones whether it has a key.
+
+    `rows`: as the table has them; `values`: the records' values, null in a tombstone; `key`: columns of `rows`, all of
+    which must be there for a row to count.
+    """
+    with_key = _all(rows.column(name).is_valid() for name in key)
+    flagged = rows.append_column(pa.field(TOMBSTONE, pa.bool_()), values.is_null())
+    return flagged if with_key.true_count == len(with_key) else flagged.filter(with_key), with_key
+
+
+def refuse_keyless(rows: pa.RecordBatch, with_key: pa.BooleanArray, *, queue: str, offset: str) -> None:
+    """Raise RecordWithoutKey naming the first one. `offset`: the column with queue offsets."""
+    if with_key.true_count < len(with_key):
+        place = pc.index(with_key, False).as_py()
+        raise RecordWithoutKey(
+            f"queue {queue!r}: record {rows.column(offset)[place]} has no key, so an upsert cannot place it; set "
+            "dead_letters to keep such records there"
+        )
+
+
+def _all(masks: object) -> pa.BooleanArray:
+    found = None
+    for mask in masks:  # type: ignore[attr-defined]
+        found = mask if found is None else pc.and_(found, mask)
+    assert found is not None, "an upsert has a key"
+    return found
+
+
+# The runner's side: where an appending landing commits its files, this one stages them and merges them in.
+
+
+def ids_for(landing: Landing, facts: QueueFacts) -> QueueIds | UpsertIds:
+    """The application ids that the landing keeps of a queue."""
+    return UpsertIds.of(facts) if landing.write == "upsert" else QueueIds.of(facts)
+
+
+def resumed(landing: Landing, queues: Sequence[QueueFacts], state: TableState) -> TableState:
+    """The state as an appending landing would have left it: with the epoch of the last record that is landed."""
+    if landing.write != "upsert":
+        return state
+    epochs = {ids.epoch: landed_epoch(state.versions, ids) for ids in map(UpsertIds.of, queues)}
+    return replace(state, versions={**state.versions, **epochs})
+
+
+def row_columns(landing: Landing) -> RowColumns:
+    """Which columns of the table are what."""
+    columns = DECODED_COLUMNS if landing.decoded else RAW_COLUMNS
+    return replace(columns, key=landing.key) if landing.key else columns
+
+
+def with_properties(shape: TableShape | None, state: TableState) -> TableShape | None:
+    """What an upserted table is made with; one that is there keeps what it has."""
+    if shape is None or state.version is not None:
+        return shape
+    return replace(shape, properties={**PROPERTIES, **shape.properties})
+
+
+def merge(
+    spark: SparkSession,
+    landing: Landing,
+    staging: Staging,
+    files: Sequence[AddedFile],
+    *,
+    seen: TableState,
+    plans: Sequence[QueuePlan],
+    epochs: Mapping[tuple[str, int], int],
+    note: Mapping[str, Any],
+    shape: TableShape | None,
+    on_moment: Callable[[MergeMoment], None],
+) -> MergeResult:
+    """In place of the commit. Raises LandingConflict, TableOutOfStep, SparkFailed."""
+    moves = [
+        QueueMove(
+            queue=plan.facts.name,
+            ids=UpsertIds.of(plan.facts),
+            first=plan.first,
+            next=plan.next,
+            epoch=epochs.get((plan.facts.name, plan.next)),
+        )
+        for plan in plans
+    ]
+    return merge_step(
+        spark,
+        landing.table,
+        staging,
+        files,
+        seen=seen,
+        moves=moves,
+        columns=row_columns(landing),
+        note=note,
+        shape=with_properties(shape, seen),
+        on_moment=on_moment,
+    )
