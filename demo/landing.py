@@ -17,7 +17,7 @@ def land_and_compare(
 ) -> None:
     """Raises MirrorlogError when the second run adds anything or the table differs from the source."""
     # Imported only now: they load pyspark.
-    from mirrorlog.spark.compare import compare
+    from demo.compare import compare
     from mirrorlog.spark.land import land
     from mirrorlog.spark.session import local_session
 

@@ -111,7 +111,7 @@ PURE = [
     "mirrorlog/queues/*.py",
     "mirrorlog/queues/limits/holds.py",
     "mirrorlog/spark/checks/buckets.py",
-    "mirrorlog/spark/checks/copy_audit.py",
+    "mirrorlog/spark/checks/copies.py",
     "mirrorlog/spark/reading/declared_gaps.py",
     "mirrorlog/spark/decode/avro/decoder.py",
     "mirrorlog/spark/decode/avro/decoder.py",
@@ -121,10 +121,8 @@ PURE = [
     "mirrorlog/spark/decode/columns.py",
     "mirrorlog/spark/decode/ddl.py",
     "mirrorlog/spark/decode/decoded.py",
-    "mirrorlog/spark/decode/json/discovery.py",
     "mirrorlog/spark/decode/json/decoder.py",
-    "mirrorlog/spark/decode/json/fast.py",
-    "mirrorlog/spark/decode/json/strict.py",
+    "mirrorlog/spark/decode/json/record.py",
     "mirrorlog/spark/decode/protobuf/decoder.py",
     "mirrorlog/spark/decode/protobuf/schema.py",
     "mirrorlog/spark/decode/texts.py",
@@ -264,12 +262,12 @@ def inside(folder: str, edges: Mapping[str, Set[str]]) -> dict[str, set[str]]:
 
 
 CAPS = {
-    "files in a folder": 17,
+    "files in a folder": 15,
     "lines of a file": 887,
-    "public class names that occur twice": 84,
-    "files of one importer and at most 130 lines": 29,
-    "lines of the package": 100_292,
-    "private names that tests reach for": 522,
+    "public class names that occur twice": 65,
+    "files of one importer and at most 130 lines": 26,
+    "lines of the package": 98_546,
+    "private names that tests reach for": 517,
     "monkeypatches of tests": 292,
 }
 """They only go down (HOUSE.md's aims: 15, 500, 0, 30, 85,000)."""

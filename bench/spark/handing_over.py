@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from bench.spark.data import RECORD_BYTES
 from mirrorlog.spark.reading.arrow import BYTES_MIN, arrow_schema
-from mirrorlog.spark.reading.worker_process import spare_modules
+from mirrorlog.spark.reading.rows import spare_modules
 from mirrorlog.spark.source import spark_schema
 
 FORMAT: Final = "bench-handing-over"

@@ -13,22 +13,23 @@ Light: nothing here imports pyspark or pyarrow before a session is asked for, so
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from mirrorlog.config import CLIENT_PORT
 from mirrorlog.errors import BadInput, MirrorlogError
 from mirrorlog.spark.access import PASSWORD_VARIABLE, USER_VARIABLE, Access, login_of
 
 if TYPE_CHECKING:
-    pass
+    from rich.console import RenderableType
 
 PROGRAM_VARIABLE: Final = "MIRRORLOG_PROGRAM"
 """How the user called a module: "mqtool land"."""
@@ -82,11 +83,6 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
     """Add --servers. What is not given is in the variable of mqtool, or this machine."""
     told = f"client addresses host:port, commas between (default: ${SERVERS_VARIABLE} or {DEFAULT_SERVERS})"
     parser.add_argument("--servers", metavar="ADDRESSES", help=told)
-
-
-def add_bucket(parser: argparse.ArgumentParser, *, default: int) -> None:
-    """Add --bucket, of commands that compare by checksums of ranges."""
-    parser.add_argument("--bucket", type=int, default=default, metavar="N", help="queue offsets per checksum")
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
@@ -160,6 +156,25 @@ def _told(options: argparse.Namespace, message: str, code: int) -> int:
         traceback.print_exc()
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+class Shown(Protocol):
+    """A result of a command."""
+
+    def view(self) -> RenderableType: ...
+    def fields(self) -> dict[str, Any]: ...
+
+
+def show(found: Sequence[Shown], *, as_json: bool, soft_wrap: bool = False) -> None:
+    """Print results, as tables or as a JSON list."""
+    if as_json:
+        print(json.dumps([each.fields() for each in found], indent=2))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=soft_wrap)
+    for each in found:
+        console.print(each.view())
 
 
 @contextmanager

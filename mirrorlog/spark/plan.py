@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from mirrorlog.commitlog.format.header import BatchHeader
-from mirrorlog.errors import NotCurrent, PositionLost
+from mirrorlog.errors import NoSuchQueue, NotCurrent, PositionLost
 from mirrorlog.spark.errors import BadOption, BeginUnknown, RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import EARLIEST, LATEST, AtTime, Offsets, SourceOptions
 from mirrorlog.spark.positions import QueuePosition
@@ -89,7 +89,7 @@ class QueueRange:
         return f"queue {self.queue!r} from {self.first} up to {self.next}"
 
 
-class Stretch(Protocol):
+class OffsetStretch(Protocol):
     """A piece of a queue that a reader got: queue offsets `first` up to `next` (exclusive)."""
 
     @property
@@ -98,21 +98,21 @@ class Stretch(Protocol):
     def next(self) -> int: ...
 
 
-_T = TypeVar("_T", bound=Stretch)
+_T = TypeVar("_T", bound=OffsetStretch)
 
 Bounds = tuple[int, int]
 """Queue offsets, the first and behind the last."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TimeOffsets:
     """Where the nodes found the times that options name, by queue: the first queue offset appended then or later."""
 
     starting: Mapping[str, int] = field(default_factory=dict)
     ending: Mapping[str, int] = field(default_factory=dict)
 
 
-NOTHING_FOUND: Final = Found()
+NOTHING_FOUND: Final = TimeOffsets()
 
 
 def plan(options: SourceOptions, queues: Iterable[QueueFacts]) -> list[QueueRange]:
@@ -123,7 +123,9 @@ def plan(options: SourceOptions, queues: Iterable[QueueFacts]) -> list[QueueRang
     return tasks(options, ranges(options, list(queues)))
 
 
-def ranges(options: SourceOptions, queues: Sequence[QueueFacts], found: Found = NOTHING_FOUND) -> list[QueueRange]:
+def ranges(
+    options: SourceOptions, queues: Sequence[QueueFacts], found: TimeOffsets = NOTHING_FOUND
+) -> list[QueueRange]:
     """The range of each queue, whole; empty ones are left out.
 
     Raises BadOption, RecordsMissing, BeginUnknown, and NotCurrent while the end of a queue is known to nobody.
@@ -181,7 +183,7 @@ def _refuse_unnamed(options: SourceOptions, names: Sequence[str]) -> None:
             raise BadOption(f"option {option!r} must name every queue that matches, also {', '.join(unnamed)}")
 
 
-def _range(options: SourceOptions, facts: QueueFacts, found: Found) -> QueueRange:
+def _range(options: SourceOptions, facts: QueueFacts, found: TimeOffsets) -> QueueRange:
     first = starting_offset(options, facts, found)
     following = _ending_offset(options, facts, found)
     if first > following and _given(options.ending, facts.name) >= 0:
@@ -194,7 +196,7 @@ def _range(options: SourceOptions, facts: QueueFacts, found: Found) -> QueueRang
     return QueueRange(facts.cluster_id, facts.name, facts.log_id, facts.queue_id, first, max(first, following))
 
 
-def starting_offset(options: SourceOptions, facts: QueueFacts, found: Found = NOTHING_FOUND) -> int:
+def starting_offset(options: SourceOptions, facts: QueueFacts, found: TimeOffsets = NOTHING_FOUND) -> int:
     """Where to begin to read a queue. Raises BadOption, and NotCurrent when that is its end and nobody knows it."""
     starting = options.starting
     if not isinstance(starting, AtTime):
@@ -209,7 +211,7 @@ def starting_offset(options: SourceOptions, facts: QueueFacts, found: Found = NO
     return confirmed_end(facts, options.read_from)
 
 
-def _ending_offset(options: SourceOptions, facts: QueueFacts, found: Found) -> int:
+def _ending_offset(options: SourceOptions, facts: QueueFacts, found: TimeOffsets) -> int:
     if not isinstance(options.ending, AtTime):
         following = _resolve(options.ending, facts, options)
         # More may be confirmed than is known at the moment.
@@ -284,6 +286,12 @@ def beyond(facts: QueueFacts, following: int) -> RecordsMissing:
     )
 
 
+def no_such_queue(missing: Sequence[str], silent: Sequence[str]) -> NoSuchQueue:
+    """For who asked for the queues `missing`; `silent`: nodes that did not answer."""
+    unsure = f" (on the nodes that answer; {', '.join(silent)} may know it)" if silent else ""
+    return NoSuchQueue(f"no queue {', '.join(map(repr, missing))}{unsure}; see: mqtool queues")
+
+
 def dense(wanted: QueueRange, stretches: Iterable[_T]) -> Iterator[_T]:
     """The stretches as they come, checked to be `wanted` exactly: every queue offset once, in order.
 
@@ -301,7 +309,7 @@ def dense(wanted: QueueRange, stretches: Iterable[_T]) -> Iterator[_T]:
         raise RangeNotDense(f"{wanted}: the nodes gave nothing from {expected} on")
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """A queue offset of a queue."""
 
     facts: QueueFacts

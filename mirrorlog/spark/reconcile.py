@@ -18,7 +18,6 @@ table's statistics (they are written by whoever wrote the wrong rows).
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from os import PathLike
@@ -28,10 +27,9 @@ from pyspark.sql import SparkSession
 from mirrorlog.errors import BadInput
 from mirrorlog.spark import command_line
 from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS
-from mirrorlog.spark.checks.comparison import RANGES_MAX, Comparison, Limits, OnStep
+from mirrorlog.spark.checks.comparison import RANGES_MAX, Comparison, ComparisonLimits, OnStep
 from mirrorlog.spark.checks.landed_table import open_table
-from mirrorlog.spark.checks.log_source import LogSource
-from mirrorlog.spark.checks.scope import Asked, Until, Write, scope
+from mirrorlog.spark.checks.scope import ComparisonRequest, LogSource, Until, Write, scope
 from mirrorlog.spark.errors import SPARK_ERRORS, BeginUnknown, from_spark
 from mirrorlog.spark.options import parse_servers
 from mirrorlog.spark.reading.differences import Reconciliation
@@ -47,7 +45,7 @@ def reconcile(
     first: int | None = None,
     until: Until = None,
     write: Write = "append",
-    limits: Limits | None = None,
+    limits: ComparisonLimits | None = None,
     on_step: OnStep = lambda step: None,
 ) -> Reconciliation:
     """Compare the Delta table at `table`, and the table of dead letters beside it, with `queue` in `log`. Blocks.
@@ -65,8 +63,8 @@ def reconcile(
     landed = open_table(spark, table)
     dead = None if dead_letters is None else open_table(spark, dead_letters)
     try:
-        compared = scope(spark, log, facts, landed, Asked(write, first, until, dead))
-        return Comparison.of(spark, compared, limits or Limits(), on_step).result()
+        compared = scope(spark, log, facts, landed, ComparisonRequest(write, first, until, dead))
+        return Comparison.of(spark, compared, limits or ComparisonLimits(), on_step).result()
     except SPARK_ERRORS as error:
         raise from_spark(error) from error
 
@@ -97,7 +95,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--until", metavar="N", help="queue offset to end before, or latest; by default the table's own"
     )
-    command_line.add_bucket(parser, default=BUCKET_OFFSETS)
+    bucket = "queue offsets per checksum"
+    parser.add_argument("--bucket", type=int, default=BUCKET_OFFSETS, metavar="N", help=bucket)
     parser.add_argument("--ranges", type=int, default=RANGES_MAX, metavar="N", help="ranges to name at most")
     parser.add_argument("--read-from", metavar="WHO", help="master (default), mirror, or a node's id")
     command_line.add_access(parser)
@@ -107,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _work(options: argparse.Namespace) -> int:
     found = _run(options)
-    _show(found, as_json=options.json)
+    command_line.show(found, as_json=options.json, soft_wrap=True)
     return max((wrong.exit_code for each in found if (wrong := each.error())), default=0)
 
 
@@ -116,7 +115,7 @@ def _run(options: argparse.Namespace) -> list[Reconciliation]:
 
     log = _log(options)
     queues = command_line.queues_of(options)
-    limits = Limits(options.bucket, options.ranges)
+    limits = ComparisonLimits(options.bucket, options.ranges)
     until = _until(options.until)
     for queue in queues:
         log.facts(queue)  # before the session, which takes seconds: an unknown queue is told at once
@@ -146,17 +145,6 @@ def _until(text: str | None) -> Until:
     if not (text.isascii() and text.isdigit()):
         raise BadInput(f"--until is a queue offset or latest, not {text!r}")
     return int(text)
-
-
-def _show(found: Sequence[Reconciliation], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps([each.fields() for each in found], indent=2))
-        return
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    for each in found:
-        console.print(each.view())
 
 
 if __name__ == "__main__":

@@ -38,11 +38,11 @@ from mirrorlog.spark import command_line
 from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
 from mirrorlog.spark.options import parse_servers
-from mirrorlog.spark.replaying.progress import HEADER, Progress, Published, header_value
+from mirrorlog.spark.replaying.progress import HEADER, PublishedOffsets, ReplayProgress, header_value
 from mirrorlog.spark.replaying.rows import (
     EVERYTHING,
+    ReplaySource,
     Selection,
-    Source,
     count_from,
     in_order,
     replay_name,
@@ -98,7 +98,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ReplayMoment:
     """How far a replay is: of the source queue that it is at, `done` of `total` records are confirmed."""
 
     queue: str
@@ -107,7 +107,7 @@ class Moment:
     records_per_s: float
 
 
-OnMoment = Callable[[Moment], None]
+OnMoment = Callable[[ReplayMoment], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def replay(
         found = sources(rows)
         queues: list[ReplayedQueue] = []
         for source in found:
-            progress = Progress(client, target.queue, name, source.queue)
+            progress = ReplayProgress(client, target.queue, name, source.queue)
             part = _Part(source, progress, target, on_moment)
             queues.append(part.told(rows) if dry_run else part.publish(rows))
     return Replayed(name, target.queue, tuple(queues), dry_run)
@@ -183,7 +183,7 @@ def _check_name(name: str) -> None:
 class _Part:
     """One source queue of a replay."""
 
-    def __init__(self, source: Source, progress: Progress, target: Target, on_moment: OnMoment) -> None:
+    def __init__(self, source: ReplaySource, progress: ReplayProgress, target: Target, on_moment: OnMoment) -> None:
         self._source = source
         self._progress = progress
         self._target = target
@@ -213,7 +213,7 @@ class _Part:
                 self._settle(left)
         return self._result(first, left, self._done)
 
-    def _left(self, rows: DataFrame, published: Published) -> tuple[int, int]:
+    def _left(self, rows: DataFrame, published: PublishedOffsets) -> tuple[int, int]:
         """(source offset to go on at, how many records are to be published)."""
         source = self._source
         first = max(source.first, published.up_to or 0)
@@ -266,7 +266,7 @@ class _Part:
             self._progress.note(self._to[1] - 1)
         self._noted = self._done
         elapsed = max(time.monotonic() - self._began, 1e-6)
-        self._on_moment(Moment(self._source.queue, self._done, total, self._done / elapsed))
+        self._on_moment(ReplayMoment(self._source.queue, self._done, total, self._done / elapsed))
 
     def _result(self, first: int, left: int, published: int) -> ReplayedQueue:
         source = self._source
@@ -351,7 +351,7 @@ def _run(options: argparse.Namespace) -> Replayed:
         )
 
 
-def _progress_line(moment: Moment) -> str:
+def _progress_line(moment: ReplayMoment) -> str:
     share = 100 * moment.done // max(moment.total, 1)
     pace = f"{moment.records_per_s:,.0f}/s"
     return f"queue {moment.queue!r}: {moment.done:,} of {moment.total:,} records ({share} %), {pace}"

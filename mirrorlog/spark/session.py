@@ -19,7 +19,6 @@ from mirrorlog.spark.command_line import OnStep, status
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
 from mirrorlog.spark.jars import default_directory, delta_jars, java_home_or_raise
 from mirrorlog.spark.source import register
-from mirrorlog.spark.submitted import is_submitted
 
 _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -34,6 +33,7 @@ _SMALL: Final = {
     # Of Spark's own catalog, which nothing here uses; else it may make a folder in the working directory.
     "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "mirrorlog-spark-warehouse"),
 }
+_SET_BY_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
 UNIX_SOCKETS: Final = {"spark.python.unix.domain.socket.enabled": "true"}
 """Setting for jobs that read much: between the JVM and its Python workers bytes cost a quarter less than over TCP. Not
 the default: Spark 4.2 prints a traceback (BrokenPipeError) whenever it ends a worker that was idle for a minute."""
@@ -56,7 +56,8 @@ def local_session(app_name: str, jars_dir: Path | None = None, **conf: str) -> S
 
 def any_session(app_name: str, jars_dir: Path | None = None) -> SparkSession:
     """Under spark-submit its session, with Delta switched on; else a local one. Raises as `local_session`."""
-    return _build(app_name, _DELTA) if is_submitted() else local_session(app_name, jars_dir)
+    # Then the JVM is there already, with the settings that were given to it.
+    return _build(app_name, _DELTA) if _SET_BY_SPARK_SUBMIT in os.environ else local_session(app_name, jars_dir)
 
 
 @contextmanager

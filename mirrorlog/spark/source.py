@@ -47,8 +47,7 @@ from mirrorlog.spark.options import COLUMNS, Mode, SourceOptions, parse_options
 from mirrorlog.spark.reading.filters import ALL_ROWS, Conditions, pushed
 from mirrorlog.spark.reading.lookup import open_lookup
 from mirrorlog.spark.reading.planning import QueuePartition, planned
-from mirrorlog.spark.reading.rows import record_batches
-from mirrorlog.spark.reading.worker_process import spare_modules
+from mirrorlog.spark.reading.rows import record_batches, spare_modules
 
 FORMAT: Final = "mirrorlog"
 
@@ -97,7 +96,7 @@ class QueueSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Raises BadOption, for other columns than the source's own too."""
         options = self._options("batch", schema)
-        return FilteringReader(options) if options.pushdown else QueueReader(options)
+        return FilteringReader(options) if options.pushdown else QueueBatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Raises as `reader`."""
@@ -141,7 +140,7 @@ def with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
     return replace(options, columns=names)
 
 
-class QueueReader(DataSourceReader):
+class QueueBatchReader(DataSourceReader):
     """Plans on the driver, reads in tasks."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -162,7 +161,7 @@ class QueueReader(DataSourceReader):
         return record_batches(self.options, partition.wanted, self.conditions.times)
 
 
-class FilteringReader(QueueReader):
+class FilteringReader(QueueBatchReader):
     """Takes conditions over from Spark, which refuses a reader that can do so unless that is enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:

@@ -253,7 +253,7 @@ JOBS: Final = (
     ),
     SparkJob(
         "upkeep",
-        "mirrorlog.spark.landing.upkeep.upkeep",
+        "mirrorlog.spark.landing.upkeep",
         what="upkeep",
         usage="--table TABLE [OPTIONS]",
         help="""

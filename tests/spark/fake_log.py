@@ -10,7 +10,7 @@ from mirrorlog.commitlog.format.body import Record, encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, read_header, stamp
 from mirrorlog.errors import PositionLost
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.plan import Place, QueueFacts, Seen
+from mirrorlog.spark.plan import QueueFacts, QueuePlace, Seen
 
 LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
 
@@ -84,7 +84,7 @@ class FakeLog:
             name: min(max(time_us, self.queues[name].begin), self.queues[name].next) for name, time_us in wanted.items()
         }
 
-    def headers_at(self, places: Sequence[Place]) -> list[Seen]:
+    def headers_at(self, places: Sequence[QueuePlace]) -> list[Seen]:
         self.looks += [(place.facts.name, place.queue_offset) for place in places]
         return [self.queues[place.facts.name].seen(place.queue_offset) for place in places]
 

@@ -2,7 +2,7 @@
 
     python landing_child.py '[{"moment": MOMENT, "queue": …, "table": …, …}, …]' [MEETING]
 
-Each object is a landing's definition with the moment at which it ends. MOMENT is one of `runner.Moment`, where the
+Each object is a landing's definition with the moment at which it ends. MOMENT is one of `runner.StepMoment`, where the
 landing stops and waits; `writing`: as soon as a data file stands in the table, be it unfinished; `streamed`: it is
 Spark's own stream to Delta instead, with the key `checkpoint`, as soon as Delta has made a commit (Spark writes into
 its own log of commits after that). At most one of the last two is given, and begins when all others wait where they
@@ -31,7 +31,7 @@ from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.land import land_all
 from mirrorlog.spark.landing.definition import landing
 from mirrorlog.spark.landing.holds import Holds
-from mirrorlog.spark.landing.runner import Moment, Runner
+from mirrorlog.spark.landing.runner import Runner, StepMoment
 from mirrorlog.spark.session import local_session
 from mirrorlog.spark.source import FORMAT, register
 
@@ -78,7 +78,7 @@ def run(spark: SparkSession, case: Case, stop: Callable[[], None]) -> None:
     moment = keys.pop("moment")
     made = landing(keys)
 
-    def reached(now: Moment) -> None:
+    def reached(now: StepMoment) -> None:
         if now == moment:
             stop()
 

@@ -16,9 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.analysis import __main__ as command
-from mirrorlog.spark.analysis.jobs import Asked, lag, latency, redeliveries, report, throughput
-from mirrorlog.spark.analysis.landings import Landings, Step, landings, steps, with_landed
-from mirrorlog.spark.analysis.rows import records
+from mirrorlog.spark.analysis.jobs import AnalysisRequest, lag, latency, records, redeliveries, report, throughput
+from mirrorlog.spark.analysis.landings import LandedCommit, Landings, landings, steps, with_landed
 from mirrorlog.spark.checks.landed_table import open_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
@@ -65,7 +64,14 @@ def write(spark: SparkSession, path: Path, rows: Sequence[dict[str, Any]]) -> Pa
 
 def test_a_record_was_landed_by_the_first_commit_that_reached_it() -> None:
     """Goal: what is written anew later keeps its time. Three commits, the second of which rewrites old rows."""
-    found = landings([Step("q", 10, 5, 9), Step("q", 20, 6, 8), Step("r", 25, 0, 0), Step("q", 30, 10, 19)])
+    found = landings(
+        [
+            LandedCommit("q", 10, 5, 9),
+            LandedCommit("q", 20, 6, 8),
+            LandedCommit("r", 25, 0, 0),
+            LandedCommit("q", 30, 10, 19),
+        ]
+    )
     assert found == {"q": Landings(5, (9, 19), (10, 30)), "r": Landings(0, (0,), (25,))}
 
 
@@ -217,4 +223,4 @@ def test_a_table_without_append_times_is_refused(spark: SparkSession, table: Pat
     """Goal: no made-up times. Drop the column."""
     spark.read.format("delta").load(str(table)).drop("appendTime").write.format("delta").save(str(tmp_path / "old"))
     with pytest.raises(BadInput, match="appendTime"):
-        report(spark, open_table(spark, tmp_path / "old"), "throughput", Asked())
+        report(spark, open_table(spark, tmp_path / "old"), "throughput", AnalysisRequest())

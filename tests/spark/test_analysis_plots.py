@@ -10,12 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mirrorlog.errors import ConfigError
-from mirrorlog.spark.analysis.copies import draw_copies
 from mirrorlog.spark.analysis.plots import PANELS, QUEUES_MAX, draw, save, with_silence
-from mirrorlog.spark.audit import _draw
-from mirrorlog.spark.checks.copy_audit import Audit, Copy, Finding, State
-
-_TOLD = ("other bytes", "damaged", "could not be read", "does not have it")
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -90,36 +85,3 @@ def test_nothing_to_show_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
         save(figure, tmp_path / "file" / "lag.png")
-
-
-def test_the_copies_of_a_queue_are_drawn_with_what_is_the_matter_on_each() -> None:
-    """Goal: one bad batch of very many is seen. A picture with a finding of every state, read by its parts."""
-    findings = (
-        Finding("n2", 120_000, 120_001, State.DIFFERS, "not the bytes of n1"),
-        Finding("n2", 200_000, 240_000, State.DAMAGED, "CRC"),
-        Finding("n3", 300_000, 400_000, State.BEHIND, "later"),
-        Finding("n4", 0, 400_000, State.UNREAD, "down"),
-    )
-    copies = (Copy("n1", True, 0, 400_000), Copy("n2", False, 0, 400_000), Copy("n3", False, 50_000, 300_000))
-    figure = draw_copies(Audit("q", 0, 400_000, copies, (), findings))
-    (axes,) = figure.axes
-    assert "NOT ALL EQUAL" in axes.get_title(loc="left")
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["n1 (master)", "n2", "n3", "n4"]
-    bars = [(bar.get_x(), bar.get_width(), bar.get_hatch()) for group in axes.containers for bar in group]
-    assert (50_000, 250_000, None) in bars
-    assert min(width for _, width, _ in bars) == 1_000
-    assert len({hatch for _, _, hatch in bars}) == 5
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["the same bytes", *_TOLD]
-
-
-def test_copies_that_are_equal_are_drawn_as_such() -> None:
-    figure = draw_copies(Audit("q", 0, 10, (Copy("n1", True, 0, 10),), (), ()))
-    assert "all equal" in figure.axes[0].get_title(loc="left")
-    assert len(figure.legends[0].get_texts()) == 1
-
-
-def test_a_queues_name_is_no_path_for_its_picture(tmp_path: Path) -> None:
-    """Goal: whatever a queue is called, its picture lands in the folder. One with a slash and dots."""
-    _draw([Audit("../a/b", 0, 10, (Copy("n1", True, 0, 10),), (), ())], tmp_path / "out")
-    (picture,) = (tmp_path / "out").iterdir()
-    assert picture.read_bytes()[:4] == b"\x89PNG"

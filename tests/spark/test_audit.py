@@ -11,14 +11,12 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from pyspark.sql import SparkSession
 from rich.console import Console
 
 from mirrorlog.commitlog.format.header import HEADER_SIZE, log_seed, read_header, stamp, write_producer_part
 from mirrorlog.errors import LogCorrupt
 from mirrorlog.spark.audit import audit
-from mirrorlog.spark.checks.copy_audit import Audit, Finding, State, Sum, differing, merged
-from mirrorlog.spark.checks.copy_reading import Piece, _Reader
+from mirrorlog.spark.checks.copies import Audit, CopyFinding, CopyState, Findings, StoredBatch, differing
 from mirrorlog.testing import Cluster, Node
 from tests.process.clusters import eventually, fast_cluster, log_of
 from tests.process.test_repair import SMALL, copy_of, filled, flip, forget_tables, repaired
@@ -27,33 +25,38 @@ RECORDS = 12
 """Of 100,000 bytes, each a batch of its own: two segments."""
 
 
-def summed(node: str, first: int, crc: int) -> Sum:
-    return Sum(node, first, first + 10, 1, 10, 100, crc)
+def stored(first: int, crc: int = 7) -> StoredBatch:
+    return StoredBatch(first, first + 10, 100, crc)
 
 
 def test_the_copy_that_is_alone_with_its_bytes_is_the_one_that_differs() -> None:
-    """Goal: the right copy is not blamed. Three copies, of which one differs in two neighbouring ranges; then two
-    copies that disagree, where the master is believed."""
-    sums = [summed(node, first, 7) for node in ("n1", "n2") for first in (0, 10, 20)]
-    sums += [summed("n3", 0, 7), summed("n3", 10, 8), summed("n3", 20, 9)]
-    assert [(each.node, each.first, each.next) for each in differing(sums, "n3")] == [("n3", 10, 30)]
-    assert [each.node for each in differing([summed("n1", 0, 1), summed("n2", 0, 2)], "n2")] == ["n1"]
-    assert differing([summed("n1", 0, 1), summed("n2", 10, 2)], "n1") == []
+    """Goal: the right copy is not blamed. Three copies, of which one differs; then two copies that disagree, where the
+    master is believed; then copies that agree."""
+    three = {"n1": stored(10), "n2": stored(10), "n3": stored(10, 8)}
+    (found,) = differing(10, three, "n3")
+    assert (found.node, found.first, found.next, found.reason) == ("n3", 10, 20, "not the bytes of n1, n2")
+    assert [each.node for each in differing(0, {"n1": stored(0, 1), "n2": stored(0, 2)}, "n2")] == ["n1"]
+    assert differing(0, {"n1": stored(0), "n2": stored(0)}, "n1") == []
+    assert differing(0, {}, "n1") == []
 
 
 def test_findings_that_say_the_same_of_neighbours_are_one() -> None:
     """Goal: a damaged stretch is one line. Three pieces of it, and one of another node."""
-    pieces = [Finding("n2", first, first + 1, State.DAMAGED, "why") for first in (3, 1, 2)]
-    other = Finding("n3", 4, 5, State.DAMAGED, "why")
-    assert merged([*pieces, other]) == [Finding("n2", 1, 4, State.DAMAGED, "why"), other]
+    findings = Findings()
+    for first in (1, 2, 3):
+        findings.add(CopyFinding("n3", first, first + 1, CopyState.DAMAGED, "why"))
+    other = CopyFinding("n2", 4, 5, CopyState.DAMAGED, "why")
+    findings.add(other)
+    assert findings.all() == (other, CopyFinding("n3", 1, 4, CopyState.DAMAGED, "why"))
 
 
-def test_a_range_in_which_a_copy_shows_nothing_is_compared_too() -> None:
-    """Goal: a copy that leaves batches out is not passed over. A reading without a batch, against one that has some."""
-    nothing = _Reader(Piece(("127.0.0.1:1",), "c", "q", "n2", (0, 10, 20), True)).reading()
-    assert [(each.first, each.next, each.batches) for each in nothing.sums] == [(0, 10, 0), (10, 20, 0)]
-    found = differing([*nothing.sums, summed("n1", 0, 7), summed("n1", 10, 7)], "n1")
-    assert [(each.node, each.first, each.next) for each in found] == [("n2", 0, 20)]
+def test_a_batch_that_a_copy_leaves_out_is_found_and_so_is_one_that_it_has_alone() -> None:
+    """Goal: a copy that leaves batches out is not passed over. Nothing where two others have a batch; a batch where two
+    others have none."""
+    (found,) = differing(0, {"n1": stored(0), "n2": None, "n3": stored(0)}, "n1")
+    assert (found.node, found.first, found.next) == ("n2", 0, 10)
+    (found,) = differing(0, {"n1": None, "n2": stored(0), "n3": None}, "n1")
+    assert (found.node, found.first, found.next) == ("n2", 0, 10)
 
 
 def forge(node: Node, log_id: str, number: int) -> None:
@@ -108,25 +111,20 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.mark.process
 def test_equal_copies_have_equal_checksums(three: Cluster) -> None:
-    """Goal: three copies that agree are called equal, over many ranges and over one, and the numbers are the log's."""
-    found = audit(three.servers, "q", bucket_offsets=5)
+    """Goal: three copies that agree are called equal, and the numbers are the log's."""
+    found = audit(three.servers, "q")
     assert found.equal
     assert found.error() is None
     assert (found.first, found.next) == (0, RECORDS)
-    assert [(each.node, each.records, each.batches) for each in found.sums] == [
+    assert [(each.node, each.records, each.batches) for each in found.copies] == [
         (node, RECORDS, RECORDS) for node in ("n1", "n2", "n3")
     ]
-    assert len({each.crc for each in found.sums}) == 1
-    assert min(each.size for each in found.sums) > RECORDS * 100_000
+    assert len({each.crc for each in found.copies}) == 1
+    assert min(each.size for each in found.copies) > RECORDS * 100_000
     part = audit(three.servers, "q", first=3, until=7)
     assert part.equal
-    assert {each.records for each in part.sums} == {4}
+    assert {each.records for each in part.copies} == {4}
     assert "equal" in shown(found)
-
-
-def test_an_audit_runs_as_spark_tasks_too(three: Cluster, spark: SparkSession) -> None:
-    """Goal: a large queue is audited by a cluster. The same audit by tasks of the session."""
-    assert audit(three.servers, "q", bucket_offsets=5, spark=spark) == audit(three.servers, "q", bucket_offsets=5)
 
 
 @pytest.mark.process
@@ -140,9 +138,9 @@ def test_a_copy_with_other_bytes_is_found_though_its_checksums_fit(three: Cluste
     forge(mirror, log_id, 7)
     mirror.start()
     three.wait_in_sync()
-    found = audit(three.servers, "q", bucket_offsets=5)
+    found = audit(three.servers, "q")
     assert [(each.node, each.first, each.next, each.state) for each in found.findings] == [
-        (mirror.id, 7, 8, State.DIFFERS)
+        (mirror.id, 7, 8, CopyState.DIFFERS)
     ]
     error = found.error()
     assert error is not None
@@ -150,12 +148,12 @@ def test_a_copy_with_other_bytes_is_found_though_its_checksums_fit(three: Cluste
     assert "other bytes" in shown(found)
     other = three.mirrors[1]
     flip(other, log_of(other).end - 150_000)
-    found = audit(three.servers, "q", bucket_offsets=5)
+    found = audit(three.servers, "q")
     seen = [(each.node, each.first, each.next, each.state) for each in found.findings]
-    assert (mirror.id, 7, 8, State.DIFFERS) in seen
-    assert (other.id, 10, 11, State.DAMAGED) in seen, found.findings
+    assert (mirror.id, 7, 8, CopyState.DIFFERS) in seen
+    assert (other.id, 10, 11, CopyState.DAMAGED) in seen, found.findings
     assert {each["state"] for each in found.fields()["copies"]} == {"EQUAL", "DIFFERS", "DAMAGED"}
-    given = ["--servers", ",".join(three.servers), "--queue", "q", "--bucket", "5", "--json"]
+    given = ["--servers", ",".join(three.servers), "--queue", "q", "--json"]
     command = [sys.executable, "-m", "mirrorlog.spark.audit", *given]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 15, ended.stderr
@@ -173,17 +171,17 @@ def test_a_copy_that_is_not_shown_is_named_and_never_called_equal(tmp_path: Path
         mirror, master = two.mirrors[0], two.master
         eventually(lambda: list(copy_of(mirror).glob("*.table")), "its past is sealed")
         flip(mirror, 250_000)
-        found = audit(two.servers, "q", bucket_offsets=5)
+        found = audit(two.servers, "q")
         # What was read beside that from elsewhere in the copy may have been shown before the node ended, or not.
         assert found.findings[0].first == 0
-        assert {(each.node, each.state) for each in found.findings} == {(mirror.id, State.UNREAD)}
+        assert {(each.node, each.state) for each in found.findings} == {(mirror.id, CopyState.UNREAD)}
         error = found.error()
         assert error is not None
         assert (error.exit_code, error.retriable) == (9, True)
         eventually(lambda: not mirror.running, "the mirror ended")
         mirror.start()
         repaired(two, mirror)
-        assert audit(two.servers, "q", bucket_offsets=5).equal
+        assert audit(two.servers, "q").equal
         for node in (mirror, master):
             node.stop()
             forget_tables(node)

@@ -24,7 +24,7 @@ from mirrorlog.tools.common import session
 
 MODULES = [
     *("mirrorlog.spark.landing.command", "mirrorlog.spark.reconcile", "mirrorlog.spark.replay"),
-    *("mirrorlog.spark.audit", "mirrorlog.spark.analysis.__main__", "mirrorlog.spark.landing.upkeep.upkeep"),
+    *("mirrorlog.spark.audit", "mirrorlog.spark.analysis.__main__", "mirrorlog.spark.landing.upkeep"),
     *("mirrorlog.spark.jars", "mirrorlog.spark.py_files"),
 ]
 _CHILD_S = 60

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from demo.compare import Comparison, compare
 from mirrorlog.errors import BadInput
-from mirrorlog.spark.compare import Comparison, compare
 
 Rows = list[tuple[int, bytes | None]]
 

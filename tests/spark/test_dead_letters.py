@@ -30,7 +30,7 @@ from mirrorlog.spark.landing.dead_letters import (
     take_back,
 )
 from mirrorlog.spark.landing.positions import QueueIds
-from mirrorlog.spark.landing.runner import Moment
+from mirrorlog.spark.landing.runner import StepMoment
 from mirrorlog.spark.landing.tables import DEAD_LETTERS, RAW
 from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
 from mirrorlog.spark.plan import QueueFacts
@@ -431,8 +431,8 @@ def test_a_landing_of_another_schema_that_is_overtaken_leaves_rows_alone(
     bad()
     publish(servers, queue, [Record(b'{"n": %d, "more": 1}' % n, key=b"%d" % n) for n in range(4, 8)])
 
-    def overtake(now: Moment) -> None:
-        if now is Moment.WRITTEN:
+    def overtake(now: StepMoment) -> None:
+        if now is StepMoment.WRITTEN:
             assert good().rows == 4
 
     with pytest.raises(LandingConflict):
@@ -452,6 +452,6 @@ class Died(BaseException):
     """In place of a kill."""
 
 
-def die_behind_dead_letters(now: Moment) -> None:
-    if now is Moment.DEAD_LETTERS:
+def die_behind_dead_letters(now: StepMoment) -> None:
+    if now is StepMoment.DEAD_LETTERS:
         raise Died

@@ -18,12 +18,12 @@ from pyspark.sql import SparkSession
 from mirrorlog.client.sync import Client
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
-from mirrorlog.spark.checks.log_source import LogSource
+from mirrorlog.spark.checks.scope import LogSource
 from mirrorlog.spark.errors import LandingConflict, TableRefused
 from mirrorlog.spark.land import LandResult, land, land_all
 from mirrorlog.spark.landing.definition import landing
 from mirrorlog.spark.landing.holds import Holds
-from mirrorlog.spark.landing.runner import Moment, Runner
+from mirrorlog.spark.landing.runner import Runner, StepMoment
 from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing.asking import wait_for
 from tests.spark import landing_child
@@ -98,8 +98,8 @@ class Died(BaseException):
     """In place of a kill, where a process of its own would prove no more."""
 
 
-def dying_at(moment: Moment) -> Callable[[Moment], None]:
-    def reached(now: Moment) -> None:
+def dying_at(moment: StepMoment) -> Callable[[StepMoment], None]:
+    def reached(now: StepMoment) -> None:
         if now == moment:
             raise Died
 
@@ -130,8 +130,8 @@ def test_a_landing_adds_each_record_once_with_the_sources_columns(
     assert landed.orderBy("offset").collect() == expected.orderBy("offset").collect()
 
 
-BEFORE = [Moment.PLANNED, WRITING, Moment.WRITTEN, Moment.COMMITTING]
-AFTER = [Moment.COMMITTED]
+BEFORE = [StepMoment.PLANNED, WRITING, StepMoment.WRITTEN, StepMoment.COMMITTING]
+AFTER = [StepMoment.COMMITTED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Killed:
     def keys(self, place: str, **more: object) -> dict[str, object]:
         """Of the landing that died there, registered but for the one with dead letters."""
         where = {"queue": self.queue(place), "table": str(self.table(place)), "servers": list(self.servers)}
-        own = {"dead_letters": str(self.dead), **JSON} if place == Moment.DEAD_LETTERS else {"hold": True}
+        own = {"dead_letters": str(self.dead), **JSON} if place == StepMoment.DEAD_LETTERS else {"hold": True}
         return {**where, "read_from": "master", **own, **more}
 
 
@@ -169,8 +169,8 @@ def killed(spark: SparkSession, servers: list[str], tmp_path_factory: pytest.Tem
         publish(servers, left.queue(place), records[:300])
         land(spark, servers, left.queue(place), left.table(place))
         publish(servers, left.queue(place), records[300:])
-    publish(servers, left.queue(Moment.DEAD_LETTERS), half_good(0, 40))
-    die_landing(*(left.keys(place, moment=place) for place in (*BEFORE, *AFTER, Moment.DEAD_LETTERS)))
+    publish(servers, left.queue(StepMoment.DEAD_LETTERS), half_good(0, 40))
+    die_landing(*(left.keys(place, moment=place) for place in (*BEFORE, *AFTER, StepMoment.DEAD_LETTERS)))
     return left
 
 
@@ -183,7 +183,7 @@ def test_a_driver_that_is_killed_at_any_place_leaves_a_table_that_the_next_one_c
     dead step, until the next one has renewed it."""
     name, table = killed.queue(place), killed.table(place)
     assert positions(table) == ([300, 1300] if place in AFTER else [300])
-    assert bool(unnamed(table)) == (place in {WRITING, Moment.WRITTEN, Moment.COMMITTING})
+    assert bool(unnamed(table)) == (place in {WRITING, StepMoment.WRITTEN, StepMoment.COMMITTING})
     assert held(killed.servers, name) == 300
     made = landing(killed.keys(place))
     result = land_all(Runner(spark), made, Holds(made))
@@ -198,8 +198,8 @@ def test_a_driver_that_dies_between_two_commits_leaves_each_record_in_one_table(
 ) -> None:
     """Goal: landed or a dead letter, never both. The driver was killed behind the commit of the dead letters; change
     the schema so that other records are bad, and land again: the dead letters of the dead driver are gone."""
-    servers, queue = killed.servers, killed.queue(Moment.DEAD_LETTERS)
-    table, dead = killed.table(Moment.DEAD_LETTERS), killed.dead
+    servers, queue = killed.servers, killed.queue(StepMoment.DEAD_LETTERS)
+    table, dead = killed.table(StepMoment.DEAD_LETTERS), killed.dead
     assert landed_offsets(dead) == list(range(0, 40, 2))
     assert positions(table) == landed_offsets(table, "_offset") == []
     schema = {"schema": "n BIGINT, other BIGINT NOT NULL"}
@@ -209,7 +209,7 @@ def test_a_driver_that_dies_between_two_commits_leaves_each_record_in_one_table(
     assert landed_offsets(dead) == list(range(40))
     publish(servers, queue, half_good(40, 10))
     with pytest.raises(Died):
-        land(spark, servers, queue, table, on_moment=dying_at(Moment.DEAD_LETTERS), **other)
+        land(spark, servers, queue, table, on_moment=dying_at(StepMoment.DEAD_LETTERS), **other)
     assert len(landed_offsets(dead)) == 50
     for _ in range(2):
         land(spark, servers, queue, table, **other)
@@ -217,22 +217,24 @@ def test_a_driver_that_dies_between_two_commits_leaves_each_record_in_one_table(
     assert_is_the_log(spark, servers, queue, table, 50, dead_letters=dead)
 
 
-@pytest.mark.parametrize("moment", [Moment.WRITTEN, Moment.COMMITTED])
+@pytest.mark.parametrize("moment", [StepMoment.WRITTEN, StepMoment.COMMITTED])
 def test_a_step_that_ends_anywhere_is_done_whole_or_not_at_all(
-    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path, moment: Moment
+    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path, moment: StepMoment
 ) -> None:
     """Goal: the same within one driver, whose session lives on: a service goes on after a failed step."""
     publish(servers, queue, numbered(0, 50))
     with pytest.raises(Died):
         land(spark, servers, queue, tmp_path, on_moment=dying_at(moment))
     rest = land(spark, servers, queue, tmp_path)
-    assert rest.rows == (0 if moment == Moment.COMMITTED else 50)
+    assert rest.rows == (0 if moment == StepMoment.COMMITTED else 50)
     assert landed_offsets(tmp_path) == list(range(50))
 
 
-@pytest.mark.parametrize(("moment", "more"), [(Moment.PLANNED, 7), (Moment.WRITTEN, 0), (Moment.COMMITTING, 7)])
+@pytest.mark.parametrize(
+    ("moment", "more"), [(StepMoment.PLANNED, 7), (StepMoment.WRITTEN, 0), (StepMoment.COMMITTING, 7)]
+)
 def test_a_landing_that_another_one_overtakes_adds_nothing(  # noqa: PLR0917  (fixtures)
-    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path, moment: Moment, more: int
+    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path, moment: StepMoment, more: int
 ) -> None:
     """Goal: two landings in the same stretch of a queue never both win, whichever of them read the longer one.
 
@@ -243,7 +245,7 @@ def test_a_landing_that_another_one_overtakes_adds_nothing(  # noqa: PLR0917  (f
     land(spark, servers, queue, table)
     publish(servers, queue, numbered(10, 10))
 
-    def overtake(now: Moment) -> None:
+    def overtake(now: StepMoment) -> None:
         if now == moment:
             publish(servers, queue, numbered(20, more))
             assert land(spark, servers, queue, table).rows == 10 + more
@@ -262,7 +264,7 @@ def test_of_two_drivers_at_once_one_lands_and_the_other_is_told(
     table, meeting = tmp_path / "table", tmp_path / "meeting"
     meeting.mkdir()
     publish(servers, queue, numbered(0, 1000))
-    case = {"moment": Moment.WRITTEN, "queue": queue, "table": str(table), "servers": servers}
+    case = {"moment": StepMoment.WRITTEN, "queue": queue, "table": str(table), "servers": servers}
     arguments = [json.dumps([case]), str(meeting)]
     with subprocess.Popen([sys.executable, landing_child.__file__, *arguments]) as other:
         try:
@@ -278,17 +280,17 @@ def test_of_two_drivers_at_once_one_lands_and_the_other_is_told(
 
 
 @pytest.mark.parametrize(
-    ("moment", "settings"), [(Moment.COMMITTING, {}), (Moment.PLANNED, {"cluster_by": ["offset"]})]
+    ("moment", "settings"), [(StepMoment.COMMITTING, {}), (StepMoment.PLANNED, {"cluster_by": ["offset"]})]
 )
 def test_two_landings_that_make_the_table_at_once_make_one(  # noqa: PLR0917  (fixtures)
-    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path, moment: Moment, settings: dict[str, object]
+    spark: SparkSession, servers: list[str], queue: str, tmp_path: Path, moment: StepMoment, settings: dict[str, object]
 ) -> None:
     """Goal: the first commit is a compare-and-set too, of a clustered table as well, which is made before it. Overtake
     a landing whose table is not there yet."""
     table = tmp_path / "table"
     publish(servers, queue, numbered(0, 10))
 
-    def overtake(now: Moment) -> None:
+    def overtake(now: StepMoment) -> None:
         if now == moment:
             land(spark, servers, queue, table, **settings)
 

@@ -16,7 +16,7 @@ from mirrorlog.spark.access import Access
 from mirrorlog.spark.landing.command import landings_of, main, parser
 from mirrorlog.spark.landing.definition import Landing, landing
 from mirrorlog.spark.landing.results import QueueStep, StepResult
-from mirrorlog.spark.landing.runner import Moment
+from mirrorlog.spark.landing.runner import StepMoment
 from mirrorlog.spark.landing.service.display import JsonLines, RunBar, RunJson, RunLines, RunView
 
 FILE = """
@@ -138,7 +138,13 @@ def show(view: RunView) -> None:
     """A run of two steps."""
     view.planned(range(10, 110))
     for each in STEPS:
-        for moment in (Moment.BEGAN, Moment.PLANNED, Moment.WRITTEN, Moment.COMMITTING, Moment.COMMITTED):
+        for moment in (
+            StepMoment.BEGAN,
+            StepMoment.PLANNED,
+            StepMoment.WRITTEN,
+            StepMoment.COMMITTING,
+            StepMoment.COMMITTED,
+        ):
             view.moment(moment)
         view.step_ended(MADE, each)
 
@@ -161,7 +167,7 @@ def test_in_a_log_nothing_to_land_is_one_line_more() -> None:
     out = io.StringIO()
     view = RunLines(MADE, out)
     view.planned(range(5, 5))
-    for moment in (Moment.BEGAN, Moment.PLANNED, Moment.RENEWED):
+    for moment in (StepMoment.BEGAN, StepMoment.PLANNED, StepMoment.RENEWED):
         view.moment(moment)
     view.step_ended(MADE, replace(step(5, 5, 5), files=0))
     assert out.getvalue().splitlines() == ["starting Spark", "q: nothing to land"]
@@ -174,10 +180,10 @@ def test_on_a_terminal_there_is_a_bar_of_records_landed_of_those_confirmed_at_th
     with RunBar(MADE, console) as bar:
         assert "starting Spark" in bar.line
         bar.planned(range(10, 110))
-        bar.moment(Moment.BEGAN)
+        bar.moment(StepMoment.BEGAN)
         assert "q: planning" in bar.line
         for each in (STEPS[0], step(60, 130, 130)):
-            bar.moment(Moment.PLANNED)
+            bar.moment(StepMoment.PLANNED)
             assert "q: writing files" in bar.line
             bar.step_ended(MADE, each)
             seen.append(bar.line)

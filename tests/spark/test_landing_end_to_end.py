@@ -19,17 +19,15 @@ from pyspark.sql import SparkSession
 from mirrorlog.client.sync import Client
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import OffsetOutOfRange
-from mirrorlog.spark.checks.log_source import LogSource
+from mirrorlog.spark.checks.scope import LogSource
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.land import land, land_all
 from mirrorlog.spark.landing.definition import Landing, landing
 from mirrorlog.spark.landing.holds import NOBODY, Holds
 from mirrorlog.spark.landing.runner import Runner
 from mirrorlog.spark.landing.service.service import Service
-from mirrorlog.spark.landing.upkeep.duties import Done
-from mirrorlog.spark.landing.upkeep.schedule import SMALL_FILES_MIN, Duty
-from mirrorlog.spark.landing.upkeep.upkeep import TableUpkeep
-from mirrorlog.spark.reading.differences import Kind
+from mirrorlog.spark.landing.upkeep import SMALL_FILES_MIN, Duty, DutyDone, TableUpkeep
+from mirrorlog.spark.reading.differences import DifferenceKind
 from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.asking import wait_for
@@ -163,7 +161,7 @@ def test_retention_waits_for_a_hold_and_a_landing_without_one_says_exactly_what_
         assert landed_offsets(table) == [*range(300), *range(begin, following)]
         found = reconcile(spark, LogSource(tuple(cluster.servers)), "q", table)
         assert [(each.kind, each.first, each.next) for each in found.differences] == [
-            (Kind.MISSING_IN_TABLE, 300, begin)
+            (DifferenceKind.MISSING_IN_TABLE, 300, begin)
         ]
 
 
@@ -243,11 +241,11 @@ def test_a_service_compacts_its_table_by_schedule_and_goes_on(
     publish(servers, queue, every_kind_of_record(100))
     keys = {"max_records": 10, "max_latency_s": 0.1, "compact_every_s": 1, "checkpoint_every_s": 3600}
     one = made(servers, queue, tmp_path, hold=False, **keys)
-    told: list[Done] = []
+    told: list[DutyDone] = []
     service = Service(spark, [one], upkeep=TableUpkeep(spark, on_done=lambda _, done: told.append(done)))
     (turn,) = service.schedule.turns
 
-    def compactions() -> list[Done]:
+    def compactions() -> list[DutyDone]:
         return [each for each in told if each.duty is Duty.COMPACT]
 
     with running(service):

@@ -8,7 +8,7 @@ from mirrorlog.spark.landing.commit.delta_log import TableState
 from mirrorlog.spark.landing.planning import limited
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.landing.runner import _epochs, _sets
-from mirrorlog.spark.landing.tasks import Written, _Counted
+from mirrorlog.spark.landing.tasks import WrittenFiles, _Counted
 from mirrorlog.spark.plan import QueueRange
 from tests.spark.batches import given_out, stamped
 from tests.spark.fake_log import FakeLog
@@ -23,7 +23,7 @@ def test_another_history_is_told_once_also_when_none_of_its_records_is_landed() 
     assert (cut.moves, cut.next) == (True, 50)
     ids = QueueIds.of(cut.facts)
     state = TableState(3, {**dict.fromkeys(ids), ids.offset: 50})
-    assert _sets([cut], _epochs([cut], Written()), state) == {ids.offset: 50, ids.epoch: 5}
+    assert _sets([cut], _epochs([cut], WrittenFiles()), state) == {ids.offset: 50, ids.epoch: 5}
     assert plan(log, 50, epoch=5, skip=True).missed == ()
 
 

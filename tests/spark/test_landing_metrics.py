@@ -21,14 +21,14 @@ from mirrorlog.spark.landing.definition import Landing
 from mirrorlog.spark.landing.positions import MissedRange
 from mirrorlog.spark.landing.results import QueueStep, Several, StepResult
 from mirrorlog.spark.landing.service.counts import STATES, LandingCounts
-from mirrorlog.spark.landing.service.metrics import LandingMetrics, serve_metrics
-from mirrorlog.spark.landing.service.progress_view import (
+from mirrorlog.spark.landing.service.display import (
     ROWS_MAX,
     LiveView,
     QueueRow,
     progress_table,
     queue_rows,
 )
+from mirrorlog.spark.landing.service.metrics import LandingMetrics, serve_metrics
 
 ORDERS = Landing(name="orders", table="/lake/orders", queues=("o1", "o2"), mode="json")
 FLIGHTS = Landing(name="flights", table="/lake/flights", queues=("f",))
@@ -319,12 +319,14 @@ def test_the_view_bears_many_queues_long_reasons_and_names_that_look_like_markup
     assert rendered([]).strip().startswith("queue")
 
 
-def test_the_live_view_counts_and_shows_what_was_missed() -> None:
-    """Goal: the observer for a terminal is the counting one. A step with a missed range, on a console that is text."""
+def test_the_live_view_shows_the_counts_and_what_was_missed() -> None:
+    """Goal: a terminal shows what is counted. A step with a missed range, on a console that is text."""
     out = io.StringIO()
     clock = Clock()
     console = Console(file=out, width=120, force_terminal=True, color_system=None)
-    with LiveView(clock.counts(ORDERS), console) as view:
+    counts = clock.counts(ORDERS)
+    with LiveView(counts, console) as shown:
+        view = Several(counts, shown)
         view.step_began(ORDERS)
         view.step_ended(ORDERS, STEP)
         view.looked(ORDERS, {"o2": 9})
@@ -334,7 +336,7 @@ def test_the_live_view_counts_and_shows_what_was_missed() -> None:
     assert "orders: queue 'o1': 20 up to 25 were not landed: gone" in out.getvalue()
     assert "failed: away" in out.getvalue()
     assert "orders: upkeep failed: disk full" in out.getvalue()
-    totals, _ = view.counts.copy()
+    totals, _ = counts.copy()
     assert (totals["orders"].rows, totals["orders"].queues["o2"].lag_records) == (98, 2)
 
 

@@ -24,7 +24,7 @@ from mirrorlog.spark.landing.planning import (
     unmirrored,
 )
 from mirrorlog.spark.landing.positions import MissedRange, QueueIds, begin_set
-from mirrorlog.spark.plan import Place, Seen
+from mirrorlog.spark.plan import QueuePlace, Seen
 from tests.spark.fake_log import FakeLog
 
 
@@ -170,10 +170,10 @@ class SizedLog(FakeLog):
 
     sizes: dict[int, int] = field(default_factory=dict)
 
-    def headers_at(self, places: Sequence[Place]) -> list[Seen]:
+    def headers_at(self, places: Sequence[QueuePlace]) -> list[Seen]:
         return [self._sized(place, seen) for place, seen in zip(places, super().headers_at(places), strict=True)]
 
-    def _sized(self, place: Place, seen: Seen) -> Seen:
+    def _sized(self, place: QueuePlace, seen: Seen) -> Seen:
         if not isinstance(seen, BatchHeader):
             return seen
         size = self.sizes[max(first for first in self.sizes if first <= place.queue_offset)]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mirrorlog.commitlog.format.body import Record
-from mirrorlog.spark.landing.write.raw_rows import RAW_COLUMNS, raw_tables
+from mirrorlog.spark.landing.tasks import RAW_COLUMNS, raw_tables
 from mirrorlog.spark.reading.arrow import BYTES_MIN, ROWS_MIN, merged
 from tests.spark.batches import BASE, consumed, record_lists
 

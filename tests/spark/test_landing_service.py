@@ -26,9 +26,9 @@ from mirrorlog.spark.errors import SparkFailed
 from mirrorlog.spark.landing.definition import Landing, landing
 from mirrorlog.spark.landing.holds import NOBODY, Holds, is_gone, this_holder
 from mirrorlog.spark.landing.positions import MissedRange
-from mirrorlog.spark.landing.results import QueueStep, Silent, StepResult
-from mirrorlog.spark.landing.runner import Moment, Runner
-from mirrorlog.spark.landing.service.display import JsonLines, Lines
+from mirrorlog.spark.landing.results import Observer, QueueStep, StepResult
+from mirrorlog.spark.landing.runner import Runner, StepMoment
+from mirrorlog.spark.landing.service.display import JsonLines, StepLines
 from mirrorlog.spark.landing.service.schedule import Turn
 from mirrorlog.spark.landing.service.service import Service
 from mirrorlog.testing.asking import wait_for
@@ -128,7 +128,7 @@ def test_a_driver_that_dies_before_it_renews_its_hold_keeps_more_and_loses_nothi
     one = made(servers, queue, tmp_path)
     first = Holds(one)
     with pytest.raises(Died):
-        Runner(spark, dying_at(Moment.COMMITTED)).step(one, first)
+        Runner(spark, dying_at(StepMoment.COMMITTED)).step(one, first)
     assert [hold.queue_offset for hold in holds_of(servers, queue)] == [0]
     second = Holds(one, take_over=True)
     assert Runner(spark).step(one, second).rows == 0
@@ -150,9 +150,9 @@ def test_a_step_that_lost_its_hold_commits_nothing(
     now_s = 0.0
     first, second = Holds(one, now=lambda: now_s), Holds(one, take_over=True)
 
-    def replaced(moment: Moment) -> None:
+    def replaced(moment: StepMoment) -> None:
         nonlocal now_s
-        if moment is Moment.WRITTEN:
+        if moment is StepMoment.WRITTEN:
             second.begin({queue: 0})
             now_s += one.lease_s
             first.renew_due()
@@ -214,7 +214,7 @@ def test_the_service_ends_by_sigterm_behind_its_commit(
 # --- Without Spark --------------------------------------------------------------------------------------------------
 
 
-class Waits(Silent):
+class Waits(Observer):
     """Hears what upkeep came to, and stops the service when it has heard it `times` times."""
 
     def __init__(self, stop: threading.Event, times: int) -> None:
@@ -278,7 +278,7 @@ def step() -> StepResult:
 
 def test_a_line_says_records_rate_lag_and_what_was_missed() -> None:
     out = io.StringIO()
-    lines = Lines(out)
+    lines = StepLines(out)
     one = made(["n1:7401"], "q", Path("/t"))
     lines.step_ended(one, StepResult("name"))
     assert out.getvalue() == "", "an idle step is not worth a line"

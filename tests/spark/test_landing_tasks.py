@@ -17,7 +17,7 @@ from mirrorlog.spark.errors import StorageFailed
 from mirrorlog.spark.landing import tasks
 from mirrorlog.spark.landing.dead_letters import DeadLettersOf
 from mirrorlog.spark.landing.planning import QueuePlan, limited
-from mirrorlog.spark.landing.tasks import RECORDS_PER_TASK_MIN, Work, tasks_for, write_range
+from mirrorlog.spark.landing.tasks import RECORDS_PER_TASK_MIN, TaskWork, tasks_for, write_range
 from mirrorlog.spark.landing.upsert.table import RAW_COLUMNS
 from mirrorlog.spark.landing.write.files import FileFormat
 from mirrorlog.spark.landing.write.layout import parse_layout
@@ -86,7 +86,7 @@ def test_a_place_that_takes_no_files_is_said_by_its_name(tmp_path: Path, monkeyp
     batch = given_out(stamped([Record(b"x")]))
     monkeypatch.setattr(tasks, "consumed_batches", lambda options, wanted, on_missing, bury: iter([batch]))
     options = SourceOptions(servers=("n1:7401",), queues=("q",))
-    work = Work((queue_range("q", 0, 1),), options, FileFormat(str(place)), DeadLettersOf(str(place), {}))
+    work = TaskWork((queue_range("q", 0, 1),), options, FileFormat(str(place)), DeadLettersOf(str(place), {}))
     with pytest.raises(StorageFailed, match=str(place)):
         write_range(0, work)
 
@@ -104,7 +104,7 @@ def test_bad_bytes_of_an_archive_are_an_error_or_named_and_left_out(tmp_path: Pa
     strict = SourceOptions(path=str(tmp_path), queues=("q1",))
     with open_lookup(replace(strict, fail_on_data_loss=False)) as lookup:
         (facts,) = lookup.facts(["q1"])
-    work = Work((range_of(facts),), strict, FileFormat(str(tmp_path / "table")), DeadLettersOf("table", {}))
+    work = TaskWork((range_of(facts),), strict, FileFormat(str(tmp_path / "table")), DeadLettersOf("table", {}))
     with pytest.raises(LogCorrupt, match=f"{bad.base_queue_offset} up to {bad.next_queue_offset}"):
         write_range(0, work)
 
@@ -131,7 +131,7 @@ def test_a_range_of_which_nothing_is_left_says_nothing_of_its_epoch(tmp_path: Pa
     options = SourceOptions(path=str(tmp_path), queues=("q1", "q2"), fail_on_data_loss=False)
     with open_lookup(options) as lookup:
         ranges = tuple(range_of(facts) for facts in lookup.facts(["q1", "q2"]))
-    written = write_range(0, Work(ranges, options, FileFormat(str(tmp_path / "table")), DeadLettersOf("table", {})))
+    written = write_range(0, TaskWork(ranges, options, FileFormat(str(tmp_path / "table")), DeadLettersOf("table", {})))
     assert [(each.queue, each.first, each.next) for each in written.missed] == [("q2", 0, 10)]
     assert list(written.epochs) == [("q1", ranges[0].next)]
 
@@ -140,7 +140,7 @@ def test_only_plain_records_of_nodes_stay_where_they_were_received() -> None:
     """Goal: nothing is written from where it may change after its checksum was looked at, as bytes of a log file may,
     and whatever looks into rows or parts them gets them in one piece."""
     options = SourceOptions(servers=("n1:7401",), queues=("q",))
-    plain = Work((), options, FileFormat("t"), DeadLettersOf("t", {}))
+    plain = TaskWork((), options, FileFormat("t"), DeadLettersOf("t", {}))
     assert plain.as_received
     assert not replace(plain, options=SourceOptions(path="/log", queues=("q",))).as_received
     assert not replace(plain, format=FileFormat("t", layout=parse_layout(["date(timestamp)"]))).as_received
@@ -159,6 +159,6 @@ def test_a_task_reads_a_queue_of_one_copy_from_its_master(tmp_path: Path, monkey
     monkeypatch.setattr(tasks, "consumed_batches", read)
     options = SourceOptions(servers=("n1:7401",), queues=("q", "alone"), read_from="mirror")
     ranges = (queue_range("q", 0, 1), queue_range("alone", 0, 1))
-    work = Work(ranges, options, FileFormat(str(tmp_path)), DeadLettersOf(str(tmp_path), {}))
+    work = TaskWork(ranges, options, FileFormat(str(tmp_path)), DeadLettersOf(str(tmp_path), {}))
     assert write_range(0, replace(work, from_master=frozenset({"alone"}))).records == 2
     assert asked == {"q": "mirror", "alone": "master"}

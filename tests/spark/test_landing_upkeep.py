@@ -17,28 +17,30 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
 from mirrorlog.spark.errors import LandingConflict, TableBusy, TableRefused, UnsafeRetention
+from mirrorlog.spark.landing import upkeep as upkeep_module
 from mirrorlog.spark.landing.commit.delta_log import TableShape, commit, table_state
-from mirrorlog.spark.landing.definition import KEEP_S_MIN, Landing, Upkeep
+from mirrorlog.spark.landing.definition import Landing, Upkeep
 from mirrorlog.spark.landing.tables import RAW
-from mirrorlog.spark.landing.upkeep import upkeep as upkeep_module
-from mirrorlog.spark.landing.upkeep.duties import Done, checkpoint, compact, look, vacuum
-from mirrorlog.spark.landing.upkeep.schedule import (
+from mirrorlog.spark.landing.upkeep import (
     COMMITS_MAX,
     SMALL_FILES_MAX,
     SMALL_FILES_MIN,
-    STEP_S_MAX,
     Duty,
-    FolderFiles,
+    DutyDone,
+    TableCare,
     TableFiles,
+    TableUpkeep,
+    do_duty,
+    done_line,
     due,
+    look,
+    main,
     may_be_due,
-    refuse_old_files,
     safe_keep_s,
-    small_below,
 )
-from mirrorlog.spark.landing.upkeep.upkeep import TableUpkeep, done_line, main
 from mirrorlog.spark.landing.upsert.staging import Staging
 from mirrorlog.spark.landing.write.files import FileFormat, FileWriter
+from mirrorlog.spark.landing.write.storage import KEEP_S_MIN, STEP_S_MAX, refuse_old_files
 from tests.spark.upserts import ListQueue
 
 _WAIT_S = 120
@@ -47,7 +49,7 @@ QUEUE = ListQueue.of([(b"k%d" % number, b"value %d" % number) for number in rang
 
 
 def files_of(small: int, *, commits: int = 0) -> TableFiles:
-    return TableFiles(9, [FolderFiles(small + 3, 10_000, small, 1_000), FolderFiles(1, 10, 1, 10)], commits)
+    return TableFiles(9, small + 4, 10_010, small, commits)
 
 
 # --- When ---
@@ -99,22 +101,6 @@ def test_a_retention_that_a_running_step_could_outlive_is_refused() -> None:
         refuse_old_files([now_ms, now_ms - limit_ms - 1], now_ms=now_ms)
 
 
-def test_what_a_compaction_will_leave_is_counted_per_folder() -> None:
-    """Goal: a dry run that can be believed. Folders with none, one, few and many small files."""
-    folders = [
-        FolderFiles(5, 5_000, 0, 0),
-        FolderFiles(3, 900, 1, 100),
-        FolderFiles(10, 3_000, 9, 900),
-        FolderFiles(2, 9, 2, 9),
-    ]
-    seen = TableFiles(1, folders)
-    assert (seen.files, seen.bytes, seen.joinable) == (20, 8_909, 11)
-    assert seen.files_when_joined(1_000) == 5 + 3 + (1 + 1) + 1
-    assert seen.files_when_joined(300) == 5 + 3 + (1 + 3) + 1
-    assert TableFiles(1).files_when_joined(1_000) == 0
-    assert small_below(1_000) == 500
-
-
 # --- The service's side, without Spark ---
 
 
@@ -130,15 +116,15 @@ def test_upkeep_goes_on_after_an_error_and_leaves_a_busy_table_for_later(monkeyp
         ("/t", Duty.CHECKPOINT): TableRefused("no"),
     }
 
-    def do_duty(spark: object, care: upkeep_module.TableCare, duty: Duty) -> Done:
+    def done_or_failed(spark: object, care: TableCare, duty: Duty) -> DutyDone:
         calls.append((care.table, duty))
         if (care.table, duty) in failing:
             raise failing[care.table, duty]
-        return Done(care.table, duty, 2, 1, 10, 10, 0.1)
+        return DutyDone(care.table, duty, 2, 1, 10, 10, 0.1)
 
     now = [0.0]
     told: list[tuple[str, Duty]] = []
-    monkeypatch.setattr(upkeep_module, "do_duty", do_duty)
+    monkeypatch.setattr(upkeep_module, "do_duty", done_or_failed)
     monkeypatch.setattr(upkeep_module, "look", lambda *_, **__: files_of(SMALL_FILES_MIN, commits=1))
     upkeep = TableUpkeep(None, on_done=lambda _, done: told.append((done.table, done.duty)), now=lambda: now[0])  # type: ignore[arg-type]
     landing = landed("/t", dead_letters="/dead")
@@ -186,15 +172,26 @@ def test_the_command_refuses_what_cannot_be_right_before_it_starts_spark(capsys:
 
 
 def test_what_was_done_is_told_as_a_line_and_as_json() -> None:
-    """Goal: numbers for people and for programs. A run and a dry run."""
-    done = Done("/t", Duty.COMPACT, 1_000, 3, 3 * 2**20, 2**20, 4.2)
+    """Goal: numbers for people and for programs. A duty."""
+    done = DutyDone("/t", Duty.COMPACT, 1_000, 3, 3 * 2**20, 2**20, 4.2)
     assert done_line(done) == "/t: compact: 1,000 data files, now 3 (3.0 MiB, now 1.0), 4.2 s"
-    dry = Done("/t", Duty.VACUUM, 10, 4, 0, 0, 0.04, True)
-    assert "would be 4" in done_line(dry)
-    assert json.loads(json.dumps(dry.as_json()))["dry_run"] is True
+    told = json.loads(json.dumps(done.as_json()))
+    assert (told["duty"], told["files_before"], told["files_after"], told["seconds"]) == ("compact", 1_000, 3, 4.2)
 
 
 # --- Tables ---
+
+
+def compact(spark: SparkSession, table: str, **keys: tuple[str, ...]) -> DutyDone:
+    return do_duty(spark, TableCare(table=table, target_bytes=2**22, **keys), Duty.COMPACT)
+
+
+def checkpoint(spark: SparkSession, table: str) -> DutyDone:
+    return do_duty(spark, TableCare(table=table), Duty.CHECKPOINT)
+
+
+def vacuum(spark: SparkSession, table: str, *, keep_s: float = KEEP_S_MIN) -> DutyDone:
+    return do_duty(spark, TableCare(table=table, keep_s=keep_s), Duty.VACUUM)
 
 
 def rows(first: int, following: int) -> pa.Table:
@@ -270,9 +267,7 @@ def test_a_thousand_small_appends_become_few_files_and_nothing_else_changes(
     made_old((table / "_delta_log" / f"{number:020d}.json" for number in range(900)), 60)
 
     logs_before = log_files(table)
-    dry = compact(spark, name, target_bytes=2**22, dry_run=True)
-    assert (dry.files_before, dry.files_after, DeltaTable(table).version()) == (1_000, 1, 999)
-    done = compact(spark, name, target_bytes=2**22)
+    done = compact(spark, name)
     assert (done.files_before, done.files_after) == (1_000, 1)
     assert done.bytes_after < done.bytes_before
     # Delta writes a checkpoint itself now and then, and cleans up with it: some log files may be gone by now.
@@ -281,8 +276,7 @@ def test_a_thousand_small_appends_become_few_files_and_nothing_else_changes(
     assert shortened.files_after <= shortened.files_before + 2
     assert look(spark, name, target_bytes=2**22).commits_since_checkpoint == 0
 
-    assert vacuum(spark, name, keep_s=KEEP_S_MIN, dry_run=True).files_after == done.files_before + 2
-    kept = vacuum(spark, name, keep_s=KEEP_S_MIN)
+    kept = vacuum(spark, name)
     assert kept.files_before - kept.files_after == 1, "rubbish of a dead task, and nothing younger than the retention"
     assert (rubbish.exists(), fresh.exists()) == (False, True)
     assert offsets(name, 990) == list(range(19_820)), "versions within the retention can be read"
@@ -315,12 +309,12 @@ def test_landings_and_compactions_at_once_lose_nothing_and_none_fails(spark: Spa
         end = time.monotonic() + _WAIT_S
         while not ended.is_set():
             assert time.monotonic() < end
-            compact(spark, name, target_bytes=2**22)
+            compact(spark, name)
             checkpoint(spark, name)
-            vacuum(spark, name, keep_s=KEEP_S_MIN)
+            vacuum(spark, name)
         landing.result(timeout=_WAIT_S)
     assert (offsets(name), position(spark, name)) == (list(range(90)), (90, 0))
-    assert compact(spark, name, target_bytes=2**22).files_after == 1
+    assert compact(spark, name).files_after == 1
     assert offsets(name) == list(range(90))
 
 
@@ -332,27 +326,27 @@ def test_partitions_z_order_and_clusters_are_kept_apart_and_in_order(spark: Spar
         sets = [Transaction(QUEUE.ids.offset, number * 20 + 20)]
         properties = CommitProperties(app_transactions=sets)
         write_deltalake(parts, batch, mode="append", partition_by=["day"], commit_properties=properties)
-    done = compact(spark, name, target_bytes=2**22, zorder_by=["offset"])
+    done = compact(spark, name, zorder_by=("offset",))
     assert (done.files_before, done.files_after) == (8, 2)
     assert offsets(name) == list(range(80))
     plain = str(tmp_path / "plain")
     for number in range(1, 4):
         append_by_commit(spark, plain, number * 20)
-    done = compact(spark, plain, target_bytes=2**22, cluster_by=["offset"])
+    done = compact(spark, plain, cluster_by=("offset",))
     assert (done.files_before, done.files_after) == (3, 1)
     (detail,) = spark.sql(f"DESCRIBE DETAIL delta.`{plain}`").collect()
     assert list(detail.clusteringColumns) == ["offset"]
     append_by_commit(spark, plain, 80)
-    assert compact(spark, plain, target_bytes=2**22, cluster_by=["offset"]).files_after <= 2
+    assert compact(spark, plain, cluster_by=("offset",)).files_after <= 2
     assert (offsets(plain), position(spark, plain)) == (list(range(80)), (80, 0))
 
 
 def test_tables_that_are_not_ours_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: a mistyped path tidies nobody's table. No table; one without a landing; one that forgets positions."""
     with pytest.raises(TableRefused, match="no Delta table"):
-        compact(spark, str(tmp_path / "none"), target_bytes=2**22)
+        compact(spark, str(tmp_path / "none"))
     write_deltalake(tmp_path / "other", pa.table({"n": [1]}))
-    for duty in (checkpoint, lambda *given: vacuum(*given, keep_s=KEEP_S_MIN)):
+    for duty in (checkpoint, vacuum):
         with pytest.raises(TableRefused, match="not ours"):
             duty(spark, str(tmp_path / "other"))
     assert DeltaTable(tmp_path / "other").version() == 0
@@ -373,7 +367,7 @@ def test_vacuum_removes_staging_that_nobody_came_back_for(spark: SparkSession, t
         Path(folder.root(name)).mkdir(parents=True)
         (Path(folder.root(name)) / "part.parquet").touch()
     made_old(iter([Path(old.root(name)) / "part.parquet", Path(old.root(name))]), 3)
-    vacuum(spark, name, keep_s=KEEP_S_MIN)
+    vacuum(spark, name)
     assert (old.exists(spark, name), new.exists(spark, name)) == (False, True)
 
 
@@ -384,7 +378,7 @@ def test_the_command_tidies_a_table(jvm: None, tmp_path: Path) -> None:
 
     for number in range(3):
         append_by_delta_rs(tmp_path / "table", number * 20, number * 20 + 20)
-    command = [sys.executable, "-m", "mirrorlog.spark.landing.upkeep.upkeep", "--table", str(tmp_path / "table")]
+    command = [sys.executable, "-m", "mirrorlog.spark.landing.upkeep", "--table", str(tmp_path / "table")]
     run = subprocess.run(
         [*command, "--compact", "--checkpoint", "--vacuum", "--json"],
         capture_output=True,

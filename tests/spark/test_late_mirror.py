@@ -15,7 +15,7 @@ from mirrorlog.spark.land import LandResult, land
 from mirrorlog.spark.landing.positions import Start, starting_offset
 from mirrorlog.spark.options import offsets_json, parse_options
 from mirrorlog.spark.reading.nodes import ask_nodes
-from mirrorlog.spark.source import QueueReader
+from mirrorlog.spark.source import QueueBatchReader
 from mirrorlog.testing import Cluster
 from tests.client.late_mirrors import OLD_QUEUE, OLD_RECORDS, QUEUE, RECORDS, late_begin, late_mirrors
 from tests.spark.queues import publish
@@ -33,7 +33,7 @@ def cluster() -> Iterator[Cluster]:
 def offsets_read(servers: list[str], queue: str, **options: str) -> list[int]:
     """As Spark does it: planned once, then each partition by itself, in the order in which they were planned."""
     asked = {"servers": ",".join(servers), "subscribe": queue, "minPartitions": "3", **options}
-    reader = QueueReader(parse_options(asked))
+    reader = QueueBatchReader(parse_options(asked))
     batches = (batch for partition in reader.partitions() for batch in reader.read(partition))
     return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 

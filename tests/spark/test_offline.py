@@ -22,7 +22,7 @@ from mirrorlog.errors import BadInput, ForeignDirectory, LogCorrupt, NoSuchLog, 
 from mirrorlog.queues.changes import GapsState, QueueDeclared, encode_change, encode_checkpoint, encode_state
 from mirrorlog.spark.errors import BadOption, RecordsMissing
 from mirrorlog.spark.offline import BadStretch, LogDirectories
-from mirrorlog.spark.offline.known import KnownQueues
+from mirrorlog.spark.offline.log_view import KnownQueues
 from tests.commitlog.logs import CLUSTER_ID, LOG_ID, append, open_log
 from tests.spark.offline_logs import Row, StoryLog, random_log, range_of, read_all, rows_of
 from tests.tools.logs import contents, overwrite, segment_starts

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mirrorlog.errors import NotCurrent
 from mirrorlog.spark.errors import BadOption, BeginUnknown, RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import AtTime, Offsets, SourceOptions
-from mirrorlog.spark.plan import TASK_RECORDS, TASKS_MAX, Found, QueueFacts, QueueRange, dense, plan, ranges
+from mirrorlog.spark.plan import TASK_RECORDS, TASKS_MAX, QueueFacts, QueueRange, TimeOffsets, dense, plan, ranges
 
 
 def facts(
@@ -193,17 +193,17 @@ def test_times_choose_the_range_that_the_nodes_found(
 ) -> None:
     """Goal: startingTimestamp and endingTimestamp. Method: found places, the end standing for: nowhere."""
     wanted = options(AtTime(5), AtTime(7, else_latest=True))
-    assert bounds(ranges(wanted, [facts()], Found({"q": starting}, {"q": ending}))) == expected
+    assert bounds(ranges(wanted, [facts()], TimeOffsets({"q": starting}, {"q": ending}))) == expected
 
 
 def test_a_time_after_all_records_is_an_error_unless_latest_is_meant() -> None:
     """Goal: startingOffsetsByTimestampStrategy. Method: nothing was appended that late, then records come."""
-    nowhere = Found({"q": 200}, {})
+    nowhere = TimeOffsets({"q": 200}, {})
     with pytest.raises(BadOption, match=r"no record that was appended at 5 µs or later.*Strategy"):
         ranges(options(AtTime(5)), [facts()], nowhere)
     assert ranges(options(AtTime(5, else_latest=True)), [facts()], nowhere) == []
     # Records that came after the facts were asked for belong to the next read.
-    assert ranges(options(AtTime(5, else_latest=True)), [facts()], Found({"q": 201}, {})) == []
+    assert ranges(options(AtTime(5, else_latest=True)), [facts()], TimeOffsets({"q": 201}, {})) == []
 
 
 def test_under_a_pattern_offsets_must_name_every_queue_that_is_read() -> None:

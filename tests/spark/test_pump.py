@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mirrorlog.errors import BadBatch, RequestTimeout
-from mirrorlog.spark.reading.rows import AHEAD_MAX, Pump
+from mirrorlog.spark.reading.rows import AHEAD_MAX, ThreadedIterator
 
 PATIENCE_S = 30.0
 
@@ -22,7 +22,7 @@ async def numbers(count: int) -> AsyncIterator[int]:
 def test_all_items_come_in_order() -> None:
     """Goal: nothing is lost between the threads. More items than are read ahead; none at all."""
     for count in (AHEAD_MAX * 10, 0):
-        with Pump(lambda count=count: numbers(count), patience_s=PATIENCE_S, what="numbers") as items:
+        with ThreadedIterator(lambda count=count: numbers(count), patience_s=PATIENCE_S, what="numbers") as items:
             assert list(items) == list(range(count))
 
 
@@ -33,7 +33,7 @@ def test_an_error_comes_after_the_items_before_it() -> None:
         yield 1
         raise BadBatch("the second is broken")
 
-    with Pump(failing, patience_s=PATIENCE_S, what="numbers") as items:
+    with ThreadedIterator(failing, patience_s=PATIENCE_S, what="numbers") as items:
         taken = iter(items)
         assert next(taken) == 1
         with pytest.raises(BadBatch, match="the second is broken"):
@@ -51,7 +51,7 @@ def test_a_consumer_that_stops_early_ends_the_iterator() -> None:
         finally:
             ended.set()
 
-    with Pump(endless, patience_s=PATIENCE_S, what="numbers") as items:
+    with ThreadedIterator(endless, patience_s=PATIENCE_S, what="numbers") as items:
         assert next(iter(items)) == 1
     assert ended.wait(PATIENCE_S)
 
@@ -68,7 +68,7 @@ def test_a_slow_consumer_is_not_run_away_from() -> None:
                 full.set()
             yield number
 
-    with Pump(counted, patience_s=PATIENCE_S, what="numbers") as items:
+    with ThreadedIterator(counted, patience_s=PATIENCE_S, what="numbers") as items:
         assert next(iter(items)) == 0
         assert full.wait(PATIENCE_S)
         # One in the consumer's hand, AHEAD_MAX waiting, one that waits for its place.
@@ -84,6 +84,6 @@ def test_silence_is_a_timeout_that_says_what_for() -> None:
 
     with (
         pytest.raises(RequestTimeout, match=r"numbers: nothing came for 0\.05 s"),
-        Pump(silent, patience_s=0.05, what="numbers") as items,
+        ThreadedIterator(silent, patience_s=0.05, what="numbers") as items,
     ):
         list(items)

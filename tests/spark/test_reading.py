@@ -20,7 +20,7 @@ from mirrorlog.errors import MirrorlogError, NotCurrent, OffsetOutOfRange, Posit
 from mirrorlog.spark import offline
 from mirrorlog.spark.errors import HistoryChanged, RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.plan import Place, QueueFacts, QueueRange, tasks
+from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange, tasks
 from mirrorlog.spark.positions import QueuePosition
 from mirrorlog.spark.reading import nodes as spark_nodes
 from mirrorlog.spark.reading.filters import TimeRange
@@ -54,7 +54,7 @@ class Directories:
         assert path == "/archive"
         return self
 
-    def batches(self, asked: QueueRange, on_bad: object = None) -> Iterator[ConsumedBatch]:
+    def log_batches(self, asked: QueueRange, on_bad: object = None) -> Iterator[ConsumedBatch]:
         while self.shown:
             each = self.shown.pop(0)
             if isinstance(each, Exception):
@@ -197,7 +197,7 @@ def test_what_files_answer_to_a_plan(story: StoryLog, tmp_path: Path) -> None:
         assert [facts.name for facts in lookup.facts(None)] == ["q1", "q2", "q3"]
         assert [facts.name for facts in lookup.facts(["q2", "nobody's"])] == ["q2"]
         (facts,) = lookup.facts(["q1"])
-        there, gap = lookup.headers_at([Place(facts, 4), Place(facts, 5)])
+        there, gap = lookup.headers_at([QueuePlace(facts, 4), QueuePlace(facts, 5)])
         assert isinstance(there, BatchHeader)
         assert there.base_queue_offset == 0
         assert isinstance(gap, PositionLost)
@@ -277,7 +277,7 @@ async def test_what_nodes_answer_to_a_plan(nodes: list[Node]) -> None:
             (facts,) = lookup.facts(["q", "nobody's"])
             assert (facts.begin, facts.next, facts.current) == (0, COUNT, True)
             assert facts.epoch > 0
-            headers = lookup.headers_at([Place(facts, at) for at in (0, 7, COUNT - 1)])
+            headers = lookup.headers_at([QueuePlace(facts, at) for at in (0, 7, COUNT - 1)])
             bases = [header.base_queue_offset for header in headers if isinstance(header, BatchHeader)]
             assert bases == [0, 5, 20]
             assert lookup.times({"q": 0}) == {"q": 0}

@@ -17,14 +17,14 @@ from rich.console import Console
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.spark import reconcile as command
-from mirrorlog.spark.checks.comparison import Limits
+from mirrorlog.spark.checks.comparison import ComparisonLimits
 from mirrorlog.spark.checks.fingerprints import COMPARED, row_hash
-from mirrorlog.spark.checks.log_source import LogSource
+from mirrorlog.spark.checks.scope import LogSource
 from mirrorlog.spark.errors import TableOutOfStep
 from mirrorlog.spark.land import land
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.plan import QueueFacts
-from mirrorlog.spark.reading.differences import Difference, Gap, Kind, Reconciliation
+from mirrorlog.spark.reading.differences import Difference, DifferenceKind, Gap, Reconciliation
 from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing import Cluster
 from tests.spark.queues import every_kind_of_record, publish
@@ -32,7 +32,7 @@ from tests.spark.queues import every_kind_of_record, publish
 Row = dict[str, Any]
 
 COUNT = 1500
-SMALL = Limits(bucket_offsets=64)
+SMALL = ComparisonLimits(bucket_offsets=64)
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
@@ -139,17 +139,19 @@ def test_each_damage_is_reported_with_its_exact_range(
     swapped = tuple(column for column in ("key", "value", "headers", "timestamp", "timestampType"))
     different = {column for column in swapped if rows[600][column] != rows[601][column]}
     assert found.differences == (
-        Difference(Kind.MISSING_IN_TABLE, 100, 101, 0),
-        Difference(Kind.TWICE, 200, 201, 2),
-        Difference(Kind.CONTENT, 300, 301, 1, ("value",)),
-        Difference(Kind.CONTENT, 416, 417, 1, ("key", "value")),
-        Difference(Kind.MISSING_IN_TABLE, 500, 501, 0),
-        Difference(Kind.CONTENT, 600, 602, 2, tuple(column for column in found.compared if column in different)),
-        Difference(Kind.CONTENT, 701, 702, 1, ("value",)),
-        Difference(Kind.CONTENT, 800, 801, 1, ("timestampType",)),
-        Difference(Kind.CONTENT, 813, 814, 1, ("headers",)),
-        Difference(Kind.MISSING_IN_TABLE, 900, 1100, 0),
-        Difference(Kind.BEYOND, COUNT + 3, COUNT + 4, 1),
+        Difference(DifferenceKind.MISSING_IN_TABLE, 100, 101, 0),
+        Difference(DifferenceKind.TWICE, 200, 201, 2),
+        Difference(DifferenceKind.CONTENT, 300, 301, 1, ("value",)),
+        Difference(DifferenceKind.CONTENT, 416, 417, 1, ("key", "value")),
+        Difference(DifferenceKind.MISSING_IN_TABLE, 500, 501, 0),
+        Difference(
+            DifferenceKind.CONTENT, 600, 602, 2, tuple(column for column in found.compared if column in different)
+        ),
+        Difference(DifferenceKind.CONTENT, 701, 702, 1, ("value",)),
+        Difference(DifferenceKind.CONTENT, 800, 801, 1, ("timestampType",)),
+        Difference(DifferenceKind.CONTENT, 813, 814, 1, ("headers",)),
+        Difference(DifferenceKind.MISSING_IN_TABLE, 900, 1100, 0),
+        Difference(DifferenceKind.BEYOND, COUNT + 3, COUNT + 4, 1),
     )
     assert not found.equal
     assert not found.more
@@ -160,7 +162,7 @@ def test_each_damage_is_reported_with_its_exact_range(
     assert "NOT EQUAL" in text
     assert "missing in the table" in text
     assert json.loads(json.dumps(found.fields()))["differences"][1]["kind"] == "TWICE"
-    few = reconcile(spark, log, name, table, limits=Limits(bucket_offsets=64, ranges_max=2))
+    few = reconcile(spark, log, name, table, limits=ComparisonLimits(bucket_offsets=64, ranges_max=2))
     assert [each.first for each in few.differences] == [100, 200]
     assert few.unseen > 0
     assert "not looked into" in shown(few)
@@ -211,10 +213,10 @@ def test_what_the_log_no_longer_has_is_checked_by_itself(
     table = write(spark, tmp_path / "holed", log, name, changed(source, holed), following=COUNT)
     found = reconcile(spark, log, name, table, limits=SMALL)
     assert found.differences == (
-        Difference(Kind.MISSING_IN_TABLE, 7, 8, 0),
-        Difference(Kind.TWICE, 9, 10, 2),
-        Difference(Kind.MISSING_IN_TABLE, 100, 300, 0),
-        Difference(Kind.MISSING_IN_LOG, 1250, 1251, 1),
+        Difference(DifferenceKind.MISSING_IN_TABLE, 7, 8, 0),
+        Difference(DifferenceKind.TWICE, 9, 10, 2),
+        Difference(DifferenceKind.MISSING_IN_TABLE, 100, 300, 0),
+        Difference(DifferenceKind.MISSING_IN_LOG, 1250, 1251, 1),
     )
     assert not found.equal
     assert (found.log_first, found.below_rows, found.log.rows) == (1000, 1000 - 201 + 1, 400)
@@ -247,8 +249,8 @@ def test_decoded_rows_and_dead_letters_cover_the_log_once(
     spark.createDataFrame(letters).write.format("delta").save(str(tmp_path / "dead"))
     found = reconcile(spark, log, name, table, dead_letters=tmp_path / "dead", limits=SMALL)
     assert found.differences == (
-        Difference(Kind.MISSING_IN_TABLE, 15, 16, 0),
-        Difference(Kind.TWICE, 33, 34, 2),
+        Difference(DifferenceKind.MISSING_IN_TABLE, 15, 16, 0),
+        Difference(DifferenceKind.TWICE, 33, 34, 2),
     )
     assert found.dead_letters == len(letters)
     assert "value" not in found.compared
@@ -271,8 +273,8 @@ def test_an_upserted_table_has_the_newest_record_of_each_key(
     spark.sql(f"UPDATE delta.`{table}` SET offset = 85 WHERE offset = 99")
     found = reconcile(spark, log, queue, table, write="upsert", limits=SMALL)
     assert found.differences == (
-        Difference(Kind.STALE, 85, 86, 1),
-        Difference(Kind.MISSING_IN_TABLE, 99, 100, 0),
+        Difference(DifferenceKind.STALE, 85, 86, 1),
+        Difference(DifferenceKind.MISSING_IN_TABLE, 99, 100, 0),
     )
 
 
@@ -291,7 +293,7 @@ def test_a_landing_is_equal_to_its_log_and_to_the_logs_archive(spark: SparkSessi
         spark.sql(f"DELETE FROM delta.`{table}` WHERE offset = 17")
         offline = reconcile(spark, LogSource(path=str(node.data_dir)), "q", table)
         assert offline.log == found.log
-        assert offline.differences == (Difference(Kind.MISSING_IN_TABLE, 17, 18, 0),)
+        assert offline.differences == (Difference(DifferenceKind.MISSING_IN_TABLE, 17, 18, 0),)
 
 
 def test_what_cannot_be_compared_is_said(

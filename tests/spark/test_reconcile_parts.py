@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from mirrorlog.spark.checks.buckets import Bucket, by_number, compared, runs, total, width
-from mirrorlog.spark.checks.comparison import Line, holes_between
+from mirrorlog.spark.checks.buckets import OffsetBucket, by_number, compared, runs, total, width
+from mirrorlog.spark.checks.comparison import BucketLine, holes_between
 from mirrorlog.spark.reading.declared_gaps import LEAP_OFFSETS_MIN, answered, between, search
-from mirrorlog.spark.reading.differences import Difference, Gap, Kind, joined
+from mirrorlog.spark.reading.differences import Difference, DifferenceKind, Gap, joined
 
 
-def bucket(number: int, rows: int = 10, checksum: int = 7) -> Bucket:
-    return Bucket(number, rows, low=checksum, high=0, first=number * 10, last=number * 10 + 9)
+def bucket(number: int, rows: int = 10, checksum: int = 7) -> OffsetBucket:
+    return OffsetBucket(number, rows, low=checksum, high=0, first=number * 10, last=number * 10 + 9)
 
 
 def test_only_buckets_whose_lines_differ_are_looked_at() -> None:
@@ -21,7 +21,7 @@ def test_only_buckets_whose_lines_differ_are_looked_at() -> None:
     log = by_number(bucket(number) for number in (0, 1, 2, 3, 4))
     table = by_number([bucket(0), bucket(1, checksum=8), bucket(2, rows=11), bucket(4), bucket(9)])
     verdict = compared(log, table)
-    assert verdict.known == (Difference(Kind.MISSING_IN_TABLE, 30, 40, 0),)
+    assert verdict.known == (Difference(DifferenceKind.MISSING_IN_TABLE, 30, 40, 0),)
     assert verdict.to_look_at == (1, 2, 9)
     assert not compared(log, dict(log)).differ
 
@@ -33,7 +33,7 @@ def test_sums_of_halves_are_the_sum() -> None:
     hashes = [random.Random(seed).randrange(-(2**63), 2**63) for _ in range(1000)]
     low = sum(value & 0xFFFFFFFF for value in hashes)
     high = sum((value % 2**64) >> 32 for value in hashes)
-    side = total({0: Bucket(0, len(hashes), low, high, 0, 999)})
+    side = total({0: OffsetBucket(0, len(hashes), low, high, 0, 999)})
     assert (side.rows, side.checksum) == (1000, sum(hashes) % 2**64)
 
 
@@ -61,22 +61,22 @@ def test_what_is_looked_at_is_read_in_few_runs(numbers: list[int], runs_max: int
 def test_neighbours_that_differ_alike_become_one_range() -> None:
     """Goal: ranges are as wide as the damage, whatever the buckets. Pieces of three kinds, in any order."""
     pieces = [
-        Difference(Kind.CONTENT, 5, 7, 2, ("key",)),
-        Difference(Kind.MISSING_IN_TABLE, 10, 20, 0),
-        Difference(Kind.CONTENT, 7, 8, 1, ("key",)),
-        Difference(Kind.CONTENT, 8, 9, 1, ("value",)),
-        Difference(Kind.MISSING_IN_TABLE, 20, 30, 0),
+        Difference(DifferenceKind.CONTENT, 5, 7, 2, ("key",)),
+        Difference(DifferenceKind.MISSING_IN_TABLE, 10, 20, 0),
+        Difference(DifferenceKind.CONTENT, 7, 8, 1, ("key",)),
+        Difference(DifferenceKind.CONTENT, 8, 9, 1, ("value",)),
+        Difference(DifferenceKind.MISSING_IN_TABLE, 20, 30, 0),
     ]
     assert joined(reversed(pieces)) == [
-        Difference(Kind.CONTENT, 5, 8, 3, ("key",)),
-        Difference(Kind.CONTENT, 8, 9, 1, ("value",)),
-        Difference(Kind.MISSING_IN_TABLE, 10, 30, 0),
+        Difference(DifferenceKind.CONTENT, 5, 8, 3, ("key",)),
+        Difference(DifferenceKind.CONTENT, 8, 9, 1, ("value",)),
+        Difference(DifferenceKind.MISSING_IN_TABLE, 10, 30, 0),
     ]
 
 
 def test_holes_before_between_and_behind_are_found() -> None:
     """Goal: a hole as wide as several buckets shows. Two lines in a range that is wider."""
-    lines = [Line(0, 3, 9, 7, 7), Line(4, 40, 49, 10, 10)]
+    lines = [BucketLine(0, 3, 9, 7, 7), BucketLine(4, 40, 49, 10, 10)]
     assert [(each.first, each.next) for each in holes_between(lines, 0, 60)] == [(0, 3), (10, 40), (50, 60)]
     assert list(holes_between(lines[:1], 3, 10)) == []
 

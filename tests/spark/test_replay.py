@@ -19,8 +19,8 @@ from mirrorlog.client.sync import Client
 from mirrorlog.errors import BadInput, NoSuchQueue, RequestTimeout
 from mirrorlog.spark import replay as replaying
 from mirrorlog.spark.errors import ReplayUnknown, SparkFailed
-from mirrorlog.spark.replay import Moment, Replayed, Target, main, replay, replay_table
-from mirrorlog.spark.replaying.progress import HEADER, Progress, Published, header_value
+from mirrorlog.spark.replay import Replayed, ReplayMoment, Target, main, replay, replay_table
+from mirrorlog.spark.replaying.progress import HEADER, PublishedOffsets, ReplayProgress, header_value
 from mirrorlog.spark.replaying.rows import Selection, replay_name, replay_rows
 from tests.spark.offline_logs import Row, rows_of
 
@@ -87,23 +87,23 @@ def publish_marked(client: Client, queue: str, replay: str, offsets: Sequence[in
 def test_progress_is_what_the_queue_has(client: Client, queue: str) -> None:
     client.admin.declare(queue)
     publish_marked(client, queue, "r", [90, 91])  # before it began: not looked at
-    progress = Progress(client, queue, "r", "src")
-    assert progress.published(note=False) == Published()
-    assert progress.published(note=True) == Published()
-    assert progress.published(note=True) == Published()
+    progress = ReplayProgress(client, queue, "r", "src")
+    assert progress.published(note=False) == PublishedOffsets()
+    assert progress.published(note=True) == PublishedOffsets()
+    assert progress.published(note=True) == PublishedOffsets()
     publish_marked(client, queue, "r", [3, 4])
     publish_marked(client, queue, "other", [5])
     publish_marked(client, queue, "r", [7], source="another/source")
-    assert progress.published(note=False) == Published(None, (3, 4))
+    assert progress.published(note=False) == PublishedOffsets(None, (3, 4))
     progress.note(publish_marked(client, queue, "r", [5]))
     publish_marked(client, queue, "r", [6, 8])
-    assert progress.published(note=True) == Published(6, (6, 8))
-    assert Progress(client, queue, "r", "another/source").published(note=False) == Published()
+    assert progress.published(note=True) == PublishedOffsets(6, (6, 8))
+    assert ReplayProgress(client, queue, "r", "another/source").published(note=False) == PublishedOffsets()
 
 
 def test_progress_that_cannot_be_told_is_an_error(client: Client, queue: str) -> None:
     client.admin.declare(queue)
-    progress = Progress(client, queue, "r", "src")
+    progress = ReplayProgress(client, queue, "r", "src")
     progress.published(note=True)
     progress.note(publish_marked(client, queue, "someone else's", [5]))
     with pytest.raises(ReplayUnknown, match="under another name"):
@@ -190,7 +190,7 @@ def test_a_table_is_replayed_once_whole_and_in_order(
     landed(spark, "a", 50).union(landed(spark, "b", 20)).write.format("delta").save(table)
     told = replay_table(spark, table, target, dry_run=True)
     assert (told.published, told.dry_run, read(client, target.queue)) == (70, True, [])
-    moments: list[Moment] = []
+    moments: list[ReplayMoment] = []
     done = replay_table(spark, table, target, on_moment=moments.append)
     assert [(each.queue, each.selected, each.before, each.published) for each in done.queues] == [
         ("a", 50, 0, 50),
@@ -250,7 +250,7 @@ def test_what_a_failed_batch_left_out_is_brought_and_the_rest_is_not_doubled(
     spark: SparkSession, client: Client, target: Target
 ) -> None:
     """After a batch that was given up, later ones may have landed: they are told one by one."""
-    Progress(client, target.queue, "r", "a").published(note=True)
+    ReplayProgress(client, target.queue, "r", "a").published(note=True)
     publish_marked(client, target.queue, "r", [0, 1, 4, 5, 9], source="a")
     done = replay(landed(spark, "a", 10), target, name="r")
     assert (done.queues[0].before, done.queues[0].published) == (5, 5)

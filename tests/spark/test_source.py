@@ -20,7 +20,7 @@ from mirrorlog.spark.plan import QueueRange
 from mirrorlog.spark.positions import QueuePosition
 from mirrorlog.spark.reading.filters import pushed
 from mirrorlog.spark.reading.stream import QueueStreamReader
-from mirrorlog.spark.source import FilteringReader, QueuePartition, QueueReader, QueueSource, planned
+from mirrorlog.spark.source import FilteringReader, QueueBatchReader, QueuePartition, QueueSource, planned
 from mirrorlog.testing import Cluster
 from tests.spark.fake_log import FakeLog
 from tests.spark.queues import append_times_us, every_kind_of_record, publish
@@ -122,7 +122,7 @@ def test_a_schema_with_some_of_the_columns_chooses_them(schema: StructType, colu
     """Goal: columns that nobody needs are not made. Method: schemas in another order, for batch and stream, without
     and with a matching option."""
     reader = QueueSource(LEAST).reader(schema)
-    assert isinstance(reader, QueueReader)
+    assert isinstance(reader, QueueBatchReader)
     assert reader.options.column_names == columns
     stream = QueueSource({**LEAST, "columns": ",".join(reversed(columns))}).streamReader(schema)
     assert isinstance(stream, QueueStreamReader)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from mirrorlog.spark.reading.worker_process import spare_modules
+from mirrorlog.spark.reading.rows import spare_modules
 
 
 def _walked(_: Iterator[int]) -> Iterator[tuple[int, int, int]]:

@@ -33,7 +33,7 @@ from mirrorlog.spark.writing.columns_out import check_columns, header_lists, per
 from mirrorlog.spark.writing.writer import (
     QueueWritten,
     WriterOptions,
-    Written,
+    WrittenRows,
     check_written,
     parse_writer_options,
     write_rows,
@@ -200,16 +200,19 @@ def test_confirms_of_all_tasks_must_fit_together() -> None:
     one.add(receipts((0, 2), (2, 4), (7, 8)))
     other.add(receipts((4, 7)))
     assert one.ranges == [(0, 4), (7, 8)]
-    total = check_written([Written({"q": one}), Written({"q": other}), Written()])
+    total = check_written([WrittenRows({"q": one}), WrittenRows({"q": other}), WrittenRows()])
     assert (total["q"].records, total["q"].ranges) == (8, [(0, 4), (4, 7), (7, 8)])
 
 
 @pytest.mark.parametrize(
     ("messages", "told"),
     [
-        ([Written(), None], "did not say"),
-        ([Written({"q": QueueWritten(3, [(0, 2)])})], "3 records were sent and 2 are confirmed"),
-        ([Written({"q": QueueWritten(2, [(0, 2)])}), Written({"q": QueueWritten(2, [(1, 3)])})], "offset 1 was given"),
+        ([WrittenRows(), None], "did not say"),
+        ([WrittenRows({"q": QueueWritten(3, [(0, 2)])})], "3 records were sent and 2 are confirmed"),
+        (
+            [WrittenRows({"q": QueueWritten(2, [(0, 2)])}), WrittenRows({"q": QueueWritten(2, [(1, 3)])})],
+            "offset 1 was given",
+        ),
     ],
 )
 def test_what_does_not_fit_is_no_success(messages: list[Any], told: str) -> None:
@@ -243,7 +246,7 @@ def test_a_task_writes_all_columns_in_order(servers: list[str], queue: str, comp
     batch, expected = arrow_rows(1000)
     options = WriterOptions(tuple(servers), queue, compression=compression)
     written = write_rows(options, [batch.slice(0, 300), batch.slice(300, 0), batch.slice(300)])
-    assert written == Written({queue: QueueWritten(1000, [(0, 1000)])})
+    assert written == WrittenRows({queue: QueueWritten(1000, [(0, 1000)])})
     found = read(servers, queue)
     assert [(row.value, row.key, row.headers, row.timestamp) for row in found] == expected
     assert [row.offset for row in found] == list(range(1000))
@@ -261,8 +264,8 @@ def test_a_task_writes_to_several_queues_and_may_make_them(servers: list[str], q
 
 
 def test_a_task_without_rows_asks_nobody() -> None:
-    assert write_rows(WriterOptions(("127.0.0.1:1",), "q"), []) == Written()
-    assert write_rows(WriterOptions(("127.0.0.1:1",), "q"), [arrow_rows(0)[0]]) == Written()
+    assert write_rows(WriterOptions(("127.0.0.1:1",), "q"), []) == WrittenRows()
+    assert write_rows(WriterOptions(("127.0.0.1:1",), "q"), [arrow_rows(0)[0]]) == WrittenRows()
 
 
 def test_a_record_that_no_node_takes_ends_the_task(servers: list[str], queue: str) -> None:

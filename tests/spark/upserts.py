@@ -18,13 +18,20 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from mirrorlog.client.consumer.arrow import TIMESTAMP
+from mirrorlog.commitlog.format.arrow import TIMESTAMP
 from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState, table_state
 from mirrorlog.spark.landing.tables import RAW
 from mirrorlog.spark.landing.upsert.positions import UpsertIds
-from mirrorlog.spark.landing.upsert.rows import staged_rows
 from mirrorlog.spark.landing.upsert.staging import Staging
-from mirrorlog.spark.landing.upsert.table import PROPERTIES, RAW_COLUMNS, MergeMoment, MergeResult, Move, merge_step
+from mirrorlog.spark.landing.upsert.table import (
+    PROPERTIES,
+    RAW_COLUMNS,
+    MergeMoment,
+    MergeResult,
+    QueueMove,
+    merge_step,
+    staged_rows,
+)
 from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
 from mirrorlog.spark.plan import QueueFacts
 from mirrorlog.spark.reading.arrow import HEADERS
@@ -115,10 +122,10 @@ def seen_of(spark: SparkSession, table: str, queues: Sequence[ListQueue]) -> Tab
     return table_state(spark, table, [name for queue in queues for name in queue.ids])
 
 
-def move(queue: ListQueue, seen: TableState, until: int) -> Move:
+def move(queue: ListQueue, seen: TableState, until: int) -> QueueMove:
     first = seen.versions[queue.ids.offset] or 0
     epoch = (until - 1) // EPOCH_RECORDS
-    return Move(queue=queue.name, ids=queue.ids, first=first, next=until, epoch=epoch)
+    return QueueMove(queue=queue.name, ids=queue.ids, first=first, next=until, epoch=epoch)
 
 
 def land(

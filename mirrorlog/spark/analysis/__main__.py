@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from mirrorlog.spark import command_line
-from mirrorlog.spark.analysis.jobs import JOBS, Asked, report
+from mirrorlog.spark.analysis.jobs import EVERY, JOBS, AnalysisRequest, report
 from mirrorlog.spark.analysis.plots import draw, save
-from mirrorlog.spark.analysis.report import FORMATS, Report
-from mirrorlog.spark.analysis.rows import EVERY
+from mirrorlog.spark.analysis.report import FORMATS, AnalysisReport
 from mirrorlog.spark.checks.landed_table import open_table
 
 _ALL = "all"
@@ -44,24 +42,17 @@ def parser() -> argparse.ArgumentParser:
 def _work(options: argparse.Namespace) -> int:
     found = _reports(options)
     written = [path for each in found for path in _write(each, options)] if options.out else []
-    if options.json:
-        print(json.dumps([each.fields() for each in found], indent=2))
-        return 0
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    for each in found:
-        console.print(each.view())
-    for path in written:
-        console.print(f"wrote {path}", markup=False)
+    command_line.show(found, as_json=options.json, soft_wrap=True)
+    for path in written if not options.json else ():
+        print(f"wrote {path}")
     return 0
 
 
-def _reports(options: argparse.Namespace) -> list[Report]:
+def _reports(options: argparse.Namespace) -> list[AnalysisReport]:
     from mirrorlog.spark.session import spark_session
 
     queues = tuple(name.strip() for name in options.queue.split(",") if name.strip())
-    asked = Asked(queues, options.every, options.by_key)
+    asked = AnalysisRequest(queues, options.every, options.by_key)
     with spark_session(f"analysis {options.job}") as (spark, on_step):
         table = open_table(spark, options.table)
         found = []
@@ -71,7 +62,7 @@ def _reports(options: argparse.Namespace) -> list[Report]:
         return found
 
 
-def _write(found: Report, options: argparse.Namespace) -> list[Path]:
+def _write(found: AnalysisReport, options: argparse.Namespace) -> list[Path]:
     figure = draw(found.job, found.title, found.rows)
     return [found.write(options.out, options.format), save(figure, options.out / f"{found.job}.png")]
 

@@ -11,10 +11,55 @@ from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.analysis.landings import landings, steps, with_landed
-from mirrorlog.spark.analysis.report import Report
-from mirrorlog.spark.analysis.rows import ACCURACY, EVERY, records, seconds_between, stretch
+from mirrorlog.spark.analysis.report import AnalysisReport
 from mirrorlog.spark.checks.landed_table import LandedTable, Shape
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
+from mirrorlog.spark.reading.arrow import CREATE_TIME
+
+EVERY: Final = "1 minute"
+"""How long the stretches of time are that results are told by."""
+
+ACCURACY: Final = 100_000
+"""Of percentiles: the rank is off by one in so many at most, so those of fewer rows are exact."""
+
+
+def records(table: LandedTable, queues: Sequence[str] = ()) -> DataFrame:
+    """A row per record of these queues, of all when none is named.
+
+    Columns: queue, offset, size (bytes of key and value; of a decoded table of the key alone), key and headers as far
+    as the table has them, event_time (null where the record has none), append_time, file_name, file_time. Raises
+    BadInput for a table without append times.
+    """
+    if "appendTime" not in table.columns:
+        raise BadInput(f"{table.path} has no column appendTime: it was landed by a version that did not write it")
+    rows = table.rows if not queues else table.rows.where(f.col("queue").isin(list(queues)))
+    own = f.col("timestampType") == CREATE_TIME
+    return rows.select(
+        "queue",
+        "offset",
+        _size(table).alias("size"),
+        *(name for name in ("key", "headers") if name in table.columns),
+        f.when(own, f.col("timestamp")).alias("event_time"),
+        f.col("appendTime").alias("append_time"),
+        "file_name",
+        "file_time",
+    )
+
+
+def stretch(time: str, every: str) -> Column:
+    """The begin of the stretch of time in which `time` lies, as `time`."""
+    return f.window(time, every)["start"].alias("time")
+
+
+def seconds_between(start: str, end: str) -> Column:
+    """Null when one of them is."""
+    return (f.unix_micros(end) - f.unix_micros(start)) / f.lit(1e6)
+
+
+def _size(table: LandedTable) -> Column:
+    lengths = [f.coalesce(f.octet_length(name), f.lit(0)) for name in ("key", "value") if name in table.columns]
+    return sum(lengths, start=f.lit(0)).cast("bigint")
+
 
 # Throughput: how many records and bytes were appended to each queue, by append time.
 
@@ -187,7 +232,7 @@ def _of(name: str) -> list[Column]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AnalysisRequest:
     """`queues`: none for all of the table. `every`: as Spark writes intervals. `by_key`: see `redeliveries`."""
 
     queues: tuple[str, ...] = ()
@@ -195,7 +240,7 @@ class Asked:
     by_key: bool = False
 
 
-def report(spark: SparkSession, table: LandedTable, job: str, asked: Asked) -> Report:
+def report(spark: SparkSession, table: LandedTable, job: str, asked: AnalysisRequest) -> AnalysisReport:
     """Run one job of JOBS. Raises BadInput for a table that lacks what it needs or a bad interval, else SparkFailed."""
     try:
         return JOBS[job](spark, table, asked)
@@ -205,7 +250,7 @@ def report(spark: SparkSession, table: LandedTable, job: str, asked: Asked) -> R
         raise from_spark(error) from error
 
 
-def _throughput(spark: SparkSession, table: LandedTable, asked: Asked) -> Report:
+def _throughput(spark: SparkSession, table: LandedTable, asked: AnalysisRequest) -> AnalysisReport:
     rows = records(table, asked.queues)
     notes = ["the first and the last stretch of time may be cut: their rates are too low"]
     if table.shape is Shape.DECODED:
@@ -213,23 +258,23 @@ def _throughput(spark: SparkSession, table: LandedTable, asked: Asked) -> Report
     return _made("throughput", "Throughput", throughput(rows, asked.every), asked, notes)
 
 
-def _lag(spark: SparkSession, table: LandedTable, asked: Asked) -> Report:
+def _lag(spark: SparkSession, table: LandedTable, asked: AnalysisRequest) -> AnalysisReport:
     rows = _landed(spark, table, asked)
     notes = _timing_notes(rows)
     return _made("lag", "Lag: event to log, log to table", lag(rows, asked.every), asked, notes)
 
 
-def _latency(spark: SparkSession, table: LandedTable, asked: Asked) -> Report:
+def _latency(spark: SparkSession, table: LandedTable, asked: AnalysisRequest) -> AnalysisReport:
     rows = _landed(spark, table, asked)
     found = _made("latency", "End-to-end latency", latency(rows, asked.every), asked, _timing_notes(rows))
     below = sum(row["below_zero"] for row in found.rows.to_pylist() if row["time"] is None)
     if not below:
         return found
     note = f"{below:,} latencies are below zero: the clocks of producers and nodes disagree"
-    return Report(found.job, found.title, found.rows, (*found.notes, note))
+    return AnalysisReport(found.job, found.title, found.rows, (*found.notes, note))
 
 
-def _redeliveries(spark: SparkSession, table: LandedTable, asked: Asked) -> Report:
+def _redeliveries(spark: SparkSession, table: LandedTable, asked: AnalysisRequest) -> AnalysisReport:
     rows = records(table, asked.queues)
     missing = {"headers", "key"} - set(rows.columns)
     if missing:
@@ -242,7 +287,7 @@ def _redeliveries(spark: SparkSession, table: LandedTable, asked: Asked) -> Repo
     return _made("redeliveries", "Redeliveries and duplicates", found, asked, notes)
 
 
-JOBS: Final[Mapping[str, Callable[[SparkSession, LandedTable, Asked], Report]]] = {
+JOBS: Final[Mapping[str, Callable[[SparkSession, LandedTable, AnalysisRequest], AnalysisReport]]] = {
     "throughput": _throughput,
     "lag": _lag,
     "redeliveries": _redeliveries,
@@ -250,7 +295,7 @@ JOBS: Final[Mapping[str, Callable[[SparkSession, LandedTable, Asked], Report]]] 
 }
 
 
-def _landed(spark: SparkSession, table: LandedTable, asked: Asked) -> DataFrame:
+def _landed(spark: SparkSession, table: LandedTable, asked: AnalysisRequest) -> DataFrame:
     return with_landed(records(table, asked.queues), landings(steps(spark, table)))
 
 
@@ -271,5 +316,5 @@ def _timing_notes(rows: DataFrame) -> list[str]:
     return notes
 
 
-def _made(job: str, title: str, found: DataFrame, asked: Asked, notes: Sequence[str]) -> Report:
-    return Report(job, f"{title}, by {asked.every.removeprefix('1 ')}", found.toArrow(), tuple(notes))
+def _made(job: str, title: str, found: DataFrame, asked: AnalysisRequest, notes: Sequence[str]) -> AnalysisReport:
+    return AnalysisReport(job, f"{title}, by {asked.every.removeprefix('1 ')}", found.toArrow(), tuple(notes))

@@ -30,7 +30,7 @@ _QUEUE: Final = {Shape.RAW: "topic", Shape.DECODED: "_queue", Shape.DEAD_LETTERS
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LandedCommit:
     """A commit at `time_us` (µs UTC) brought queue offsets `first` up to `last` (inclusive), not all perhaps."""
 
     queue: str
@@ -49,7 +49,7 @@ class Landings:
     times_us: tuple[int, ...]
 
 
-def steps(spark: SparkSession, table: LandedTable) -> list[Step]:
+def steps(spark: SparkSession, table: LandedTable) -> list[LandedCommit]:
     """What the table's log still tells, in order of its commits. One small job."""
     offset, queue = _OFFSET[table.shape], _QUEUE[table.shape]
     ends = f"struct<{offset}: bigint, {queue}: string>"
@@ -72,13 +72,13 @@ def steps(spark: SparkSession, table: LandedTable) -> list[Step]:
         .orderBy("commit")
     )
     return [
-        Step(row["queue"], row["time"] * 1000, row["first"], row["last"])
+        LandedCommit(row["queue"], row["time"] * 1000, row["first"], row["last"])
         for row in found.toArrow().to_pylist()
         if None not in row.values()
     ]
 
 
-def landings(found: Sequence[Step]) -> dict[str, Landings]:
+def landings(found: Sequence[LandedCommit]) -> dict[str, Landings]:
     """By queue. Commits that brought nothing newer, as rewrites do, are passed over."""
     lasts: dict[str, list[int]] = {}
     times: dict[str, list[int]] = {}

@@ -36,7 +36,7 @@ _FLAT: Final = 50.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlotLine:
     """Column `name` of a panel's rows, shown as `label`; `scale`: what it is divided by."""
 
     name: str
@@ -51,43 +51,43 @@ class Panel:
 
     title: str
     unit: str
-    lines: tuple[Line, ...]
+    lines: tuple[PlotLine, ...]
     where: tuple[tuple[str, str], ...] = ()
     is_time: bool = False
 
 
 PANELS: Final[Mapping[str, tuple[Panel, ...]]] = {
     "throughput": (
-        Panel("records appended", "records / s", (Line("records_per_s", "records"),)),
-        Panel("bytes appended (keys and values)", "MB / s", (Line("bytes_per_s", "bytes", 1e6),)),
+        Panel("records appended", "records / s", (PlotLine("records_per_s", "records"),)),
+        Panel("bytes appended (keys and values)", "MB / s", (PlotLine("bytes_per_s", "bytes", 1e6),)),
     ),
     "lag": (
         Panel(
             "append to landed",
             "seconds",
-            (Line("landed_p50", "p50"), Line("landed_p90", "p90"), Line("landed_max", "max")),
+            (PlotLine("landed_p50", "p50"), PlotLine("landed_p90", "p90"), PlotLine("landed_max", "max")),
             is_time=True,
         ),
         Panel(
             "event to append",
             "seconds",
-            (Line("event_p50", "p50"), Line("event_p90", "p90"), Line("event_max", "max")),
+            (PlotLine("event_p50", "p50"), PlotLine("event_p90", "p90"), PlotLine("event_max", "max")),
             is_time=True,
         ),
     ),
     "redeliveries": (
-        Panel("records", "records", (Line("redelivered", "redelivered"), Line("duplicates", "duplicates"))),
+        Panel("records", "records", (PlotLine("redelivered", "redelivered"), PlotLine("duplicates", "duplicates"))),
         Panel(
             "share of all records",
             "%",
-            (Line("redelivered_share", "redelivered", 0.01), Line("duplicates_share", "duplicates", 0.01)),
+            (PlotLine("redelivered_share", "redelivered", 0.01), PlotLine("duplicates_share", "duplicates", 0.01)),
         ),
     ),
     "latency": tuple(
         Panel(
             path,
             "seconds",
-            (Line("p50", "p50"), Line("p90", "p90"), Line("p99", "p99"), Line("p99_9", "p99.9")),
+            (PlotLine("p50", "p50"), PlotLine("p90", "p90"), PlotLine("p99", "p99"), PlotLine("p99_9", "p99.9")),
             (("path", path),),
             is_time=True,
         )
@@ -194,7 +194,7 @@ def _stretch(rows: pa.Table) -> timedelta:
     return min((later - earlier for earlier, later in pairwise(times)), default=timedelta(minutes=1))
 
 
-def _draw_line(axes: Axes, number: int, line: Line, times: Sequence[datetime], values: Sequence[Any]) -> None:
+def _draw_line(axes: Axes, number: int, line: PlotLine, times: Sequence[datetime], values: Sequence[Any]) -> None:
     marker = _MARKERS[number % len(_MARKERS)] if len(times) <= _POINTS_WITH_MARKERS else None
     axes.plot(
         times,  # type: ignore[arg-type]  # matplotlib takes dates, its stubs numbers

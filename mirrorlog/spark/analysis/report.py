@@ -22,7 +22,7 @@ ROWS_SHOWN: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AnalysisReport:
     """`rows`: as the job's function describes them; `notes`: what a reader must know, one line each."""
 
     job: str

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from mirrorlog.spark.reading.differences import CHECKSUM_BITS, Difference, Kind, Side
+from mirrorlog.spark.reading.differences import CHECKSUM_BITS, Difference, DifferenceKind, Side
 
 BUCKET_OFFSETS: Final = 65_536
 BUCKETS_MAX: Final = 200_000
@@ -25,7 +25,7 @@ _MODULUS: Final[int] = 2**CHECKSUM_BITS
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class OffsetBucket:
     """The rows with queue offsets `first` up to `last` (inclusive), which lie in bucket `number`.
 
     `low` and `high`: sums of the lower and the upper half of the rows' hashes, so that no sum of a bucket's rows
@@ -49,7 +49,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BucketVerdict:
     """`known`: ranges that differ, told by the lines alone. `to_look_at`: numbers of buckets that differ somewhere."""
 
     known: tuple[Difference, ...]
@@ -65,26 +65,26 @@ def width(span: int, asked: int) -> int:
     return max(asked, -(-span // BUCKETS_MAX))
 
 
-def by_number(buckets: Iterable[Bucket]) -> dict[int, Bucket]:
+def by_number(buckets: Iterable[OffsetBucket]) -> dict[int, OffsetBucket]:
     return {bucket.number: bucket for bucket in buckets}
 
 
-def total(buckets: Mapping[int, Bucket]) -> Side:
+def total(buckets: Mapping[int, OffsetBucket]) -> Side:
     """All of a side."""
     checksum = sum(bucket.checksum for bucket in buckets.values()) % _MODULUS
     return Side(sum(bucket.rows for bucket in buckets.values()), checksum)
 
 
-def compared(log: Mapping[int, Bucket], table: Mapping[int, Bucket]) -> Verdict:
+def compared(log: Mapping[int, OffsetBucket], table: Mapping[int, OffsetBucket]) -> BucketVerdict:
     """Where the two differ. A bucket that the table lacks altogether need not be looked at: the log is dense there."""
     known, to_look_at = [], []
     for number in sorted(log.keys() | table.keys()):
         mine, its = log.get(number), table.get(number)
         if mine and its is None and mine.is_dense:
-            known.append(Difference(Kind.MISSING_IN_TABLE, mine.first, mine.last + 1, 0))
+            known.append(Difference(DifferenceKind.MISSING_IN_TABLE, mine.first, mine.last + 1, 0))
         elif mine is None or its is None or (mine.rows, mine.checksum) != (its.rows, its.checksum):
             to_look_at.append(number)
-    return Verdict(tuple(known), tuple(to_look_at))
+    return BucketVerdict(tuple(known), tuple(to_look_at))
 
 
 def runs(numbers: Sequence[int], runs_max: int) -> list[range]:

@@ -11,11 +11,20 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
-from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS, Bucket, Verdict, by_number, compared, runs, total, width
+from mirrorlog.spark.checks.buckets import (
+    BUCKET_OFFSETS,
+    BucketVerdict,
+    OffsetBucket,
+    by_number,
+    compared,
+    runs,
+    total,
+    width,
+)
 from mirrorlog.spark.checks.fingerprints import bucket_number, bucketed, column_hash
 from mirrorlog.spark.checks.scope import Scope
 from mirrorlog.spark.reading.declared_gaps import between
-from mirrorlog.spark.reading.differences import Difference, Kind, Reconciliation, joined
+from mirrorlog.spark.reading.differences import Difference, DifferenceKind, Reconciliation, joined
 
 # Inspection: rows of a log and of a table joined by queue offset, and what differs as ranges.
 #
@@ -30,10 +39,10 @@ def inspect(log: DataFrame, table: DataFrame, columns: Sequence[str], number: Co
     both = mine.join(its, "offset", "full_outer")
     rows = f.coalesce(f.col("table_rows"), f.lit(0))
     kind = (
-        f.when(f.col("log_rows").isNull(), f.lit(Kind.MISSING_IN_LOG.name))
-        .when(rows == 0, f.lit(Kind.MISSING_IN_TABLE.name))
-        .when(rows > 1, f.lit(Kind.TWICE.name))
-        .when(_any_differs(columns), f.lit(Kind.CONTENT.name))
+        f.when(f.col("log_rows").isNull(), f.lit(DifferenceKind.MISSING_IN_LOG.name))
+        .when(rows == 0, f.lit(DifferenceKind.MISSING_IN_TABLE.name))
+        .when(rows > 1, f.lit(DifferenceKind.TWICE.name))
+        .when(_any_differs(columns), f.lit(DifferenceKind.CONTENT.name))
     )
     differing = f.when(f.col("log_rows").isNull() | (rows == 0), f.lit("")).otherwise(_names(columns))
     odd = both.select(
@@ -80,7 +89,7 @@ def _ranges(odd: DataFrame, limit: int) -> list[dict[str, object]]:
 def _difference(row: dict[str, object]) -> Difference:
     first, last, rows = (int(str(row[name])) for name in ("first", "last", "rows"))
     columns = tuple(name for name in str(row["columns"]).split(",") if name)
-    return Difference(Kind[str(row["kind"])], first, last + 1, rows, columns)
+    return Difference(DifferenceKind[str(row["kind"])], first, last + 1, rows, columns)
 
 
 # Density: whether a table by itself has every queue offset of a range once.
@@ -100,7 +109,7 @@ class Density:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BucketLine:
     """Bucket `number`: queue offsets `first` up to `last` (inclusive), so many `distinct` ones, on so many `rows`."""
 
     number: int
@@ -123,7 +132,7 @@ def density(rows: DataFrame, first: int, following: int, bucket_offsets: int, ra
         f.count("*").alias("distinct"),
         f.sum("rows").alias("rows"),
     )
-    found = sorted((Line(**line) for line in lines.toArrow().to_pylist()), key=lambda line: line.first)
+    found = sorted((BucketLine(**line) for line in lines.toArrow().to_pylist()), key=lambda line: line.first)
     suspects = [line.number for line in found if not line.is_dense]
     inside = list(_inside(counted, suspects[:ranges_max], ranges_max + 1)) if suspects else []
     differences = joined([*holes_between(found, first, following), *inside])
@@ -131,15 +140,15 @@ def density(rows: DataFrame, first: int, following: int, bucket_offsets: int, ra
     return Density(sum(line.rows for line in found), tuple(differences), more)
 
 
-def holes_between(lines: Sequence[Line], first: int, following: int) -> Iterator[Difference]:
+def holes_between(lines: Sequence[BucketLine], first: int, following: int) -> Iterator[Difference]:
     """What lies before, between and behind the buckets' rows. `lines` in order."""
     at = first
     for line in lines:
         if line.first > at:
-            yield Difference(Kind.MISSING_IN_TABLE, at, line.first, 0)
+            yield Difference(DifferenceKind.MISSING_IN_TABLE, at, line.first, 0)
         at = line.last + 1
     if at < following:
-        yield Difference(Kind.MISSING_IN_TABLE, at, following, 0)
+        yield Difference(DifferenceKind.MISSING_IN_TABLE, at, following, 0)
 
 
 def _inside(counted: DataFrame, numbers: Sequence[int], limit: int) -> Iterator[Difference]:
@@ -150,9 +159,9 @@ def _inside(counted: DataFrame, numbers: Sequence[int], limit: int) -> Iterator[
     odd = stepped.where((f.col("rows") > 1) | (f.col("offset") - f.col("before") > 1))
     for row in odd.orderBy("offset").limit(limit).toArrow().to_pylist():
         if row["before"] is not None and row["offset"] - row["before"] > 1:
-            yield Difference(Kind.MISSING_IN_TABLE, row["before"] + 1, row["offset"], 0)
+            yield Difference(DifferenceKind.MISSING_IN_TABLE, row["before"] + 1, row["offset"], 0)
         if row["rows"] > 1:
-            yield Difference(Kind.TWICE, row["offset"], row["offset"] + 1, row["rows"])
+            yield Difference(DifferenceKind.TWICE, row["offset"], row["offset"] + 1, row["rows"])
 
 
 OnStep = Callable[[str], None]
@@ -163,7 +172,7 @@ _SCANS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ComparisonLimits:
     """`bucket_offsets`: queue offsets per checksum. `ranges_max`: ranges to name, and buckets to look into."""
 
     bucket_offsets: int = BUCKET_OFFSETS
@@ -180,12 +189,12 @@ class Comparison:
 
     spark: SparkSession
     scope: Scope
-    limits: Limits
+    limits: ComparisonLimits
     offsets: int
     on_step: OnStep
 
     @classmethod
-    def of(cls, spark: SparkSession, scope: Scope, limits: Limits, on_step: OnStep) -> Comparison:
+    def of(cls, spark: SparkSession, scope: Scope, limits: ComparisonLimits, on_step: OnStep) -> Comparison:
         span = scope.next - scope.log_first - sum(gap.next - gap.first for gap in scope.gaps)
         return cls(spark, scope, limits, width(span, limits.bucket_offsets), on_step)
 
@@ -204,9 +213,9 @@ class Comparison:
     def _found(
         self,
         below: Density,
-        log: Mapping[int, Bucket],
-        table: Mapping[int, Bucket],
-        verdict: Verdict,
+        log: Mapping[int, OffsetBucket],
+        table: Mapping[int, OffsetBucket],
+        verdict: BucketVerdict,
         looked_at: Sequence[Difference],
     ) -> Reconciliation:
         scope, limit = self.scope, self.limits.ranges_max
@@ -287,12 +296,12 @@ class Comparison:
 
     def _judged(self, found: Difference) -> Iterator[Difference]:
         """What the log lacks is called by what it means: above the table's position, or replaced by a newer record."""
-        if found.kind is not Kind.MISSING_IN_LOG:
+        if found.kind is not DifferenceKind.MISSING_IN_LOG:
             yield found
             return
         inside = min(max(self.scope.next, found.first), found.next)
-        kind = Kind.STALE if self.scope.write == "upsert" and inside <= self.scope.facts.next else found.kind
-        for each_kind, first, following in ((kind, found.first, inside), (Kind.BEYOND, inside, found.next)):
+        kind = DifferenceKind.STALE if self.scope.write == "upsert" and inside <= self.scope.facts.next else found.kind
+        for each_kind, first, following in ((kind, found.first, inside), (DifferenceKind.BEYOND, inside, found.next)):
             if first < following:
                 yield replace(found, kind=each_kind, first=first, next=following)
 

@@ -17,7 +17,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from mirrorlog.spark.checks.buckets import Bucket
+from mirrorlog.spark.checks.buckets import OffsetBucket
 
 _HALF: Final = 0xFFFFFFFF
 _ABSENT: Final = -1
@@ -77,7 +77,7 @@ def bucket_number(offsets: int) -> Column:
     return f.expr(f"`offset` div {offsets}")  # whole numbers: a quotient as a double loses offsets above 2^53
 
 
-def bucketed(rows: DataFrame, columns: Iterable[str], offsets: int) -> list[Bucket]:
+def bucketed(rows: DataFrame, columns: Iterable[str], offsets: int) -> list[OffsetBucket]:
     """A line per bucket that has rows. One job; only the lines come to the driver."""
     hashed = rows.select("offset", bucket_number(offsets).alias("number"), row_hash(columns).alias("hash"))
     lines = hashed.groupBy("number").agg(
@@ -87,4 +87,4 @@ def bucketed(rows: DataFrame, columns: Iterable[str], offsets: int) -> list[Buck
         f.min("offset").alias("first"),
         f.max("offset").alias("last"),
     )
-    return [Bucket(**line) for line in lines.toArrow().to_pylist()]
+    return [OffsetBucket(**line) for line in lines.toArrow().to_pylist()]

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from os import PathLike, fspath
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
+from mirrorlog.spark.landing.commit.delta_log import transactions_of
 from mirrorlog.spark.landing.write.storage import table_uri
 from mirrorlog.spark.plan import QueueFacts
 
@@ -80,7 +81,7 @@ def open_table(spark: SparkSession, table: str | PathLike[str]) -> LandedTable:
     SparkFailed when it cannot be read."""
     path = table_uri(fspath(table))
     try:
-        version, positions = _log(spark, path)
+        version, positions = transactions_of(spark, path)
         if version < 0:
             raise BadInput(f"there is no Delta table at {path}")
         frame = spark.read.format("delta").option("versionAsOf", version).load(path)
@@ -116,18 +117,3 @@ def _shape(frame: DataFrame, path: str) -> Shape:
         if {names["queue"], names["offset"]} <= columns:
             return shape
     raise BadInput(f"{path} is no landed table: it has neither topic and offset, nor _queue and _offset")
-
-
-def _log(spark: SparkSession, path: str) -> tuple[int, dict[str, int]]:
-    """The newest version, -1 when there is no table, and all transactions."""
-    jvm: Any = spark._jvm
-    nothing = jvm.scala.Option.empty()
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
-    snapshot = log.update(False, nothing, nothing)  # not the cached one: another process may have committed
-    version = int(snapshot.version())
-    positions: dict[str, int] = {}
-    entries = snapshot.transactions().iterator() if version >= 0 else None
-    while entries is not None and entries.hasNext():
-        entry = entries.next()
-        positions[entry._1()] = int(entry._2())
-    return version, positions

@@ -2,20 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import reduce
+from typing import Final, Literal
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from mirrorlog.errors import BadInput
+from mirrorlog.errors import BadInput, NoSuchQueue
+from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.checks.fingerprints import COMPARED
 from mirrorlog.spark.checks.landed_table import LandedTable, Shape, files_of
-from mirrorlog.spark.checks.log_source import LogSource
 from mirrorlog.spark.errors import TableOutOfStep
 from mirrorlog.spark.landing.positions import QueueIds
+from mirrorlog.spark.options import offsets_json, parse_options
 from mirrorlog.spark.plan import QueueFacts
 from mirrorlog.spark.reading.differences import Gap
+from mirrorlog.spark.reading.lookup import open_lookup
+from mirrorlog.spark.reading.planning import gaps_of
+from mirrorlog.spark.source import FORMAT, register, spark_schema
+
+_RECORDS_PER_TASK_MIN: Final = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogSource:
+    """`servers`: client addresses of nodes; or `path`: of log directories. One of the two."""
+
+    servers: tuple[str, ...] = ()
+    path: str | None = None
+    read_from: str = "master"
+    access: Access = NO_ACCESS
+
+    def __post_init__(self) -> None:
+        if bool(self.servers) == bool(self.path):
+            raise BadInput("give the addresses of nodes, or a path with log directories, and not both")
+
+    def facts(self, queue: str) -> QueueFacts:
+        """Blocks; not for use on an event loop. Raises NoSuchQueue, ConnectionLost, and what log files are not."""
+        with open_lookup(parse_options(self._options(queue))) as lookup:
+            for facts in lookup.facts([queue]):
+                return facts
+        raise NoSuchQueue(f"no queue {queue!r} in {self.path or 'the cluster; see: mqtool queues'}")
+
+    def gaps(self, facts: QueueFacts, first: int, following: int) -> list[Gap]:
+        """Declared losses within `first` up to `following` (exclusive). Blocks; raises as `facts`."""
+        with open_lookup(parse_options(self._options(facts.name))) as lookup:
+            return gaps_of(lookup, facts, first, following)
+
+    def rows(
+        self, spark: SparkSession, facts: QueueFacts, parts: Sequence[tuple[int, int]], columns: Iterable[str]
+    ) -> DataFrame:
+        """The records of the queue in `parts`, ranges [first, following) without a gap: offset and `columns`."""
+        register(spark)
+        names = ["offset", *columns]
+        frames = [self._part(spark, facts, part, names) for part in parts]
+        return reduce(DataFrame.unionByName, frames) if frames else spark.createDataFrame([], spark_schema(names))
+
+    def _part(self, spark: SparkSession, facts: QueueFacts, part: tuple[int, int], columns: Sequence[str]) -> DataFrame:
+        first, following = part
+        tasks = min(spark.sparkContext.defaultParallelism, -(-(following - first) // _RECORDS_PER_TASK_MIN))
+        options = {
+            **self._options(facts.name),
+            "startingOffsets": offsets_json(facts.name, first),
+            "endingOffsets": offsets_json(facts.name, following),
+            "minPartitions": str(tasks),
+            "columns": ",".join(columns),
+        }
+        return spark.read.format(FORMAT).options(**options).load()
+
+    def _options(self, queue: str) -> dict[str, str]:
+        if self.path is not None:
+            return {"subscribe": queue, "path": self.path}
+        servers = ",".join(self.servers)
+        return {"subscribe": queue, "servers": servers, "read_from": self.read_from, **self.access.options()}
+
 
 Write = Literal["append", "upsert"]
 """Of a landing: each record is a row, or the newest record of each key is, unless it deletes the key."""
@@ -25,7 +87,7 @@ Until = int | Literal["latest"] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ComparisonRequest:
     """What a user wants compared; `first` None: all that either side has. `dead_letters`: their table, if any."""
 
     write: Write = "append"
@@ -65,7 +127,9 @@ class Scope:
         return max(min(self.next, self.facts.next), self.log_first)
 
 
-def scope(spark: SparkSession, log: LogSource, facts: QueueFacts, table: LandedTable, asked: Asked) -> Scope:
+def scope(
+    spark: SparkSession, log: LogSource, facts: QueueFacts, table: LandedTable, asked: ComparisonRequest
+) -> Scope:
     """Raises BadInput, TableOutOfStep when the table does not say where it ends, and what Spark does."""
     _check_shapes(table, asked)
     following = _end(facts, table, asked.until)
@@ -94,7 +158,7 @@ def scope(spark: SparkSession, log: LogSource, facts: QueueFacts, table: LandedT
     return replace(found, gaps=tuple(log.gaps(facts, found.log_first, found.log_next)))
 
 
-def _check_shapes(table: LandedTable, asked: Asked) -> None:
+def _check_shapes(table: LandedTable, asked: ComparisonRequest) -> None:
     dead = asked.dead_letters
     if table.shape is Shape.DEAD_LETTERS:
         raise BadInput(f"{table.path} is a table of dead letters; name it beside the table of its landing")
@@ -154,7 +218,7 @@ def _smallest(landed: DataFrame, table: LandedTable, facts: QueueFacts) -> int:
     return facts.begin if seen["first"] is None else min(facts.begin, seen["first"])
 
 
-def _limits_of(table: LandedTable, columns: tuple[str, ...], asked: Asked) -> list[str]:
+def _limits_of(table: LandedTable, columns: tuple[str, ...], asked: ComparisonRequest) -> list[str]:
     """What the comparison cannot say, of such a table."""
     said = []
     missing = [name for name in COMPARED if name not in columns]

@@ -101,7 +101,7 @@ def path_text(steps: Any) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
 
 
-class Outcomes:
+class DecodeOutcomes:
     """Collects the outcomes of `values`, piece by piece, in rising order of the rows."""
 
     def __init__(self, schema: pa.Schema, values: pa.Array, tombstones: Tombstones) -> None:

@@ -238,7 +238,7 @@ def land_line(result: LandResult, made: Landing) -> str:
 def _serve(options: argparse.Namespace, landings: Sequence[Landing]) -> int:
     from mirrorlog.spark.landing.service.display import watching
     from mirrorlog.spark.landing.service.service import Service
-    from mirrorlog.spark.landing.upkeep.upkeep import TableUpkeep
+    from mirrorlog.spark.landing.upkeep import TableUpkeep
     from mirrorlog.spark.session import started_spark
 
     if options.config is None:

@@ -40,11 +40,17 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from mirrorlog.client.consumer.arrow import BINARY, TIMESTAMP
+from mirrorlog.commitlog.format.arrow import BINARY, TIMESTAMP
 from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, TableOutOfStep, TableRefused, from_spark
-from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState, commit, is_conflict, table_state
+from mirrorlog.spark.landing.commit.delta_log import (
+    TableShape,
+    TableState,
+    commit,
+    is_conflict,
+    own_session,
+    table_state,
+)
 from mirrorlog.spark.landing.commit.durable import sync_commits
-from mirrorlog.spark.landing.commit.own_session import own_session
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.landing.tables import DEAD_LETTERS, refuse_shape, same_type
 from mirrorlog.spark.landing.upsert.positions import UpsertIds
@@ -210,7 +216,7 @@ class DeadLettersOf:
     schema_version: str = ""
 
 
-class DeadLetters:
+class DeadLetterWriter:
     """Takes the dead letters of a task."""
 
     def __init__(self, writer: FileWriter, of: DeadLettersOf) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from mirrorlog.spark.decode.types import nullable_type
 from mirrorlog.spark.errors import UndecodableRecord
-from mirrorlog.spark.landing.dead_letters import DeadLetters
+from mirrorlog.spark.landing.dead_letters import DeadLetterWriter
 from mirrorlog.spark.landing.definition import Landing
 from mirrorlog.spark.landing.tables import RECORD, prefix_of
 
@@ -73,7 +73,7 @@ class Write(Protocol):
 class Decoding:
     """Raw rows in; rows and dead letters to those who write them."""
 
-    def __init__(self, decoder: Decoder, write: Write, dead: DeadLetters | None) -> None:
+    def __init__(self, decoder: Decoder, write: Write, dead: DeadLetterWriter | None) -> None:
         self._decoder = decoder
         self._write = write
         self._dead = dead

@@ -39,7 +39,7 @@ from mirrorlog.errors import BadInput, ConfigError
 from mirrorlog.spark.access import NO_ACCESS, Access, login_of
 from mirrorlog.spark.errors import BadLanding, BadOption
 from mirrorlog.spark.landing.write.layout import NO_PARTITIONS, Layout, parse_layout
-from mirrorlog.spark.landing.write.storage import table_uri
+from mirrorlog.spark.landing.write.storage import KEEP_S_MIN, table_uri
 from mirrorlog.spark.options import parse_servers
 
 MODES: Final = ("raw", "json", "avro", "protobuf")
@@ -47,9 +47,6 @@ EVOLUTIONS: Final = ("add", "quarantine")
 COMPRESSIONS: Final = ("none", "snappy", "zstd", "lz4")
 WRITES: Final = ("append", "upsert")
 ON_DATA_LOSS: Final = ("fail", "skip")
-
-KEEP_S_MIN: Final = 24 * 3600.0
-"""The shortest retention that VACUUM is run with: twice as long as a step may take until its files are committed."""
 
 NAME_CHARS_MAX: Final = 255
 """Of a landing's name: nodes take no longer ones for a hold."""

@@ -23,10 +23,10 @@ from mirrorlog.spark.landing.positions import (
     starting_offset,
 )
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.plan import Place, QueueFacts, QueueRange
+from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange
 from mirrorlog.spark.reading.declared_gaps import LEAP_OFFSETS_MIN
-from mirrorlog.spark.reading.history import gaps_of
 from mirrorlog.spark.reading.lookup import Lookup
+from mirrorlog.spark.reading.planning import gaps_of
 
 RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 """What `limits.max_record_bytes` can be at most."""
@@ -103,7 +103,7 @@ def record_bytes(lookup: Lookup, plans: Sequence[QueuePlan], bytes_max: int) -> 
     """
     if sum(_pending(plan) for plan in plans) * RECORD_BYTES_MAX <= bytes_max:
         return 0.0
-    places = [Place(plan.facts, at) for plan in plans if plan.pieces for at in _samples(plan)]
+    places = [QueuePlace(plan.facts, at) for plan in plans if plan.pieces for at in _samples(plan)]
     seen = lookup.headers_at(places)
     return max((each.length / max(1, each.record_count) for each in seen if isinstance(each, BatchHeader)), default=0.0)
 
@@ -160,7 +160,7 @@ def _below(lookup: Lookup, queues: Sequence[QueueFacts], state: TableState) -> d
         landed = state.versions[ids.offset]
         known = landed is not None and state.versions[ids.epoch] is not None
         if known and landed is not None and facts.begin < landed < facts.next:
-            places.append(Place(facts, landed - 1))
+            places.append(QueuePlace(facts, landed - 1))
     seen = lookup.headers_at(places) if places else []
     return {
         place.facts.name: header for place, header in zip(places, seen, strict=True) if isinstance(header, BatchHeader)

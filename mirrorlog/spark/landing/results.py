@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.landing.definition import Landing
 from mirrorlog.spark.landing.positions import MissedRange
+
+if TYPE_CHECKING:
+    from mirrorlog.spark.landing.upkeep import DutyDone
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +93,9 @@ class StepResult:
         }
 
 
-class Tidied(Protocol):
-    """A duty of upkeep that was done, as `upkeep_duties.Done` is one."""
-
-    @property
-    def table(self) -> str: ...
-    @property
-    def duty(self) -> str: ...
-    @property
-    def files_before(self) -> int: ...
-    @property
-    def files_after(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-
-
-class Observer(Protocol):
-    """Told of every step, look and duty, in the thread that does it. What it raises ends the service.
+class Observer:
+    """Told of every step, look and duty, in the thread that does it; one that does nothing. What it raises ends the
+    service.
 
     `looked`: what is confirmed of the landing's queues, by name. `upkeep_failed`: that ends no landing, and is tried
     again at the duty's next time.
@@ -116,33 +105,11 @@ class Observer(Protocol):
     def step_ended(self, landing: Landing, result: StepResult) -> None: ...
     def step_failed(self, landing: Landing, error: MirrorlogError) -> None: ...
     def looked(self, landing: Landing, confirmed: Mapping[str, int]) -> None: ...
-    def upkeep_done(self, landing: Landing, done: Tidied) -> None: ...
+    def upkeep_done(self, landing: Landing, done: DutyDone) -> None: ...
     def upkeep_failed(self, landing: Landing, error: MirrorlogError) -> None: ...
 
 
-class Silent:
-    """An observer that does nothing; others take from it what they have no use for."""
-
-    def step_began(self, landing: Landing) -> None:
-        pass
-
-    def step_ended(self, landing: Landing, result: StepResult) -> None:
-        pass
-
-    def step_failed(self, landing: Landing, error: MirrorlogError) -> None:
-        pass
-
-    def looked(self, landing: Landing, confirmed: Mapping[str, int]) -> None:
-        pass
-
-    def upkeep_done(self, landing: Landing, done: Tidied) -> None:
-        pass
-
-    def upkeep_failed(self, landing: Landing, error: MirrorlogError) -> None:
-        pass
-
-
-class Several:
+class Several(Observer):
     """Tells each of them, in order."""
 
     def __init__(self, *observers: Observer) -> None:
@@ -164,7 +131,7 @@ class Several:
         for each in self._observers:
             each.looked(landing, confirmed)
 
-    def upkeep_done(self, landing: Landing, done: Tidied) -> None:
+    def upkeep_done(self, landing: Landing, done: DutyDone) -> None:
         for each in self._observers:
             each.upkeep_done(landing, done)
 

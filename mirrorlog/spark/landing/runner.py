@@ -51,12 +51,19 @@ from mirrorlog.spark.landing.planning import (
 from mirrorlog.spark.landing.positions import MissedRange, QueueIds, begin_set
 from mirrorlog.spark.landing.results import LandResult, QueueStep, StepResult, summed
 from mirrorlog.spark.landing.tables import BOUNDED, columns_of, prefix_of, refuse_shape, settled_shape
-from mirrorlog.spark.landing.tasks import Work, Written, gathered, tasks_for, write_range
-from mirrorlog.spark.landing.upkeep.schedule import refuse_old_files
+from mirrorlog.spark.landing.tasks import TaskWork, WrittenFiles, gathered, tasks_for, write_range
 from mirrorlog.spark.landing.upsert.staging import Staging
-from mirrorlog.spark.landing.upsert.step import ids_for, merge, resumed, row_columns, with_properties
-from mirrorlog.spark.landing.upsert.table import PROPERTIES, MergeMoment
+from mirrorlog.spark.landing.upsert.table import (
+    PROPERTIES,
+    MergeMoment,
+    ids_for,
+    merge,
+    resumed,
+    row_columns,
+    with_properties,
+)
 from mirrorlog.spark.landing.write.files import FileFormat, run_in_tasks
+from mirrorlog.spark.landing.write.storage import refuse_old_files
 from mirrorlog.spark.plan import QueueFacts
 from mirrorlog.spark.reading.lookup import open_lookup
 
@@ -71,7 +78,7 @@ _RECORD_BYTES: Final = 1024.0
 _WIDENINGS_MAX: Final = 8
 
 
-class Moment(StrEnum):
+class StepMoment(StrEnum):
     """The places of a step between which a driver may die."""
 
     BEGAN = "began"
@@ -83,7 +90,7 @@ class Moment(StrEnum):
     RENEWED = "renewed"
 
 
-OnMoment = Callable[[Moment], None]
+OnMoment = Callable[[StepMoment], None]
 
 
 @dataclass(slots=True)
@@ -105,24 +112,24 @@ class Runner:
 
     def _step(self, landing: Landing, holds: Holds | None) -> StepResult:
         clock = _Clock()
-        self.on_moment(Moment.BEGAN)
+        self.on_moment(StepMoment.BEGAN)
         with clock.part("plan"):
             state, dead, plans = self._plan(landing, holds)
-        self.on_moment(Moment.PLANNED)
-        written, version = Written(), state.version
+        self.on_moment(StepMoment.PLANNED)
+        written, version = WrittenFiles(), state.version
         if any(plan.moves for plan in plans):
             staging = Staging.new() if landing.write == "upsert" else None
             if landing.cluster_by and state.version is None:
                 state = self._clustered(landing, state)
             with clock.part("write"), self._removed_on_error(landing, staging):
                 written, shape = self._write(landing, state, plans, staging)
-            self.on_moment(Moment.WRITTEN)
+            self.on_moment(StepMoment.WRITTEN)
             with clock.part("commit"), self._removed_on_error(landing, staging):
                 version = self._commit(_Ready(landing, state, dead, plans, written, shape, staging, holds))
-            self.on_moment(Moment.COMMITTED)
+            self.on_moment(StepMoment.COMMITTED)
         if holds is not None:
             holds.renew({plan.facts.name: plan.next for plan in plans})
-        self.on_moment(Moment.RENEWED)
+        self.on_moment(StepMoment.RENEWED)
         return _result(landing, plans, written, version, clock)
 
     def _clustered(self, landing: Landing, state: TableState) -> TableState:
@@ -191,7 +198,7 @@ class Runner:
 
     def _write(
         self, landing: Landing, state: TableState, plans: Sequence[QueuePlan], staging: Staging | None
-    ) -> tuple[Written, TableShape | None]:
+    ) -> tuple[WrittenFiles, TableShape | None]:
         """The files, and what the table has to become for them. Refuses a table before anything is written."""
         decoder = decoder_for(landing, state.shape.schema)
         for _ in range(_WIDENINGS_MAX):
@@ -206,7 +213,7 @@ class Runner:
 
     def _run(
         self, landing: Landing, plans: Sequence[QueuePlan], decoder: Decoder | None, staging: Staging | None
-    ) -> Written:
+    ) -> WrittenFiles:
         ranges = [piece for plan in plans for piece in plan.pieces]
         size = self._record_bytes.get(landing.name, _RECORD_BYTES)
         tasks = tasks_for(ranges, parallelism=self.spark.sparkContext.defaultParallelism, record_bytes=size)
@@ -219,7 +226,7 @@ class Runner:
         target = landing.table if staging is None else staging.root(landing.table)
         options, form, dead = source_options(landing), _format(landing, target), _dead_format(landing)
         alone = unmirrored(landing, plans)
-        work = [Work(each, options, form, origin, decoder, dead, upsert, alone) for each in tasks]
+        work = [TaskWork(each, options, form, origin, decoder, dead, upsert, alone) for each in tasks]
         try:
             written = gathered(run_in_tasks(self.spark, work, write_range))
         except SPARK_ERRORS as error:
@@ -271,12 +278,12 @@ class Runner:
         state = announce_dead(self.spark, landing.table, ends, seen=step.state, note=announced, shape=shape)
         sets = {ids_of(facts, landing.table).offset: following for facts, following in ends.items()}
         commit_dead(self.spark, landing.dead_letters, step.written.dead, seen=dead, sets=sets, note=note)
-        self.on_moment(Moment.DEAD_LETTERS)
+        self.on_moment(StepMoment.DEAD_LETTERS)
         return replace(step, state=state, shape=None if step.state.version is None else step.shape)
 
     def _committing(self, step: _Ready) -> None:
         """The last place before the table changes."""
-        self.on_moment(Moment.COMMITTING)
+        self.on_moment(StepMoment.COMMITTING)
         step.check_hold()
 
     def _merging(self, step: _Ready, moment: MergeMoment) -> None:
@@ -293,7 +300,7 @@ class _Ready:
     state: TableState
     dead: TableState | None
     plans: Sequence[QueuePlan]
-    written: Written
+    written: WrittenFiles
     shape: TableShape | None
     staging: Staging | None
     holds: Holds | None
@@ -321,7 +328,7 @@ def _dead_format(landing: Landing) -> FileFormat | None:
     return FileFormat(landing.dead_letters, compression=landing.compression, bounded=BOUNDED)
 
 
-def _epochs(plans: Sequence[QueuePlan], written: Written) -> dict[tuple[str, int], int]:
+def _epochs(plans: Sequence[QueuePlan], written: WrittenFiles) -> dict[tuple[str, int], int]:
     """Of the last record of each queue. Where another history was found and nothing is new it is that one's, so that
     it is told once."""
     stay = [plan for plan in plans if plan.next == plan.first and plan.epoch is not None]
@@ -339,7 +346,7 @@ def _sets(plans: Sequence[QueuePlan], epochs: Mapping[tuple[str, int], int], sta
     return sets
 
 
-def _note(landing: Landing, plans: Sequence[QueuePlan], written: Written) -> dict[str, Any]:
+def _note(landing: Landing, plans: Sequence[QueuePlan], written: WrittenFiles) -> dict[str, Any]:
     """In the table's history: who landed what."""
     queues = {plan.facts.name: [plan.first, plan.next] for plan in plans}
     note: dict[str, Any] = {"mirrorlog": {"landing": landing.name, "queues": queues}}
@@ -349,14 +356,14 @@ def _note(landing: Landing, plans: Sequence[QueuePlan], written: Written) -> dic
     return note
 
 
-def _missed(plan: QueuePlan, written: Written) -> tuple[MissedRange, ...]:
+def _missed(plan: QueuePlan, written: WrittenFiles) -> tuple[MissedRange, ...]:
     """What the plan passed over, and what its tasks had to."""
     found = (*plan.missed, *(each for each in written.missed if each.queue == plan.facts.name))
     return tuple(sorted(found, key=lambda each: each.first))
 
 
 def _result(
-    landing: Landing, plans: Sequence[QueuePlan], written: Written, version: int | None, clock: _Clock
+    landing: Landing, plans: Sequence[QueuePlan], written: WrittenFiles, version: int | None, clock: _Clock
 ) -> StepResult:
     queues = tuple(
         QueueStep(

@@ -15,23 +15,65 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirrorlog.client import ConsumedBatch
 from mirrorlog.commitlog.format.header import BatchHeader, Flag
 from mirrorlog.spark.errors import StorageFailed
-from mirrorlog.spark.landing.dead_letters import DeadLetters, DeadLettersOf
+from mirrorlog.spark.landing.dead_letters import DeadLettersOf, DeadLetterWriter
 from mirrorlog.spark.landing.decoding import Decoding, joined_fields
 from mirrorlog.spark.landing.positions import MissedRange
-from mirrorlog.spark.landing.upsert.rows import NO_KEY, refuse_keyless, staged_rows
-from mirrorlog.spark.landing.upsert.table import RowColumns
+from mirrorlog.spark.landing.upsert.table import NO_KEY, RowColumns, refuse_keyless, staged_rows
 from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
-from mirrorlog.spark.landing.write.raw_rows import RAW_COLUMNS, raw_tables
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueRange
-from mirrorlog.spark.reading.arrow import merged
+from mirrorlog.spark.reading.arrow import QueueBatch, merged
 from mirrorlog.spark.reading.rows import OnMissing, consumed_batches
 
 if TYPE_CHECKING:
     from mirrorlog.spark.decode import Decoder
+
+
+from mirrorlog.commitlog.format.arrow import BINARY, binary_array
+from mirrorlog.spark.options import KAFKA_COLUMNS
+from mirrorlog.spark.reading.arrow import BYTES_MIN, ROWS_MIN, record_batch
+
+RAW_COLUMNS: Final = (*KAFKA_COLUMNS, "headers", "appendTime")
+
+_VALUE: Final = RAW_COLUMNS.index("value")
+_OTHERS: Final = tuple(name for name in RAW_COLUMNS if name != "value")
+
+
+def raw_tables(batches: Iterable[QueueBatch]) -> Iterator[pa.Table]:
+    """All their rows with RAW_COLUMNS, in order; the values in a chunk for each batch. Raises BadBatch.
+
+    A table has at least ROWS_MIN rows or BYTES_MIN bytes as they stand in the log, but for the last one; there are no
+    empty ones. It keeps alive what its batches were received in, so what is little of that is copied out of it: the
+    last table, and one with a batch that is cut. Else a few records of many queues would keep megabytes each.
+    """
+    held: list[QueueBatch] = []
+    rows = size = 0
+    for batch in filter(len, batches):
+        held.append(batch)
+        rows += len(batch)
+        size += len(batch.raw)
+        if rows >= ROWS_MIN or size >= BYTES_MIN:
+            yield _table(held, copied=any(len(each) < len(each.body) for each in held))
+            held, rows, size = [], 0, 0
+    if held:
+        yield _table(held, copied=True)
+
+
+def _table(batches: Sequence[QueueBatch], *, copied: bool) -> pa.Table:
+    values = [_values(batch) for batch in batches]
+    if copied:
+        # A lone array would be given back as it is.
+        values = [pa.concat_arrays([*values, values[0][:0]])]
+    others = pa.Table.from_batches([record_batch(batches, _OTHERS)])
+    return others.add_column(_VALUE, pa.field("value", BINARY), pa.chunked_array(values, BINARY))
+
+
+def _values(batch: QueueBatch) -> pa.Array:
+    base = batch.header.base_queue_offset
+    return binary_array(batch.body.values, len(batch.body))[batch.first - base : batch.next - base]
+
 
 # A task makes a file at least: fewer records and bytes than this are not worth another one.
 RECORDS_PER_TASK_MIN: Final = 50_000
@@ -41,7 +83,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TaskWork:
     """Of one task. `table`: what dead letters say of where they are from; `dead`: how their files are written, None
     when there can be none; `upsert`: of a landing that merges, which columns of its table are what; `from_master`: the
     queues that are read there, whatever the options say."""
@@ -68,7 +110,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFiles:
     """By a task. `bytes`: of the records in the log; `epochs`, `times`: of the last record of each range its epoch and
     append time (µs UTC), by queue and queue offset behind it. `missed`: of the ranges what was left out, because it was
     gone or could not be read and the landing is told to go on. `new_fields`: what the values have and the table lacks;
@@ -106,7 +148,7 @@ def tasks_for(ranges: Sequence[QueueRange], *, parallelism: int, record_bytes: f
     return [tuple(each) for each in found]
 
 
-def write_range(number: int, work: Work) -> Written:
+def write_range(number: int, work: TaskWork) -> WrittenFiles:
     """What a task does. Raises StorageFailed, and what reading and decoding do; then nothing of it counts."""
     try:
         return _write_range(number, work)
@@ -115,13 +157,13 @@ def write_range(number: int, work: Work) -> Written:
         raise StorageFailed(f"cannot write files of {work.table.table}: {error}") from error
 
 
-def _write_range(number: int, work: Work) -> Written:
+def _write_range(number: int, work: TaskWork) -> WrittenFiles:
     counted = _Counted()
     with ExitStack() as stack:
         writer = stack.enter_context(FileWriter(work.format, number))
         dead = None if work.dead is None else stack.enter_context(FileWriter(work.dead, number))
-        letters = None if dead is None else DeadLetters(dead, work.table)
-        write = writer.write if work.upsert is None else Stage(writer, work.upsert, letters).write
+        letters = None if dead is None else DeadLetterWriter(dead, work.table)
+        write = writer.write if work.upsert is None else UpsertStage(writer, work.upsert, letters).write
         decoding = None if work.decoder is None else Decoding(work.decoder, write, letters)
         take = write if decoding is None else decoding.take
         for wanted in work.ranges:
@@ -135,18 +177,18 @@ def _write_range(number: int, work: Work) -> Written:
                     take(rows)
             counted.end(wanted)
         if decoding is not None and decoding.new_fields is not None:
-            return Written(new_fields=decoding.new_fields)
+            return WrittenFiles(new_fields=decoding.new_fields)
         files = tuple(writer.finish())
         buried = () if dead is None else tuple(dead.finish())
-    return Written(
+    return WrittenFiles(
         files, buried, counted.records, counted.bytes, counted.epochs, counted.times, missed=tuple(counted.missed)
     )
 
 
-class Stage:
+class UpsertStage:
     """Rows with their keys to the files of a merge; those without a key to the dead letters."""
 
-    def __init__(self, writer: FileWriter, columns: RowColumns, dead: DeadLetters | None) -> None:
+    def __init__(self, writer: FileWriter, columns: RowColumns, dead: DeadLetterWriter | None) -> None:
         self._writer = writer
         self._columns = columns
         self._dead = dead
@@ -176,7 +218,7 @@ class _Counted:
         self.missed: list[MissedRange] = []
         self._last: BatchHeader | None = None
 
-    def passed(self, batches: Iterable[ConsumedBatch]) -> Iterator[ConsumedBatch]:
+    def passed(self, batches: Iterable[QueueBatch]) -> Iterator[QueueBatch]:
         """The same, counted."""
         for batch in batches:
             self._last = batch.header
@@ -198,14 +240,14 @@ class _Counted:
         self._last = None
 
 
-def gathered(written: Sequence[Written]) -> Written:
+def gathered(written: Sequence[WrittenFiles]) -> WrittenFiles:
     """All of a step's tasks as one."""
     epochs: dict[tuple[str, int], int] = {}
     times: dict[tuple[str, int], int] = {}
     for each in written:
         epochs.update(each.epochs)
         times.update(each.times)
-    return Written(
+    return WrittenFiles(
         tuple(_all(each.files for each in written)),
         tuple(_all(each.dead for each in written)),
         sum(each.records for each in written),

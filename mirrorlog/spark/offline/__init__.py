@@ -9,7 +9,7 @@ Same contract as the reader over the network: confirmed records only, whole and 
 missing. Nothing is written, no lock is taken, and a node may run on the directory meanwhile.
 """
 
-from mirrorlog.spark.offline.bad_stretch import BadStretch, OnBad
 from mirrorlog.spark.offline.directories import LogDirectories
+from mirrorlog.spark.offline.log_view import BadStretch, OnBad
 
 __all__ = ["BadStretch", "LogDirectories", "OnBad"]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import unquote, urlsplit
 
-from mirrorlog.client.consumer.records import ConsumedBatch
 from mirrorlog.commitlog.directory import LOGS_NAME
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.log_directory import ASIDE, LogDirectory, read_log_directory
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.errors import BadInput, NoSuchLog, NoSuchQueue
 from mirrorlog.spark.errors import BadOption
-from mirrorlog.spark.offline.bad_stretch import OnBad
-from mirrorlog.spark.offline.known import KnownQueue
-from mirrorlog.spark.offline.log_reader import LogReader
-from mirrorlog.spark.offline.log_view import LogView
+from mirrorlog.spark.offline.log_reader import LogBatch, LogReader
+from mirrorlog.spark.offline.log_view import KnownQueue, LogView, OnBad
 from mirrorlog.spark.plan import QueueFacts, QueueRange
+
+if TYPE_CHECKING:
+    from mirrorlog.client import ConsumedBatch
 
 _PATTERNS: Final = (
     IDENTITY_NAME,
@@ -92,6 +92,16 @@ class LogDirectories:
         Raises NoSuchLog, NoSuchQueue, RecordsMissing (freed meanwhile, or not confirmed), PositionLost, LogCorrupt
         naming file, log offsets, queue and queue offsets, DiskFailed.
         """
+        from mirrorlog.client import ConsumedBatch
+
+        found = self.log_batches(wanted, on_bad)
+        return (
+            ConsumedBatch(each.queue, each.log_id, each.header, each.body, each.raw, each.first, each.next)
+            for each in found
+        )
+
+    def log_batches(self, wanted: QueueRange, on_bad: OnBad | None = None) -> Iterator[LogBatch]:
+        """As `batches`, for Arrow alone: so tasks need no client."""
         reader = next((each for each in self._readers if each.log_id == wanted.log_id), None)
         if reader is None or reader.view.log.cluster_id != wanted.cluster_id:
             raise NoSuchLog(f"{wanted}: {self.path} has no log {wanted.log_id} of cluster {wanted.cluster_id}")

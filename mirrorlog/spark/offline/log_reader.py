@@ -9,22 +9,22 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
-from mirrorlog.client.consumer.records import ClosedBatch, ConsumedBatch
 from mirrorlog.commitlog.files import File, disk_error
+from mirrorlog.commitlog.format.body import Body
+from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.index.memory import Run
 from mirrorlog.commitlog.index.table import SegmentTable
 from mirrorlog.commitlog.log_directory import FILES
 from mirrorlog.errors import BadBatch, IndexDoubtful
 from mirrorlog.spark.errors import RecordsMissing
-from mirrorlog.spark.offline.bad_stretch import BadStretch, OnBad
-from mirrorlog.spark.offline.known import KnownQueue
-from mirrorlog.spark.offline.log_view import Freed, LogView
-from mirrorlog.spark.offline.pieces import Piece, checked_batch
+from mirrorlog.spark.offline.log_view import BadStretch, Freed, KnownQueue, LogView, OnBad
+from mirrorlog.spark.offline.pieces import LogPiece, checked_batch
 from mirrorlog.spark.plan import QueueFacts
 
 _READ_BYTES: Final = 4 * 1024 * 1024
@@ -40,10 +40,38 @@ class _Span(NamedTuple):
 
     first: int
     next: int
-    piece: Piece | None
+    piece: LogPiece | None
 
 
-_Item = ClosedBatch | BadStretch
+class _StoredBatch(NamedTuple):
+    """A batch that is proven by both of its checksums, and not opened yet."""
+
+    queue: str
+    header: BatchHeader
+    raw: memoryview
+
+    @property
+    def next(self) -> int:
+        return self.header.next_queue_offset
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogBatch:
+    """A batch of a log's files, a `reading.arrow.QueueBatch`."""
+
+    queue: str
+    log_id: str
+    header: BatchHeader
+    body: Body
+    raw: memoryview
+    first: int
+    next: int
+
+    def __len__(self) -> int:
+        return self.next - self.first
+
+
+_Item = _StoredBatch | BadStretch
 
 
 class LogReader:
@@ -92,7 +120,7 @@ class LogReader:
     def header(self, queue: KnownQueue, queue_offset: int) -> BatchHeader | None:
         """Of the batch that holds a queue offset, proven; None when there is none that can be read."""
         found = self._asked(lambda: self._items(queue, queue_offset, queue_offset + 1))[0]
-        return found.header if isinstance(found, ClosedBatch) else None
+        return found.header if isinstance(found, _StoredBatch) else None
 
     def _ends(self, queue_id: int) -> tuple[int, int]:
         """(begin, next)."""
@@ -128,7 +156,7 @@ class LogReader:
 
     # --- Batches --------------------------------------------------------------------------------------------------
 
-    def batches(self, queue: KnownQueue, first: int, following: int, on_bad: OnBad | None) -> Iterator[ConsumedBatch]:
+    def batches(self, queue: KnownQueue, first: int, following: int, on_bad: OnBad | None) -> Iterator[LogBatch]:
         """The records with queue offsets `first` up to `following` (exclusive), in order, every byte checked.
 
         Raises RecordsMissing below the begin and above the confirmed end, PositionLost, LogCorrupt, DiskFailed. With
@@ -138,12 +166,12 @@ class LogReader:
         while at < following:
             for item in self._asked(partial(self._items_within, queue, at, following)):
                 try:
-                    batch = self._opened(item) if isinstance(item, ClosedBatch) else item
+                    batch = self._opened(item, at, following) if isinstance(item, _StoredBatch) else item
                 except Freed:
                     self.read_on()
                     break
                 if not isinstance(batch, BadStretch):
-                    yield batch.after(at).before(following)
+                    yield batch
                 elif on_bad is None:
                     raise batch.error()
                 else:
@@ -186,15 +214,20 @@ class LogReader:
         path = bad[0].path if len(bad) == 1 else path
         return BadStretch(path, bad[0].log_first, bad[-1].log_last, reason, queue.name, span.first, span.next)
 
-    def _opened(self, batch: ClosedBatch) -> ConsumedBatch | BadStretch:
+    def _opened(self, batch: _StoredBatch, at: int, following: int) -> LogBatch | BadStretch:
+        """Cut to queue offsets `at` up to `following` (exclusive)."""
+        header = batch.header
         try:
-            return batch.opened()
+            body = open_body(batch.raw, header=header, body_bytes_max=_BODY_BYTES_MAX)
         except BadBatch as error:
-            return self._bad(batch.queue, _run_of(batch.header), error.message)
+            why = f"producer {header.producer_id} sent what nobody can open: {error.message}"
+            return self._bad(batch.queue, _run_of(header), why)
+        first, end = max(at, header.base_queue_offset), min(following, header.next_queue_offset)
+        return LogBatch(batch.queue, self.log_id, header, body, batch.raw, first, end)
 
     # --- Bytes ----------------------------------------------------------------------------------------------------
 
-    def _read(self, queue: KnownQueue, piece: Piece, runs: Sequence[Run]) -> list[_Item]:
+    def _read(self, queue: KnownQueue, piece: LogPiece, runs: Sequence[Run]) -> list[_Item]:
         items: list[_Item] = []
         try:
             with closing(FILES.open(piece.path)) as file:
@@ -207,7 +240,7 @@ class LogReader:
             raise disk_error(error, "read", piece.path) from None
         return items
 
-    def _read_group(self, queue: KnownQueue, piece: Piece, file: File, group: Sequence[Run]) -> list[_Item]:
+    def _read_group(self, queue: KnownQueue, piece: LogPiece, file: File, group: Sequence[Run]) -> list[_Item]:
         first = group[0].log_offset
         content = memoryview(bytearray(group[-1].log_offset + group[-1].length - first))
         try:
@@ -228,7 +261,7 @@ class LogReader:
                 raise BadBatch("another batch than the segment's table says")
         except BadBatch as error:
             return self._bad(queue.name, run, error.message)
-        return ClosedBatch(queue.name, self.log_id, header, raw, _BODY_BYTES_MAX)
+        return _StoredBatch(queue.name, header, raw)
 
     def _bad(self, queue: str, run: Run, reason: str) -> BadStretch:
         """Raises Freed when that is because the place is no part of the log any more."""
@@ -251,14 +284,14 @@ class LogReader:
         return spans
 
     @contextmanager
-    def _table(self, piece: Piece) -> Iterator[SegmentTable]:
+    def _table(self, piece: LogPiece) -> Iterator[SegmentTable]:
         try:
             with piece.table() as table:
                 yield table
         except (IndexDoubtful, FileNotFoundError):
             self._not_there(piece)
 
-    def _not_there(self, piece: Piece) -> NoReturn:
+    def _not_there(self, piece: LogPiece) -> NoReturn:
         """A piece's table is damaged, or gone, perhaps with its segment. Raises Freed."""
         self.view.check_there(piece.first)
         self.view.doubt(piece)

@@ -11,21 +11,163 @@ checkpoint as it is now before it is called bad.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
 from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.files import disk_error
+from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Kind
 from mirrorlog.commitlog.log_directory import FILES, LogDirectory, SegmentFile, read_log_directory
 from mirrorlog.commitlog.recovery.damage import Range
-from mirrorlog.errors import BadBatch, DiskFailed, IndexDoubtful, LogCorrupt
-from mirrorlog.spark.offline.bad_stretch import BadStretch
-from mirrorlog.spark.offline.known import TELLING, KnownQueues
-from mirrorlog.spark.offline.pieces import Piece, checked_batch, sealed_piece, walk_file
+from mirrorlog.errors import BadBatch, DiskFailed, IndexDoubtful, LogCorrupt, MirrorlogError, PositionLost
+from mirrorlog.queues.changes import (
+    BeginMoved,
+    BeginsState,
+    Change,
+    GapsState,
+    OffsetsLeapt,
+    QueueBeginsMoved,
+    QueueDeclared,
+    QueueDeleted,
+    QueueState,
+    State,
+    decode_changes,
+    decode_checkpoint,
+)
+from mirrorlog.spark.offline.pieces import LogPiece, checked_batch, sealed_piece, walk_file
 
 # A node frees a segment every few seconds at most.
 _TRIES_MAX: Final = 10
+
+
+_ADVICE = "restore the log from another copy (mqtool verify names all of it), or set failOnDataLoss to false"
+
+
+@dataclass(frozen=True, slots=True)
+class BadStretch:
+    """Log offsets `log_first` up to `log_last` hold no good batch; of which queue they were, and which queue offsets,
+    `first` up to `next`, where that is known, else None. `path`: the file, or the log's directory.
+
+    `go_on_at`: nothing is damaged, these queue offsets were given up when a loss was declared, up to that one; -1 else.
+    """
+
+    path: Path
+    log_first: int
+    log_last: int
+    reason: str
+    queue: str | None = None
+    first: int | None = None
+    next: int | None = None
+    go_on_at: int = -1
+
+    @property
+    def given_up(self) -> bool:
+        return self.go_on_at >= 0
+
+    def __str__(self) -> str:
+        records = f"queue {self.queue!r}, queue offsets {self.first} up to {self.next}"
+        if self.given_up:
+            return f"{records}: {self.reason}"
+        place = f"log offsets {self.log_first} up to {self.log_last} in {self.path}: {self.reason}"
+        return place if self.queue is None else f"{records}, {place}"
+
+    def error(self) -> MirrorlogError:
+        """For who does not go on without: PositionLost, or LogCorrupt."""
+        if self.given_up:
+            return PositionLost(f"{self}; go on at {self.go_on_at}", go_on_at=self.go_on_at)
+        return LogCorrupt(f"{self}; {_ADVICE}", first=self.log_first, last=self.log_last, file=str(self.path))
+
+
+OnBad = Callable[[BadStretch], None]
+"""Called in place of an error; reading goes on behind the stretch."""
+
+
+# What a log says of its queues in its own control and checkpoint batches: names, begins, gaps. The same rules as the
+# nodes' (`queues.registry`, `commitlog.index`), for one who reads a log once and of which only what is confirmed
+# counts: nothing is ever cut here.
+
+
+TELLING: Final = frozenset({int(Kind.CONTROL), int(Kind.CHECKPOINT)})
+"""The kinds of batches that are to be followed here. Positions of groups are nobody's business."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownQueue:
+    """As its declaration says."""
+
+    name: str
+    queue_id: int
+    incarnation: str
+
+
+@dataclass(slots=True)
+class KnownQueues:
+    """Follows the batches of a log that are confirmed, in log order.
+
+    `begins`: logged begins by queue id. `nexts`: at least so far is each queue, by queue id. `gap_ends`: where queues
+    went on after losses. `begin_decided`: the newest decision on the log's begin.
+    """
+
+    queues: dict[int, KnownQueue] = field(default_factory=dict)
+    begins: dict[int, int] = field(default_factory=dict)
+    nexts: dict[int, int] = field(default_factory=dict)
+    gap_ends: set[int] = field(default_factory=set)
+    begin_decided: int = 0
+
+    def apply(self, header: BatchHeader, batch: Buffer) -> None:
+        """The next batch of a kind in TELLING. Raises BadBatch for a change that does not fit."""
+        follow: dict[type, Callable[..., None]] = {
+            QueueDeclared: self._declared,
+            QueueDeleted: self._deleted,
+            QueueState: self._restored,
+            QueueBeginsMoved: self._begins_moved,
+            BeginsState: self._begins_said,
+            BeginMoved: self._begin_moved,
+            OffsetsLeapt: self._leapt,
+            GapsState: self._gaps_said,
+        }
+        changes: Iterable[Change | State] = (
+            decode_checkpoint(batch) if header.kind == Kind.CHECKPOINT else decode_changes(batch)
+        )
+        for change in changes:
+            if (apply := follow.get(type(change))) is not None:
+                apply(change)
+
+    def _declared(self, change: QueueDeclared | QueueState) -> None:
+        queue = KnownQueue(change.name, change.queue_id, change.incarnation)
+        self.queues.setdefault(change.queue_id, queue)
+        self.nexts.setdefault(change.queue_id, 0)
+
+    def _deleted(self, change: QueueDeleted) -> None:
+        """Its records may be there for a while; nobody reads them any more."""
+        self.queues.pop(change.queue_id, None)
+
+    def _restored(self, state: QueueState) -> None:
+        self._declared(state)
+        self.nexts[state.queue_id] = max(self.nexts[state.queue_id], state.next_queue_offset)
+
+    def _begins_moved(self, change: QueueBeginsMoved | BeginsState) -> None:
+        for queue_id, begin in change.begins.items():
+            self.begins[queue_id] = max(begin, self.begins.get(queue_id, 0))
+
+    def _begins_said(self, state: BeginsState) -> None:
+        self._begins_moved(state)
+        self.begin_decided = max(self.begin_decided, state.log_begin)
+
+    def _begin_moved(self, change: BeginMoved) -> None:
+        self.begin_decided = max(self.begin_decided, change.log_offset)
+
+    def _leapt(self, change: OffsetsLeapt) -> None:
+        """Every queue that was declared before goes on there, if it was below."""
+        self.gap_ends.add(change.go_on_at)
+        for queue_id, following in self.nexts.items():
+            self.nexts[queue_id] = max(following, change.go_on_at)
+
+    def _gaps_said(self, state: GapsState) -> None:
+        self.gap_ends.update(following for _, (_, following) in state.each())
 
 
 class Freed(Exception):
@@ -43,7 +185,7 @@ class LogView:
         self._forget()
 
     def _forget(self) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[LogPiece] = []
         """In log order."""
         self.bad: list[BadStretch] = []
         """Where batches had to be and are none, in log order."""
@@ -77,7 +219,7 @@ class LogView:
         if now is not None and not now.begin <= log_offset < now.confirmed:
             raise Freed
 
-    def doubt(self, piece: Piece) -> NoReturn:
+    def doubt(self, piece: LogPiece) -> NoReturn:
         """The table of this piece is damaged: its segment is walked instead. Raises Freed, to be read on from."""
         if piece.rows is not None:
             raise LogCorrupt(f"{piece.path}: its batches contradict one another", file=str(piece.path))
@@ -128,7 +270,7 @@ class LogView:
             self.check_there(segment.start)
             raise
 
-    def _sealed(self, segment: SegmentFile, following: int | None) -> Piece | None:
+    def _sealed(self, segment: SegmentFile, following: int | None) -> LogPiece | None:
         """By its table; None for a segment that is to be walked."""
         past = min(self.checkpoint.flushed, self.checkpoint.confirmed)
         if following is None or following > past or segment.start != self._end or segment.start in self._doubted:
@@ -173,7 +315,7 @@ class LogView:
                 self._follow_piece(piece)
         self._followed = max(self._followed, self._end)
 
-    def _follow_piece(self, piece: Piece) -> None:
+    def _follow_piece(self, piece: LogPiece) -> None:
         try:
             with piece.table() as table:
                 states = [each for each in table.states() if each.kind in TELLING]

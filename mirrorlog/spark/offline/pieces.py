@@ -40,7 +40,7 @@ _LARGE_WINDOW_BYTES: Final = 4 * 1024
 _NOTHING: Final = memoryview(b"")
 
 
-class Piece:
+class LogPiece:
     """The batches of [first, end), log offsets, in the file `path` whose first byte is log offset `start`."""
 
     def __init__(self, path: Path, *, start: int, first: int, end: int, seed: int, rows: bytes | None) -> None:
@@ -72,12 +72,12 @@ class Piece:
         with SegmentTable.open(files, path, start=first, end=self.end, seed=self._seed) as table:
             yield table
 
-    def extended(self, other: Piece) -> Piece:
+    def extended(self, other: LogPiece) -> LogPiece:
         """This piece and the one behind it, both walked, as one."""
         assert self.rows is not None
         assert other.rows is not None
         rows = self.rows + other.rows
-        return Piece(self.path, start=self.start, first=self.first, end=other.end, seed=self._seed, rows=rows)
+        return LogPiece(self.path, start=self.start, first=self.first, end=other.end, seed=self._seed, rows=rows)
 
     @cached_property
     def _in_memory(self) -> Any:
@@ -111,14 +111,14 @@ class Walked:
     follow in another file."""
 
     end: int
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[LogPiece] = field(default_factory=list)
     bad: list[Range] = field(default_factory=list)
     over: bool = False
 
 
-def sealed_piece(path: Path, *, start: int, end: int, seed: int) -> Piece:
+def sealed_piece(path: Path, *, start: int, end: int, seed: int) -> LogPiece:
     """The segment [start, end) by its table. Raises IndexDoubtful when it cannot be trusted, OSError."""
-    piece = Piece(path, start=start, first=start, end=end, seed=seed, rows=None)
+    piece = LogPiece(path, start=start, first=start, end=end, seed=seed, rows=None)
     with piece.table():
         return piece
 
@@ -171,7 +171,9 @@ class _Walk:
             at = header.next_log_offset
         if at > first:
             seed = self._rules.seed
-            found.pieces.append(Piece(self._path, start=self._start, first=first, end=at, seed=seed, rows=bytes(rows)))
+            found.pieces.append(
+                LogPiece(self._path, start=self._start, first=first, end=at, seed=seed, rows=bytes(rows))
+            )
         found.end = at
 
     def _rows_inside(self, envelope: BatchHeader) -> bytes:

@@ -1,6 +1,6 @@
 """Batches as pyarrow RecordBatches with the columns of Spark's Kafka source, without a step per record.
 
-Keys, values and headers are arrays over the batches' own bytes (`mirrorlog.client.consumer.arrow`). Made here is what
+Keys, values and headers are arrays over the batches' own bytes (`commitlog.format.arrow`). Made here is what
 only Spark wants: topic, partition, a timestamp that is the append time where a record has none of its own, and null for
 no headers; only columns that are asked for.
 
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mirrorlog.client import ConsumedBatch
-from mirrorlog.client.consumer.arrow import BINARY, TIMESTAMP, binary_array, headers_array, timestamps_array
+from mirrorlog.commitlog.format.arrow import BINARY, TIMESTAMP, binary_array, headers_array, timestamps_array
+from mirrorlog.commitlog.format.body import Body
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadBatch
 from mirrorlog.spark.options import COLUMNS, KAFKA_COLUMNS
 from mirrorlog.spark.reading.filters import EVERY_TIME, TimeRange
@@ -53,7 +54,29 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
 # Rows of an array that is made once and cut from then on.
 _SAME_ROWS: Final = 64 * 1024
 
-_Batches = Sequence[ConsumedBatch]
+
+class QueueBatch(Protocol):
+    """A checked batch of `queue`, of a node (`client.ConsumedBatch`) or of a file (`offline.LogBatch`). Of its records
+    those with queue offsets `first` up to `next` (exclusive) are the reader's; `raw`: header and body as stored."""
+
+    @property
+    def queue(self) -> str: ...
+    @property
+    def log_id(self) -> str: ...
+    @property
+    def header(self) -> BatchHeader: ...
+    @property
+    def body(self) -> Body: ...
+    @property
+    def raw(self) -> memoryview: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def next(self) -> int: ...
+    def __len__(self) -> int: ...
+
+
+_Batches = Sequence[QueueBatch]
 _Int64s = npt.NDArray[np.int64]
 
 
@@ -82,12 +105,12 @@ def record_batch(batches: _Batches, columns: Sequence[str] = COLUMNS, times: Tim
 
 
 def merged(
-    batches: Iterable[ConsumedBatch], columns: Sequence[str] = COLUMNS, times: TimeRange = EVERY_TIME
+    batches: Iterable[QueueBatch], columns: Sequence[str] = COLUMNS, times: TimeRange = EVERY_TIME
 ) -> Iterator[pa.RecordBatch]:
     """All their rows within `times`, in order, in RecordBatches of at least ROWS_MIN rows or BYTES_MIN bytes before
     the choice, but for the last one. Batches without such a row are left out whole; there are no empty RecordBatches.
     """
-    held: list[ConsumedBatch] = []
+    held: list[QueueBatch] = []
     rows = size = 0
     for batch in batches:
         if not _may_have(batch, times):
@@ -110,7 +133,7 @@ def _some(batches: _Batches, columns: Sequence[str], times: TimeRange) -> Iterat
         yield found
 
 
-def _check_rows(batch: ConsumedBatch) -> None:
+def _check_rows(batch: QueueBatch) -> None:
     base, count = batch.header.base_queue_offset, len(batch.body)
     if not base <= batch.first <= batch.next <= base + count:
         raise BadBatch(
@@ -121,7 +144,7 @@ def _check_rows(batch: ConsumedBatch) -> None:
 # --- Times ----------------------------------------------------------------------------------------------------------
 
 
-def _may_have(batch: ConsumedBatch, times: TimeRange) -> bool:
+def _may_have(batch: QueueBatch, times: TimeRange) -> bool:
     """False when surely no row is within."""
     if times == EVERY_TIME:
         return True
@@ -129,11 +152,11 @@ def _may_have(batch: ConsumedBatch, times: TimeRange) -> bool:
     return earliest < times.next_us and latest >= times.first_us
 
 
-def _all_within(batch: ConsumedBatch, times: TimeRange) -> bool:
+def _all_within(batch: QueueBatch, times: TimeRange) -> bool:
     return times == EVERY_TIME or all(time in times for time in _span(batch))
 
 
-def _span(batch: ConsumedBatch) -> tuple[int, int]:
+def _span(batch: QueueBatch) -> tuple[int, int]:
     """Times, µs UTC, that no row is before and none is after. By the times themselves: the header's latest one is the
     producer's word."""
     append_time_us, column = batch.header.append_time_us, batch.body.timestamps
@@ -166,7 +189,7 @@ def _bits(validity: memoryview, count: int) -> npt.NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(validity, dtype=np.uint8), count=count, bitorder="little").astype(np.bool_)
 
 
-def _rows(batch: ConsumedBatch) -> slice:
+def _rows(batch: QueueBatch) -> slice:
     base = batch.header.base_queue_offset
     return slice(batch.first - base, batch.next - base)
 
@@ -190,7 +213,7 @@ def _headers(batches: _Batches) -> pa.Array:
     )
 
 
-def _joined(batches: _Batches, column: Callable[[ConsumedBatch], pa.Array]) -> pa.Array:
+def _joined(batches: _Batches, column: Callable[[QueueBatch], pa.Array]) -> pa.Array:
     parts = [column(batch)[_rows(batch)] for batch in batches]
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
@@ -212,7 +235,7 @@ def _timestamp_types(batches: _Batches) -> pa.Array:
     return pa.array(np.concatenate([_mixed_types(batch) for batch in batches]))
 
 
-def _timestamp_type(batch: ConsumedBatch) -> int | None:
+def _timestamp_type(batch: QueueBatch) -> int | None:
     """Of all its records; None when they differ."""
     column = batch.body.timestamps
     if column is None:
@@ -220,7 +243,7 @@ def _timestamp_type(batch: ConsumedBatch) -> int | None:
     return CREATE_TIME if column.validity is None else None
 
 
-def _mixed_types(batch: ConsumedBatch) -> npt.NDArray[np.int32]:
+def _mixed_types(batch: QueueBatch) -> npt.NDArray[np.int32]:
     column, kind = batch.body.timestamps, _timestamp_type(batch)
     if kind is not None or column is None or column.validity is None:
         return np.full(len(batch), kind, dtype=np.int32)

@@ -20,7 +20,7 @@ from mirrorlog.spark.errors import TableDiffers
 CHECKSUM_BITS: Final = 64
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """How a queue offset differs."""
 
     MISSING_IN_TABLE = "missing in the table"
@@ -38,7 +38,7 @@ class Difference:
     `columns`: those that differ, where they were compared.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     first: int
     next: int
     rows: int

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from mirrorlog.errors import LogCorrupt, NoSuchQueue, OffsetOutOfRange, PositionLost
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.plan import Place, QueueFacts, QueueRange, Seen
-from mirrorlog.spark.reading.nodes import NodeLookup
+from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange, Seen
 
 if TYPE_CHECKING:
     from mirrorlog.spark.offline import BadStretch, LogDirectories
@@ -37,7 +36,7 @@ class Lookup(Protocol):
     def times(self, wanted: Mapping[str, int]) -> dict[str, int]:
         """By queue, the first queue offset appended at or after a time, µs UTC; the next one where there is none."""
 
-    def headers_at(self, places: Sequence[Place]) -> list[Seen]:
+    def headers_at(self, places: Sequence[QueuePlace]) -> list[Seen]:
         """Of the batches at places below what is confirmed."""
 
 
@@ -52,6 +51,8 @@ def open_lookup(options: SourceOptions) -> Iterator[Lookup]:
 
         yield FileLookup(LogDirectories.open(options.path), fail_on_bad=options.fail_on_data_loss)
         return
+    from mirrorlog.spark.reading.nodes import NodeLookup
+
     with NodeLookup(options.servers, options.access, read_from=options.read_from) as lookup:
         yield lookup
 
@@ -82,11 +83,11 @@ class FileLookup:
         """As of `Lookup`."""
         return {queue: self._directories.find_time(queue, time_us) for queue, time_us in wanted.items()}
 
-    def headers_at(self, places: Sequence[Place]) -> list[Seen]:
+    def headers_at(self, places: Sequence[QueuePlace]) -> list[Seen]:
         """As of `Lookup`."""
         return [self._header_at(place) for place in places]
 
-    def _header_at(self, place: Place) -> Seen:
+    def _header_at(self, place: QueuePlace) -> Seen:
         facts, at = place
         header = self._directories.header(facts.name, at)
         if header is not None:

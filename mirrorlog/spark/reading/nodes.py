@@ -13,9 +13,9 @@ from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.copies import ask_all
 from mirrorlog.client.connection.metadata import is_known
 from mirrorlog.client.connection.start_offsets import begin_of, newest_of, views_of
-from mirrorlog.errors import NoSuchQueue, OffsetOutOfRange, PositionLost, RequestTimeout
+from mirrorlog.errors import OffsetOutOfRange, PositionLost, RequestTimeout
 from mirrorlog.spark.access import NO_ACCESS, Access
-from mirrorlog.spark.plan import MASTER, Place, QueueFacts, Seen
+from mirrorlog.spark.plan import MASTER, QueueFacts, QueuePlace, Seen, no_such_queue
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 
 # A new master learns within a round trip what its predecessor confirmed, if its mirrors are there.
@@ -37,12 +37,6 @@ def ask_nodes(servers: Sequence[str], queues: Sequence[str], access: Access = NO
     if missing := sorted(set(queues) - {facts.name for facts in found}):
         raise no_such_queue(missing, lookup.silent)
     return found
-
-
-def no_such_queue(missing: Sequence[str], silent: Sequence[str]) -> NoSuchQueue:
-    """For who asked for the queues `missing`; `silent`: nodes that did not answer."""
-    unsure = f" (on the nodes that answer; {', '.join(silent)} may know it)" if silent else ""
-    return NoSuchQueue(f"no queue {', '.join(map(repr, missing))}{unsure}; see: mqtool queues")
 
 
 class NodeLookup:
@@ -80,7 +74,7 @@ class NodeLookup:
         """As of `Lookup`."""
         return self._runner.run(self._times(wanted))
 
-    def headers_at(self, places: Sequence[Place]) -> list[Seen]:
+    def headers_at(self, places: Sequence[QueuePlace]) -> list[Seen]:
         """As of `Lookup`. Raises RequestTimeout for a node that does not get to know in time that it is confirmed."""
         return self._runner.run(self._headers_at(places))
 
@@ -117,16 +111,16 @@ class NodeLookup:
         find, any_copy = self._client.admin.find_offset, self._read_from != MASTER
         return {queue: await find(queue, time_us, any_copy=any_copy) for queue, time_us in wanted.items()}
 
-    async def _headers_at(self, places: Sequence[Place]) -> list[Seen]:
+    async def _headers_at(self, places: Sequence[QueuePlace]) -> list[Seen]:
         turns = asyncio.Semaphore(_LOOKS_AT_ONCE)
 
-        async def look(place: Place) -> Seen:
+        async def look(place: QueuePlace) -> Seen:
             async with turns:
                 return await self._header_at(place)
 
         return list(await asyncio.gather(*map(look, places)))
 
-    async def _header_at(self, place: Place) -> Seen:
+    async def _header_at(self, place: QueuePlace) -> Seen:
         name, at = place.facts.name, place.queue_offset
         consumer = self._client.consumer(
             name, start=at, until=at + 1, read_from=self._read_from, max_bytes=_LOOK_BYTES, prefetch_bytes=0

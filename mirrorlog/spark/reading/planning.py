@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
+from mirrorlog.commitlog.format.header import BatchHeader
+from mirrorlog.errors import MirrorlogError, PositionLost
+from mirrorlog.spark.errors import HistoryChanged
 from mirrorlog.spark.options import AtTime, Offsets, SourceOptions
-from mirrorlog.spark.plan import Found, QueueFacts, QueueRange, narrowed, ranges, tasks
-from mirrorlog.spark.positions import QueuePosition
+from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange, TimeOffsets, narrowed, no_such_queue, ranges, tasks
+from mirrorlog.spark.positions import QueuePosition, broken_history
+from mirrorlog.spark.reading.declared_gaps import answered, between, search
+from mirrorlog.spark.reading.differences import Gap
 from mirrorlog.spark.reading.filters import ALL_ROWS, Conditions
-from mirrorlog.spark.reading.history import check_histories, without_gaps
 from mirrorlog.spark.reading.lookup import Lookup
-from mirrorlog.spark.reading.nodes import no_such_queue
 
 
 class QueuePartition(InputPartition):
@@ -26,7 +32,7 @@ class QueuePartition(InputPartition):
 def planned(options: SourceOptions, lookup: Lookup, conditions: Conditions = ALL_ROWS) -> list[QueueRange]:
     """What each task of a batch read is to read. Raises as `QueueReader.partitions`."""
     queues = subscribed(options, lookup, conditions)
-    found = Found(times_of(options.starting, queues, lookup), times_of(options.ending, queues, lookup))
+    found = TimeOffsets(times_of(options.starting, queues, lookup), times_of(options.ending, queues, lookup))
     given = starting_positions(options.starting, queues)
     check_histories(lookup, given, fail_on_data_loss=options.fail_on_data_loss)
     named = {facts.name: facts for facts in queues}
@@ -64,3 +70,89 @@ def starting_positions(offsets: Offsets, queues: Sequence[QueueFacts]) -> list[t
         return []
     given = [(facts, offsets.get(facts.name)) for facts in queues]
     return [(facts, position) for facts, position in given if isinstance(position, QueuePosition)]
+
+
+# What planning finds out about positions and ranges: whether the log still has their history, and where it has gaps.
+# Data loss is an error, or, when that is allowed, a line in the log.
+
+
+logger: Final = logging.getLogger(__name__)
+
+
+def positions_at(lookup: Lookup, wanted: Mapping[QueueFacts, int]) -> dict[str, QueuePosition]:
+    """Positions at queue offsets, with the epoch of the record below each where there is one."""
+    places = [QueuePlace(facts, at - 1) for facts, at in wanted.items() if facts.begin < at <= facts.next]
+    seen = dict(zip((place.facts.name for place in places), lookup.headers_at(places), strict=True))
+    found: dict[str, QueuePosition] = {}
+    for facts, at in wanted.items():
+        below = seen.get(facts.name)
+        epoch = below.epoch if isinstance(below, BatchHeader) else None
+        found[facts.name] = QueuePosition(at, epoch, facts.log_id, facts.incarnation)
+    return found
+
+
+def check_histories(
+    lookup: Lookup, stands: Sequence[tuple[QueueFacts, QueuePosition]], *, fail_on_data_loss: bool
+) -> None:
+    """Raises HistoryChanged for a position that was reached in another history than the log has now."""
+    places = [
+        QueuePlace(facts, position.offset - 1)
+        for facts, position in stands
+        if position.epoch is not None and facts.begin < position.offset <= facts.next
+    ]
+    seen = dict(zip((place.facts.name for place in places), lookup.headers_at(places), strict=True))
+    for facts, position in stands:
+        below = seen.get(facts.name)
+        reason = broken_history(
+            position,
+            log_id=facts.log_id,
+            incarnation=facts.incarnation,
+            below=below if isinstance(below, BatchHeader) else None,
+        )
+        if reason is not None:
+            loss(
+                HistoryChanged(f"queue {facts.name!r} at {position.offset}: {reason}; {_ADVICE}"),
+                fail_on_data_loss=fail_on_data_loss,
+            )
+
+
+def without_gaps(lookup: Lookup, facts: QueueFacts, wanted: QueueRange, *, fail_on_data_loss: bool) -> list[QueueRange]:
+    """What of the range has a record at each queue offset. Raises PositionLost naming a gap in it."""
+    gaps = gaps_of(lookup, facts, wanted.first, wanted.next)
+    for gap in gaps:
+        loss(lost(wanted.queue, gap), fail_on_data_loss=fail_on_data_loss)
+    return [
+        replace(wanted, first=first, next=following) for first, following in between(wanted.first, wanted.next, gaps)
+    ]
+
+
+def gaps_of(lookup: Lookup, facts: QueueFacts, first: int, following: int) -> list[Gap]:
+    """The declared losses among queue offsets `first` up to `following` (exclusive), cut to them, in order."""
+
+    def go_on_at(queue_offset: int) -> int | None:
+        (seen,) = lookup.headers_at([QueuePlace(facts, queue_offset)])
+        return int(seen.details["go_on_at"]) if isinstance(seen, PositionLost) else None
+
+    return answered(search(first, following), go_on_at) if first < following else []
+
+
+def lost(queue: str, gap: Gap) -> PositionLost:
+    """For who was to read over a gap."""
+    return PositionLost(
+        f"queue {queue!r}: {gap.first} up to {gap.next} are lost, confirmed records perhaps: a loss of the log's "
+        f"newest records was declared; go on at {gap.next} (startingOffsets), or set failOnDataLoss to false to leave "
+        "them out",
+        go_on_at=gap.next,
+    )
+
+
+def loss(error: MirrorlogError, *, fail_on_data_loss: bool) -> None:
+    """Raises it, or says it."""
+    if fail_on_data_loss:
+        raise error
+    logger.warning("data_loss_allowed code=%s: %s", error.code, error.message)
+
+
+_ADVICE: Final = (
+    "what was read of it may not be what it holds now; set failOnDataLoss to false to go on from there all the same"
+)

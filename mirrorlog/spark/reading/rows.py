@@ -25,16 +25,21 @@ from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 import pyarrow as pa
 import uvloop
 
-from mirrorlog.client import Client, ConsumedBatch
 from mirrorlog.errors import LogCorrupt, OffsetOutOfRange, PositionLost, RequestTimeout, UnreadableBatch
 from mirrorlog.spark.errors import RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueRange, dense
-from mirrorlog.spark.reading.arrow import merged
+from mirrorlog.spark.reading.arrow import QueueBatch, merged
 from mirrorlog.spark.reading.filters import EVERY_TIME, TimeRange
 
 if TYPE_CHECKING:
     from mirrorlog.spark.offline import BadStretch
+
+
+import gc
+from functools import cache
+
+from pyspark import TaskContext
 
 # Items of an asynchronous iterator, taken from synchronous code.
 #
@@ -50,7 +55,7 @@ _END_S: Final = 5.0
 _T = TypeVar("_T")
 
 
-class Pump(Generic[_T]):
+class ThreadedIterator(Generic[_T]):
     """Use with `with`; iterate once. `open_items` makes the iterator, on the thread's loop.
 
     `patience_s`: how long the next item may take to come. Raises RequestTimeout then, and whatever the iterator raises.
@@ -175,14 +180,14 @@ def consumed_batches(
     wanted: QueueRange,
     on_missing: OnMissing = lambda missing: None,
     on_unreadable: OnMissing | None = None,
-) -> Iterator[ConsumedBatch]:
+) -> Iterator[QueueBatch]:
     """The same records as the log's own batches, cut to the range. Raises as `record_batches`.
 
     `on_missing`: hears of what is left out, in order; nothing is without `failOnDataLoss=false`. `on_unreadable`: takes
     what nobody can open, whatever that option says.
     """
     for stretch in dense(wanted, _stretches(options, wanted, takes_unreadable=on_unreadable is not None)):
-        if isinstance(stretch, ConsumedBatch):
+        if not isinstance(stretch, Missing):
             _check_identity(wanted, stretch)
             yield stretch
         elif stretch.append_time_us is not None and on_unreadable is not None:
@@ -198,14 +203,12 @@ def _tell(wanted: QueueRange, missing: Missing) -> None:
     )
 
 
-def _stretches(
-    options: SourceOptions, wanted: QueueRange, *, takes_unreadable: bool
-) -> Iterator[ConsumedBatch | Missing]:
+def _stretches(options: SourceOptions, wanted: QueueRange, *, takes_unreadable: bool) -> Iterator[QueueBatch | Missing]:
     if options.path is not None:
         yield from _from_files(options, options.path, wanted)
         return
     passes_unreadable = takes_unreadable or not options.fail_on_data_loss
-    with Pump(
+    with ThreadedIterator(
         lambda: _from_nodes(options, wanted, passes_unreadable), patience_s=_PATIENCE_S, what=str(wanted)
     ) as groups:
         for group in groups:
@@ -214,9 +217,12 @@ def _stretches(
 
 async def _from_nodes(
     options: SourceOptions, wanted: QueueRange, passes_unreadable: bool
-) -> AsyncGenerator[list[ConsumedBatch | Missing]]:
+) -> AsyncGenerator[list[QueueBatch | Missing]]:
     """In groups: to hand something to another thread costs more than to receive a small batch."""
-    group: list[ConsumedBatch | Missing]
+    # Late: a task that reads files needs no client.
+    from mirrorlog.client import Client
+
+    group: list[QueueBatch | Missing]
     client = Client(
         *options.servers,
         cluster_id=wanted.cluster_id,
@@ -265,7 +271,7 @@ async def _from_nodes(
         yield group
 
 
-def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterator[ConsumedBatch | Missing]:
+def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterator[QueueBatch | Missing]:
     from mirrorlog.spark.offline import LogDirectories
 
     directories = LogDirectories.open(path)
@@ -274,7 +280,7 @@ def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterat
     while at < wanted.next:
         try:
             on_bad = None if options.fail_on_data_loss else bad.append
-            for batch in directories.batches(replace(wanted, first=at), on_bad):
+            for batch in directories.log_batches(replace(wanted, first=at), on_bad):
                 # Without a bad stretch that would explain it a hole is an error, which `dense` raises.
                 if batch.first > at and bad:
                     yield Missing(at, batch.first, "; ".join(map(str, bad)))
@@ -317,7 +323,7 @@ def _refusal(wanted: QueueRange, missing: Missing, go_on_at: int, *, lost: bool)
     return PositionLost(told, go_on_at=go_on_at) if lost else RecordsMissing(told, begin=go_on_at)
 
 
-def _check_identity(wanted: QueueRange, batch: ConsumedBatch) -> None:
+def _check_identity(wanted: QueueRange, batch: QueueBatch) -> None:
     """A queue may have been deleted and made again under its name since the job was planned."""
     planned, found = (wanted.log_id, wanted.queue_id), (batch.log_id, batch.header.queue_id)
     if found != planned:
@@ -325,3 +331,16 @@ def _check_identity(wanted: QueueRange, batch: ConsumedBatch) -> None:
             f"{wanted}: planned for queue id {planned[1]} of log {planned[0]}, read from {found[1]} of {found[0]}; "
             "run the job again"
         )
+
+
+def spare_modules() -> None:
+    """Have later collections pass over what this process has loaded. Only in a task of Spark's; only once."""
+    if TaskContext.get() is not None:
+        _set_aside()
+
+
+@cache
+def _set_aside() -> None:
+    # What is garbage already would be kept for good.
+    gc.collect()
+    gc.freeze()

@@ -36,9 +36,9 @@ from mirrorlog.errors import MirrorlogError, NoSuchQueue
 from mirrorlog.spark.errors import BeginUnknown, HistoryChanged
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import (
-    Found,
     QueueFacts,
     QueueRange,
+    TimeOffsets,
     beyond,
     confirmed_end,
     freed,
@@ -48,12 +48,20 @@ from mirrorlog.spark.plan import (
 )
 from mirrorlog.spark.positions import QueuePosition, as_offsets, parse_offsets
 from mirrorlog.spark.reading.declared_gaps import between
-from mirrorlog.spark.reading.history import check_histories, gaps_of, loss, lost, positions_at
 from mirrorlog.spark.reading.lookup import Lookup, open_lookup
-from mirrorlog.spark.reading.planning import QueuePartition, starting_positions, subscribed, times_of
-from mirrorlog.spark.reading.rows import record_batches
+from mirrorlog.spark.reading.planning import (
+    QueuePartition,
+    check_histories,
+    gaps_of,
+    loss,
+    lost,
+    positions_at,
+    starting_positions,
+    subscribed,
+    times_of,
+)
+from mirrorlog.spark.reading.rows import record_batches, spare_modules
 from mirrorlog.spark.reading.triggers import Backlog, shares, waits
-from mirrorlog.spark.reading.worker_process import spare_modules
 
 # A gap is 2^32 wide at least: one that came since the last look makes a range wider than this.
 _WIDE: Final = 2**31
@@ -86,7 +94,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with open_lookup(self.options) as lookup:
             queues = subscribed(self.options, lookup)
             self._note(queues)
-            found = Found(times_of(self.options.starting, queues, lookup))
+            found = TimeOffsets(times_of(self.options.starting, queues, lookup))
             first = {facts: self._first(facts, found) for facts in queues}
             given = starting_positions(self.options.starting, queues)
             check_histories(lookup, given, fail_on_data_loss=self.options.fail_on_data_loss)
@@ -173,7 +181,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _note(self, queues: Iterable[QueueFacts]) -> None:
         self._newest = {facts.name: _end(facts) for facts in queues}
 
-    def _first(self, facts: QueueFacts, found: Found) -> int:
+    def _first(self, facts: QueueFacts, found: TimeOffsets) -> int:
         first = starting_offset(self.options, facts, found)
         if self.options.fail_on_data_loss:
             refuse_unknown(self.options, facts, first)

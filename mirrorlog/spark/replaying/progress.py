@@ -34,7 +34,7 @@ def header_value(replay: str, source: str, offset: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedOffsets:
     """What the queue has of a source queue: everything up to the source offset `up_to` (itself left out; None when that
     is not known), and the single ones behind it, `others`, rising."""
 
@@ -43,7 +43,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReplayProgress:
     """Of one source queue in one replay, by its name `replay`, to the queue `to_queue`."""
 
     client: Client
@@ -51,7 +51,7 @@ class Progress:
     replay: str
     source: str
 
-    def published(self, *, note: bool) -> Published:
+    def published(self, *, note: bool) -> PublishedOffsets:
         """By earlier runs. `note`: commit a position first, as a run does that is going to publish; else nothing is
         changed, and what is not confirmed yet is not seen.
 
@@ -63,14 +63,16 @@ class Progress:
             self._commit("begun", info, begun.queue_offset if begun is not None else info.next)
         start = last or begun
         if start is None:
-            return Published()
+            return PublishedOffsets()
         found = self._read(start.queue_offset)
         up_to = None
         if last is not None:
             up_to = found.get(last.queue_offset, -1) + 1
             if not up_to:
                 raise self._unknown()
-        return Published(up_to, tuple(sorted({each for each in found.values() if up_to is None or each >= up_to})))
+        return PublishedOffsets(
+            up_to, tuple(sorted({each for each in found.values() if up_to is None or each >= up_to}))
+        )
 
     def note(self, queue_offset: int) -> None:
         """The last record that was published, and is confirmed, stands at this queue offset of the target."""

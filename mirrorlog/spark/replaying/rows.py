@@ -58,7 +58,7 @@ EVERYTHING: Final = Selection()
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ReplaySource:
     """What is selected of one queue: queue offsets from `first` up to `next` (exclusive), not necessarily all."""
 
     queue: str
@@ -115,7 +115,7 @@ def replay_rows(frame: DataFrame, selection: Selection) -> DataFrame:
     )
 
 
-def sources(rows: DataFrame) -> list[Source]:
+def sources(rows: DataFrame) -> list[ReplaySource]:
     """What is selected of each queue, in order of name. Raises BadInput for a queue offset that is there twice."""
     from pyspark.sql import functions as f
 
@@ -137,10 +137,10 @@ def sources(rows: DataFrame) -> list[Source]:
                 f"queue {row['source']!r}: {row['records']} rows have {row['offsets']} queue offsets; each record must "
                 "be there once, and name its queue (two queues of one name in a table are told apart by time)"
             )
-    return [Source(row["source"], row["first"], row["last"] + 1, row["records"], row["bytes"]) for row in found]
+    return [ReplaySource(row["source"], row["first"], row["last"] + 1, row["records"], row["bytes"]) for row in found]
 
 
-def in_order(rows: DataFrame, source: Source, *, first: int) -> Iterator[pa.RecordBatch]:
+def in_order(rows: DataFrame, source: ReplaySource, *, first: int) -> Iterator[pa.RecordBatch]:
     """The rows of one queue from the queue offset `first` on, in order, as Arrow batches of some megabytes.
 
     Tasks sort; the driver holds a partition at a time. Raises as Spark's reading does, as an error of ours.
@@ -159,7 +159,7 @@ def in_order(rows: DataFrame, source: Source, *, first: int) -> Iterator[pa.Reco
         raise from_spark(error) from error
 
 
-def count_from(rows: DataFrame, source: Source, first: int) -> int:
+def count_from(rows: DataFrame, source: ReplaySource, first: int) -> int:
     """How many records of one queue there are from the queue offset `first` on."""
     if first >= source.next:
         return 0
@@ -184,7 +184,7 @@ def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 # --- Inside ---------------------------------------------------------------------------------------------------------
 
 
-def _of(rows: DataFrame, source: Source, first: int) -> DataFrame:
+def _of(rows: DataFrame, source: ReplaySource, first: int) -> DataFrame:
     from pyspark.sql import functions as f
 
     return rows.where((f.col("source") == source.queue) & (f.col("offset") >= first))

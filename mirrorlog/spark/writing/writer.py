@@ -149,7 +149,7 @@ def _declare(given: Mapping[str, str]) -> bool:
     return text == "true"
 
 
-__all__ = ["QueueStreamWriter", "QueueWriter", "Written", "batch_writer", "parse_writer_options", "stream_writer"]
+__all__ = ["QueueStreamWriter", "QueueWriter", "WrittenRows", "batch_writer", "parse_writer_options", "stream_writer"]
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class QueueWritten:
 
 
 @dataclass(slots=True)
-class Written(WriterCommitMessage):
+class WrittenRows(WriterCommitMessage):
     """What one task wrote, by queue: its word to the driver."""
 
     queues: dict[str, QueueWritten] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class QueueWriter(DataSourceArrowWriter):
     def __init__(self, options: WriterOptions) -> None:
         self.options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
         """One attempt of a task. Raises Refused, OutcomeUnknown, BadInput, NoSuchQueue, ConnectionLost."""
         return write_rows(self.options, iterator)
 
@@ -214,7 +214,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriterOptions) -> None:
         self.options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
         """As `QueueWriter.write`."""
         return write_rows(self.options, iterator)
 
@@ -230,7 +230,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 # --- A task ---------------------------------------------------------------------------------------------------------
 
 
-def write_rows(options: WriterOptions, batches: Iterable[pa.RecordBatch]) -> Written:
+def write_rows(options: WriterOptions, batches: Iterable[pa.RecordBatch]) -> WrittenRows:
     """Send all rows; returns when every one is confirmed. Nodes are not asked while there is no row.
 
     Raises the first error that a record ended with, when all that were sent have ended.
@@ -241,7 +241,7 @@ def write_rows(options: WriterOptions, batches: Iterable[pa.RecordBatch]) -> Wri
             for queue, columns in per_queue(batch, queue=options.queue):
                 sending = sending or _Sending(options, stack)
                 sending.send(queue, columns)
-        return Written() if sending is None else sending.finish()
+        return WrittenRows() if sending is None else sending.finish()
 
 
 class _Sending:
@@ -253,7 +253,7 @@ class _Sending:
         self._client = stack.enter_context(Client(*options.servers, **options.access.client_options()))
         self._producers: dict[str, Producer] = {}
         self._under_way: deque[tuple[str, BulkDelivery]] = deque()
-        self._written = Written()
+        self._written = WrittenRows()
 
     def send(self, queue: str, columns: OutColumns) -> None:
         """Waits for room in the producer's window. Raises as `write_rows`."""
@@ -266,7 +266,7 @@ class _Sending:
         while self._under_way and self._under_way[0][1].done():
             self._take()
 
-    def finish(self) -> Written:
+    def finish(self) -> WrittenRows:
         """When all is confirmed. Raises as `write_rows`."""
         while self._under_way:
             self._take()
@@ -314,7 +314,7 @@ def check_written(messages: Sequence[WriterCommitMessage | None]) -> dict[str, Q
     """What all tasks wrote, by queue. Raises WriteUnproven when the confirms of all tasks do not fit together."""
     total: dict[str, QueueWritten] = {}
     for message in messages:
-        if not isinstance(message, Written):
+        if not isinstance(message, WrittenRows):
             raise WriteUnproven("a task did not say what it wrote; look at the queue before the job is run again")
         for queue, written in message.queues.items():
             of_queue = total.setdefault(queue, QueueWritten())
@@ -341,5 +341,5 @@ def _check_queue(queue: str, written: QueueWritten) -> None:
 def tell_left(messages: Sequence[WriterCommitMessage | None]) -> None:
     """Log what a failed job leaves in queues."""
     for message in messages:
-        for queue, written in message.queues.items() if isinstance(message, Written) else ():
+        for queue, written in message.queues.items() if isinstance(message, WrittenRows) else ():
             logger.warning("records_left queue=%s records=%d ranges=%s", queue, written.records, written.ranges[:10])

@@ -28,8 +28,8 @@ from mirrorlog.spark.decode.columns import check_schema
 from mirrorlog.spark.decode.decoded import (
     NOTHING_NEW,
     Decoded,
+    DecodeOutcomes,
     Evolution,
-    Outcomes,
     Tombstones,
     Wrong,
     path_text,
@@ -170,7 +170,7 @@ class AvroDecoder:
 
     def decode(self, values: pa.Array) -> Decoded:
         """See `decoded.Decoder`."""
-        outcomes = Outcomes(self.schema, values, self._settings.tombstones)
+        outcomes = DecodeOutcomes(self.schema, values, self._settings.tombstones)
         new = NOTHING_NEW
         kept: list[int] = []
         rows: list[dict[str, Any]] = []

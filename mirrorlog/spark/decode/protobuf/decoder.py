@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from mirrorlog.spark.decode.columns import check_schema
-from mirrorlog.spark.decode.decoded import Decoded, Outcomes, Tombstones, Wrong, present, version_of
+from mirrorlog.spark.decode.decoded import Decoded, DecodeOutcomes, Tombstones, Wrong, present, version_of
 from mirrorlog.spark.decode.protobuf.schema import STAMP, WRAPPERS, columns, map_ends, message_class
 from mirrorlog.spark.decode.texts import TIMESTAMP_MAX_US, TIMESTAMP_MIN_US
 from mirrorlog.spark.decode.types import to_delta_json
@@ -57,7 +57,7 @@ class ProtobufDecoder:
 
     def decode(self, values: pa.Array) -> Decoded:
         """See `decoded.Decoder`."""
-        outcomes = Outcomes(self.schema, values, self._tombstones)
+        outcomes = DecodeOutcomes(self.schema, values, self._tombstones)
         kept: list[int] = []
         rows: list[dict[str, Any]] = []
         for position, value in zip(*present(values), strict=True):

@@ -159,11 +159,24 @@ class TableState:
         return self.shape.schema.names
 
 
+def transactions_of(spark: SparkSession, table: str) -> tuple[int, dict[str, int]]:
+    """The newest version, -1 when there is no table, and the versions of all application ids. Raises what Spark
+    does."""
+    snapshot = snapshot_of(spark, table)
+    version = int(snapshot.version())
+    found: dict[str, int] = {}
+    entries = snapshot.transactions().iterator() if version >= 0 else None
+    while entries is not None and entries.hasNext():
+        entry = entries.next()
+        found[entry._1()] = int(entry._2())
+    return version, found
+
+
 def table_state(spark: SparkSession, table: str, application_ids: Iterable[str]) -> TableState:
     """The table at path or URI `table` as it is now, not as the session last saw it. Raises SparkFailed when its log
     cannot be read, MissingDependency in a session without the Delta that is needed."""
     try:
-        return _state(_snapshot(spark, _log(spark, table)), application_ids)
+        return _state(snapshot_of(spark, table), application_ids)
     except SPARK_ERRORS as error:
         raise _failed(error) from error
 
@@ -188,8 +201,8 @@ def commit(
     MissingDependency as `table_state`.
     """
     try:
-        log = _log(spark, table)
-        snapshot = _snapshot(spark, log)
+        log = open_log(spark, table)
+        snapshot = snapshot_of(spark, table)
         _refuse_changed(table, seen, _state(snapshot, seen.versions))
         transaction = _begun(spark, log, snapshot)
         _refuse_moved(table, seen, {name: int(transaction.txnVersion(name)) for name in seen.versions})
@@ -256,7 +269,8 @@ def _conflict(table: str, why: str) -> LandingConflict:
 # --- To and from the JVM --------------------------------------------------------------------------------------------
 
 
-def _log(spark: SparkSession, table: str) -> Any:
+def open_log(spark: SparkSession, table: str) -> Any:
+    """Delta's own object of a table's log."""
     return _delta_class(spark, "DeltaLog").forTable(spark._jsparkSession, table)
 
 
@@ -282,18 +296,20 @@ def _failed(error: BaseException) -> MirrorlogError:
     return from_spark(error)
 
 
-def _snapshot(spark: SparkSession, log: Any) -> Any:
+def snapshot_of(spark: SparkSession, table: str) -> Any:
+    """Delta's own object of a table as it is now; its version is -1 when there is none."""
     # Not the cached one: another process may have committed.
-    return log.update(False, _none(spark), _none(spark))
+    return open_log(spark, table).update(False, none(spark), none(spark))
 
 
 def _begun(spark: SparkSession, log: Any, snapshot: Any) -> Any:
     """A transaction that has read nothing but this snapshot."""
     jvm: Any = spark._jvm
-    return log.startTransaction(_none(spark), jvm.scala.Option.apply(snapshot))
+    return log.startTransaction(none(spark), jvm.scala.Option.apply(snapshot))
 
 
-def _none(spark: SparkSession) -> Any:
+def none(spark: SparkSession) -> Any:
+    """Scala's None, as an argument that is left out."""
     jvm: Any = spark._jvm
     return jvm.scala.Option.empty()
 
@@ -369,7 +385,7 @@ def _actions(spark: SparkSession, described: Sequence[Mapping[str, Any]]) -> Any
 
 def _operation(spark: SparkSession, note: str) -> Any:
     jvm: Any = spark._jvm
-    nothing = _none(spark)
+    nothing = none(spark)
     write = _delta_class(spark, "DeltaOperations$Write")
     append = jvm.org.apache.spark.sql.SaveMode.Append
     return write(append, nothing, nothing, jvm.scala.Option.apply(note), *[nothing] * _WRITE_AFTER_NOTE)
@@ -391,3 +407,17 @@ def _register_metrics(spark: SparkSession, transaction: Any, files: Sequence[Add
         made.put(name, metric)
     pairs = jvm.scala.jdk.javaapi.CollectionConverters.asScala(made)
     transaction.registerSQLMetrics(spark._jsparkSession, getattr(jvm.scala.Predef.Map(), "from")(pairs))
+
+
+def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """A copy of `spark` with these settings above its own, for one command; it shares the context and the JVM.
+
+    Delta takes some of a command's arguments from the session: transaction ids, sizes of files, the check of a
+    retention. Set in the session that others use, they would reach whatever else runs in it at that moment. Rejected:
+    setting and resetting, which two threads cannot do at once; `newSession`, which forgets what was set since the start
+    (credentials of a storage, for one).
+    """
+    copy = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession(), {})
+    for name, value in settings.items():
+        copy.conf.set(name, value)
+    return copy

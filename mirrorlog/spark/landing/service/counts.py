@@ -19,14 +19,15 @@ from typing import Final
 
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.results import QueueStep, StepResult, Tidied
+from mirrorlog.spark.landing.results import Observer, QueueStep, StepResult
+from mirrorlog.spark.landing.upkeep import DutyDone
 
 STATES: Final = ("waiting", "landing", "landed", "behind", "failed")
 """Before the first step; in a step; everything is landed; some is not; the last step failed."""
 
 
 @dataclass(slots=True)
-class QueueCounts:
+class QueueTotals:
     """Of one queue of a landing. `behind_since_s`: since when at least its oldest record not landed has been there, of
     the counts' clock; None when all is landed."""
 
@@ -78,7 +79,7 @@ class LandingTotals:
     error: str | None = None
     success_us: int | None = None
     failure_us: int | None = None
-    queues: dict[str, QueueCounts] = field(default_factory=dict)
+    queues: dict[str, QueueTotals] = field(default_factory=dict)
     duties: dict[tuple[str, str], DutyCounts] = field(default_factory=dict)
 
     @property
@@ -95,7 +96,7 @@ class LandingTotals:
         return max((queue.lag_seconds(now_s) for queue in self.queues.values()), default=0.0)
 
 
-class LandingCounts:
+class LandingCounts(Observer):
     """An observer of the service that counts. May be read from another thread (`copy`).
 
     `now_s`: a monotonic clock; `now_us`: the time of day, µs since 1970.
@@ -131,7 +132,7 @@ class LandingCounts:
             totals = self._of(landing)
             self._add(totals, result)
             for step in result.queues:
-                self._add_queue(totals.queues.setdefault(step.queue, QueueCounts()), step)
+                self._add_queue(totals.queues.setdefault(step.queue, QueueTotals()), step)
             totals.state, totals.error = "behind" if totals.lag_records else "landed", None
             totals.success_us = self._now_us()
 
@@ -147,14 +148,14 @@ class LandingCounts:
         with self._lock:
             totals = self._of(landing)
             for name, following in confirmed.items():
-                queue = totals.queues.setdefault(name, QueueCounts())
+                queue = totals.queues.setdefault(name, QueueTotals())
                 queue.confirmed_offset = max(queue.confirmed_offset, following)
                 if queue.lag_records and queue.behind_since_s is None:
                     queue.behind_since_s = self._now_s()
             if totals.state == "landed" and totals.lag_records:
                 totals.state = "behind"
 
-    def upkeep_done(self, landing: Landing, done: Tidied) -> None:
+    def upkeep_done(self, landing: Landing, done: DutyDone) -> None:
         """A duty of upkeep was done on one of the landing's tables."""
         with self._lock:
             totals = self._of(landing)
@@ -189,7 +190,7 @@ class LandingCounts:
         for name, seconds in result.parts.items():
             totals.phases[name] = totals.phases.get(name, 0.0) + seconds
 
-    def _add_queue(self, queue: QueueCounts, step: QueueStep) -> None:
+    def _add_queue(self, queue: QueueTotals, step: QueueStep) -> None:
         missed = sum(each.next - each.first for each in step.missed)
         queue.records += max(0, step.next - step.first - missed)
         queue.missed_records += missed

@@ -9,31 +9,135 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol, TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.results import Observer, Several, Silent, StepResult, Tidied
-from mirrorlog.spark.landing.runner import Moment
-from mirrorlog.spark.landing.service.counts import LandingCounts
+from mirrorlog.spark.landing.results import Observer, Several, StepResult
+from mirrorlog.spark.landing.runner import StepMoment
+from mirrorlog.spark.landing.service.counts import LandingCounts, LandingTotals
 from mirrorlog.spark.landing.service.metrics import LOOPBACK, serve_metrics
-from mirrorlog.spark.landing.service.progress_view import LiveView
+from mirrorlog.spark.landing.upkeep import DutyDone
 
 _MIB: Final = 1024 * 1024
 
 _STAGES: Final = {
-    Moment.BEGAN: "planning",
-    Moment.PLANNED: "writing files",
-    Moment.WRITTEN: "committing",
-    Moment.COMMITTED: "committed",
+    StepMoment.BEGAN: "planning",
+    StepMoment.PLANNED: "writing files",
+    StepMoment.WRITTEN: "committing",
+    StepMoment.COMMITTED: "committed",
 }
 """What a step does from a place on."""
+
+
+ROWS_MAX: Final = 30
+"""Queues that a terminal shows; those furthest behind first when there are more."""
+
+_STYLES: Final = {"failed": "bold red", "behind": "yellow", "landing": "cyan", "landed": "green"}
+_REASON_CHARACTERS_MAX: Final = 160
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One queue of one landing. `reason`: why it failed, else None; `rate`: records per second of the last step."""
+
+    queue: str
+    table: str
+    records: int
+    rate: float
+    lag_records: int
+    lag_seconds: float
+    state: str
+    reason: str | None = None
+
+
+def queue_rows(totals: Mapping[str, LandingTotals], now_s: float) -> list[QueueRow]:
+    """In the order of the landings' and the queues' names. A landing that knows no queue yet has a row of its own."""
+    return [row for name in sorted(totals) for row in _rows(name, totals[name], now_s)]
+
+
+def progress_table(rows: Iterable[QueueRow]) -> Table:
+    """For a terminal."""
+    every = list(rows)
+    shown = every if len(every) <= ROWS_MAX else sorted(every, key=lambda row: -row.lag_records)[:ROWS_MAX]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("queue", overflow="fold")
+    table.add_column("table", overflow="fold")
+    for name in ("landed", "rate/s", "lag", "lag s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    for row in shown:
+        numbers = (f"{row.records:,}", f"{row.rate:,.0f}", f"{row.lag_records:,}", f"{row.lag_seconds:.1f}")
+        # Text, not markup: a queue may be called [red].
+        table.add_row(Text(row.queue), Text(row.table), *numbers, Text(_state(row), style=_STYLES.get(row.state, "")))
+    if len(every) > len(shown):
+        table.caption = f"and {len(every) - len(shown):,} queues that are less far behind"
+    return table
+
+
+def _rows(name: str, totals: LandingTotals, now_s: float) -> Iterator[QueueRow]:
+    if not totals.queues:
+        yield QueueRow(name, totals.table, 0, 0.0, 0, 0.0, totals.state, totals.error)
+    for queue, counts in sorted(totals.queues.items()):
+        state = totals.state
+        if state in ("landed", "behind"):
+            state = "behind" if counts.lag_records else "landed"
+        yield QueueRow(
+            queue,
+            totals.table,
+            counts.records,
+            totals.rate,
+            counts.lag_records,
+            counts.lag_seconds(now_s),
+            state,
+            totals.error,
+        )
+
+
+def _state(row: QueueRow) -> str:
+    if row.reason is None:
+        return row.state
+    reason = row.reason
+    if len(reason) > _REASON_CHARACTERS_MAX:
+        reason = f"{reason[: _REASON_CHARACTERS_MAX - 1]}…"
+    return f"{row.state}: {reason}"
+
+
+class LiveView(Observer):
+    """Shows the counts as a table on a terminal while its block runs."""
+
+    def __init__(self, counts: LandingCounts, console: Console | None = None) -> None:
+        self._counts = counts
+        self._live = Live(console=console or Console(stderr=True), get_renderable=self._table, refresh_per_second=4)
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def step_ended(self, landing: Landing, result: StepResult) -> None:
+        for missed in result.missed:
+            self._live.console.print(Text(f"{landing.name}: {missed}"))
+
+    def upkeep_failed(self, landing: Landing, error: MirrorlogError) -> None:
+        self._live.console.print(Text(f"{landing.name}: upkeep failed: {_one_line(error)}"))
+
+    def _table(self) -> RenderableType:
+        return progress_table(queue_rows(*self._counts.copy()))
 
 
 @contextmanager
@@ -48,16 +152,16 @@ def watching(
         if as_json:
             yield Several(JsonLines(sys.stdout), counts)
         elif sys.stderr.isatty():
-            yield stack.enter_context(LiveView(counts))
+            yield Several(counts, stack.enter_context(LiveView(counts)))
         else:
-            yield Several(Lines(sys.stderr), counts)
+            yield Several(StepLines(sys.stderr), counts)
 
 
 class RunView(Protocol):
     """Told of a single run: of the queue offsets that are to be landed, of each place of a step, and of its end."""
 
     def planned(self, wanted: range) -> None: ...
-    def moment(self, moment: Moment) -> None: ...
+    def moment(self, moment: StepMoment) -> None: ...
     def step_ended(self, landing: Landing, result: StepResult) -> None: ...
     def step_failed(self, landing: Landing, error: MirrorlogError) -> None: ...
 
@@ -88,7 +192,7 @@ def step_line(result: StepResult) -> str:
     return ", ".join([*parts, *map(str, result.missed)])
 
 
-class Lines(Silent):
+class StepLines(Observer):
     """A line per step that added something, per failure, and per duty of upkeep."""
 
     def __init__(self, out: TextIO) -> None:
@@ -101,7 +205,7 @@ class Lines(Silent):
     def step_failed(self, landing: Landing, error: MirrorlogError) -> None:
         self._write(f"{landing.name}: failed: {_one_line(error)}")
 
-    def upkeep_done(self, landing: Landing, done: Tidied) -> None:
+    def upkeep_done(self, landing: Landing, done: DutyDone) -> None:
         files = f"{done.files_before:,} files, now {done.files_after:,}"
         self._write(f"{landing.name}: {done.duty} of {done.table}: {files}, {done.seconds:.1f} s")
 
@@ -113,7 +217,7 @@ class Lines(Silent):
         self._out.flush()
 
 
-class JsonLines(Silent):
+class JsonLines(Observer):
     """The same as objects: `event` is `landed`, `failed`, `upkeep` or `upkeep_failed`."""
 
     def __init__(self, out: TextIO) -> None:
@@ -126,7 +230,7 @@ class JsonLines(Silent):
     def step_failed(self, landing: Landing, error: MirrorlogError) -> None:
         self._write({"event": "failed", "landing": landing.name, "code": error.code, "error": _one_line(error)})
 
-    def upkeep_done(self, landing: Landing, done: Tidied) -> None:
+    def upkeep_done(self, landing: Landing, done: DutyDone) -> None:
         shown = {"table": done.table, "duty": str(done.duty), "files": [done.files_before, done.files_after]}
         self._write({"event": "upkeep", "landing": landing.name, **shown, "seconds": round(done.seconds, 3)})
 
@@ -144,11 +248,11 @@ class RunJson(JsonLines):
     def planned(self, wanted: range) -> None:
         pass
 
-    def moment(self, moment: Moment) -> None:
+    def moment(self, moment: StepMoment) -> None:
         pass
 
 
-class RunLines(Lines):
+class RunLines(StepLines):
     """A line when Spark starts, for what there is to land, for each stage, and for each step. An error is told by
     whoever ends with it."""
 
@@ -162,9 +266,9 @@ class RunLines(Lines):
         self._left = wanted
         self._write(f"{self._landing.name}: {_to_land(wanted)}")
 
-    def moment(self, moment: Moment) -> None:
+    def moment(self, moment: StepMoment) -> None:
         stage = _STAGES.get(moment)
-        if self._left and stage is not None and moment is not Moment.BEGAN:
+        if self._left and stage is not None and moment is not StepMoment.BEGAN:
             self._write(f"{self._landing.name}: {stage}")
 
     def step_ended(self, landing: Landing, result: StepResult) -> None:
@@ -212,7 +316,7 @@ class RunBar:
         self._wanted = wanted
         self._progress.update(self._task, total=len(wanted), told=self._told(0, 0.0))
 
-    def moment(self, moment: Moment) -> None:
+    def moment(self, moment: StepMoment) -> None:
         if stage := _STAGES.get(moment):
             self._progress.update(self._task, description=f"{self._name}: {stage}")
 

@@ -22,7 +22,7 @@ from mirrorlog.spark.errors import SPARK_ERRORS, SparkFailed, StorageFailed
 from mirrorlog.spark.landing.definition import Landing
 from mirrorlog.spark.landing.holds import Holds
 from mirrorlog.spark.landing.planning import source_options
-from mirrorlog.spark.landing.results import Observer, Silent
+from mirrorlog.spark.landing.results import Observer
 from mirrorlog.spark.landing.runner import OnMoment, Runner
 from mirrorlog.spark.landing.service.schedule import Schedule, Turn
 from mirrorlog.spark.plan import QueueFacts
@@ -58,7 +58,7 @@ class Service:
         self.schedule = Schedule.of(landings)
         self._spark = spark
         self._runner = Runner(spark, on_moment)
-        self._observer = observer or Silent()
+        self._observer = observer or Observer()
         self._once = once
         self._upkeep = upkeep
         self._now = now

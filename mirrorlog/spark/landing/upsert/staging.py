@@ -53,7 +53,7 @@ class Staging:
         _remove(spark, self.root(table))
 
 
-def remove_old(spark: SparkSession, table: str, *, before_ms: int, dry_run: bool = False) -> list[str]:
+def remove_old(spark: SparkSession, table: str, *, before_ms: int) -> list[str]:
     """Remove the folders last written to before `before_ms` (since 1970, by the storage's clock); their names.
 
     `before_ms` must lie further back than any step takes. Raises SparkFailed.
@@ -63,14 +63,13 @@ def remove_old(spark: SparkSession, table: str, *, before_ms: int, dry_run: bool
     except SPARK_ERRORS as error:
         raise from_spark(error) from error
     for name in found:
-        if not dry_run:
-            _remove(spark, f"{table.rstrip('/')}/{FOLDER}/{name}")
+        _remove(spark, f"{table.rstrip('/')}/{FOLDER}/{name}")
     return sorted(found)
 
 
 def _folders(spark: SparkSession, table: str) -> Iterator[tuple[str, int]]:
     """Each folder and when something in it, or itself, was last written."""
-    system, path = _open(spark, f"{table.rstrip('/')}/{FOLDER}")
+    system, path = file_system(spark, f"{table.rstrip('/')}/{FOLDER}")
     if not system.exists(path):
         return
     for folder in system.listStatus(path):
@@ -80,7 +79,7 @@ def _folders(spark: SparkSession, table: str) -> Iterator[tuple[str, int]]:
 
 def _exists(spark: SparkSession, uri: str) -> bool:
     try:
-        system, path = _open(spark, uri)
+        system, path = file_system(spark, uri)
         return bool(system.exists(path))
     except SPARK_ERRORS as error:
         raise from_spark(error) from error
@@ -88,13 +87,14 @@ def _exists(spark: SparkSession, uri: str) -> bool:
 
 def _remove(spark: SparkSession, uri: str) -> None:
     try:
-        system, path = _open(spark, uri)
+        system, path = file_system(spark, uri)
         system.delete(path, True)
     except SPARK_ERRORS as error:
         raise from_spark(error) from error
 
 
-def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:
+def file_system(spark: SparkSession, uri: str) -> tuple[Any, Any]:
+    """Hadoop's own objects for a place: its file system and its path."""
     jvm: Any = spark._jvm
     path = jvm.org.apache.hadoop.fs.Path(uri)
     return path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), path

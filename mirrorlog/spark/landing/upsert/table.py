@@ -33,17 +33,29 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, TableOutOfStep, from_spark
-from mirrorlog.spark.landing.commit.delta_log import AddedFile, TableShape, TableState, commit, is_conflict, table_state
+from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, RecordWithoutKey, TableOutOfStep, from_spark
+from mirrorlog.spark.landing.commit.delta_log import (
+    AddedFile,
+    TableShape,
+    TableState,
+    commit,
+    is_conflict,
+    own_session,
+    table_state,
+)
 from mirrorlog.spark.landing.commit.durable import sync_commits
-from mirrorlog.spark.landing.commit.own_session import own_session
-from mirrorlog.spark.landing.upsert.positions import UpsertIds, announced_folder, announcement, passage
-from mirrorlog.spark.landing.upsert.rows import TOMBSTONE
+from mirrorlog.spark.landing.definition import Landing
+from mirrorlog.spark.landing.planning import QueuePlan
+from mirrorlog.spark.landing.positions import QueueIds
+from mirrorlog.spark.landing.upsert.positions import UpsertIds, announced_folder, announcement, landed_epoch, passage
 from mirrorlog.spark.landing.upsert.staging import Staging
+from mirrorlog.spark.plan import QueueFacts
 
 PROPERTIES: Final[Mapping[str, str]] = {"delta.enableChangeDataFeed": "true"}
 """What an upserted table is made with."""
@@ -65,7 +77,7 @@ class MergeMoment(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class QueueMove:
     """What a step lands of one queue: offsets `first` up to `next` (exclusive). `epoch`: of the record `next - 1`, None
     when there is none (the range was skipped, or ends in a gap)."""
 
@@ -112,7 +124,7 @@ def merge_step(
     files: Sequence[AddedFile],
     *,
     seen: TableState,
-    moves: Sequence[Move],
+    moves: Sequence[QueueMove],
     columns: RowColumns,
     note: Mapping[str, Any],
     shape: TableShape | None = None,
@@ -158,7 +170,7 @@ class _Step:
     note: Mapping[str, Any]
     on_moment: Callable[[MergeMoment], None]
 
-    def land(self, move: Move, seen: TableState, shape: TableShape | None) -> MergeResult:
+    def land(self, move: QueueMove, seen: TableState, shape: TableShape | None) -> MergeResult:
         _refuse_moved(self.spark, self.table, seen, move)
         if seen.version is not None and seen.versions[move.ids.offset] is None:
             self._refuse_older_queue(move)
@@ -183,7 +195,7 @@ class _Step:
     def _commit(self, seen: TableState, sets: Mapping[str, int], shape: TableShape | None) -> int:
         return commit(self.spark, self.table, (), seen=seen, sets=sets, note=self.note, shape=shape)
 
-    def _merge(self, move: Move, schema: StructType) -> MergeResult:
+    def _merge(self, move: QueueMove, schema: StructType) -> MergeResult:
         session = own_session(self.spark, {**_SETTINGS, **_identity(move, self.note)})
         try:
             counts = _merge(session, self.table, self._latest(session, move, schema), schema.names, self.columns)
@@ -197,14 +209,14 @@ class _Step:
             raise _conflict(self.table, move, "the table has the records already")
         return counts
 
-    def _latest(self, session: SparkSession, move: Move, schema: StructType) -> DataFrame:
+    def _latest(self, session: SparkSession, move: QueueMove, schema: StructType) -> DataFrame:
         """Of each key of the queue its latest staged row. Columns that a file lacks are null."""
         paths = [f"{self.staging.root(self.table)}/{file.path}" for file in self.files]
         staged = StructType([*schema.fields, StructField(TOMBSTONE, BooleanType())])
         rows = session.read.schema(staged).parquet(*paths)
         return latest_per_key(rows.where(f.col(_quoted(self.columns.queue)) == move.queue), self.columns)
 
-    def _refuse_older_queue(self, move: Move) -> None:
+    def _refuse_older_queue(self, move: QueueMove) -> None:
         try:
             table = self.spark.read.format("delta").load(self.table)
             if not table.where(f.col(_quoted(self.columns.queue)) == move.queue).limit(1).count():
@@ -250,7 +262,7 @@ def _merge(
     return MergeResult(-1, row.num_inserted_rows, row.num_updated_rows, row.num_deleted_rows)
 
 
-def _identity(move: Move, note: Mapping[str, Any]) -> dict[str, str]:
+def _identity(move: QueueMove, note: Mapping[str, Any]) -> dict[str, str]:
     return {
         "spark.databricks.delta.write.txnAppId": move.ids.offset,
         "spark.databricks.delta.write.txnVersion": str(move.next),
@@ -258,7 +270,7 @@ def _identity(move: Move, note: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _of(state: TableState, move: Move) -> TableState:
+def _of(state: TableState, move: QueueMove) -> TableState:
     return replace(state, versions={name: state.versions[name] for name in move.ids})
 
 
@@ -268,13 +280,13 @@ def _with_shape_of_now(spark: SparkSession, table: str, seen: TableState) -> Tab
     return replace(now, versions=seen.versions)
 
 
-def _refuse_moved(spark: SparkSession, table: str, seen: TableState, move: Move) -> None:
+def _refuse_moved(spark: SparkSession, table: str, seen: TableState, move: QueueMove) -> None:
     """Before another landing's folder is removed: who is late must not hurt one that is ahead."""
     if table_state(spark, table, move.ids).versions != seen.versions:
         raise _conflict(table, move, "its positions have moved")
 
 
-def _conflict(table: str, move: Move, why: str) -> LandingConflict:
+def _conflict(table: str, move: QueueMove, why: str) -> LandingConflict:
     return LandingConflict(
         f"another landing of queue {move.queue!r} committed to {table} meanwhile ({why}); nothing was added, run again"
     )
@@ -299,3 +311,105 @@ def _sum(one: MergeResult, other: MergeResult) -> MergeResult:
 
 def _quoted(name: str) -> str:
     return f"`{name}`"
+
+
+TOMBSTONE: Final = "_tombstone"
+"""Column of staged rows, not of the table."""
+NO_KEY: Final = "no key"
+"""The reason of a dead letter."""
+
+
+def staged_rows(rows: pa.RecordBatch, values: pa.Array, key: Sequence[str]) -> tuple[pa.RecordBatch, pa.BooleanArray]:
+    """The rows to stage, and for each of the given ones whether it has a key.
+
+    `rows`: as the table has them; `values`: the records' values, null in a tombstone; `key`: columns of `rows`, all of
+    which must be there for a row to count.
+    """
+    with_key = _all(rows.column(name).is_valid() for name in key)
+    flagged = rows.append_column(pa.field(TOMBSTONE, pa.bool_()), values.is_null())
+    return flagged if with_key.true_count == len(with_key) else flagged.filter(with_key), with_key
+
+
+def refuse_keyless(rows: pa.RecordBatch, with_key: pa.BooleanArray, *, queue: str, offset: str) -> None:
+    """Raise RecordWithoutKey naming the first one. `offset`: the column with queue offsets."""
+    if with_key.true_count < len(with_key):
+        place = pc.index(with_key, False).as_py()
+        raise RecordWithoutKey(
+            f"queue {queue!r}: record {rows.column(offset)[place]} has no key, so an upsert cannot place it; set "
+            "dead_letters to keep such records there"
+        )
+
+
+def _all(masks: object) -> pa.BooleanArray:
+    found = None
+    for mask in masks:  # type: ignore[attr-defined]
+        found = mask if found is None else pc.and_(found, mask)
+    assert found is not None, "an upsert has a key"
+    return found
+
+
+# The runner's side: where an appending landing commits its files, this one stages them and merges them in.
+
+
+def ids_for(landing: Landing, facts: QueueFacts) -> QueueIds | UpsertIds:
+    """The application ids that the landing keeps of a queue."""
+    return UpsertIds.of(facts) if landing.write == "upsert" else QueueIds.of(facts)
+
+
+def resumed(landing: Landing, queues: Sequence[QueueFacts], state: TableState) -> TableState:
+    """The state as an appending landing would have left it: with the epoch of the last record that is landed."""
+    if landing.write != "upsert":
+        return state
+    epochs = {ids.epoch: landed_epoch(state.versions, ids) for ids in map(UpsertIds.of, queues)}
+    return replace(state, versions={**state.versions, **epochs})
+
+
+def row_columns(landing: Landing) -> RowColumns:
+    """Which columns of the table are what."""
+    columns = DECODED_COLUMNS if landing.decoded else RAW_COLUMNS
+    return replace(columns, key=landing.key) if landing.key else columns
+
+
+def with_properties(shape: TableShape | None, state: TableState) -> TableShape | None:
+    """What an upserted table is made with; one that is there keeps what it has."""
+    if shape is None or state.version is not None:
+        return shape
+    return replace(shape, properties={**PROPERTIES, **shape.properties})
+
+
+def merge(
+    spark: SparkSession,
+    landing: Landing,
+    staging: Staging,
+    files: Sequence[AddedFile],
+    *,
+    seen: TableState,
+    plans: Sequence[QueuePlan],
+    epochs: Mapping[tuple[str, int], int],
+    note: Mapping[str, Any],
+    shape: TableShape | None,
+    on_moment: Callable[[MergeMoment], None],
+) -> MergeResult:
+    """In place of the commit. Raises LandingConflict, TableOutOfStep, SparkFailed."""
+    moves = [
+        QueueMove(
+            queue=plan.facts.name,
+            ids=UpsertIds.of(plan.facts),
+            first=plan.first,
+            next=plan.next,
+            epoch=epochs.get((plan.facts.name, plan.next)),
+        )
+        for plan in plans
+    ]
+    return merge_step(
+        spark,
+        landing.table,
+        staging,
+        files,
+        seen=seen,
+        moves=moves,
+        columns=row_columns(landing),
+        note=note,
+        shape=with_properties(shape, seen),
+        on_moment=on_moment,
+    )

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from mirrorlog.spark.landing.write.layout import Layout, Values, folder, partition_values
 from mirrorlog.spark.landing.write.statistics import FileStatistics
 from mirrorlog.spark.landing.write.storage import OpenFile, Storage
-from mirrorlog.spark.reading.worker_process import spare_modules
+from mirrorlog.spark.reading.rows import spare_modules
 
 # Small enough that little is left to wait for at the end, large enough for readers that go by row groups.
 _GROUP_BYTES: Final = 32 * 1024 * 1024

@@ -17,14 +17,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
-from mirrorlog.spark.errors import BadLanding
+from mirrorlog.spark.errors import BadLanding, LandingConflict
+
+KEEP_S_MIN: Final = 24 * 3600.0
+"""The shortest retention that VACUUM is run with: twice as long as a step may take until its files are committed."""
+STEP_S_MAX: Final = KEEP_S_MIN / 2
+"""Within this time from the first file of a step on it has to be committed, or it begins again."""
 
 _SCHEMES: Final = ("file", "s3", "s3a", "gs", "abfs", "abfss", "hdfs")
 _SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
@@ -60,6 +65,16 @@ def sync_local(table: str, name: str) -> None:
     if root is not None:
         sync_file(root / name)
         sync_file((root / name).parent)
+
+
+def refuse_old_files(modified_ms: Iterable[int], *, now_ms: int) -> None:
+    """For a step before it commits: raise LandingConflict when its oldest file may be gone. Times are since 1970."""
+    oldest_ms = min(modified_ms, default=now_ms)
+    if now_ms - oldest_ms > STEP_S_MAX * 1000:
+        raise LandingConflict(
+            f"the step took {(now_ms - oldest_ms) / 1000:g} s, its files may have been removed after {STEP_S_MAX:g} s; "
+            "nothing was added, run again with a smaller max_bytes"
+        )
 
 
 class Storage:

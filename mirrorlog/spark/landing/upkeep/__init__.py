@@ -1,1 +1,0 @@
-"""Compaction, checkpoints and VACUUM of landed tables, when it is time."""
