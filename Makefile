@@ -16,7 +16,7 @@ export MIRRORLOG_JARS ?= $(CURDIR)/.build/jars
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock audit jars proto check format test torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark clean
+.PHONY: help venv lock audit jars proto check format test test-long torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,8 +75,15 @@ format: venv ## format the sources and repair what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: venv jars ## all tests
-	$(BIN)/pytest
+# Many tests wait for nodes more than they compute, so there is one process more than a small machine has cores.
+WORKERS ?= 3
+PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
+
+test: venv jars ## the proof: every promise in its short form, on real nodes and with real Spark; WORKERS=3
+	$(PYTEST) -m "not long and not slow"
+
+test-long: venv jars ## the rest: longer storms, more deaths, the whole of the landing
+	$(PYTEST) -m "long and not slow"
 
 # Both go on where the last run stopped and add up in .build: `make torture ROUNDS=50`, as often as wanted.
 torture: venv ## kill -9, stop and pause real nodes under load; ROUNDS=100, SEED, FLUSH=memory|disk

@@ -15,7 +15,7 @@ FUZZERS = ("fuzz_client", "fuzz_replication", "fuzz_http", "fuzz_grpc")
 _GROWTH_BYTES_MAX = 128 * 1024 * 1024
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[KINDS[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])])
 def stand(request: pytest.FixtureRequest) -> Iterator[Stage]:
     with stage(request.param) as stand:
         yield stand
@@ -33,7 +33,10 @@ def test_nearly_right_bytes_at_any_port_harm_nobody(stand: Stage, fuzzer: str) -
     assert tracebacks(stand.cluster.directory) == 0
 
 
-@pytest.mark.parametrize(("where", "tls"), [("client", True), ("client", False), ("nodes", False)])
+@pytest.mark.parametrize(
+    ("where", "tls"),
+    [("client", True), pytest.param("client", False, marks=pytest.mark.long), ("nodes", False)],
+)
 def test_somebody_in_the_middle_takes_and_adds_no_record(where: str, tls: bool) -> None:
     """Goal: what was confirmed over TLS, or where nodes talk to each other, is there, once and in order, whatever
     happened to the bytes on their way; over a plain client port, what is there is what was sent. Method: three seconds

@@ -72,6 +72,7 @@ def test_one_outstanding_in_a_work_queue_is_timed_to_the_hand_and_to_its_ack() -
     assert _names(figures) == ["p50", "p99"] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [
@@ -99,6 +100,7 @@ def test_the_open_loop_times_records_by_their_schedule() -> None:
     assert _names(figures) == ["rate", "p50", "p99", "p99.9", "max", *late, "segments filled"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("copies", [1, 3])
 def test_publishing_through_the_grpc_door_counts_every_batch(copies: int) -> None:
     """A batch too few, a duplicate or a confirm by another number of copies would fail the workload itself."""
@@ -113,6 +115,7 @@ def test_one_outstanding_through_the_grpc_door_gives_percentiles() -> None:
     assert _names(grpc_one_outstanding.run(case, str(case))) == ["p50", "p90", "p99", "p99.9"]
 
 
+@pytest.mark.long
 def test_a_backlog_is_read_whole_through_the_grpc_door_in_both_ways() -> None:
     """The client fails when it reads another number of records than was published."""
     figures = grpc_consume.run(grpc_consume.Case(KIB, TOTAL, 0.1), "a")

@@ -330,6 +330,7 @@ def test_arguments_that_no_mirror_could_take(cluster: Cluster, size: int) -> Non
     cluster.wait_confirmed()
 
 
+@pytest.mark.long
 def test_arguments_nested_too_deep(tmp_path: Path) -> None:
     """Goal: what one decoder takes and another one does not never gets into the log, where it would part the copies.
     Method: lists in lists, a little too deep, and around where decoders give up. The next queue has the next id, on
@@ -500,6 +501,7 @@ def test_a_producer_whose_sequences_are_long_gone(cluster: Cluster, queue: Queue
 # --- Clusters of their own ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_two_nodes_with_the_same_id(tmp_path: Path) -> None:
     """Goal: a second n2 on another directory costs no record and confirms nothing that is not on a copy. Method: start
     one beside the first under load: one of the two ends, for the cluster knows one n2. End both, start one
@@ -609,6 +611,7 @@ def test_a_declare_is_answered_when_it_is_confirmed(tmp_path: Path) -> None:
             assert raw.request(DeclareQueue(name="q"), Metadata).queues[0].queue_id == 1
 
 
+@pytest.mark.long
 def test_a_declare_that_no_majority_decides_is_answered(tmp_path: Path) -> None:
     """Goal: nothing hangs, and nothing is left behind. Method: with the only mirror paused the place of a new queue
     cannot be decided: the declare ends by its own deadline, nothing is stored, and it works afterwards."""

@@ -65,6 +65,7 @@ def test_a_directory_in_use(cluster: Cluster) -> None:
     assert log_of(node).state == "serving"
 
 
+@pytest.mark.long
 def test_a_door_that_never_serves_holds_up_nothing_else(tmp_path: Path) -> None:
     """Goal: while a node waits for its gRPC door, up to half a minute, its own port keeps every promise. Method: give
     both nodes an address that is taken. One of them masters; a publish and a declare while the other one stands still
@@ -125,6 +126,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     assert str(tmp_path / "data") in said(done, 16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "environment", "match"),
     [
@@ -162,6 +164,7 @@ def test_settings_that_are_none(flags: list[str], environment: dict[str, str], m
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "match"),
     [

@@ -101,6 +101,7 @@ async def bound(client: Client, queue: str) -> bool:
     return any(each.destination == queue for each in (await client.admin.topology.routing()).bindings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("again", [True, False], ids=["asked again", "not asked again"])
 @pytest.mark.parametrize("step", STEPS, ids=STEPS.values())
 async def test_a_master_may_die_between_any_two_steps(
@@ -236,6 +237,7 @@ async def _reads(client: Client, queue: str) -> object:
     return asyncio.ensure_future(anext(aiter(consumer)))
 
 
+@pytest.mark.long
 async def test_each_kind_of_use_alone_keeps_a_queue(tmp_path: Path) -> None:
     """Goal: `if_unused` knows whoever would miss the queue. Method: one queue for each way to use it, with that alone;
     a held lease counts, as for `x-expires`, also when its holder's connection is gone, and behind a failover; the
@@ -333,6 +335,7 @@ async def test_publishers_go_on_while_the_queue_is_deleted_and_declared(tmp_path
         assert former.isdisjoint(found)
 
 
+@pytest.mark.long
 async def test_two_deletions_at_once_are_one(tmp_path: Path) -> None:
     """Five clients delete, each through another node first, while others declare: every deletion gives what it took, or
     that there was nothing; ids only rise; at the end there is one queue or none."""
@@ -385,6 +388,7 @@ async def test_what_a_landing_holds_is_deleted_by_force_only(tmp_path: Path) -> 
         assert await admin.delete_queue("q", if_empty=True, if_unused=True) == 0
 
 
+@pytest.mark.long
 async def test_a_cluster_that_starts_again_knows_what_was_deleted(tmp_path: Path) -> None:
     """Goal: nothing comes back. Method: delete with one node down; it returns, and then all are killed and started."""
     async with cluster_of(tmp_path) as (cluster, client):
@@ -406,6 +410,7 @@ async def test_a_cluster_that_starts_again_knows_what_was_deleted(tmp_path: Path
         assert (await client.admin.declare("q")).queue_id > first.queue_id + 1
 
 
+@pytest.mark.long
 async def test_a_queue_that_is_to_go_only_when_empty_loses_no_record(tmp_path: Path) -> None:
     """Goal: `if_empty` deletes nothing that was confirmed. Method: one that publishes and settles its own record,
     while another deletes the queue if it is empty, again and again, and declare it anew: a record that

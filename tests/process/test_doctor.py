@@ -208,6 +208,7 @@ def test_the_command_says_it_in_words_and_in_json_and_by_its_exit_code(
     assert code != 0
 
 
+@pytest.mark.long
 async def test_nodes_that_are_down_and_what_they_hold_up_are_told(cluster: Cluster) -> None:
     """The node of a queue of one copy is killed; then another one: below min_in_sync, and no master, or no majority."""
     async with Client(*cluster.servers) as client:

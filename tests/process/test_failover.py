@@ -94,6 +94,7 @@ def check_all(cluster: Cluster, queue: QueueInfo, load: Load) -> None:
 # --- Deaths -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_publishes_go_on_while_the_master_is_dead(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: one death costs a moment. Method: kill the master under load, twice, the second time the next one: confirms
     go on before the dead one is back, in a later epoch each time."""
@@ -114,6 +115,7 @@ def test_publishes_go_on_while_the_master_is_dead(cluster: Cluster, queue: Queue
     check_all(cluster, queue, load)
 
 
+@pytest.mark.long
 def test_all_nodes_killed_at_once_come_back_with_everything(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: where only processes die, the page cache survives: nothing is lost, and no loss is said. Method: kill all
     three under load without a pause between, start them all; twice."""
@@ -128,6 +130,7 @@ def test_all_nodes_killed_at_once_come_back_with_everything(cluster: Cluster, qu
     check_all(cluster, queue, load)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victims", [("n2", "n3"), ("n1", "n2")])
 def test_two_dead_nodes_of_three_hold_everything_still(
     cluster: Cluster, queue: QueueInfo, victims: Sequence[str]
@@ -185,6 +188,7 @@ def reads(node: Node, queue: QueueInfo) -> bool:
 # --- Hangs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_master_that_stands_still_is_replaced_and_finds_itself_fenced(tmp_path: Path) -> None:
     """Goal: a hung process is as good as dead, and harmless when it wakes. Method: SIGSTOP the master under load for
     longer than `node_timeout_ms`: confirms go on elsewhere; a publish and a read that lie in its sockets when it wakes
@@ -222,6 +226,7 @@ def test_a_master_that_stands_still_is_replaced_and_finds_itself_fenced(tmp_path
         check_all(cluster, queue, load)
 
 
+@pytest.mark.long
 def test_a_mirror_that_stands_still_leaves_the_set_and_comes_back(tmp_path: Path) -> None:
     """Goal: one slow copy delays nobody for longer than `mirror_lag_time_ms` when two are enough. Method: SIGSTOP a
     mirror, with a node timeout that does not come into it: a publish waits, is confirmed on two copies, the next ones
@@ -249,6 +254,7 @@ def test_a_mirror_that_stands_still_leaves_the_set_and_comes_back(tmp_path: Path
 # --- Going and coming ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_rolling_restart_loses_nothing_and_copies_nothing_again(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: a clean stop hands over first. Method: stop and start each node in turn under load: exit code 0, no outcome
     is unknown, and what each node asks for when it is back is where its copy ends."""
@@ -287,6 +293,7 @@ def test_publishes_during_role_changes_land_once(cluster: Cluster, queue: QueueI
     check_all(cluster, queue, load)
 
 
+@pytest.mark.long
 def test_a_publish_that_waits_when_the_master_is_fenced_is_told_so(tmp_path: Path) -> None:
     """Goal: nobody waits for a confirm that can never come. Method: hold a publish by two paused mirrors, let the
     master stand still while they start again and one of them is promoted: when it wakes, what waits ends as unknown
@@ -332,6 +339,7 @@ def mirror_of_one(master: Node, node_id: str) -> int:
 # --- The public client ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deed", [Node.kill, Node.stop, Node.pause])
 async def test_the_public_client_goes_on_by_itself(tmp_path: Path, deed: Callable[[Node], object]) -> None:
     """Goal: an application sees no error when the master dies, stops or hangs. Method: send records one after the other

@@ -62,6 +62,7 @@ def ended(node: Node, timeout: float = 20.0) -> int:
 # --- Founding -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_three_nodes_that_start_at_once_are_one_cluster(growing: Growing, seed: int) -> None:
     """Goal: whatever the order, exactly one of them founds. Method: start them in a random order, with random delays,
@@ -118,6 +119,7 @@ def test_a_founder_alone_waits_for_a_majority(growing: Growing) -> None:
 # --- Growing --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_one_node_grows_to_three_under_publishing(growing: Growing) -> None:
     """Goal: nothing is refused, held up or lost while nodes come. Method: publish steadily, through the public client,
     and let two nodes join; every publish is confirmed within its deadline and every record is there once, in order."""
@@ -183,6 +185,7 @@ def test_two_nodes_and_a_witness_fail_over(growing: Growing) -> None:
 # --- Who is not let in ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_disk_of_another_cluster_is_refused_until_it_is_set_aside(growing: Growing) -> None:
     """Goal: no node takes its old data into another cluster, and nothing is deleted. Method: a node of a cluster of its
     own joins another one: without --discard it ends and names both, with it it is in, and what it had is renamed."""
@@ -217,6 +220,7 @@ def test_a_blank_disk_under_a_known_name_is_refused(growing: Growing) -> None:
     assert nodes[2].exit_code == NotAMember.exit_code
 
 
+@pytest.mark.long
 def test_a_copy_of_a_disk_ends_one_of_the_two(growing: Growing, tmp_path: Path) -> None:
     """Goal: twins do not fight, and a copy of a disk costs no node. Method: start the copy that was made of a member's
     disk before its run beside that run: the copy ends and says why, the one that was there goes on."""
@@ -233,6 +237,7 @@ def test_a_copy_of_a_disk_ends_one_of_the_two(growing: Growing, tmp_path: Path) 
     assert nodes[2].running
 
 
+@pytest.mark.long
 def test_a_copy_of_a_running_nodes_disk_ends_both(growing: Growing) -> None:
     """Goal: also a copy that no start id tells from the disk itself ends with a clear error. Method: as above, with a
     copy of the disk of the run, which answers for one thing more before the copy is started: that is not on it."""
@@ -248,6 +253,7 @@ def test_a_copy_of_a_running_nodes_disk_ends_both(growing: Growing) -> None:
     assert "forget the node, and start it with a blank disk" in twin.log_tail()
 
 
+@pytest.mark.long
 def test_a_disk_that_was_set_back_is_let_in_again(growing: Growing, tmp_path: Path) -> None:
     """Goal: a restored disk does not lock its node out. Method: copy a member's directory, let the member run on, and
     put the copy in its place."""
@@ -265,6 +271,7 @@ def test_a_disk_that_was_set_back_is_let_in_again(growing: Growing, tmp_path: Pa
     assert next(node.kind for node in view.nodes if node.node_id == "n3") == "lossy"
 
 
+@pytest.mark.long
 def test_a_node_that_was_forgotten_is_refused_and_joins_with_a_blank_disk(growing: Growing) -> None:
     """Goal: forgetting is for good, for that disk. Method: stop a node, forget it, start it: refused, and why. With its
     directory gone it joins as another member and has everything again."""

@@ -87,6 +87,7 @@ def test_a_killed_master_is_replaced_and_returns_with_all_that_was_confirmed(
     check_all(cluster, queue, load)
 
 
+@pytest.mark.long
 def test_a_retry_after_the_masters_death_gets_the_first_place(spare: Cluster) -> None:
     """Goal: the next master has the producer table, rebuilt from the log. Method: kill the master after a confirm, send
     the identical batch to the next one, then the next batch; the same once the dead one is back."""
@@ -117,6 +118,7 @@ def test_a_retry_after_the_masters_death_gets_the_first_place(spare: Cluster) ->
     check(6)
 
 
+@pytest.mark.long
 def test_a_batch_that_only_the_master_had_is_confirmed_later(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: outcome unknown ends as landed once, in the longest copy. Method: publish with both mirrors paused, kill
     all before any copy exists; start the one that has it first: it is promoted, the record is there once and a retry
@@ -143,6 +145,7 @@ def test_a_batch_that_only_the_master_had_is_confirmed_later(cluster: Cluster, q
     assert_copies_equal(cluster)
 
 
+@pytest.mark.long
 def test_a_batch_that_only_the_dead_master_had_is_cut(spare: Cluster) -> None:
     """Goal: outcome unknown ends as landed once, in the new master's log. Method: publish with both mirrors paused,
     kill all before any copy exists, let the mirrors go on: a retry lands there; the master returns, cuts its own, and
@@ -173,6 +176,7 @@ def test_a_batch_that_only_the_dead_master_had_is_cut(spare: Cluster) -> None:
     assert_copies_equal(spare)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", [("n3", "n2", "n1"), ("n1", "n2", "n3")])
 def test_all_nodes_restart_cleanly(cluster: Cluster, queue: QueueInfo, order: tuple[str, ...]) -> None:
     """Goal: exit code 0, clean tails, a new epoch, all data. Method: stop all three, the master last or first, start
@@ -196,6 +200,7 @@ def test_all_nodes_restart_cleanly(cluster: Cluster, queue: QueueInfo, order: tu
     assert_copies_equal(cluster)
 
 
+@pytest.mark.long
 def test_a_stop_under_load_is_clean(spare: Cluster) -> None:
     """Goal: SIGTERM of the master hands the log over: no outcome is unknown, confirms go on while it is away, and its
     tail is clean. Method: stop it under load: exit code 0; the next start finds nothing torn, and every record lands
@@ -219,6 +224,7 @@ def test_a_stop_under_load_is_clean(spare: Cluster) -> None:
     check_all(spare, queue, load)
 
 
+@pytest.mark.long
 def test_a_clean_stop_leaves_the_mirrors_with_all_that_is_confirmed(spare: Cluster) -> None:
     """Goal: the last confirmed offset is told before the goodbye. Method: publish, stop the master at once, read the
     record from both others without waiting; then the new epoch is confirmed on both."""
@@ -233,6 +239,7 @@ def test_a_clean_stop_leaves_the_mirrors_with_all_that_is_confirmed(spare: Clust
     spare.wait_confirmed()
 
 
+@pytest.mark.long
 def test_a_stopping_node_says_so(tmp_path: Path) -> None:
     """Goal: NODE_STOPPING while publishes that wait are given their moment, when nobody can take over. Method: pause
     the mirrors so that one waits, SIGTERM, publish another one on the open connection."""
@@ -266,6 +273,7 @@ def check_stopping(cluster: Cluster, queue: QueueInfo) -> None:
     assert_copies_equal(cluster)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("starts_alone", [0, 3])
 def test_a_master_with_an_older_disk_masters_nothing(spare: Cluster, tmp_path: Path, starts_alone: int) -> None:
     """Goal: a restored snapshot costs nobody a byte, however often it was started alone. Method: copy the master's
@@ -313,6 +321,7 @@ def test_a_master_with_an_older_disk_masters_nothing(spare: Cluster, tmp_path: P
         assert [(log.marked, log.losses) for log in status.logs] == [([], [])]
 
 
+@pytest.mark.long
 def test_a_position_is_taken_before_the_confirmed_offset_is_known_again(tmp_path: Path) -> None:
     """Goal: a group that commits what it was delivered is not told BAD_REQUEST because the master is new. Method: no
     checkpoint since the begin; one mirror stands still, the others die and start: one of them masters, and knows
@@ -356,6 +365,7 @@ def test_a_position_is_taken_before_the_confirmed_offset_is_known_again(tmp_path
         assert found.queue_offset == 3
 
 
+@pytest.mark.long
 def test_a_master_whose_copy_is_gone_fills_it_from_the_next_one(tmp_path: Path) -> None:
     """Goal: a replaced disk costs nobody a byte. Method: two copies of which one is enough; take the master's copy of
     the log away while it does not run; the other one masters, the copy is marked, filled, and counts again, and what
@@ -384,6 +394,7 @@ def test_a_master_whose_copy_is_gone_fills_it_from_the_next_one(tmp_path: Path) 
                 assert raw.values(queue.queue_id) == [b"kept", b"new"]
 
 
+@pytest.mark.long
 def test_retries_are_marked_as_duplicates(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: a receipt says that its batch was there already. Method: a load whose deadline is shorter than the round
     trip gets unknown outcomes, and its retries land nothing twice."""

@@ -125,6 +125,7 @@ def test_a_retry_of_what_was_confirmed_needs_no_mirror(cluster: Cluster, queue: 
     assert log_of(cluster.master).end == end
 
 
+@pytest.mark.long
 def test_a_mirror_that_stands_still_holds_the_confirms(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: a hang is no copy. Method: SIGSTOP; a publish has no receipt before its deadline, the confirmed offset
     stands; SIGCONT; both go on, and the record is there once."""
@@ -152,6 +153,7 @@ def test_a_mirror_that_stands_still_holds_the_confirms(cluster: Cluster, queue: 
     assert_copies_equal(cluster)
 
 
+@pytest.mark.long
 def test_a_mirror_that_stands_still_for_long_is_counted_out(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: housekeeping ends a link whose socket is full, although nobody reads what was written to it. Method:
     SIGSTOP under a load that fills the buffers; publishes must come to be refused, not only to time out."""
@@ -170,6 +172,7 @@ def test_a_mirror_that_stands_still_for_long_is_counted_out(cluster: Cluster, qu
     check_all(cluster, queue, load)
 
 
+@pytest.mark.long
 def test_lower_levels_are_answered_without_the_mirror_but_not_visible(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: a level decides when a producer is answered, never what is seen. Method: with a paused mirror, publish at
     each level; those that two copies can satisfy are confirmed, none can be read until the mirror is back."""
@@ -187,6 +190,7 @@ def test_lower_levels_are_answered_without_the_mirror_but_not_visible(cluster: C
         eventually(lambda: raw.values(queue.queue_id) == [b"0", b"1", b"2", b"3"], "they are visible")
 
 
+@pytest.mark.long
 def test_a_restarted_mirror_keeps_its_data(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: a clean restart copies nothing again. Method: stop a mirror, look at what it asks for when it is back."""
     with Load(cluster.servers, queue, value_bytes=4000) as load:
@@ -204,6 +208,7 @@ def test_a_restarted_mirror_keeps_its_data(cluster: Cluster, queue: QueueInfo) -
     check_all(cluster, queue, load)
 
 
+@pytest.mark.long
 def test_a_mirror_reads_confirmed_records_with_the_master_away(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: a copy serves what was confirmed and nothing else, also while nobody can be promoted. Method: publish at
     level one with one mirror paused, so that the other one holds more than is confirmed; kill the master; read that
@@ -232,6 +237,7 @@ def test_a_mirror_reads_confirmed_records_with_the_master_away(cluster: Cluster,
     assert_copies_equal(cluster)
 
 
+@pytest.mark.long
 def test_a_mirror_whose_copy_is_gone_takes_all_history(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: an empty copy is filled from the begin, and counts for nothing until then. Method: remove a mirror's copy
     of the log, restart it."""
@@ -248,6 +254,7 @@ def test_a_mirror_whose_copy_is_gone_takes_all_history(cluster: Cluster, queue: 
     check_all(cluster, queue, load)
 
 
+@pytest.mark.long
 def test_a_mirror_with_a_blank_disk_takes_all_history(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: a blank node is another member of the cluster, and is filled from the begin. Method: remove a mirror's
     directory, restart it."""
@@ -263,6 +270,7 @@ def test_a_mirror_with_a_blank_disk_takes_all_history(cluster: Cluster, queue: Q
     assert_copies_equal(cluster)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flush", ["memory", "disk"])
 def test_the_receipt_says_where_the_copies_are(tmp_path: Path, flush: str) -> None:
     """Goal: CONFIRM's durability is the log's. Method: publish to a log of each kind; on disk means that every copy's
@@ -283,6 +291,7 @@ def test_the_receipt_says_where_the_copies_are(tmp_path: Path, flush: str) -> No
             assert all(log.flushed <= confirm.log_offset for log in logs)
 
 
+@pytest.mark.long
 def test_disk_can_be_asked_of_a_memory_log(tmp_path: Path) -> None:
     """Goal: a publish may ask for more than its log. Method: durability disk on a memory log with a short interval."""
     with fast_cluster(2, data_dir=tmp_path) as two:

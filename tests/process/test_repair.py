@@ -100,6 +100,7 @@ def values_everywhere(cluster: Cluster, queue: QueueInfo, records: int) -> None:
             assert equal, f"{node.id} has other records"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["sealed", "active"])
 def test_a_mirror_whose_bytes_went_bad_repairs_itself(tmp_path: Path, where: str) -> None:
     """Goal: nobody has to do anything, and nothing is lost. A bit of a mirror's copy is flipped while it is down, in a
@@ -166,6 +167,7 @@ def test_a_master_whose_bytes_went_bad_while_it_was_down_follows_another_one(tmp
         values_everywhere(three, queue, RECORDS)
 
 
+@pytest.mark.long
 def test_bad_bytes_that_a_master_reads_end_it_and_are_repaired(tmp_path: Path) -> None:
     """Goal: a copy that is found bad in use is not served from, and does not stay. A bit is flipped in the past of the
     master, and somebody reads it there: he gets an error and never the bytes, the node ends, another one masters; the
@@ -189,6 +191,7 @@ def test_bad_bytes_that_a_master_reads_end_it_and_are_repaired(tmp_path: Path) -
         values_everywhere(three, queue, RECORDS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", ["master", "mirror"])
 async def test_readers_of_a_copy_that_is_found_bad_read_on_from_the_others(tmp_path: Path, which: str) -> None:
     """Goal: while whole copies stand by, damage costs a reader no error. A bit is flipped in the past of the master, or
@@ -225,6 +228,7 @@ async def test_readers_of_a_copy_that_is_found_bad_read_on_from_the_others(tmp_p
         repaired(three, bad)
 
 
+@pytest.mark.long
 def test_the_only_whole_copy_goes_on_without_its_bad_bytes(tmp_path: Path) -> None:
     """Goal: to end it would take away what is good of it. A bit is flipped in the past of an only copy: who reads it
     gets an error with the range, and no byte of it; the rest is read, records are taken, the node lives; its next start
@@ -250,6 +254,7 @@ def test_the_only_whole_copy_goes_on_without_its_bad_bytes(tmp_path: Path) -> No
             node.start()
 
 
+@pytest.mark.long
 def test_bad_bytes_that_a_master_sends_are_its_own_to_find(tmp_path: Path) -> None:
     """Goal: a mirror that is sent bad bytes does not come again for ever. A bit is flipped in the master's last file,
     which it sends from memory, while a mirror is down that lacks it: the mirror refuses, the master reads its own bytes
@@ -284,6 +289,7 @@ def lost_at(raw: Raw, queue: QueueInfo, queue_offset: int) -> PositionLost | Non
     return None
 
 
+@pytest.mark.long
 def test_of_damaged_copies_the_best_one_becomes_the_log(tmp_path: Path) -> None:
     """Goal: invariant 7. All stop, a bit of each copy is flipped, each at another place; all start. The one that is
     good for longest masters: the loss begins where its bad bytes do and ends where the copies ended, queue offsets
@@ -318,6 +324,7 @@ def test_of_damaged_copies_the_best_one_becomes_the_log(tmp_path: Path) -> None:
         assert_copies_equal(three)
 
 
+@pytest.mark.long
 def test_an_only_copy_keeps_every_byte(tmp_path: Path) -> None:
     """Goal: nothing is cut that is nowhere else. A bit of the only copy is flipped: it is refused as damaged, the
     cluster waits, and however often the node starts, its files stay as they are."""
@@ -341,6 +348,7 @@ def test_an_only_copy_keeps_every_byte(tmp_path: Path) -> None:
             assert [path.name for path in (node.data_dir / "logs").iterdir()] == [copy_of(node).name]
 
 
+@pytest.mark.long
 def test_an_only_copy_goes_on_when_an_operator_says_so(tmp_path: Path) -> None:
     """Goal: what is good of it is not lost with what is bad. A bit of the only copy is flipped; `mqtool promote
     --accept-loss` makes what stands below it the log: the loss is declared from there to where it ended, queue offsets

@@ -103,6 +103,7 @@ def settings_of(how: str, authority: Authority) -> dict[str, Any]:
     return {**authority.issue(f"nodes-{time.monotonic_ns()}").settings, "tls.replication": "mutual"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["secret", "mutual"])
 def test_nodes_that_prove_themselves_fail_over_as_others_do(how: str, authority: Authority, tmp_path: Path) -> None:
     """Goal: promotion, confirms and the return of a copy under a secret, and under mutual TLS. Method: kill the master
@@ -144,6 +145,7 @@ def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> I
         yield cluster
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "here", "there"),
     [
@@ -451,6 +453,7 @@ def mqnode(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_secret_is_never_printed(tmp_path: Path) -> None:
     """Look at what `--print-config` prints, from the environment and a flag, and at refusals of one that is too short
     and of one that is given twice."""
@@ -469,6 +472,7 @@ def test_the_secret_is_never_printed(tmp_path: Path) -> None:
         assert SECRET[:9] not in each.stdout + each.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -155,6 +155,7 @@ async def test_an_exclusive_queue_is_its_connections_alone(tmp_path: Path) -> No
         assert durable.log_id != info.log_id
 
 
+@pytest.mark.long
 async def test_a_client_uses_its_exclusive_queue_over_all_its_connections(tmp_path: Path) -> None:
     """A client that knows the node by another address has two connections to it, and one queue; without a name it is
     given one, another each time; its subscription gets what is published through an exchange; with the client it goes,
@@ -186,6 +187,7 @@ async def test_a_client_uses_its_exclusive_queue_over_all_its_connections(tmp_pa
         assert await is_there(client, durable.name)
 
 
+@pytest.mark.long
 async def test_a_thousand_exclusive_queues_go_at_once(tmp_path: Path) -> None:
     """Goal: a client that goes costs the cluster a few decisions, not thousands. Method: 1,000 queues over one
     connection, and what the cluster has decided since: two decisions, or a few when a look came in between."""
@@ -205,6 +207,7 @@ async def test_a_thousand_exclusive_queues_go_at_once(tmp_path: Path) -> None:
         assert not (await client.admin.metadata(None)).queues
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [OWN, PASSING], ids=["exclusive", "not durable"])
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_a_queue_that_is_not_durable_goes_with_its_node_and_consumers_are_told(
@@ -258,6 +261,7 @@ async def test_a_queue_that_is_not_durable_goes_with_its_node_and_consumers_are_
             assert await is_there(client, "lasting")
 
 
+@pytest.mark.long
 async def test_the_queue_of_an_owner_that_hangs_goes(tmp_path: Path) -> None:
     """Goal: a client that is there and says nothing holds no queue for ever. Method: one whose connection is open and
     silent, as of a program that is stopped, and one that says that it lives: `limits.idle_timeout_ms` later the first
@@ -277,6 +281,7 @@ async def test_the_queue_of_an_owner_that_hangs_goes(tmp_path: Path) -> None:
             assert (await client.admin.declare("mine", OWN)).queue_id == mine.queue_id
 
 
+@pytest.mark.long
 async def test_a_queue_that_is_not_durable_survives_connections(tmp_path: Path) -> None:
     """It is its node's, not a connection's: everybody uses it, through every node, and it is there when the one who
     declared it has gone. What asks for copies, a disk or a common log with it is refused."""
@@ -321,6 +326,7 @@ async def test_who_declares_a_name_behind_its_owners_end_gets_no_record_of_his(t
                 assert other.request(DeleteQueue(name="mine"), Deleted).records == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [OWN, PASSING], ids=["exclusive", "not durable"])
 async def test_what_a_killed_node_held_never_comes_back_under_its_name(
     tmp_path: Path, arguments: dict[str, bool]
@@ -349,6 +355,7 @@ async def test_what_a_killed_node_held_never_comes_back_under_its_name(
                     raw.request(DeleteQueue(name="passing"), Deleted)
 
 
+@pytest.mark.long
 async def test_a_durable_queue_does_not_get_into_a_log_that_goes_with_its_node(tmp_path: Path) -> None:
     """Goal: an `x-log-group` does not lead there. Method: a queue that is not durable is declared as durable with a
     group through another node, which is refused; the next queue of that group has its mirrors."""

@@ -27,6 +27,7 @@ def rows(job: str, minutes: list[int], queue: str = "q", **values: Any) -> list[
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", PANELS)
 def test_each_picture_names_what_it_shows_with_its_unit(job: str, tmp_path: Path) -> None:
     """Goal: a picture can be read alone. Draw each job; look at titles, units, legends, and where the axes begin."""

@@ -261,6 +261,7 @@ def test_a_record_is_a_row_or_a_dead_letter_in_every_interleaving(
             assert (end[0].at(IDS.offset), end[0].held | end[1].held) == (5, set(range(5)))
 
 
+@pytest.mark.long
 def test_the_model_finds_what_each_part_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: the test above can fail. Leave out the announcement; the fence of the delete."""
 
@@ -345,6 +346,7 @@ def tables(spark: SparkSession, tmp_path: Path) -> Tables:
     return Tables(spark, str(tmp_path / "main"), str(tmp_path / "dead"))
 
 
+@pytest.mark.long
 def test_who_was_overtaken_leaves_no_dead_letters(tables: Tables) -> None:
     """Goal: the announcement is the compare-and-set that comes first. Let another landing land between the plan of one
     and its announcement, and announce between two others'."""
@@ -367,6 +369,7 @@ def test_who_was_overtaken_leaves_no_dead_letters(tables: Tables) -> None:
     refuse_ahead(tables.seen, tables.main, [OF])
 
 
+@pytest.mark.long
 def test_what_was_announced_does_not_come_once_it_is_taken_back(tables: Tables) -> None:
     """Goal: a driver that stalls is shut out of both tables. Stall before the dead letters of a new table, and behind
     those of an old one."""
@@ -390,6 +393,7 @@ def test_what_was_announced_does_not_come_once_it_is_taken_back(tables: Tables) 
         tables.land(6, stalled)
 
 
+@pytest.mark.long
 def test_a_delete_that_comes_late_deletes_nothing(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: Delta itself keeps a stalled take-back from the letters of a landing that began later. Stall one before its
     delete; let another one take back, announce and commit dead letters; go on."""
@@ -417,6 +421,7 @@ def offsets(table: Path, column: str) -> list[int]:
     return sorted(DeltaTable(table).to_pyarrow_table(columns=[column])[column].to_pylist())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", ["append", "upsert"])
 def test_a_landing_of_another_schema_that_is_overtaken_leaves_rows_alone(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path, write: str

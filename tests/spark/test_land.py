@@ -174,6 +174,7 @@ def killed(spark: SparkSession, servers: list[str], tmp_path_factory: pytest.Tem
     return left
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", [*BEFORE, *AFTER])
 def test_a_driver_that_is_killed_at_any_place_leaves_a_table_that_the_next_one_completes(
     spark: SparkSession, killed: Killed, place: str
@@ -193,6 +194,7 @@ def test_a_driver_that_is_killed_at_any_place_leaves_a_table_that_the_next_one_c
     assert_is_the_log(spark, killed.servers, name, table, 1300)
 
 
+@pytest.mark.long
 def test_a_driver_that_dies_between_two_commits_leaves_each_record_in_one_table(
     spark: SparkSession, killed: Killed
 ) -> None:
@@ -256,6 +258,7 @@ def test_a_landing_that_another_one_overtakes_adds_nothing(  # noqa: PLR0917  (f
     assert positions(table) == [10, 20 + more]
 
 
+@pytest.mark.long
 def test_of_two_drivers_at_once_one_lands_and_the_other_is_told(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -347,6 +350,7 @@ def test_what_stops_a_landing_is_said_and_nothing_is_added(
         land(spark, servers, queue, tmp_path / "table")
 
 
+@pytest.mark.long
 def test_the_command_lands_and_says_so_in_one_line(jvm: None, servers: list[str], queue: str, tmp_path: Path) -> None:
     """Goal: `mqtool land` works by itself, and tells how it goes on stderr. Run it as a program; then without a
     node."""

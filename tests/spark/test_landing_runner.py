@@ -48,6 +48,7 @@ def notes(table: Path) -> list[dict[str, Any]]:
     return [json.loads(each["commitInfo"]["userMetadata"])["mirrorlog"] for each in actions if "commitInfo" in each]
 
 
+@pytest.mark.long
 def test_a_late_restart_names_what_retention_took_or_goes_on_without_it(
     spark: SparkSession, freeing: Cluster, tmp_path: Path
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_late_restart_names_what_retention_took_or_goes_on_without_it(
     assert notes(table)[-1]["missed"][0][:3] == ["q", 50, missed.next]
 
 
+@pytest.mark.long
 def test_a_queue_of_a_cluster_made_anew_is_landed_from_its_begin(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def damage(directory: Path, content: bytes) -> None:
     raise AssertionError(f"{content!r} is in no file of {directory}")
 
 
+@pytest.mark.long
 def test_files_are_read_by_spark_delta_rs_and_duckdb_and_are_skipped_by_their_bounds(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -181,6 +184,7 @@ def test_many_queues_are_one_commit(spark: SparkSession, servers: list[str], que
 JSON = {"mode": "json", "decoder": {"schema": "n BIGINT"}}
 
 
+@pytest.mark.long
 def test_a_value_becomes_columns_and_a_new_field_a_column_of_all_files(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -222,6 +226,7 @@ def test_what_cannot_be_decoded_goes_to_the_dead_letters_or_stops_the_landing(
     assert positions(table) == [6]
 
 
+@pytest.mark.long
 def test_a_clustered_table_is_made_and_landed_into(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def eventually(turn: Turn, landed: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_one_that_fails_stops_no_other_and_is_told_with_its_reason(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_service_lands_what_comes_holds_it_and_hands_its_holds_on(
     assert landed_offsets(tmp_path) == list(range(15))
 
 
+@pytest.mark.long
 def test_a_driver_that_dies_before_it_renews_its_hold_keeps_more_and_loses_nothing(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_step_that_lost_its_hold_commits_nothing(
     assert landed_offsets(tmp_path) == list(range(10))
 
 
+@pytest.mark.long
 def test_a_landing_that_failed_goes_on_when_its_reason_is_gone(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_field_at_the_end_of_a_struct_is_added_like_a_column(kind: Any) -> Non
         settled_shape(there(wider), first, one, may_add=["v"])
 
 
+@pytest.mark.long
 def test_spark_reads_files_from_before_and_after_a_struct_grew(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: Delta takes the change, and old rows have null there. A file of the old type, then one of the new, in a
     struct, an array and a map of structs."""

@@ -240,6 +240,7 @@ def made_old(paths: Iterator[Path], days: int) -> None:
         os.utime(path, (then, then))
 
 
+@pytest.mark.long
 def test_a_thousand_small_appends_become_few_files_and_nothing_else_changes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -289,6 +290,7 @@ def test_a_thousand_small_appends_become_few_files_and_nothing_else_changes(
     assert sorted(other.rglob("*")) == untouched
 
 
+@pytest.mark.long
 def test_landings_and_compactions_at_once_lose_nothing_and_none_fails(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: upkeep and landing do not meet. A landing appends 8 times while compaction, checkpoint and VACUUM run over
     and over.
@@ -318,6 +320,7 @@ def test_landings_and_compactions_at_once_lose_nothing_and_none_fails(spark: Spa
     assert offsets(name) == list(range(90))
 
 
+@pytest.mark.long
 def test_partitions_z_order_and_clusters_are_kept_apart_and_in_order(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: compaction per partition, with Z-order, and with liquid clustering. Rows and positions stay."""
     parts, name = tmp_path / "parts`", str(tmp_path / "parts`")
@@ -371,6 +374,7 @@ def test_vacuum_removes_staging_that_nobody_came_back_for(spark: SparkSession, t
     assert (old.exists(spark, name), new.exists(spark, name)) == (False, True)
 
 
+@pytest.mark.long
 def test_the_command_tidies_a_table(jvm: None, tmp_path: Path) -> None:
     """Goal: by hand, with numbers for programs and nothing else on stdout. All duties, in a program of its own."""
     import subprocess

@@ -137,6 +137,7 @@ def test_rows_without_a_key_are_told_apart_and_tombstones_flagged() -> None:
 # --- Tables ---
 
 
+@pytest.mark.long
 def test_the_table_is_the_latest_of_each_key_after_every_step_and_tells_its_changes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -178,6 +179,7 @@ def test_the_table_is_the_latest_of_each_key_after_every_step_and_tells_its_chan
     assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None, "the user's session is as it was"
 
 
+@pytest.mark.long
 def test_an_older_range_that_is_merged_again_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: neither an older value nor a deleted key comes back. Merge two ranges, then both again as one.
 
@@ -244,6 +246,7 @@ def die(moment: MergeMoment) -> None:
     raise Died(moment)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_a_merge_that_runs_while_another_landing_announces_is_refused_by_delta(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -277,6 +280,7 @@ def test_a_merge_that_runs_while_another_landing_announces_is_refused_by_delta(
     assert in_table(table) == latest(queue.records)
 
 
+@pytest.mark.long
 def test_a_driver_killed_between_announcement_and_merge_has_changed_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -301,6 +305,7 @@ def test_a_driver_killed_between_announcement_and_merge_has_changed_nothing(
     assert not list((tmp_path / "table" / "_staging").iterdir())
 
 
+@pytest.mark.long
 def test_two_queues_have_keys_of_their_own_in_one_step_and_one_of_them_may_have_no_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -338,6 +343,7 @@ def test_two_queues_have_keys_of_their_own_in_one_step_and_one_of_them_may_have_
     assert in_table(table) == latest(orders.records)
 
 
+@pytest.mark.long
 def test_rows_that_cannot_be_placed_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: no silent mixing. A queue made anew under its name; a staged row without key."""
     queue, table = ListQueue.of(sample(60)), str(tmp_path / "table")
@@ -375,6 +381,7 @@ def test_a_spark_error_while_looking_for_an_older_queue_is_named(tmp_path: Path)
         step._refuse_older_queue(QueueMove(queue=queue.name, ids=queue.ids, first=0, next=3, epoch=0))
 
 
+@pytest.mark.long
 def test_a_column_that_is_added_is_there_before_the_merge(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: evolution as for appends. Rows of a wider schema into a table without the column; older rows have null."""
     queue, table = ListQueue.of([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]), str(tmp_path / "table")

@@ -183,6 +183,7 @@ def target(client: Client, servers: list[str], queue: str) -> Target:
     return Target(tuple(servers), queue)
 
 
+@pytest.mark.long
 def test_a_table_is_replayed_once_whole_and_in_order(
     spark: SparkSession, client: Client, target: Target, tmp_path: Path
 ) -> None:
@@ -314,6 +315,7 @@ def running(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSessio
     return spark
 
 
+@pytest.mark.long
 def test_the_command_replays_and_says_what_it_did(
     running: SparkSession, client: Client, target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -523,6 +523,7 @@ def landed(spark: SparkSession, table: Path) -> list[tuple[str, int, bytes]]:
     return sorted((row.topic, row.offset, bytes(row.value)) for row in rows)
 
 
+@pytest.mark.long
 def test_available_now_lands_everything_once_over_a_restart(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
