@@ -39,10 +39,9 @@ from mirrorlog.config import LimitSettings, LogSettings
 from mirrorlog.errors import BadInput, DirectoryInUse, ForeignDirectory, LogCorrupt, MirrorlogError
 from mirrorlog.tools.common.options import AsJson, LogPath
 from mirrorlog.tools.common.output import print_json
-from mirrorlog.tools.offline.examination import Examination, examine
 from mirrorlog.tools.offline.log_directory import find_log, take_inventory, with_spares
 from mirrorlog.tools.offline.salvage import Salvage
-from mirrorlog.tools.offline.verify import damage_lines, examination_fields
+from mirrorlog.tools.offline.verify import Examination, damage_lines, examination_fields, examine
 
 _NO_CHECKPOINT: Final = Checkpoint(0, 0, 0)
 
