@@ -124,9 +124,6 @@ class _PlannedTables(Tables):
         return self.heads[start]
 
 
-# Doing what a start of the node does to a log's directory, with the directory held against every node.
-
-
 @contextlib.contextmanager
 def locked(log: LogDirectory) -> Iterator[None]:
     """Hold the directory against every node and other mqtool. Raises DirectoryInUse, ForeignDirectory, DiskFailed."""

@@ -30,9 +30,6 @@ from mirrorlog.tools.offline.log_directory import Inventory, find_log, set_aside
 from mirrorlog.tools.offline.order import FAULTS_MAX, Order
 from mirrorlog.tools.offline.survey import Survey, survey
 
-# How far a walk over a large log has come, on stderr, while somebody is there to look at it.
-
-
 _SHOWN_EVERY_S: Final = 0.5
 _LOOKED_EVERY_BYTES: Final = 16 * 1024 * 1024
 
@@ -42,7 +39,7 @@ _BODY_BYTES_MAX: Final = 2**28
 
 
 class WalkProgress:
-    """Bytes of `total` in one line that is overwritten; nothing when `out` is no terminal."""
+    """How far a walk over a large log has come: one line that is overwritten; nothing when `out` is no terminal."""
 
     def __init__(
         self,
