@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from mirrorlog import errors
-from mirrorlog.errors import BadRequest, MirrorlogError, NotMaster, from_code
+from mirrorlog.doors.grpc.receiving import TooLarge
+from mirrorlog.errors import BadRequest, MirrorlogError, from_code
+from mirrorlog.spark.errors import BadOption
 
 GOLDEN = Path(__file__).parent / "golden" / "errors.txt"
 
@@ -42,14 +44,7 @@ def test_a_code_that_nobody_knows_is_told_with_its_text() -> None:
     assert str(from_code("OF_A_NEWER_NODE", "what happened")) == "OF_A_NEWER_NODE: what happened"
 
 
-def test_a_class_of_another_module_has_the_code_of_the_one_above_and_does_not_stand_for_it() -> None:
-    """Goal: what is met within one module stays there. Method: a class without a code, and one with its own."""
-
-    class Within(BadRequest): ...
-
-    class Named(NotMaster, exit_code=99):
-        code = "NAMED_BY_A_TEST"
-
-    assert (Within.code, type(from_code(Within.code, "-"))) == ("BAD_REQUEST", BadRequest)
-    assert (Named.exit_code, Named.grpc_status, Named.retriable) == (99, "UNAVAILABLE", True)
-    assert type(from_code("NAMED_BY_A_TEST", "-")) is Named
+def test_a_class_of_another_module_without_a_code_does_not_stand_for_the_one_above() -> None:
+    """Goal: what is met within one module stays there. Method: the door's own refusal, and a class with a code."""
+    assert (TooLarge.code, type(from_code(TooLarge.code, "-"))) == ("BAD_REQUEST", BadRequest)
+    assert type(from_code("BAD_OPTION", "-")) is BadOption
