@@ -9,7 +9,6 @@ import pytest
 from mirrorlog import errors
 from mirrorlog.doors.grpc.receiving import TooLarge
 from mirrorlog.errors import BadRequest, MirrorlogError, from_code
-from mirrorlog.spark.errors import BadOption
 
 GOLDEN = Path(__file__).parent / "golden" / "errors.txt"
 
@@ -45,6 +44,5 @@ def test_a_code_that_nobody_knows_is_told_with_its_text() -> None:
 
 
 def test_a_class_of_another_module_without_a_code_does_not_stand_for_the_one_above() -> None:
-    """Goal: what is met within one module stays there. Method: the door's own refusal, and a class with a code."""
+    """Goal: what is met within one module stays there. Method: the refusal of a door."""
     assert (TooLarge.code, type(from_code(TooLarge.code, "-"))) == ("BAD_REQUEST", BadRequest)
-    assert type(from_code("BAD_OPTION", "-")) is BadOption
