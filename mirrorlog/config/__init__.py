@@ -14,8 +14,11 @@ from mirrorlog.config.loading import Loaded as Loaded
 from mirrorlog.config.loading import check_private as check_private
 from mirrorlog.config.loading import load as load
 from mirrorlog.config.loading import load_settings as load_settings
+from mirrorlog.config.sections import GrpcSettings as GrpcSettings
 from mirrorlog.config.sections import HaSettings as HaSettings
+from mirrorlog.config.sections import HttpSettings as HttpSettings
 from mirrorlog.config.sections import LimitSettings as LimitSettings
+from mirrorlog.config.sections import ListenSettings as ListenSettings
 from mirrorlog.config.sections import LogSettings as LogSettings
 from mirrorlog.config.sections import NodeSettings as NodeSettings
 from mirrorlog.config.sections import TlsSettings as TlsSettings

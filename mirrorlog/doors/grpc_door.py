@@ -25,8 +25,7 @@ from mirrorlog.client import Client
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.config import split_address
 from mirrorlog.doors.common.callers import Callers
-from mirrorlog.doors.common.running import DoorArguments, client_of, run_door
-from mirrorlog.doors.common.tls import NO_TLS, DoorTls
+from mirrorlog.doors.common.running import NO_TLS, DoorArguments, DoorTls, client_of, run_door
 from mirrorlog.doors.grpc.admin_service import AdminService
 from mirrorlog.doors.grpc.calls import CallLogins
 from mirrorlog.doors.grpc.consumer_service import ConsumeLimits, ConsumerService

@@ -13,8 +13,7 @@ import sys
 from functools import partial
 
 from mirrorlog.doors.common.callers import Callers
-from mirrorlog.doors.common.running import DoorArguments, client_of, run_door
-from mirrorlog.doors.common.tls import NO_TLS, DoorTls
+from mirrorlog.doors.common.running import NO_TLS, DoorArguments, DoorTls, client_of, run_door
 from mirrorlog.doors.http.answers import DEADLINE_MS, CallerSources, Failures, StatusSource, ask_node
 from mirrorlog.doors.http.routes import make_app
 from mirrorlog.doors.http.server import HttpServer, address_of, bind_socket

@@ -22,9 +22,6 @@ from mirrorlog.wire.messages.status import ClusterStatus
 if TYPE_CHECKING:
     from mirrorlog.client import Client
 
-# Waiting until what an operator asked for has come about: look again and again, with a deadline.
-
-
 LOOK_S: Final = 0.05
 
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it has come about.")]

@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from mirrorlog.client import Client, Delivery, Producer, Publication, Publisher, Receipt
     from mirrorlog.client import Published as Routed
 
-# Lines from a file, a pipe or a terminal, without holding up the event loop while none come.
-#
-# A thread of its own reads, since a read from a pipe can take for ever. It is a daemon and uses `os.read`: Ctrl-C ends
-# the program at once, where an executor's thread, or the lock of a buffered stdin, would have to be waited for.
-
-
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """The most that a node's `max_record_bytes` may be set to."""
 
@@ -46,88 +40,6 @@ _Chunks = asyncio.Queue[bytes | OSError]
 
 _T_co = TypeVar("_T_co", covariant=True)
 _T = TypeVar("_T")
-
-
-async def read_lines(fd: int) -> AsyncIterator[bytes]:
-    """Each line without its line feed; the last one counts without one too. Raises BadInput."""
-    rest = bytearray()
-    async for chunk in _chunks(fd):
-        *lines, tail = chunk.split(b"\n")
-        for line in lines:
-            rest += line
-            yield bytes(rest)
-            rest.clear()
-        rest += tail
-        if len(rest) > LINE_BYTES_MAX:
-            raise BadInput(f"a line is longer than {LINE_BYTES_MAX} bytes; no node takes a record of that size")
-    if rest:
-        yield bytes(rest)
-
-
-async def _chunks(fd: int) -> AsyncIterator[bytes]:
-    chunks: _Chunks = asyncio.Queue(_CHUNKS_AHEAD)
-    threading.Thread(target=_read, args=(fd, asyncio.get_running_loop(), chunks), daemon=True).start()
-    while chunk := await chunks.get():
-        if isinstance(chunk, OSError):
-            raise BadInput(f"the input cannot be read: {chunk.strerror}")
-        yield chunk
-
-
-def _read(fd: int, loop: asyncio.AbstractEventLoop, chunks: _Chunks) -> None:
-    """Until the end, which is an empty chunk, or until the loop has gone."""
-    while True:
-        chunk: bytes | OSError
-        try:
-            chunk = os.read(fd, _CHUNK_BYTES)
-        except OSError as error:
-            chunk = error
-        put = chunks.put(chunk)
-        try:
-            asyncio.run_coroutine_threadsafe(put, loop).result()
-        except (RuntimeError, CancelledError):  # the loop is closed, or closing: nobody reads on
-            put.close()
-            return
-        if not isinstance(chunk, bytes) or not chunk:
-            return
-
-
-# Sending records as fast as there is room, and hearing of each in its order: to a queue or to an exchange.
-
-
-class InFlight(Protocol[_T_co]):
-    """A record on its way: a producer's Delivery, a publisher's Publication."""
-
-    def done(self) -> bool: ...
-    def result(self) -> _T_co: ...
-    def __await__(self) -> Generator[Any, None, _T_co]: ...
-
-
-async def send_all(
-    records: AsyncIterator[ParsedRecord],
-    hand_over: Callable[[ParsedRecord], Awaitable[InFlight[_T]]],
-    ended: Callable[[_T], None],
-) -> None:
-    """`hand_over` waits for room, not for the confirm; `ended` is told of each that was confirmed, in their order.
-    Raises the first error, once all others have ended too."""
-    waiting: deque[InFlight[_T]] = deque()
-    try:
-        async for record in records:
-            waiting.append(await hand_over(record))
-            while waiting and waiting[0].done():
-                ended(waiting.popleft().result())
-    finally:
-        await _hear(waiting, ended)
-
-
-async def _hear(waiting: deque[InFlight[_T]], ended: Callable[[_T], None]) -> None:
-    failure: MirrorlogError | None = None
-    while waiting:
-        try:
-            ended(await waiting.popleft())
-        except MirrorlogError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
 
 
 class QueueTotals(msgspec.Struct, kw_only=True):
@@ -375,3 +287,87 @@ def _print(published: QueueTotals | ExchangeTotals, as_json: bool) -> None:
 
 def _counted(records: int) -> str:
     return "1 record" if records == 1 else f"{records} records"
+
+
+class InFlight(Protocol[_T_co]):
+    """A record on its way: a producer's Delivery, a publisher's Publication."""
+
+    def done(self) -> bool: ...
+    def result(self) -> _T_co: ...
+    def __await__(self) -> Generator[Any, None, _T_co]: ...
+
+
+async def send_all(
+    records: AsyncIterator[ParsedRecord],
+    hand_over: Callable[[ParsedRecord], Awaitable[InFlight[_T]]],
+    ended: Callable[[_T], None],
+) -> None:
+    """`hand_over` waits for room, not for the confirm; `ended` is told of each that was confirmed, in their order.
+    Raises the first error, once all others have ended too."""
+    waiting: deque[InFlight[_T]] = deque()
+    try:
+        async for record in records:
+            waiting.append(await hand_over(record))
+            while waiting and waiting[0].done():
+                ended(waiting.popleft().result())
+    finally:
+        await _hear(waiting, ended)
+
+
+async def _hear(waiting: deque[InFlight[_T]], ended: Callable[[_T], None]) -> None:
+    failure: MirrorlogError | None = None
+    while waiting:
+        try:
+            ended(await waiting.popleft())
+        except MirrorlogError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+async def read_lines(fd: int) -> AsyncIterator[bytes]:
+    """The lines of a file, a pipe or a terminal, without holding up the event loop while none come: each without its
+    line feed; the last one counts without one too. Raises BadInput.
+
+    A thread of its own reads, since a read from a pipe can take for ever. It is a daemon and uses `os.read`: Ctrl-C
+    ends the program at once, where an executor's thread, or the lock of a buffered stdin, would have to be waited for.
+    """
+    rest = bytearray()
+    async for chunk in _chunks(fd):
+        *lines, tail = chunk.split(b"\n")
+        for line in lines:
+            rest += line
+            yield bytes(rest)
+            rest.clear()
+        rest += tail
+        if len(rest) > LINE_BYTES_MAX:
+            raise BadInput(f"a line is longer than {LINE_BYTES_MAX} bytes; no node takes a record of that size")
+    if rest:
+        yield bytes(rest)
+
+
+async def _chunks(fd: int) -> AsyncIterator[bytes]:
+    chunks: _Chunks = asyncio.Queue(_CHUNKS_AHEAD)
+    threading.Thread(target=_read, args=(fd, asyncio.get_running_loop(), chunks), daemon=True).start()
+    while chunk := await chunks.get():
+        if isinstance(chunk, OSError):
+            raise BadInput(f"the input cannot be read: {chunk.strerror}")
+        yield chunk
+
+
+def _read(fd: int, loop: asyncio.AbstractEventLoop, chunks: _Chunks) -> None:
+    """Until the end, which is an empty chunk, or until the loop has gone."""
+    while True:
+        chunk: bytes | OSError
+        try:
+            chunk = os.read(fd, _CHUNK_BYTES)
+        except OSError as error:
+            chunk = error
+        put = chunks.put(chunk)
+        try:
+            asyncio.run_coroutine_threadsafe(put, loop).result()
+        except (RuntimeError, CancelledError):  # the loop is closed, or closing: nobody reads on
+            put.close()
+            return
+        if not isinstance(chunk, bytes) or not chunk:
+            return

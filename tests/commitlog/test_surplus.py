@@ -14,7 +14,7 @@ from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.log_directory import read_log_directory
 from mirrorlog.commitlog.recovery.former_copies import copies_aside
 from mirrorlog.errors import DiskFailed
-from mirrorlog.tools.offline.examination import examine
+from mirrorlog.tools.offline.verify import examine
 from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import abandon, append, flush, open_log, segment_files, sized_batch, stored
 

@@ -17,7 +17,7 @@ import trustme
 
 from mirrorlog.broker.door_process import tls_flags
 from mirrorlog.config import TlsSettings
-from mirrorlog.doors.common.tls import DoorTls, add_options
+from mirrorlog.doors.common.running import DoorTls, add_options
 from mirrorlog.doors.grpc_door import PortCertificate
 from mirrorlog.errors import ConfigError
 from mirrorlog.wire.renewal import renew

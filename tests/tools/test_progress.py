@@ -2,7 +2,7 @@
 
 import io
 
-from mirrorlog.tools.offline.examination import WalkProgress
+from mirrorlog.tools.offline.verify import WalkProgress
 
 MIB = 1024 * 1024
 

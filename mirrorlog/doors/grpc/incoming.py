@@ -92,9 +92,6 @@ def _varint(encoded: bytes) -> int:
     return sum((byte & 0x7F) << 7 * at for at, byte in enumerate(encoded))
 
 
-# What the first request of a Publish stream asks for, checked. Pure.
-
-
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What the first request of a Publish stream asks for. `level`: of the wire. `producer_id`: NO_PRODUCER when the

@@ -50,9 +50,6 @@ class StreamWindow:
             await self._changed.wait()
 
 
-# A batch that was handed over, and the ways it can take.
-
-
 class SentBatch(NamedTuple):
     """A batch that was sent to a node. `outcome`: the receipt of the batch's first record, or what it raises.
     `idempotent`: the client may repeat it."""

@@ -1,7 +1,7 @@
 """The status of all nodes of a cluster, asked at once; who does not answer; and what an operator should look at.
 
 Every node speaks for its own copy. Of mirrors and lags only a log's master knows, and of queues and groups its copy is
-the newest: `authority` picks it, and the furthest of the others when the master does not answer. What the cluster has
+the newest: `authorities` picks it, and the furthest of the others when the master does not answer. What the cluster has
 decided is as the node with the newest view of it says.
 """
 

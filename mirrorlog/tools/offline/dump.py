@@ -25,11 +25,9 @@ from mirrorlog.tools.offline.survey import Survey, survey
 
 _OFFSET_MAX = 2**63 - 1
 
-# The names of queues in a log that is read offline: batches know numbers only.
-
 
 class QueueNames:
-    """By queue id, learned from declarations and state checkpoints.
+    """The names of the queues in a log, whose batches know numbers only: learned from declarations and checkpoints.
 
     What a queue's records stand behind: its declaration, or the state checkpoint that the log's checkpoint names. So
     `read_state` first, then every batch in order, and a record's name is known when it comes.

@@ -39,10 +39,9 @@ from mirrorlog.config import LimitSettings, LogSettings
 from mirrorlog.errors import BadInput, DirectoryInUse, ForeignDirectory, LogCorrupt, MirrorlogError
 from mirrorlog.tools.common.options import AsJson, LogPath
 from mirrorlog.tools.common.output import print_json
-from mirrorlog.tools.offline.examination import Examination, examine
 from mirrorlog.tools.offline.log_directory import find_log, take_inventory, with_spares
 from mirrorlog.tools.offline.salvage import Salvage
-from mirrorlog.tools.offline.verify import damage_lines, examination_fields
+from mirrorlog.tools.offline.verify import Examination, damage_lines, examination_fields, examine
 
 _NO_CHECKPOINT: Final = Checkpoint(0, 0, 0)
 
@@ -123,9 +122,6 @@ class _PlannedTables(Tables):
             with SegmentTable.open(FILES, path, start=start, end=end, seed=self._log_seed) as table:
                 self.heads[start] = table.head
         return self.heads[start]
-
-
-# Doing what a start of the node does to a log's directory, with the directory held against every node.
 
 
 @contextlib.contextmanager
