@@ -24,7 +24,6 @@ from mirrorlog.commitlog.format.envelope import (
     Part,
     envelope_bytes,
     is_envelope,
-    is_inner,
     open_envelope,
     seal_envelope,
 )
@@ -80,7 +79,7 @@ def check_run(
         if header.epoch != epochs.at(place):
             raise BadBatch(f"epoch {header.epoch} at log offset {place}, the epoch list has {epochs.at(place)}")
         check_body(run, at, header)
-        if is_inner(header):
+        if header.flags & _INNER:
             raise BadBatch(f"the batch at log offset {place} belongs to a transaction that does not begin there")
         headers.append(header)
         if is_envelope(header):
@@ -150,7 +149,9 @@ class CommitLog:
         self._doubt = opened.doubt
         self.end = opened.chain.end
         """Where the next batch will stand. A plain attribute: it is looked up a dozen times per batch."""
-        self._confirmed = opened.confirmed
+        self.confirmed = opened.confirmed
+        self.flushed = opened.flusher.flushed
+        """As the end, plain attributes."""
         self._state_from = opened.state_from
         self._closed = False
 
@@ -220,19 +221,11 @@ class CommitLog:
         return LogState.OPEN if self._flusher.failure is None else LogState.FAILED
 
     @property
-    def flushed(self) -> int:
-        return self._flusher.flushed
-
-    @property
-    def confirmed(self) -> int:
-        return self._confirmed
-
-    @property
     def claim(self) -> Claim:
         """What the copy held before bytes of it went bad; of a sound one, what it holds."""
         if self.recovery.corrupt is not None:
             return self.recovery.claim
-        return Claim(self.end, self._confirmed)
+        return Claim(self.end, self.confirmed)
 
     def is_border(self, log_offset: int) -> bool:
         """Whether a batch begins or the log ends there. Not denied below and within sealed segments: that is confirmed,
@@ -256,20 +249,20 @@ class CommitLog:
 
     def set_state_from(self, log_offset: int) -> None:
         """A complete state checkpoint that begins there is confirmed. It never goes back."""
-        self._state_from = max(self._state_from, min(log_offset, self._confirmed))
+        self._state_from = max(self._state_from, min(log_offset, self.confirmed))
 
     def move_begin(self, log_offset: int) -> None:
         """What stands below is no longer needed, as was decided, logged and confirmed. Files are freed by the next
         recorded flush, after which the new begin is on disk. Raises BadRequest above what is confirmed and described.
         """
-        if log_offset > min(self._confirmed, self._state_from):
-            raise BadRequest(f"the begin cannot move to {log_offset}, above {min(self._confirmed, self._state_from)}")
+        if log_offset > min(self.confirmed, self._state_from):
+            raise BadRequest(f"the begin cannot move to {log_offset}, above {min(self.confirmed, self._state_from)}")
         self.begin = max(self.begin, log_offset)
 
     def set_confirmed(self, log_offset: int) -> None:
         """Raise the confirmed offset; it never goes back. Above the end it is the end: a mirror hears of more than it
         holds."""
-        self._confirmed = max(self._confirmed, min(log_offset, self.end))
+        self.confirmed = max(self.confirmed, min(log_offset, self.end))
 
     # --- Append -------------------------------------------------------------------------------------------------
 
@@ -284,7 +277,7 @@ class CommitLog:
             raise BadBatch(f"{len(batch)} bytes are not one batch: its header says {batch_length(batch)}")
         if len(batch) > self.max_batch_bytes:
             raise BatchTooLarge(f"a batch of {len(batch)} bytes is above max_batch_bytes ({self.max_batch_bytes})")
-        self._check_epoch_open()
+        epoch = self._open_epoch()
         append_time_us = max(append_time_us, self.last_append_time_us)
         header = bytearray(batch[:HEADER_SIZE])
         stamp(
@@ -292,7 +285,7 @@ class CommitLog:
             log_offset=self.end,
             base_queue_offset=base_queue_offset,
             append_time_us=append_time_us,
-            epoch=self.epochs.current,
+            epoch=epoch,
             flags=flags,
             seed=self.seed,
         )
@@ -301,7 +294,7 @@ class CommitLog:
         except DiskFailed as error:
             self._flusher.fail(error)
             raise
-        self.end = self._chain.end
+        self.end = self._chain.active.end
         self.last_append_time_us = self._chain.active.last_append_time_us = append_time_us
         return read_header(header)
 
@@ -316,14 +309,14 @@ class CommitLog:
         check_body(batch, 0, former)
         if former.length > self.max_batch_bytes:
             raise BatchTooLarge(f"a batch of {former.length} bytes is above max_batch_bytes ({self.max_batch_bytes})")
-        self._check_epoch_open()
+        epoch = self._open_epoch()
         header = bytearray(batch[:HEADER_SIZE])
         stamp(
             header,
             log_offset=self.end,
             base_queue_offset=former.base_queue_offset,
             append_time_us=former.append_time_us,
-            epoch=self.epochs.current,
+            epoch=epoch,
             flags=(former.flags | Flag.COPIED) & ~Flag.INNER,
             seed=self.seed,
         )
@@ -342,12 +335,12 @@ class CommitLog:
         size = envelope_bytes([part.batch for part in parts])
         if size > self.max_batch_bytes:
             raise BatchTooLarge(f"a transaction of {size} bytes is above max_batch_bytes ({self.max_batch_bytes})")
-        self._check_epoch_open()
+        epoch = self._open_epoch()
         envelope, headers = seal_envelope(
             parts,
             log_offset=self.end,
             append_time_us=max(append_time_us, self.last_append_time_us),
-            epoch=self.epochs.current,
+            epoch=epoch,
             seed=self.seed,
         )
         content = memoryview(envelope)
@@ -380,7 +373,8 @@ class CommitLog:
             self._undo_run(log_offset, error)
             self.end = self._chain.end
             raise
-        self._chain.note_inside(inside)
+        if inside:
+            self._chain.note_inside(inside)
         self._appended_at(headers[-1].append_time_us)
         return headers
 
@@ -402,12 +396,13 @@ class CommitLog:
             raise
         lengths, inside = _units(headers)
         self._chain.keep(lengths)
-        self._chain.note_inside(inside)
+        if inside:
+            self._chain.note_inside(inside)
         self._appended_at(headers[-1].append_time_us)
         return headers
 
     def _appended_at(self, append_time_us: int) -> None:
-        self.end = self._chain.end
+        self.end = self._chain.active.end
         self.last_append_time_us = max(self.last_append_time_us, append_time_us)
         self._chain.active.last_append_time_us = self.last_append_time_us
 
@@ -439,9 +434,12 @@ class CommitLog:
             self._flusher.fail(failed)
             raise failed from None
 
-    def _check_epoch_open(self) -> None:
-        if not self.epochs.current or self.epochs.at(self.end) != self.epochs.current:
+    def _open_epoch(self) -> int:
+        """The epoch that writes at the log's end. Raises BadRequest when it is not the list's last one."""
+        entries = self.epochs.entries
+        if not entries or entries[-1].start > self.end:
             raise BadRequest("no epoch is open at the log's end; open one before appending as its master")
+        return entries[-1].epoch
 
     # --- Read ---------------------------------------------------------------------------------------------------
 
@@ -575,12 +573,13 @@ class CommitLog:
             self._chain.prepare_cut(log_offset)
             stored = self._flusher.stored
             # The newest state checkpoint may be confirmed, and not be on this disk.
-            confirmed, state = (min(self._confirmed, log_offset), state) if lost else (self._confirmed, stored.state)
+            confirmed, state = (min(self.confirmed, log_offset), state) if lost else (self.confirmed, stored.state)
             flushed = min(max(self.flushed, stored.flushed), log_offset)
             self._flusher.lower(Checkpoint(self.begin, flushed, confirmed, state))
+            self.flushed = flushed
             self._store_epochs(epochs)
             if lost:
-                self._confirmed, self._state_from = confirmed, state
+                self.confirmed, self._state_from = confirmed, state
             # With the new list and the old bytes the log would speak of a history that never was.
             with self._whole("truncate"):
                 self._unseal(log_offset)
@@ -637,8 +636,8 @@ class CommitLog:
     def _check_cut(self, log_offset: int, *, lost: bool) -> None:
         if log_offset < self.begin:
             raise BadRequest(f"log offset {log_offset} is below the begin, {self.begin}")
-        if log_offset < self._confirmed and not lost:
-            raise BadRequest(f"log offset {log_offset} is confirmed (up to {self._confirmed}) and cannot be cut")
+        if log_offset < self.confirmed and not lost:
+            raise BadRequest(f"log offset {log_offset} is confirmed (up to {self.confirmed}) and cannot be cut")
         if not (self._chain.is_border(log_offset) or self._is_border_on_disk(log_offset)):
             raise BadRequest(f"log offset {log_offset} is not where a batch begins")
 
@@ -688,13 +687,13 @@ class CommitLog:
         `record`: write the checkpoint too, a second sync. Without it the bytes are as safe; only the line below which
         damage is corruption, and not a torn tail, stays where it was.
         """
-        checkpoint = Checkpoint(self.begin, self.end, self._confirmed, self._state_from)
+        checkpoint = Checkpoint(self.begin, self.end, self.confirmed, self._state_from)
         return self._flusher.start(self._chain, checkpoint, record=record)
 
     def complete_flush(self, job: FlushJob) -> int:
         """The flushed offset now. Raises DiskFailed when the job failed: the log takes nothing more then."""
         before = self.flushed
-        flushed = self._flusher.complete(job)
+        self.flushed = flushed = self._flusher.complete(job)
         if flushed > before:
             self._chain.release(flushed)
             self._cooled()
@@ -745,7 +744,7 @@ class CommitLog:
         """
         for segment in self._chain.segments[:-1]:
             if not segment.sealed:
-                behind = segment.file is None and segment.view is None and segment.end <= self._confirmed
+                behind = segment.file is None and segment.view is None and segment.end <= self.confirmed
                 return (segment.start, segment.end) if behind and segment.end > self.begin else None
         return None
 
@@ -823,7 +822,7 @@ class CommitLog:
         try:
             if self._flusher.failure is None and not damaged:
                 job.run()
-                self._flusher.complete(job)
+                self.flushed = self._flusher.complete(job)
         finally:
             self._warmer.close()
             self._preparer.close()
@@ -843,10 +842,14 @@ class CommitLog:
 
 def _units(headers: Sequence[BatchHeader]) -> tuple[list[int], list[int]]:
     """The lengths of those that are copied and cut as a whole, and where others begin inside of them."""
-    inside = [header.log_offset for header in headers if header.flags & _INNER]
-    if not inside:
-        return [header.length for header in headers], inside
-    return [header.length for header in headers if not header.flags & _INNER], inside
+    lengths: list[int] = []
+    inside: list[int] = []
+    for header in headers:
+        if header.flags & _INNER:
+            inside.append(header.log_offset)
+        else:
+            lengths.append(header.length)
+    return lengths, inside
 
 
 def _range_of(error: LogCorrupt) -> Range:
