@@ -130,7 +130,7 @@ class Server:
             SubscriptionBook(settings.limits.max_subscriptions),
             view.cluster_version,
             self.letters,
-            lambda: self._memory.refusal,
+            self._memory,
             self._outgoing,
         )
         self._door: NativeDoor | None = None

@@ -160,6 +160,8 @@ class Mastership:
         self._own = own
         self._in_sync = in_sync
         self._up: frozenset[str] = frozenset()
+        self.copies_up = 1
+        """The master, and the whole members whose live, proven link is of the run in which they are in sync."""
         self._incomplete: set[str] = set()
         self._wishes = Wishes(own)
         self._court = CatchUp()
@@ -177,11 +179,6 @@ class Mastership:
     def min_in_sync(self) -> int:
         """Whole members without which nothing is taken and nothing is confirmed."""
         return self._in_sync.copies_wanted
-
-    @property
-    def copies_up(self) -> int:
-        """The master, and the whole members whose live, proven link is of the run in which they are in sync."""
-        return 1 + len(self._up)
 
     @property
     def in_sync(self) -> frozenset[str]:
@@ -206,7 +203,7 @@ class Mastership:
         if self._unheard:
             waited = ", ".join(sorted(self._unheard))
             raise LogRecovering(f"log {self._name} lost bytes on its master and waits to hear what {waited} holds")
-        if self.copies_up < self.min_in_sync:
+        if self.copies_up < self._in_sync.copies_wanted:
             missing = ", ".join(node for node in self.mirrors if node not in self._up)
             raise InSyncReplicasNotEnough(
                 f"log {self._name} has {self.copies_up} copies up, min_in_sync is {self.min_in_sync}; "
@@ -412,6 +409,7 @@ class Mastership:
 
     def _recount(self) -> None:
         self._up, proposed_up = self._counting()
+        self.copies_up = 1 + len(self._up)
         self._incomplete = {node for node, link in self.links.items() if link.proven and not link.complete}
         self.progress.count(self._in_sync, up=self._up, proposed_up=proposed_up)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 from mirrorlog.errors import BadRequest
@@ -21,6 +22,7 @@ from mirrorlog.wire.frames import Durability, Level
 
 # Plain numbers: looking up an enum's member costs as much as the comparison's whole function, several times per ack.
 _DISK: Final = int(Durability.DISK)
+_MEMORY: Final = int(Durability.MEMORY)
 
 ALL_MEMBERS: Final = int(Level.ALL)
 """Instead of a number of copies: every member of the in-sync set, as it is when the question is answered."""
@@ -37,6 +39,10 @@ class Held:
         return self.flushed if durability == _DISK else self.written
 
 
+_AT: Final = {_MEMORY: attrgetter("written"), _DISK: attrgetter("flushed")}
+"""By durability, what of a copy counts."""
+
+
 class Progress:
     """What each copy of one log holds, and whose copies count. Pure."""
 
@@ -46,6 +52,7 @@ class Progress:
         """Never goes back. A plain attribute: it is looked up several times per ack."""
         self._own = own
         self._durability = int(durability)
+        self._at = _AT[self._durability]
         # By node, what it proved over its last link. Acks change this and nothing else, so what is to count shares it,
         # and what is to stay as it is, is taken apart from it.
         self._held = {own: Held()}
@@ -121,12 +128,15 @@ class Progress:
         proposed one, whoever they are by then."""
         if copies == ALL_MEMBERS:
             return self._everywhere_now if durability == self._durability else self._everywhere(durability)
-        offsets = sorted(_offsets(self._members, durability), reverse=True)
+        offsets = sorted(map(_AT[durability], self._members), reverse=True)
         return offsets[copies - 1] if copies <= len(offsets) else 0
 
     def copies_of(self, end: int, durability: int) -> int:
         """How many whole members hold everything below `end`."""
-        return sum([offset >= end for offset in _offsets(self._members, durability)])
+        at, count = _AT[durability], 0
+        for held in self._members:
+            count += at(held) >= end
+        return count
 
     def copies_for(self, level: int) -> int:
         """The number of copies that a confirm level of the wire means here. Raises BadRequest when there are fewer."""
@@ -160,15 +170,9 @@ class Progress:
         self._enough = len(self._members) >= self._in_sync.copies_wanted and self.is_member(self._own)
 
     def _advance(self) -> None:
-        self._everywhere_now = self._everywhere(self._durability)
+        self._everywhere_now = min(map(self._at, self._waited)) if self._enough else 0
         self.confirmed = max(self.confirmed, self._everywhere_now)
 
     def _everywhere(self, durability: int) -> int:
         """What everybody holds who is waited for."""
-        return min(_offsets(self._waited, durability)) if self._enough else 0
-
-
-def _offsets(copies: list[Held], durability: int) -> list[int]:
-    if durability == _DISK:
-        return [held.flushed for held in copies]
-    return [held.written for held in copies]
+        return min(map(_AT[durability], self._waited)) if self._enough else 0

@@ -125,7 +125,7 @@ class MirrorNode:
         self.link = None
         self.client = HAClient(
             log_id=log_id_of(self.settings),
-            log=self.replica,
+            copy=self.replica,
             greeting=greeting_of(self.settings),
             master="master:7402",
             settings=HA,
@@ -410,7 +410,7 @@ class World:
         connection = HAConnection(
             node_id=link.greeted.node_id,
             start_id=link.greeted.start_id or "",
-            log=self.master.replica,
+            copy=self.master.replica,
             settings=HA,
             now=self.now,
             losses=self.losses,

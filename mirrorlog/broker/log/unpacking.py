@@ -69,6 +69,11 @@ class PublishLine:
         self._opening: asyncio.Future[list[MirrorlogError | None]] | None = None
         self._size = 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether what comes now has to wait for what came before."""
+        return bool(self._waiting)
+
     def take(
         self,
         payload: memoryview,
