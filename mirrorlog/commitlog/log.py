@@ -148,10 +148,12 @@ class CommitLog:
         self._loss = opened.loss
         self._doubt = opened.doubt
         self.end = opened.chain.end
-        """Where the next batch will stand. A plain attribute: it is looked up a dozen times per batch."""
+        """Where the next batch will stand. A plain attribute, as the next three: they are looked up a dozen times per
+        batch."""
+        self.active_start = opened.chain.active.start
+        """Where the segment begins that is appended to."""
         self.confirmed = opened.confirmed
         self.flushed = opened.flusher.flushed
-        """As the end, plain attributes."""
         self._state_from = opened.state_from
         self._closed = False
 
@@ -294,8 +296,7 @@ class CommitLog:
         except DiskFailed as error:
             self._flusher.fail(error)
             raise
-        self.end = self._chain.active.end
-        self.last_append_time_us = self._chain.active.last_append_time_us = append_time_us
+        self._appended_at(append_time_us)
         return read_header(header)
 
     def append_copied(self, batch: memoryview) -> BatchHeader:
@@ -371,7 +372,7 @@ class CommitLog:
             self._chain.place_run(run, lengths)
         except MirrorlogError as error:
             self._undo_run(log_offset, error)
-            self.end = self._chain.end
+            self._tail_moved()
             raise
         if inside:
             self._chain.note_inside(inside)
@@ -402,9 +403,13 @@ class CommitLog:
         return headers
 
     def _appended_at(self, append_time_us: int) -> None:
-        self.end = self._chain.active.end
+        self._tail_moved()
         self.last_append_time_us = max(self.last_append_time_us, append_time_us)
         self._chain.active.last_append_time_us = self.last_append_time_us
+
+    def _tail_moved(self) -> None:
+        active = self._chain.active
+        self.end, self.active_start = active.end, active.start
 
     def drop_placed(self, run: memoryview) -> None:
         """Mirror: what was received there will not be kept. Zeros end a log; bytes that are no batch look torn."""
@@ -584,7 +589,7 @@ class CommitLog:
             with self._whole("truncate"):
                 self._unseal(log_offset)
                 self._chain.cut(log_offset)
-            self.end = self._chain.end
+            self._tail_moved()
             # A flush that the loop asked for meanwhile has the old end as its target.
             self._flusher.void()
             self._cooled()
@@ -803,11 +808,6 @@ class CommitLog:
         """The start of the last segment that is not above `state_from`; the begin when there is none."""
         starts = [each.start for each in self._chain.segments if self.begin <= each.start <= self._state_from]
         return max(starts, default=self.begin)
-
-    @property
-    def active_start(self) -> int:
-        """Where the segment begins that is appended to."""
-        return self._chain.active.start
 
     def close(self) -> None:
         """Flush, write the checkpoint and let everything go; blocking, idempotent. Raises DiskFailed.

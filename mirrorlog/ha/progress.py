@@ -52,7 +52,6 @@ class Progress:
         """Never goes back. A plain attribute: it is looked up several times per ack."""
         self._own = own
         self._durability = int(durability)
-        self._at = _AT[self._durability]
         # By node, what it proved over its last link. Acks change this and nothing else, so what is to count shares it,
         # and what is to stay as it is, is taken apart from it.
         self._held = {own: Held()}
@@ -170,7 +169,7 @@ class Progress:
         self._enough = len(self._members) >= self._in_sync.copies_wanted and self.is_member(self._own)
 
     def _advance(self) -> None:
-        self._everywhere_now = min(map(self._at, self._waited)) if self._enough else 0
+        self._everywhere_now = self._everywhere(self._durability)
         self.confirmed = max(self.confirmed, self._everywhere_now)
 
     def _everywhere(self, durability: int) -> int:

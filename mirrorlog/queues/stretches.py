@@ -37,7 +37,13 @@ def joined(ranges: Iterable[Range]) -> Iterator[Range]:
 
 def flat(ranges: Iterable[Range]) -> list[int]:
     """Neighbours as one."""
-    return [border for each in joined(ranges) for border in each]
+    borders: list[int] = []
+    for first, until in ranges:
+        if borders and borders[-1] == first:
+            borders[-1] = until
+        else:
+            borders += (first, until)
+    return borders
 
 
 def ended(change: Change) -> list[Range]:

@@ -127,7 +127,7 @@ class Stage:
         self.runs.confirm(self.confirmed)
         for end, queue_offset in self._watermarks:
             assert end <= self.confirmed
-            self.delivery.watermark_confirmed(queue_offset)
+            self.delivery.watermark_confirmed(queue_offset, self.end)
         self._watermarks = []
 
     def publish(self, count: int, **asked: Any) -> None:

@@ -43,7 +43,7 @@ def group_of(ledger: Ledger, rules: Rules | None = None) -> Delivery:
     watermark = delivery.watermark_wanted(10)
     assert watermark is not None
     delivery.watermark_appended(watermark.queue_offset)
-    delivery.watermark_confirmed(watermark.queue_offset)
+    delivery.watermark_confirmed(watermark.queue_offset, watermark.queue_offset)
     while delivery.grant(10, 0.0, bytes_max=1000) is not None:
         pass
     return delivery

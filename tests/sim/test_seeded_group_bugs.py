@@ -172,10 +172,11 @@ def test_a_record_that_is_given_to_two_is_found(monkeypatch: pytest.MonkeyPatch)
     """By taking the first record that is not settled for free now and then, whoever has it."""
     confirmed = Delivery.watermark_confirmed
 
-    def forgetful(self: Delivery, queue_offset: int) -> None:
-        confirmed(self, queue_offset)
+    def forgetful(self: Delivery, queue_offset: int, end: int) -> bool:
+        confirmed(self, queue_offset, end)
         self._ledger.give_back(self._ledger.floor, self._ledger.floor + 1)
         self._free.freed(self._ledger.floor)
+        return True
 
     monkeypatch.setattr(Delivery, "watermark_confirmed", forgetful)
     assert caught(*PEACE, by=("no record is in two hands",))

@@ -67,6 +67,7 @@ class Deliverer:
         self._replica = replica
         self._publisher = publisher
         self._begun = begun
+        self._has_begun = False
         self._now = now
         self._log_clock = clock
         self._due = False
@@ -393,14 +394,20 @@ class Deliverer:
     @property
     def _gives(self) -> bool:
         """Whether it may give anything; if not now, a confirm or a tick comes back to it."""
-        return not self._log.stopped and self._begun() and not self._publisher.cut_off
+        if not self._has_begun:
+            self._has_begun = self._begun()  # and stays so: what is confirmed does not go back
+        return self._has_begun and not self._log.stopped and not self._publisher.cut_off
 
     def _confirmed(self, gained: Set[int]) -> None:
         """More is confirmed. Only noted: this may come in the middle of an append of this log."""
-        self._watermarks.note_confirmed()
-        self._works.gained(gained)
-        self._expiries.gained(gained)
-        if self._works.awake or self._expiries.unlooked:
+        if len(self._works):
+            self._watermarks.note_confirmed()
+            self._works.gained(gained)
+        if self._replica.runs.total or self._replica.groups.made:
+            self._expiries.gained(gained)
+            if self._expiries.unlooked:
+                self._soon()
+        if self._works.awake:
             self._soon()
 
     def _soon(self) -> None:
@@ -416,11 +423,12 @@ class Deliverer:
         self._expiries.look()
         works = self._works.awakened()
         for work in works:
-            self._settling.flush(work)
+            if work.gathered.asked:
+                self._settling.log_gathered(work)
         for work in works:
-            if self._works.has(work):
+            if work.there:
                 self._pump.pump_safely(work)
-            if self._works.has(work) and not work.refused and work.delivery.due_at <= self._now():
+            if work.there and not work.refused and work.due <= self._now():
                 self._works.wake(work)
         self._leasing.end_waits(self._now())
         self.on_pumped({work.key[0] for work in works if work.key[1] == OWN_GROUP})

@@ -77,7 +77,7 @@ class Deliveries:
 
     def drop_if_idle(self, work: Work) -> None:
         """Let it go when nobody takes from it, and nothing of it is under way."""
-        if not self._works.has(work) or work.gathered.asked or not work.delivery.idle:
+        if not work.there or work.gathered.asked or not work.delivery.idle:
             return
         self.log_exactly(work)
         work.delivery.let_go()

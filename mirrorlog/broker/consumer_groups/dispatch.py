@@ -140,7 +140,7 @@ class Pump:
     def pump(self, work: Work) -> None:
         """Give everybody what is there."""
         self._missing.settle(work)
-        if not self._works.has(work):
+        if not work.there:
             return
         delivery, now = work.delivery, self._now()
         if delivery.leaving:
@@ -176,17 +176,18 @@ class Pump:
 
     def _give(self, work: Work, now: float) -> None:
         delivery, end = work.delivery, self._replica.index.next_confirmed(work.key[0])
-        self._watermarks.move(work)
-        for _ in range(_TURNS):
+        self._watermarks.move(work, end)
+        turns = 0
+        while turns < _TURNS:
             self._reached.forget()
             given = delivery.grant(end, now, bytes_max=self._bytes_max)
             if given is None or not self._hand_out(work, given):
                 break
-        else:
+            turns += 1
+        if turns == _TURNS or delivery.behind:
             self._works.wake(work)
-        if delivery.behind:
-            self._works.wake(work)
-        self._watermarks.move(work)
+        if turns:
+            self._watermarks.move(work, end)
 
     def _hand_out(self, work: Work, given: Given) -> bool:
         """Whether it could be."""

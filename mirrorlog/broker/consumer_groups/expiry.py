@@ -19,7 +19,7 @@ from mirrorlog.broker.consumer_groups.group_log import GroupLog
 from mirrorlog.broker.consumer_groups.push import PushedTable
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.commitlog.index.gaps import NO_GAP
+from mirrorlog.commitlog.index.gaps import NO_GAP, Gaps
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import Settled
 from mirrorlog.queues.delivery.outcomes import GONE
@@ -86,7 +86,7 @@ class ExpiryLooks:
 
     def look(self) -> None:
         """Wake the groups in whose queues something has expired, so many at once."""
-        if not self.due:
+        if not (self._expiring or self._expiries.any) or not self.due:
             return
         not_made = [each for each in self._expiries.look(_LOOKED_AT_ONCE) if not self._make_own(each)]
         groups = self._replica.groups.groups
@@ -145,8 +145,11 @@ class MissingRecords:
 
     def settle(self, work: Work) -> None:
         """Those of a group that somebody takes from."""
-        queue_id, changes = work.key[0], self._missing(work)
-        gaps = self._replica.index.gaps_of(queue_id)
+        index, queue_id = self._replica.index, work.key[0]
+        begin, gaps = index.begin(queue_id), index.gaps_of(queue_id)
+        if begin <= work.delivery.floor and gaps is work.gaps:
+            return  # each turn comes here, and nobody takes back what is settled
+        changes = self._missing(work, begin, gaps)
         if not changes:
             work.gaps = gaps
             return
@@ -176,11 +179,9 @@ class MissingRecords:
 
     # --- inside ---
 
-    def _missing(self, work: Work) -> list[Settled]:
+    @staticmethod
+    def _missing(work: Work, begin: int, gaps: Gaps) -> list[Settled]:
         """What settles all of it, in order."""
-        index, queue_id = self._replica.index, work.key[0]
-        begin, gaps = index.begin(queue_id), index.gaps_of(queue_id)
-        # Each turn comes here, and nobody takes back what is settled.
         behind = (gap for gap in gaps if gap[1] > begin) if gaps is not work.gaps else ()
         found = [work.delivery.missing(begin, NO_GAP), *(work.delivery.missing(0, gap) for gap in behind)]
         return [change for change in found if change is not None]

@@ -28,15 +28,15 @@ class GroupLog:
 
     @property
     def end(self) -> int:
-        return self._replica.end
+        return self._replica.log.end
 
     def append(self, queue_id: int, changes: Iterable[Change], logged: list[Change] | None = None) -> int:
         """Where they end in the log. Raises MirrorlogError, OutcomeUnknown when a part of them is there; `logged`: is
         given what is there."""
-        begin = end = self._replica.end
+        begin = end = self._replica.log.end
         for batch in in_batches(changes):
             try:
-                end = self._publisher.append_settlement(encode_changes(batch, queue_id=queue_id))
+                end = self._publisher.append_settlement(encode_changes(batch, queue_id=queue_id), batch)
             except MirrorlogError as error:
                 if end == begin:
                     raise

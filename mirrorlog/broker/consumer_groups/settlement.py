@@ -54,18 +54,14 @@ class Watermarks:
         self._deliveries = deliveries
         self._logged: deque[_Logged] = deque()
 
-    def wanted(self, work: Work, freed: int = 0) -> Watermark | None:
-        """See `Delivery.watermark_wanted`."""
-        return work.delivery.watermark_wanted(self._replica.index.next_confirmed(work.key[0]), freed)
-
-    def move(self, work: Work) -> None:
-        """Log it, if it is time."""
-        change = self.wanted(work)
+    def move(self, work: Work, end: int) -> None:
+        """Log it, if it is time; see `Delivery.watermark_wanted`."""
+        change = work.delivery.watermark_wanted(end)
         if change is None:
             return
-        end = self._log.append_if_possible(work, [change])
-        if end is not None:
-            self.appended(work, end, change)
+        logged_to = self._log.append_if_possible(work, [change])
+        if logged_to is not None:
+            self.appended(work, logged_to, change)
 
     def appended(self, work: Work, end: int, change: Watermark) -> None:
         """It is logged, with others or alone. `end`: where that ends in the log."""
@@ -75,10 +71,13 @@ class Watermarks:
 
     def note_confirmed(self) -> None:
         """What is confirmed by now counts."""
-        while self._logged and self._logged[0].end <= self._replica.confirmed:
+        confirmed = self._replica.log.confirmed
+        while self._logged and self._logged[0].end <= confirmed:
             _, work, queue_offset = self._logged.popleft()
-            work.delivery.watermark_confirmed(queue_offset)
-            self._works.wake(work)
+            queue_id = work.key[0]
+            more = work.delivery.watermark_confirmed(queue_offset, self._replica.index.next_confirmed(queue_id))
+            if more or queue_id in self._replica.queues.lengths:
+                self._works.wake(work)
             self._deliveries.drop_if_idle(work)
 
 
@@ -129,15 +128,17 @@ class Settling:
         self._works.wake(work)
 
     def flush(self, work: Work) -> None:
-        """Log what was gathered, and answer it when it is confirmed."""
-        gathered = work.gathered
-        if not gathered.asked:
-            return
-        work.gathered = PendingSettlements()
+        """Log what was gathered, and answer it when it is confirmed; the group is looked at soon."""
+        if work.gathered.asked:
+            self.log_gathered(work)
+            self._works.plan(work)
+            self._works.wake(work)
+
+    def log_gathered(self, work: Work) -> None:
+        """`flush`, of a group that is looked at next."""
+        gathered, work.gathered = work.gathered, PendingSettlements()
         for part in gathered.parts(work.key[1]):
             self._log_part(work, part)
-        self._works.plan(work)
-        self._works.wake(work)
 
     def settled(self, work: Work, settlement: Settlement, now: float) -> None:
         """Its changes are in the log."""
@@ -150,7 +151,8 @@ class Settling:
     def _log_part(self, work: Work, part: Part) -> None:
         """Log a part of what was gathered; the others go on without it when it is refused."""
         those, changes, logged = part.asked, part.changes, list[Change]()
-        watermark = self._watermarks.wanted(work, sum(map(work.delivery.freed, part.settlements)))
+        freed = sum([work.delivery.freed(asked.settlement) for asked in those])
+        watermark = work.delivery.watermark_wanted(self._replica.index.next_confirmed(work.key[0]), freed)
         if changes and watermark is not None:
             changes.append(watermark)
         now = self._now()
@@ -169,9 +171,9 @@ class Settling:
         """When some of it is in the log though the rest was refused, it is one settlement alone, and that of it
         counts."""
         if logged:
-            counts = replace(part.settlements[0], ranges=ranges_of(logged), changes=tuple(logged))
+            counts = replace(part.asked[0].settlement, ranges=ranges_of(logged), changes=tuple(logged))
             work.delivery.settled(counts, now)
-            self._pushed.forget_if_done(part.settlements[0].number, work)
+            self._pushed.forget_if_done(counts.number, work)
 
     def _count(self, work: Work, those: Sequence[Asked], end: int, now: float) -> None:
         """They are in the log, which ends at `end` with them; each is answered at its own level."""

@@ -107,6 +107,11 @@ class Delivery:
     # --- who is there ---
 
     @property
+    def floor(self) -> int:
+        """Below it all is settled."""
+        return self._ledger.floor
+
+    @property
     def subscribers(self) -> int:
         """How many that do not end."""
         return len(self._takers)
@@ -145,7 +150,7 @@ class Delivery:
         """Whether nobody would miss this: it can be made again from the ledger."""
         if self.taken or self.behind or not self._endings.idle:
             return False
-        return self._front.idle and self._attributed.idle
+        return self._front.idle and (self._attributed.plain or self._attributed.idle)
 
     @property
     def behind(self) -> bool:
@@ -236,7 +241,7 @@ class Delivery:
         """The watermark to be logged now, if it is time; then `watermark_appended`. It is ahead of what was given by
         what subscribers have room for, and will have when they have settled `freed` records. `end`: as of `grant`."""
         room = self._takers.room + freed
-        return self._front.wanted(self._free, end, room=room, auto_ack=self._takers.auto_ack)
+        return self._front.wanted(self._free, end, room=room, auto_ack=bool(self._takers.auto_ack))
 
     def freed(self, settlement: Settlement) -> int:
         """For how many records more its subscriber will have room."""
@@ -254,17 +259,19 @@ class Delivery:
         """It is logged."""
         self._front.appended(queue_offset)
 
-    def watermark_confirmed(self, queue_offset: int) -> None:
-        """It is on all copies."""
+    def watermark_confirmed(self, queue_offset: int, end: int) -> bool:
+        """It is on all copies. Whether somebody may be given something by that; `end`: as of `grant`."""
+        before = self._front.covered
         self._front.confirmed(queue_offset)
+        return before < end or not self._attributed.plain
 
     def grant(self, end: int, now: float, *, bytes_max: int) -> Given | None:
         """Whoever's turn it is gets what is there below `end`, where what is confirmed ends; None when nobody can be
         given anything. To be asked until then. `bytes_max`: for this turn; one record may be larger."""
-        met = self._free.met(end, self._times.now_us, taken=self._takers.next() is not None)
+        met = self._free.met(end, self._times.now_us, taken=self._takers.turns.next() is not None)
         given = self._giving.give(met, now, bytes_max=bytes_max)
         self._nothing_to_give = given is None and not self._free.uncovered
-        if self._nothing_to_give and self._front.is_covered and not self.behind:
+        if self._nothing_to_give and not self._attributed.plain and self._front.is_covered and not self.behind:
             self._attributed.had_chance()
         return given
 
@@ -273,7 +280,7 @@ class Delivery:
         `grant`."""
         if not self._nothing_to_give or self.behind:
             return False
-        return self._takers.next() is None or self._front.covered >= min(watermark, self._front.asked)
+        return self._takers.turns.next() is None or self._front.covered >= min(watermark, self._front.asked)
 
     def take_back(self, given: Given) -> None:
         """The change that it needed was refused: nobody has it."""

@@ -105,7 +105,9 @@ class Outcomes:
 
     def settlement(self, number: int, how: int, ranges: Iterable[Range], delay_ms: int) -> Settlement:
         """`how`: see `How`."""
-        ranges = tuple(joined(ranges))
+        ranges = tuple(ranges)
+        if len(ranges) > 1:
+            ranges = tuple(joined(ranges))
         changes: list[Change] = []
         if ranges and how == How.RETURN:
             changes = self.come_back(ranges, delay_ms)
@@ -113,7 +115,9 @@ class Outcomes:
             changes = self.die(ranges, DEAD) if how == How.DEAD else [self.settle(ranges, ACKED)]
         elif ranges and how == How.RELEASE and delay_ms:
             changes = [self.again(ranges, delay_ms, counted=False)]
-        records = sum(self._ledger.unsettled(first, until) for first, until in ranges)
+        records = 0
+        for first, until in ranges:
+            records += self._ledger.unsettled(first, until)
         return Settlement(number, how, ranges, tuple(changes), records, delay_ms)
 
     def contrary(self, how: int, ranges: Sequence[Range]) -> tuple[Standing, ...]:

@@ -210,7 +210,7 @@ class Settling:
             if subscriber is not None:
                 subscriber.extend(ranges, now)
             return
-        taken_from([*((subscriber,) if subscriber is not None else ()), *self._takers.leaving], ranges)
+        taken_from(self._takers.leaving if subscriber is None else (subscriber, *self._takers.leaving), ranges)
         if how in SETTLING:
             self.done(ranges)
         elif how == How.RELEASE:
@@ -223,7 +223,8 @@ class Settling:
 
     def done(self, ranges: Sequence[Range]) -> None:
         """They are settled, or leave."""
-        self._attributed.settled(ranges)
+        if not self._attributed.plain:
+            self._attributed.settled(ranges)
         self._front.settled(ranges)
 
     # --- inside ---
@@ -251,7 +252,10 @@ class Settling:
         found: list[Range] = []
         settled: list[Range] = []
         for first, until in pairs:
-            found += subscriber.hand.within(first, until)
+            there = subscriber.hand.within(first, until)
+            found += there
+            if there == [(first, until)]:
+                continue
             for low, high in subscriber.hand.without(first, until):
                 if self._ledger.unsettled(low, high) > self._ledger.departing(low, high):
                     raise NotGranted(

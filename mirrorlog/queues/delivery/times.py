@@ -44,16 +44,15 @@ class Times:
     def look(self, now: float, now_us: int) -> None:
         """What has had its one chance, or has come to its time, is known from here on."""
         self._now, self.now_us = now, now_us
-        lowest = self._attributed.look(now_us)
-        if lowest is not None:
+        if not self._attributed.plain and (lowest := self._attributed.look(now_us)) is not None:
             self._free.freed(lowest)
 
     @property
     def due_at(self) -> float:
         """When there is something to ask of `expired` or who is overdue, or it is time for a look; perhaps a little
         earlier."""
-        due, next_us = min(self._endings.next_at, self._takers.overdue_at), self._attributed.next_us
-        if next_us == math.inf:
+        due = min(self._endings.next_at, self._takers.overdue_at)
+        if self._attributed.plain or (next_us := self._attributed.next_us) == math.inf:
             return due
         return min(due, self._now + (next_us - self.now_us) / 1_000_000)
 
