@@ -20,7 +20,7 @@ from mirrorlog.broker.consumer_groups.dispatch import DeliverFrames
 from mirrorlog.broker.consumer_groups.group_changes import GroupEnds
 from mirrorlog.broker.consumer_groups.leases import Leasing
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing
-from mirrorlog.broker.log.host import now_us
+from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.wire.frames import Grant, How
 from sim.processes import current_process

@@ -184,8 +184,8 @@ class MasterLink:
 
     def push(self, connection: HAConnection, *, announce: bool = False) -> None:
         """`pump`, of a link that owes something."""
-        endpoint = self.endpoint
-        if endpoint.paused or not endpoint.open:
+        endpoint = self._endpoint
+        if endpoint is None or endpoint.paused or not endpoint.open:
             return
         try:
             self._do(connection.pump(time.monotonic(), announce=announce))
@@ -307,7 +307,8 @@ class MasterLink:
             await asyncio.get_running_loop().run_in_executor(self._service.helper, job.run)
 
     def _do(self, actions: Iterable[Action]) -> None:
-        endpoint = self.endpoint
+        endpoint = self._endpoint
+        assert endpoint is not None
         for action in actions:
             if isinstance(action, Send):
                 endpoint.send(action.parts)

@@ -22,7 +22,7 @@ from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.group_transfer import Answer, GroupTransferService, PutStatus
 from mirrorlog.ha.in_sync import Grow, InSyncSet, LagClocks, Wish, Wishes
 from mirrorlog.ha.progress import Progress
-from mirrorlog.wire.frames import Ack, Durability
+from mirrorlog.wire.frames import Ack, Durability, Level
 
 # Whom a master waits for before it asks the cluster to let it in.
 #
@@ -218,7 +218,7 @@ class Mastership:
 
     def wait(self, token: Hashable, *, end: int, copies: int, durability: int, deadline: float) -> list[Answer]:
         """Answer now if the copies have it, else when they do or at the deadline."""
-        if self.progress.holds(end, copies, durability):
+        if copies == Level.NONE or end <= self.progress.reached_by(copies, durability):
             return [Answer(token, PutStatus.PUT_OK, self.progress.copies_of(end, durability))]
         self._transfers.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
         if durability == Durability.DISK and self.durability == Durability.MEMORY:

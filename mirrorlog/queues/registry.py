@@ -145,8 +145,10 @@ class QueueRegistry:
         # By queue id, in the order of the log; and the largest id of those that are gone for good.
         self._leaving: dict[int, _Leaving] = {}
         self._gone_max = id_base
-        self._deleted: list[int] = []
-        self._moved: dict[int, int] = {}
+        self.deleted: list[int] = []
+        """What `take_deleted` gives."""
+        self.moved: dict[int, int] = {}
+        """What `take_moved` gives."""
         # (log offset, largest id) of the newest confirmed checkpoint or leap, and of those behind it.
         self._checkpoints: deque[tuple[int, int]] = deque()
 
@@ -343,17 +345,17 @@ class QueueRegistry:
         while len(self._checkpoints) > 1 and self._checkpoints[1][0] < log_offset:
             self._checkpoints.popleft()
         self._confirm_deletions(log_offset)
-        self._moved.update(begins)
+        self.moved.update(begins)
         return begins
 
     def take_moved(self) -> dict[int, int]:
         """The logged begins that `confirm` gave since this was asked last."""
-        moved, self._moved = self._moved, {}
+        moved, self.moved = self.moved, {}
         return moved
 
     def take_deleted(self) -> list[int]:
         """The ids of the queues whose deletion was confirmed since this was asked last."""
-        deleted, self._deleted = self._deleted, []
+        deleted, self.deleted = self.deleted, []
         return deleted
 
     def _confirm_deletions(self, log_offset: int) -> None:
@@ -364,7 +366,7 @@ class QueueRegistry:
             self.begins.pop(queue_id, None)
             self._confirmed_begins.pop(queue_id, None)
             self._gone_max = max(self._gone_max, queue_id)
-            self._deleted.append(queue_id)
+            self.deleted.append(queue_id)
 
     def cut(self, log_offset: int) -> None:
         """The log now ends at `log_offset`."""

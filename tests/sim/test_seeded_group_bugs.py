@@ -174,8 +174,8 @@ def test_a_record_that_is_given_to_two_is_found(monkeypatch: pytest.MonkeyPatch)
 
     def forgetful(self: Delivery, queue_offset: int, end: int) -> bool:
         confirmed(self, queue_offset, end)
-        self._ledger.give_back(self._ledger.floor, self._ledger.floor + 1)
-        self._free.freed(self._ledger.floor)
+        self.ledger.give_back(self.ledger.floor, self.ledger.floor + 1)
+        self._free.freed(self.ledger.floor)
         return True
 
     monkeypatch.setattr(Delivery, "watermark_confirmed", forgetful)

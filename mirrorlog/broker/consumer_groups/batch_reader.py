@@ -26,11 +26,11 @@ class BatchReader:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._runs: list[Run] = []
+        self.runs: list[Run] = []
 
     def forget(self) -> None:
         """Another turn begins."""
-        self._runs.clear()
+        self.runs.clear()
 
     def reach(self, queue_id: int, at: int, until: int, bytes_max: int) -> Reach:
         """See `ReachOut`."""
@@ -92,14 +92,14 @@ class BatchReader:
 
     def _note(self, run: Run) -> int:
         """How many bytes more are sent with it."""
-        known = bool(self._runs) and self._runs[-1].log_offset == run.log_offset
-        self._runs.append(run)
+        known = bool(self.runs) and self.runs[-1].log_offset == run.log_offset
+        self.runs.append(run)
         return 0 if known else run.length
 
     def _granted(self, grants: Sequence[Grant]) -> list[Run]:
         """Of the batches reached those that something was given of, each once. Both rise."""
         found: list[Run] = []
-        for run in self._runs:
+        for run in self.runs:
             if run.base_queue_offset < grants[-1].next and (not found or found[-1].log_offset != run.log_offset):
                 found.append(run)
         return found

@@ -112,7 +112,8 @@ class Deliverer:
             bytes_max=bytes_max, clock=clock, now=now,
         )  # fmt: skip
         self.on_pumped: Callable[[Set[int]], None] = lambda queue_ids: None
-        """Called at the end of a turn with the queues from whose own groups was given what could be."""
+        """Called at the end of a turn with the queues from whose own groups was given what could be, while any queue of
+        the log may be so long and no longer."""
         replica.on_confirmed.append(self._confirmed)
 
     # --- subscriptions ---
@@ -361,7 +362,7 @@ class Deliverer:
                 self._pump.look_at_times(work, now)
         self._works.try_again()
         self._missing.settle_gaps()
-        if self._works.awake or self._expiries.due:
+        if self._works.awake or (self._replica.runs.total and self._expiries.due):
             self._soon()
 
     def hand_over(self) -> None:
@@ -420,7 +421,8 @@ class Deliverer:
         self._due = False
         if not self._gives:
             return
-        self._expiries.look()
+        if self._replica.runs.total:
+            self._expiries.look()
         works = self._works.awakened()
         for work in works:
             if work.gathered.asked:
@@ -430,5 +432,7 @@ class Deliverer:
                 self._pump.pump_safely(work)
             if work.there and not work.refused and work.due <= self._now():
                 self._works.wake(work)
-        self._leasing.end_waits(self._now())
-        self.on_pumped({work.key[0] for work in works if work.key[1] == OWN_GROUP})
+        if self._leasing.ends:
+            self._leasing.end_waits(self._now())
+        if self._replica.queues.lengths:
+            self.on_pumped({work.key[0] for work in works if work.key[1] == OWN_GROUP})

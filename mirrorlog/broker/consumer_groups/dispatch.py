@@ -139,10 +139,11 @@ class Pump:
 
     def pump(self, work: Work) -> None:
         """Give everybody what is there."""
-        self._missing.settle(work)
-        if not work.there:
-            return
-        delivery, now = work.delivery, self._now()
+        delivery, now, index, queue_id = work.delivery, self._now(), self._replica.index, work.key[0]
+        if index.begin(queue_id) > delivery.ledger.floor or index.gaps_of(queue_id) is not work.gaps:
+            self._missing.settle(work)
+            if not work.there:
+                return
         if delivery.leaving:
             self._subscribing.left(work, delivery.leave())
             self._works.wake(work)
@@ -153,7 +154,8 @@ class Pump:
                 return
         self._give(work, now)
         self._works.plan(work)
-        self._deliveries.drop_if_idle(work)
+        if not delivery.taken:
+            self._deliveries.drop_if_idle(work)
 
     def look_at_times(self, work: Work, now: float) -> None:
         """Who has had a record for too long is ended, and so is what has come to its end by now."""
@@ -179,7 +181,8 @@ class Pump:
         self._watermarks.move(work, end)
         turns = 0
         while turns < _TURNS:
-            self._reached.forget()
+            if self._reached.runs:
+                self._reached.forget()
             given = delivery.grant(end, now, bytes_max=self._bytes_max)
             if given is None or not self._hand_out(work, given):
                 break

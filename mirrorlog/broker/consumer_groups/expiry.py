@@ -86,7 +86,7 @@ class ExpiryLooks:
 
     def look(self) -> None:
         """Wake the groups in whose queues something has expired, so many at once."""
-        if not (self._expiring or self._expiries.any) or not self.due:
+        if not self.due:
             return
         not_made = [each for each in self._expiries.look(_LOOKED_AT_ONCE) if not self._make_own(each)]
         groups = self._replica.groups.groups
@@ -147,8 +147,6 @@ class MissingRecords:
         """Those of a group that somebody takes from."""
         index, queue_id = self._replica.index, work.key[0]
         begin, gaps = index.begin(queue_id), index.gaps_of(queue_id)
-        if begin <= work.delivery.floor and gaps is work.gaps:
-            return  # each turn comes here, and nobody takes back what is settled
         changes = self._missing(work, begin, gaps)
         if not changes:
             work.gaps = gaps

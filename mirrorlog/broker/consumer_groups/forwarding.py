@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mirrorlog.broker.log.host import now_us
+from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.errors import Overloaded
 from mirrorlog.queues.arguments import dead_letters_of

@@ -67,7 +67,7 @@ class Leasing:
         self._clock = clock
         self._now = now
         self._waiters: dict[int, Waiter] = {}
-        self._waits: list[tuple[float, int]] = []
+        self.ends: list[tuple[float, int]] = []
 
     # --- waiting ---
 
@@ -94,10 +94,10 @@ class Leasing:
             self._deliveries.drop_if_idle(work)
             raise
         self._waiters[number] = Waiter(work, respond, receiver)
-        heappush(self._waits, (self._now() + min(message.wait_ms, WAIT_MS_MAX) / 1000, number))
-        if len(self._waits) > 2 * len(self._waiters) + _SPARE:
-            self._waits = [each for each in self._waits if each[1] in self._waiters]
-            heapify(self._waits)
+        heappush(self.ends, (self._now() + min(message.wait_ms, WAIT_MS_MAX) / 1000, number))
+        if len(self.ends) > 2 * len(self._waiters) + _SPARE:
+            self.ends = [each for each in self.ends if each[1] in self._waiters]
+            heapify(self.ends)
         self._works.wake(work)
 
     def refuse(self, number: int, error: MirrorlogError) -> None:
@@ -114,8 +114,8 @@ class Leasing:
 
     def end_waits(self, now: float) -> None:
         """Who has waited for a lease long enough is told that there is none."""
-        while self._waits and self._waits[0][0] <= now:
-            _, number = heappop(self._waits)
+        while self.ends and self.ends[0][0] <= now:
+            _, number = heappop(self.ends)
             if number in self._waiters:
                 queue_id = self._waiters[number].work.key[0]
                 self.leave(number).respond(self._answer(queue_id, []))

@@ -20,8 +20,8 @@ from mirrorlog import __version__
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.broker.dead_letters.forwarder import DeadLetterForwarder
 from mirrorlog.broker.hosting.status import hold_infos, master_status, mirror_status, resting_status
-from mirrorlog.broker.log.clock import LogClock
-from mirrorlog.broker.log.host import Host, now_us
+from mirrorlog.broker.log.clock import LogClock, now_us
+from mirrorlog.broker.log.host import Host
 from mirrorlog.broker.log.in_sync import InSyncKeeper
 from mirrorlog.broker.log.maintenance import StateKeeper
 from mirrorlog.broker.log.publish import ElsewhereLog, Publisher

@@ -11,10 +11,16 @@ Thin: clocks are read here, and nowhere else for a log that this node masters.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 _LEAP_US = 100_000
+
+
+def now_us() -> int:
+    """The node's clock, µs UTC."""
+    return time.time_ns() // 1000
 
 
 class Appended(Protocol):

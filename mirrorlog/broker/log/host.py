@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,11 +20,6 @@ from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.service import HAService
 from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.endpoint import Endpoint
-
-
-def now_us() -> int:
-    """µs UTC."""
-    return time.time_ns() // 1000
 
 
 def _yield_to_others() -> None:

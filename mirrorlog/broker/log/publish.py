@@ -367,8 +367,10 @@ class Publisher:
 
     def tell_credit(self, _: Set[int]) -> None:
         """The log's confirmed offset has moved."""
-        log = self._replica.log
-        if told := self._credits.confirmed(log.confirmed, distance=log.end - log.confirmed, now=self._now()):
+        log, given = self._replica.log, self._credits
+        if not given.open and not given.held:
+            return
+        if told := given.confirmed(log.confirmed, distance=log.end - log.confirmed, now=self._now()):
             self._tell_all(told)
 
     def _tell_all(self, all_told: Sequence[Told]) -> None:

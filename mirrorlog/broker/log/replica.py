@@ -413,8 +413,8 @@ class Replica:
             gained = self._confirm_derived(log.confirmed)
             for tell in self.on_confirmed:
                 tell(gained)
-            if deleted := frozenset(self.queues.take_deleted()):
-                self._forget_queues(deleted)
+            if self.queues.deleted:
+                self._forget_queues(frozenset(self.queues.take_deleted()))
 
     def _forget_queues(self, deleted: Set[int]) -> None:
         """Nothing brings them back any more."""
@@ -803,8 +803,9 @@ class Replica:
             state.confirm(log_offset)
             if until <= log_offset:
                 del self._unconfirmed[state]
-        begins = self.queues.take_moved()
-        self.runs.begin_moved(begins)
+        begins = self.queues.take_moved() if self.queues.moved else {}
+        if begins:
+            self.runs.begin_moved(begins)
         self._opened.set_state_from(self.checkpoints.state_from)
         self.begin_decided = max(self.begin_decided, self.begins.confirmed)
         return begins

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosting import assignment_of
-from mirrorlog.broker.log.host import now_us
+from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.membership.placing import place_for
 from mirrorlog.cluster.coordination.liveness import Change, Life
 from mirrorlog.cluster.coordination.outages import nodes_needed, nodes_out

@@ -100,7 +100,8 @@ class NativeDoor:
         self.groups = groups
         self.transactions = transactions
         self.unpacking = Unpacking(unpack_helper, settings.limits)
-        self._push = push
+        self.push = push
+        """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""
         self._tell = tell
         self._lines = lines
         self.sessions: set[ClientSession] = set()
@@ -150,10 +151,6 @@ class NativeDoor:
 
     def _key_of(self, queue_id: int) -> str:
         return self.log_of(queue_id).replica.queues.find_id(queue_id).name
-
-    def push(self) -> None:
-        """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""
-        self._push()
 
     def forget(self, session: ClientSession) -> None:
         """Its connection is gone."""
@@ -257,6 +254,7 @@ class ClientSession:
         self._bounded: dict[tuple[int, int], None] = {}
         """Producers and queues of which it was told to have little under way."""
         self._line = PublishLine(door.unpacking, door.push)
+        self.handled = door.push
 
     @property
     def endpoint(self) -> Endpoint:
@@ -296,9 +294,6 @@ class ClientSession:
                 self._refuse_publish(frame_.correlation_id, error)
             else:
                 self.refuse(error, frame_.correlation_id)
-
-    def handled(self) -> None:
-        self._door.push()
 
     def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
         return None
@@ -411,7 +406,7 @@ class ClientSession:
             payload = frame_.payload
             queue_id = queue_of(payload, PRODUCE.size)
             self.gate.check_publish(queue_id)
-            if self._line.waits or is_packed(payload[PRODUCE.size :]):
+            if self._line.waiting or is_packed(payload[PRODUCE.size :]):
                 self._publish(frame_, _batch_of, partial(self._produce_opened, queue_id, frame_.correlation_id))
             else:
                 self._produce(queue_id, frame_.correlation_id, payload)

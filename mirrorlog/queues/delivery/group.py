@@ -81,7 +81,7 @@ class Delivery:
     ) -> None:
         self.group = group
         self.rules = rules
-        self._ledger = ledger
+        self.ledger = ledger
         self._appended = appended
         self._nothing_to_give = False
         self._takers = takers = Subscribers(rules)
@@ -105,11 +105,6 @@ class Delivery:
         )  # fmt: skip
 
     # --- who is there ---
-
-    @property
-    def floor(self) -> int:
-        """Below it all is settled."""
-        return self._ledger.floor
 
     @property
     def subscribers(self) -> int:
@@ -211,7 +206,7 @@ class Delivery:
     def _leave(self, subscriber: Subscriber) -> list[Change]:
         part = list(islice(subscriber.hand, RANGES_AT_ONCE))
         for first, until in part:
-            self._ledger.give_back(first, until)
+            self.ledger.give_back(first, until)
         self._takers.let_go(subscriber, part)
         self._free.came_back(part)
         return self._outcomes.come_back(part, 0)

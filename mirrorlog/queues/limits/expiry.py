@@ -38,11 +38,6 @@ class Expiries:
         self._moments: list[tuple[int, int]] = []
 
     @property
-    def any(self) -> bool:
-        """Whether there is, or ever will be, something to look at."""
-        return bool(self._unlooked or self._moments)
-
-    @property
     def unlooked(self) -> bool:
         """Whether there is something to look at."""
         return bool(self._unlooked)
