@@ -19,9 +19,8 @@ from typing import Final, NamedTuple
 
 from mirrorlog.errors import InSyncReplicasNotEnough, LogRecovering, MirrorAhead, NotAMember
 from mirrorlog.ha.connection import HAConnection
-from mirrorlog.ha.group_transfer import Answer, GroupTransferService, PutStatus
+from mirrorlog.ha.group_transfer import Answer, GroupTransferService, Progress, PutStatus
 from mirrorlog.ha.in_sync import Grow, InSyncSet, LagClocks, Wish, Wishes
-from mirrorlog.ha.progress import Progress
 from mirrorlog.wire.frames import Ack, Durability, Level
 
 # Whom a master waits for before it asks the cluster to let it in.

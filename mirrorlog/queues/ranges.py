@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from typing import Final, TypeAlias
+
+from mirrorlog.errors import BadRequest
 
 # A set of whole numbers kept as ranges: sorted, disjoint, never touching. Pure.
 
@@ -287,3 +289,48 @@ def _length(borders: _Borders, begin: int, end: int, low: int, high: int) -> int
         since = borders[at]
         at += 1
     return total + high - since
+
+
+# Stretches of a queue that come together: in changes and frames flat (first, until, first, until, …), else as pairs
+# [first, until). Pure.
+
+
+def pairs_of(ranges: Sequence[int]) -> list[Range]:
+    """Raises BadRequest for ranges that are empty, or not in order."""
+    pairs = list(zip(ranges[::2], ranges[1::2], strict=True))
+    at = 0
+    for first, until in pairs:
+        if not at <= first < until:
+            raise BadRequest(f"ranges rise and hold something each, not {first} to {until} behind {at}")
+        at = until
+    return pairs
+
+
+def joined(ranges: Iterable[Range]) -> Iterator[Range]:
+    """Neighbours as one."""
+    last: Range | None = None
+    for each in ranges:
+        if last is not None and last[1] == each[0]:
+            last = last[0], each[1]
+            continue
+        if last is not None:
+            yield last
+        last = each
+    if last is not None:
+        yield last
+
+
+def flat(ranges: Iterable[Range]) -> list[int]:
+    """Neighbours as one."""
+    borders: list[int] = []
+    for first, until in ranges:
+        if borders and borders[-1] == first:
+            borders[-1] = until
+        else:
+            borders += (first, until)
+    return borders
+
+
+def add_all(ranges: RangeSet, more: Iterable[Range]) -> None:
+    for first, until in more:
+        ranges.add(first, until)

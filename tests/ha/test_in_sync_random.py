@@ -32,10 +32,9 @@ from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.errors import InSyncReplicasNotEnough
 from mirrorlog.ha.connection import HAConnection
-from mirrorlog.ha.group_transfer import Answer, PutStatus
+from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
 from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
 from mirrorlog.ha.mastership import Candidate, Mastership
-from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.wire.frames import Durability
 from mirrorlog.wire.messages.replication import EpochEntry, Follow, Pull
 from tests.ha.links import ack_of

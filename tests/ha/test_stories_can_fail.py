@@ -13,8 +13,7 @@ from mirrorlog.errors import ProtocolError, StalledFrame
 from mirrorlog.ha.actions import Action, Close, Send
 from mirrorlog.ha.client import ClientState, HAClient
 from mirrorlog.ha.connection import HAConnection, ReadHalf
-from mirrorlog.ha.group_transfer import Answer, GroupTransferService
-from mirrorlog.ha.progress import Progress
+from mirrorlog.ha.group_transfer import Answer, GroupTransferService, Progress
 from mirrorlog.wire.frames import TRANSFER, Ack, Frame, read_transfer
 from mirrorlog.wire.messages.replication import Pull
 from tests.ha.links import Pair

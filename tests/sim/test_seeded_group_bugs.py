@@ -11,8 +11,8 @@ import pytest
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.client.subscription.settlements import Settlement
 from mirrorlog.queues.delivery.group import Delivery, Given
-from mirrorlog.queues.delivery.outcomes import Outcomes
 from mirrorlog.queues.delivery.ready import FreeRecords
+from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.delivery.subscribers import Subscribers
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.groups.ledger_chunk import Piece
@@ -175,7 +175,7 @@ def test_a_record_that_is_given_to_two_is_found(monkeypatch: pytest.MonkeyPatch)
     def forgetful(self: Delivery, queue_offset: int, end: int) -> bool:
         confirmed(self, queue_offset, end)
         self.ledger.give_back(self.ledger.floor, self.ledger.floor + 1)
-        self._free.freed(self.ledger.floor)
+        self.free.freed(self.ledger.floor)
         return True
 
     monkeypatch.setattr(Delivery, "watermark_confirmed", forgetful)

@@ -21,16 +21,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, LeaseNumbers, Work
-from mirrorlog.broker.consumer_groups.batch_reader import BatchReader
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries
+from mirrorlog.broker.consumer_groups.deliveries import BatchReader, Deliveries, GroupForwarding, GroupLog
 from mirrorlog.broker.consumer_groups.dispatch import DeliverFrames, Pump
 from mirrorlog.broker.consumer_groups.expiry import ExpiryLooks, MissingRecords
-from mirrorlog.broker.consumer_groups.forwarding import GroupForwarding
 from mirrorlog.broker.consumer_groups.group_changes import GroupEnds, ReadyRecords, Replacing
-from mirrorlog.broker.consumer_groups.group_log import GroupLog
 from mirrorlog.broker.consumer_groups.leases import Leasing
-from mirrorlog.broker.consumer_groups.push import PushedTable
-from mirrorlog.broker.consumer_groups.settlement import Respond, Settling, Watermarks
+from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, Settling, Watermarks
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing, Taking, leases_of, taking_of
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.publish import ElsewhereLog, Publisher
@@ -232,13 +228,13 @@ class Deliverer:
     def stayed(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:
         """Records that were to leave are free again; that is appended."""
         if (work := self._works.get((queue_id, group))) is not None:
-            work.delivery.stayed(ranges)
+            work.delivery.free.came_back(ranges)
             self._works.wake(work)
 
     def dropped(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:
         """What was in nobody's hands in a group was settled by others, or leaves; that is appended."""
         if (work := self._works.get((queue_id, group))) is not None:
-            work.delivery.left(ranges)
+            work.delivery.settling.done(ranges)
             self._deliveries.drop_if_idle(work)
 
     # --- groups ---
@@ -273,15 +269,15 @@ class Deliverer:
         would be, under traffic."""
         if (work := self._works.get((queue_id, group))) is None:
             return True, 0
-        watermark = work.delivery.watermark if watermark is None else watermark
+        watermark = work.delivery.front.asked if watermark is None else watermark
         return not work.refused and work.delivery.served(watermark), watermark
 
     def taken(self, queue_id: int, group: str) -> str:
         """Who takes from an acking group now, in words; empty when nobody does and nobody has anything of it."""
         ledger, work = self._replica.groups.find(queue_id, group), self._works.get((queue_id, group))
         counts = {
-            "subscribed": work.delivery.subscribers if work is not None else 0,
-            "waiting for leases": work.delivery.waiting if work is not None else 0,
+            "subscribed": len(work.delivery.subscribers) if work is not None else 0,
+            "waiting for leases": work.delivery.subscribers.waiting if work is not None else 0,
             "records in hand": ledger.out - self.held_back(queue_id, group),
             "records leased": ledger.leased - self.departing(queue_id, group),
         }
@@ -295,7 +291,7 @@ class Deliverer:
     def subscribers(self, queue_id: int, group: str) -> int:
         """How many there are now."""
         work = self._works.get((queue_id, group))
-        return work.delivery.subscribers if work is not None else 0
+        return len(work.delivery.subscribers) if work is not None else 0
 
     def taking(self, queue_id: int, group: str) -> Taking:
         """Who takes from it now, and what holds them up."""
@@ -303,9 +299,9 @@ class Deliverer:
         if work is None:
             return Taking()
         return taking_of(
-            work.delivery.takers,
-            waiting=work.delivery.waiting,
-            alone=work.delivery.alone,
+            work.delivery.subscribers,
+            waiting=work.delivery.subscribers.waiting,
+            alone=work.delivery.subscribers.alone,
             due_at=work.delivery.due_at,
             now=self._now(),
             peer=self._pushed.peer,
@@ -316,13 +312,16 @@ class Deliverer:
         ledger, work = self._replica.groups.get(queue_id, group), self._works.get((queue_id, group))
         if ledger is None:
             return ()
-        return leases_of(ledger, ends_at=work.delivery.lease_ends_at if work else lambda lease: None, now=self._now())
+        return leases_of(ledger, ends_at=work.delivery.endings.ends_at if work else lambda lease: None, now=self._now())
 
     # --- queues ---
 
     def takers(self, queue_id: int) -> int:
         """How many are subscribed to groups of a queue, or wait for leases from them."""
-        return sum(each.delivery.subscribers + each.delivery.waiting for each in self._works.of_queue(queue_id))
+        return sum(
+            len(each.delivery.subscribers) + each.delivery.subscribers.waiting
+            for each in self._works.of_queue(queue_id)
+        )
 
     def flush_queue(self, queue_id: int) -> None:
         """Log what was settled in groups of a queue: nothing of it may come behind the queue's end."""

@@ -11,13 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Work
-from mirrorlog.broker.consumer_groups.batch_reader import BatchReader
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries
+from mirrorlog.broker.consumer_groups.deliveries import BatchReader, Deliveries, GroupLog
 from mirrorlog.broker.consumer_groups.expiry import MissingRecords
-from mirrorlog.broker.consumer_groups.group_log import GroupLog
 from mirrorlog.broker.consumer_groups.leases import Leasing
-from mirrorlog.broker.consumer_groups.push import Pushed, PushedTable
-from mirrorlog.broker.consumer_groups.settlement import Settling, Watermarks
+from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, Settling, Watermarks
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.replica import Replica
@@ -25,7 +22,7 @@ from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.errors import ConsumerTimedOut, MirrorlogError, Overloaded
 from mirrorlog.queues.changes import Change, Departing, Settled
 from mirrorlog.queues.delivery.group import Given
-from mirrorlog.queues.delivery.outcomes import EXPIRED, REASONS
+from mirrorlog.queues.delivery.settlement import EXPIRED, REASONS
 from mirrorlog.wire.frames import Grant, deliver_head
 
 # The frames by which subscribers are given records: the grants, and the bytes of their batches as far as the log's
@@ -71,7 +68,7 @@ class DeliverFrames:
             endpoint.meter.read(size)
         if pushed.unread is not None:
             pushed.unread.sent(sum(each.next - each.first for each in grants), size)
-            pushed.work.delivery.hold(number, pushed.held)
+            pushed.work.delivery.subscribers.hold(number, pushed.held)
         if not endpoint.takes_records:
             self._hold_all(pushed)
 
@@ -144,7 +141,7 @@ class Pump:
             self._missing.settle(work)
             if not work.there:
                 return
-        if delivery.leaving:
+        if delivery.subscribers.leaving:
             self._subscribing.left(work, delivery.leave())
             self._works.wake(work)
         delivery.clock(now, self._clock())
@@ -162,7 +159,7 @@ class Pump:
         delivery = work.delivery
         self._settling.flush(work)
         delivery.clock(now, self._clock())
-        for number in delivery.overdue(now):
+        for number in delivery.subscribers.overdue(now):
             self._time_out(number, work)
         changes, logged = delivery.expired(now), list[Change]()
         whole = not changes or self._log.append_if_possible(work, changes, logged) is not None
@@ -198,7 +195,7 @@ class Pump:
         if given.change is not None:
             end = self._log.append_if_possible(work, [given.change])
             if end is None:
-                work.delivery.take_back(given)
+                work.delivery.giving.take_back(given)
                 self._leasing.refuse(
                     given.number, Overloaded("this log takes nothing at the moment; ask for the lease again")
                 )

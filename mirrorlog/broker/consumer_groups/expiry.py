@@ -14,15 +14,14 @@ from itertools import islice
 from typing import Final
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Key, Work
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries
-from mirrorlog.broker.consumer_groups.group_log import GroupLog
-from mirrorlog.broker.consumer_groups.push import PushedTable
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
+from mirrorlog.broker.consumer_groups.settlement import PushedTable
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.index.gaps import NO_GAP, Gaps
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import Settled
-from mirrorlog.queues.delivery.outcomes import GONE
+from mirrorlog.queues.delivery.settlement import GONE
 from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.limits.expiry import Expiries
 
@@ -156,7 +155,7 @@ class MissingRecords:
             return
         work.gaps = gaps
         self._replica.counters.queue(queue_id).expired += freed
-        numbers = work.delivery.numbers
+        numbers = work.delivery.subscribers.numbers
         for change in changes:
             work.delivery.missing_done(change)
         for number in numbers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -20,16 +20,120 @@ from mirrorlog.broker.consumer_groups.active_groups import (
     Work,
     ranges_of,
 )
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries
-from mirrorlog.broker.consumer_groups.group_log import GroupLog
-from mirrorlog.broker.consumer_groups.push import PushedTable
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
 from mirrorlog.broker.log.publish import Publisher
 from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.ports import Receiver
+from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.errors import BadRequest, MirrorlogError, Overloaded
 from mirrorlog.queues.changes import Change, Watermark
 from mirrorlog.queues.delivery.group import Settlement
-from mirrorlog.wire.frames import How
+from mirrorlog.wire.frames import FrameType, How, frame
 from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.groups import SubscriptionEnded
+
+# Who is subscribed to groups of a log that this node masters, and how each of them ends. Thin.
+
+
+# What a subscription with auto-ack was sent and its program has not taken. Pure.
+#
+# Such records are settled as they are sent, so they are in nobody's hands, and no prefetch would bound them: a program
+# that is slower than the queue would have its client's memory filled, and would lose all of that when it dies. So they
+# are counted here, and the client says what its program has taken (SETTLE, how extend: there is nothing to settle).
+# The prefetch bounds them; a turn that begins below it may go beyond it once.
+#
+# Rejected: to stop at what the connection takes alone (the client reads it at once, for others on that connection
+# wait); to keep them in the subscriber's hand (hands are what comes back when a connection goes, and these do not).
+
+
+@dataclass(slots=True)
+class Unread:
+    """`records_max`, `bytes_max`: the prefetch; `size`: bytes that were sent for `records`."""
+
+    records_max: int
+    bytes_max: int
+    records: int = 0
+    size: int = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is to be sent; never while there is nothing."""
+        return self.records >= self.records_max or (self.records > 0 and self.size >= self.bytes_max)
+
+    def sent(self, records: int, size: int) -> None:
+        self.records += records
+        self.size += size
+
+    def taken(self, records: int) -> None:
+        """By the program, as its client says. More than was sent is all of it. Of the bytes they are counted in
+        proportion."""
+        records = min(records, self.records)
+        if records > 0:
+            self.size -= self.size * records // self.records
+            self.records -= records
+
+
+@dataclass(slots=True)
+class Pushed:
+    """A subscription. `last`: the base queue offset of the batch it was sent last; `unread`: with auto-ack."""
+
+    work: Work
+    receiver: Receiver
+    last: int = -1
+    unread: Unread | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether it takes no more at the moment."""
+        return not self.receiver.endpoint.takes_records or (self.unread is not None and self.unread.full)
+
+
+class PushedTable:
+    """By the numbers of subscriptions. Whoever leaves it leaves the book too."""
+
+    def __init__(self, book: SubscriptionBook, deliveries: Deliveries) -> None:
+        self._book = book
+        self._deliveries = deliveries
+        self._pushed: dict[int, Pushed] = {}
+
+    def __len__(self) -> int:
+        return len(self._pushed)
+
+    def __getitem__(self, number: int) -> Pushed:
+        """Of a number that the book knows."""
+        return self._pushed[number]
+
+    def get(self, number: int) -> Pushed | None:
+        return self._pushed.get(number)
+
+    def items(self) -> list[tuple[int, Pushed]]:
+        return list(self._pushed.items())
+
+    def add(self, number: int, pushed: Pushed) -> None:
+        self._pushed[number] = pushed
+
+    def peer(self, number: int) -> str:
+        """Whose it is, for people."""
+        return self._pushed[number].receiver.endpoint.peer if number in self._pushed else "?"
+
+    def end(self, number: int, receiver: Receiver, error: MirrorlogError | None) -> None:
+        """It is no more, and is told `error`; None: its connection is gone, or it has asked for that."""
+        self._pushed.pop(number, None)
+        self._book.remove(number)
+        if error is not None:
+            ended = SubscriptionEnded(
+                subscription=number, code=error.code, message=error.message, details=error.details
+            )
+            receiver.answer(frame(FrameType.ENDED, encode(ended)))
+
+    def forget_if_done(self, number: int, work: Work) -> None:
+        """One that was unsubscribed, and has nothing in hand any more."""
+        if number in self._pushed and not work.delivery.subscribers.knows(number):
+            del self._pushed[number]
+            self._book.remove(number)
+            self._deliveries.drop_if_idle(work)
+
 
 # The watermarks of a log's groups on their way to all copies: a record is given out only below one that is there.
 #
@@ -65,7 +169,7 @@ class Watermarks:
 
     def appended(self, work: Work, end: int, change: Watermark) -> None:
         """It is logged, with others or alone. `end`: where that ends in the log."""
-        work.delivery.watermark_appended(change.queue_offset)
+        work.delivery.front.appended(change.queue_offset)
         self._logged.append(_Logged(end, work, change.queue_offset))
         self.note_confirmed()
 
@@ -142,7 +246,7 @@ class Settling:
 
     def settled(self, work: Work, settlement: Settlement, now: float) -> None:
         """Its changes are in the log."""
-        work.delivery.settled(settlement, now)
+        work.delivery.settling.settled(settlement, now)
         if settlement.how == How.ACK:
             self._replica.counters.queue(work.key[0]).acked.add(settlement.records, now)
 
@@ -172,7 +276,7 @@ class Settling:
         counts."""
         if logged:
             counts = replace(part.asked[0].settlement, ranges=ranges_of(logged), changes=tuple(logged))
-            work.delivery.settled(counts, now)
+            work.delivery.settling.settled(counts, now)
             self._pushed.forget_if_done(counts.number, work)
 
     def _count(self, work: Work, those: Sequence[Asked], end: int, now: float) -> None:

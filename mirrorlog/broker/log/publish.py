@@ -49,9 +49,8 @@ from mirrorlog.errors import (
     StaleRouting,
 )
 from mirrorlog.ha.accept import MasteredLog
-from mirrorlog.ha.group_transfer import Answer, PutStatus
+from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
 from mirrorlog.ha.mastership import Mastership
-from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.queues.changes import Change
 from mirrorlog.queues.dead_letters.message import ADDED_BYTES_MAX
 from mirrorlog.queues.limits.credit import Account, Credits, Key, Told

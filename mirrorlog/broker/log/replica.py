@@ -46,7 +46,6 @@ from mirrorlog.errors import (
     LogUnavailable,
     MirrorlogError,
 )
-from mirrorlog.queues.begins import BeginTracker
 from mirrorlog.queues.changes import (
     Change,
     GapsState,
@@ -61,7 +60,7 @@ from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.limits.attributes import RunTable
 from mirrorlog.queues.limits.holds import HoldTable
-from mirrorlog.queues.log_state import DerivedState
+from mirrorlog.queues.log_state import BeginTracker, DerivedState
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.queues.registry import QueueRegistry, id_base_of
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from mirrorlog.queues.changes import Leased, Settled
-from mirrorlog.queues.delivery.outcomes import ACKED, GONE, Outcomes
 from mirrorlog.queues.delivery.ready import FreeRecords, Front
+from mirrorlog.queues.delivery.settlement import ACKED, GONE, Outcomes
 from mirrorlog.queues.delivery.subscribers import LeaseWish, Subscriber, Subscribers
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.ranges import Range

@@ -9,8 +9,7 @@ from typing import Final
 from mirrorlog.queues.changes import Change, Departing, Returned, Settled, Watermark
 from mirrorlog.queues.delivery.priorities import Attributed
 from mirrorlog.queues.groups.ledger import Ledger
-from mirrorlog.queues.ranges import Range, RangeSet
-from mirrorlog.queues.stretches import add_all, pairs_of
+from mirrorlog.queues.ranges import Range, RangeSet, add_all, pairs_of
 
 RANGES_AT_ONCE: Final = 4096
 """Of what goes, is purged or ends, in one part."""
