@@ -17,7 +17,7 @@ from typing import Final
 
 from mirrorlog.queues.changes import Addressed, Departing
 from mirrorlog.queues.dead_letters.forwarding import REDRIVEN
-from mirrorlog.queues.delivery.outcomes import WHYS
+from mirrorlog.queues.delivery.settlement import WHYS
 from sim.cluster_clients import Sent
 from sim.cluster_group_checks import GroupsOutside, name_of
 from sim.cluster_letters import DELIVERIES_MAX, DIED_AFTER_MS, REASONS, SOURCES, TARGETS, WAYS

@@ -20,7 +20,7 @@ from mirrorlog.broker.consumer_groups.dispatch import DeliverFrames
 from mirrorlog.broker.consumer_groups.group_changes import GroupEnds
 from mirrorlog.broker.consumer_groups.leases import Leasing
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing
-from mirrorlog.broker.log.host import now_us
+from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.wire.frames import Grant, How
 from sim.processes import current_process
@@ -82,7 +82,7 @@ class Tap:
         node = process.machine if process is not None else ""
         hands = self._of(works, key)
         clock_us = max(now_us(), replica.log.last_append_time_us)
-        below = min(work.delivery.covered, replica.index.next_confirmed(key[0]))
+        below = min(work.delivery.front.covered, replica.index.next_confirmed(key[0]))
         if (str(replica.log_id), key[0]) in self.alone and (others := {each[0] for each in hands.values()} - {number}):
             self.beside.append(
                 f"{self.now():.3f} {node}, epoch {replica.epochs.current}, gives {grants[0]} of queue {key[0]} to "
@@ -165,7 +165,7 @@ def _send(tap: Tap, original: _Any) -> _Any:
     def send(self: DeliverFrames, number: int, pushed: Any, grants: Sequence[Grant]) -> None:
         work, deliverer = pushed.work, self._book.serving(number)
         assert deliverer is not None
-        auto = number in work.delivery._takers._auto_ack
+        auto = number in work.delivery.subscribers.auto_ack
         tap.give(
             deliverer._works, self._replica, work, grants, way="auto" if auto else "push", number=number, until=inf
         )

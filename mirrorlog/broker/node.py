@@ -24,7 +24,7 @@ from mirrorlog import __version__
 from mirrorlog.broker.door_process import DoorProcess, GrpcDoorProcess, HttpDoorProcess, tls_flags
 from mirrorlog.broker.hosting.hosted_log import HostedLogs
 from mirrorlog.broker.hosting.hosting import Hosting, assignment_of
-from mirrorlog.broker.log.host import now_us
+from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.membership.cluster_view import View
 from mirrorlog.broker.membership.drain import hand_over
 from mirrorlog.broker.membership.entry import RAFT_NAME, Entry

@@ -70,3 +70,10 @@ class DeadLetterTransport(Protocol):
     async def find(self, name: str) -> tuple[str, int] | None: ...
 
     async def hand_over(self, log_id: str, batch: bytes, *, name: str = "") -> None: ...
+
+
+class Refusing(Protocol):
+    """`refusal`: why data is refused for want of memory; empty while it is not."""
+
+    @property
+    def refusal(self) -> str: ...

@@ -18,7 +18,8 @@ from uuid import UUID
 from mirrorlog import __version__
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
 from mirrorlog.broker.hosting.status import disk_status, memory_status, with_warnings
-from mirrorlog.broker.log.host import Helpers, Host, now_us
+from mirrorlog.broker.log.clock import now_us
+from mirrorlog.broker.log.host import Helpers, Host
 from mirrorlog.broker.log.in_sync import Decides
 from mirrorlog.broker.resources.budgets import OutgoingBudget
 from mirrorlog.broker.resources.disk_limits import DiskReport, DiskSpace
@@ -130,7 +131,7 @@ class Server:
             SubscriptionBook(settings.limits.max_subscriptions),
             view.cluster_version,
             self.letters,
-            lambda: self._memory.refusal,
+            self._memory,
             self._outgoing,
         )
         self._door: NativeDoor | None = None

@@ -275,7 +275,10 @@ class ClusterService:
     @property
     def expected(self) -> ClusterState:
         """The same; before all is decided that the disk held at the start, that. For what must not be forgotten."""
-        return self._foreseen[1] if self._foreseen is not None else self.state
+        if self._foreseen is not None:
+            return self._foreseen[1]
+        assert self._driver is not None, "the service is not started"
+        return self._driver.machine.state
 
     def in_touch(self) -> bool:
         """Whether a majority was heard within half the time after which a node counts as gone: what is decided is known

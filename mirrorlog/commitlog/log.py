@@ -23,8 +23,6 @@ from mirrorlog.commitlog.flush import FlushJob
 from mirrorlog.commitlog.format.envelope import (
     Part,
     envelope_bytes,
-    is_envelope,
-    is_inner,
     open_envelope,
     seal_envelope,
 )
@@ -32,6 +30,7 @@ from mirrorlog.commitlog.format.header import (
     HEADER_SIZE,
     BatchHeader,
     Flag,
+    Kind,
     batch_length,
     check_body,
     check_stamped,
@@ -64,6 +63,10 @@ from mirrorlog.errors import (
     OffsetOutOfRange,
 )
 
+# Plain numbers: an operation with a member of an enum takes a microsecond.
+_INNER: Final = int(Flag.INNER)
+_TRANSACTION: Final = int(Kind.TRANSACTION)
+
 # The check of what a mirror receives: whole batches, as its master stamped them.
 
 
@@ -77,21 +80,22 @@ def check_run(
     while at < len(run) or not headers:
         place = log_offset + at
         header = check_stamped(run, at, log_offset=place, seed=seed, max_batch_bytes=max_batch_bytes)
-        if header.epoch != epochs.at(place):
+        # Nearly always the last one.
+        newest = epochs.entries[-1] if epochs.entries else None
+        is_newest = newest is not None and newest.start <= place and newest.epoch == header.epoch
+        if not is_newest and header.epoch != epochs.at(place):
             raise BadBatch(f"epoch {header.epoch} at log offset {place}, the epoch list has {epochs.at(place)}")
         check_body(run, at, header)
-        if is_inner(header):
+        if header.flags & _INNER:
             raise BadBatch(f"the batch at log offset {place} belongs to a transaction that does not begin there")
         headers.append(header)
-        if is_envelope(header):
+        if header.kind == _TRANSACTION:
             headers += open_envelope(run[at : at + header.length], header, seed=seed)
         at += header.length
     return headers
 
 
 _EMPTY: Final = memoryview(b"")
-# A plain number: an operation with a member of an enum takes a microsecond.
-_INNER: Final = int(Flag.INNER)
 
 
 def _nothing(tables: Tables) -> None:
@@ -149,8 +153,12 @@ class CommitLog:
         self._loss = opened.loss
         self._doubt = opened.doubt
         self.end = opened.chain.end
-        """Where the next batch will stand. A plain attribute: it is looked up a dozen times per batch."""
-        self._confirmed = opened.confirmed
+        """Where the next batch will stand. A plain attribute, as the next three: they are looked up a dozen times per
+        batch."""
+        self.active_start = opened.chain.active.start
+        """Where the segment begins that is appended to."""
+        self.confirmed = opened.confirmed
+        self.flushed = opened.flusher.flushed
         self._state_from = opened.state_from
         self._closed = False
 
@@ -220,19 +228,11 @@ class CommitLog:
         return LogState.OPEN if self._flusher.failure is None else LogState.FAILED
 
     @property
-    def flushed(self) -> int:
-        return self._flusher.flushed
-
-    @property
-    def confirmed(self) -> int:
-        return self._confirmed
-
-    @property
     def claim(self) -> Claim:
         """What the copy held before bytes of it went bad; of a sound one, what it holds."""
         if self.recovery.corrupt is not None:
             return self.recovery.claim
-        return Claim(self.end, self._confirmed)
+        return Claim(self.end, self.confirmed)
 
     def is_border(self, log_offset: int) -> bool:
         """Whether a batch begins or the log ends there. Not denied below and within sealed segments: that is confirmed,
@@ -256,20 +256,20 @@ class CommitLog:
 
     def set_state_from(self, log_offset: int) -> None:
         """A complete state checkpoint that begins there is confirmed. It never goes back."""
-        self._state_from = max(self._state_from, min(log_offset, self._confirmed))
+        self._state_from = max(self._state_from, min(log_offset, self.confirmed))
 
     def move_begin(self, log_offset: int) -> None:
         """What stands below is no longer needed, as was decided, logged and confirmed. Files are freed by the next
         recorded flush, after which the new begin is on disk. Raises BadRequest above what is confirmed and described.
         """
-        if log_offset > min(self._confirmed, self._state_from):
-            raise BadRequest(f"the begin cannot move to {log_offset}, above {min(self._confirmed, self._state_from)}")
+        if log_offset > min(self.confirmed, self._state_from):
+            raise BadRequest(f"the begin cannot move to {log_offset}, above {min(self.confirmed, self._state_from)}")
         self.begin = max(self.begin, log_offset)
 
     def set_confirmed(self, log_offset: int) -> None:
         """Raise the confirmed offset; it never goes back. Above the end it is the end: a mirror hears of more than it
         holds."""
-        self._confirmed = max(self._confirmed, min(log_offset, self.end))
+        self.confirmed = max(self.confirmed, min(log_offset, self.end))
 
     # --- Append -------------------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class CommitLog:
             raise BadBatch(f"{len(batch)} bytes are not one batch: its header says {batch_length(batch)}")
         if len(batch) > self.max_batch_bytes:
             raise BatchTooLarge(f"a batch of {len(batch)} bytes is above max_batch_bytes ({self.max_batch_bytes})")
-        self._check_epoch_open()
+        epoch = self._open_epoch()
         append_time_us = max(append_time_us, self.last_append_time_us)
         header = bytearray(batch[:HEADER_SIZE])
         stamp(
@@ -292,7 +292,7 @@ class CommitLog:
             log_offset=self.end,
             base_queue_offset=base_queue_offset,
             append_time_us=append_time_us,
-            epoch=self.epochs.current,
+            epoch=epoch,
             flags=flags,
             seed=self.seed,
         )
@@ -301,8 +301,7 @@ class CommitLog:
         except DiskFailed as error:
             self._flusher.fail(error)
             raise
-        self.end = self._chain.end
-        self.last_append_time_us = self._chain.active.last_append_time_us = append_time_us
+        self._appended_at(append_time_us)
         return read_header(header)
 
     def append_copied(self, batch: memoryview) -> BatchHeader:
@@ -316,14 +315,14 @@ class CommitLog:
         check_body(batch, 0, former)
         if former.length > self.max_batch_bytes:
             raise BatchTooLarge(f"a batch of {former.length} bytes is above max_batch_bytes ({self.max_batch_bytes})")
-        self._check_epoch_open()
+        epoch = self._open_epoch()
         header = bytearray(batch[:HEADER_SIZE])
         stamp(
             header,
             log_offset=self.end,
             base_queue_offset=former.base_queue_offset,
             append_time_us=former.append_time_us,
-            epoch=self.epochs.current,
+            epoch=epoch,
             flags=(former.flags | Flag.COPIED) & ~Flag.INNER,
             seed=self.seed,
         )
@@ -342,12 +341,12 @@ class CommitLog:
         size = envelope_bytes([part.batch for part in parts])
         if size > self.max_batch_bytes:
             raise BatchTooLarge(f"a transaction of {size} bytes is above max_batch_bytes ({self.max_batch_bytes})")
-        self._check_epoch_open()
+        epoch = self._open_epoch()
         envelope, headers = seal_envelope(
             parts,
             log_offset=self.end,
             append_time_us=max(append_time_us, self.last_append_time_us),
-            epoch=self.epochs.current,
+            epoch=epoch,
             seed=self.seed,
         )
         content = memoryview(envelope)
@@ -378,9 +377,10 @@ class CommitLog:
             self._chain.place_run(run, lengths)
         except MirrorlogError as error:
             self._undo_run(log_offset, error)
-            self.end = self._chain.end
+            self._tail_moved()
             raise
-        self._chain.note_inside(inside)
+        if inside:
+            self._chain.note_inside(inside)
         self._appended_at(headers[-1].append_time_us)
         return headers
 
@@ -402,14 +402,19 @@ class CommitLog:
             raise
         lengths, inside = _units(headers)
         self._chain.keep(lengths)
-        self._chain.note_inside(inside)
+        if inside:
+            self._chain.note_inside(inside)
         self._appended_at(headers[-1].append_time_us)
         return headers
 
     def _appended_at(self, append_time_us: int) -> None:
-        self.end = self._chain.end
+        self._tail_moved()
         self.last_append_time_us = max(self.last_append_time_us, append_time_us)
         self._chain.active.last_append_time_us = self.last_append_time_us
+
+    def _tail_moved(self) -> None:
+        active = self._chain.active
+        self.end, self.active_start = active.end, active.start
 
     def drop_placed(self, run: memoryview) -> None:
         """Mirror: what was received there will not be kept. Zeros end a log; bytes that are no batch look torn."""
@@ -439,9 +444,12 @@ class CommitLog:
             self._flusher.fail(failed)
             raise failed from None
 
-    def _check_epoch_open(self) -> None:
-        if not self.epochs.current or self.epochs.at(self.end) != self.epochs.current:
+    def _open_epoch(self) -> int:
+        """The epoch that writes at the log's end. Raises BadRequest when it is not the list's last one."""
+        entries = self.epochs.entries
+        if not entries or entries[-1].start > self.end:
             raise BadRequest("no epoch is open at the log's end; open one before appending as its master")
+        return entries[-1].epoch
 
     # --- Read ---------------------------------------------------------------------------------------------------
 
@@ -575,17 +583,18 @@ class CommitLog:
             self._chain.prepare_cut(log_offset)
             stored = self._flusher.stored
             # The newest state checkpoint may be confirmed, and not be on this disk.
-            confirmed, state = (min(self._confirmed, log_offset), state) if lost else (self._confirmed, stored.state)
+            confirmed, state = (min(self.confirmed, log_offset), state) if lost else (self.confirmed, stored.state)
             flushed = min(max(self.flushed, stored.flushed), log_offset)
             self._flusher.lower(Checkpoint(self.begin, flushed, confirmed, state))
+            self.flushed = flushed
             self._store_epochs(epochs)
             if lost:
-                self._confirmed, self._state_from = confirmed, state
+                self.confirmed, self._state_from = confirmed, state
             # With the new list and the old bytes the log would speak of a history that never was.
             with self._whole("truncate"):
                 self._unseal(log_offset)
                 self._chain.cut(log_offset)
-            self.end = self._chain.end
+            self._tail_moved()
             # A flush that the loop asked for meanwhile has the old end as its target.
             self._flusher.void()
             self._cooled()
@@ -637,8 +646,8 @@ class CommitLog:
     def _check_cut(self, log_offset: int, *, lost: bool) -> None:
         if log_offset < self.begin:
             raise BadRequest(f"log offset {log_offset} is below the begin, {self.begin}")
-        if log_offset < self._confirmed and not lost:
-            raise BadRequest(f"log offset {log_offset} is confirmed (up to {self._confirmed}) and cannot be cut")
+        if log_offset < self.confirmed and not lost:
+            raise BadRequest(f"log offset {log_offset} is confirmed (up to {self.confirmed}) and cannot be cut")
         if not (self._chain.is_border(log_offset) or self._is_border_on_disk(log_offset)):
             raise BadRequest(f"log offset {log_offset} is not where a batch begins")
 
@@ -688,13 +697,13 @@ class CommitLog:
         `record`: write the checkpoint too, a second sync. Without it the bytes are as safe; only the line below which
         damage is corruption, and not a torn tail, stays where it was.
         """
-        checkpoint = Checkpoint(self.begin, self.end, self._confirmed, self._state_from)
+        checkpoint = Checkpoint(self.begin, self.end, self.confirmed, self._state_from)
         return self._flusher.start(self._chain, checkpoint, record=record)
 
     def complete_flush(self, job: FlushJob) -> int:
         """The flushed offset now. Raises DiskFailed when the job failed: the log takes nothing more then."""
         before = self.flushed
-        flushed = self._flusher.complete(job)
+        self.flushed = flushed = self._flusher.complete(job)
         if flushed > before:
             self._chain.release(flushed)
             self._cooled()
@@ -745,7 +754,7 @@ class CommitLog:
         """
         for segment in self._chain.segments[:-1]:
             if not segment.sealed:
-                behind = segment.file is None and segment.view is None and segment.end <= self._confirmed
+                behind = segment.file is None and segment.view is None and segment.end <= self.confirmed
                 return (segment.start, segment.end) if behind and segment.end > self.begin else None
         return None
 
@@ -805,11 +814,6 @@ class CommitLog:
         starts = [each.start for each in self._chain.segments if self.begin <= each.start <= self._state_from]
         return max(starts, default=self.begin)
 
-    @property
-    def active_start(self) -> int:
-        """Where the segment begins that is appended to."""
-        return self._chain.active.start
-
     def close(self) -> None:
         """Flush, write the checkpoint and let everything go; blocking, idempotent. Raises DiskFailed.
 
@@ -823,7 +827,7 @@ class CommitLog:
         try:
             if self._flusher.failure is None and not damaged:
                 job.run()
-                self._flusher.complete(job)
+                self.flushed = self._flusher.complete(job)
         finally:
             self._warmer.close()
             self._preparer.close()
@@ -843,10 +847,14 @@ class CommitLog:
 
 def _units(headers: Sequence[BatchHeader]) -> tuple[list[int], list[int]]:
     """The lengths of those that are copied and cut as a whole, and where others begin inside of them."""
-    inside = [header.log_offset for header in headers if header.flags & _INNER]
-    if not inside:
-        return [header.length for header in headers], inside
-    return [header.length for header in headers if not header.flags & _INNER], inside
+    lengths: list[int] = []
+    inside: list[int] = []
+    for header in headers:
+        if header.flags & _INNER:
+            inside.append(header.log_offset)
+        else:
+            lengths.append(header.length)
+    return lengths, inside
 
 
 def _range_of(error: LogCorrupt) -> Range:

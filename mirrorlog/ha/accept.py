@@ -32,7 +32,7 @@ from mirrorlog.errors import (
     ProtocolError,
 )
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
-from mirrorlog.ha.connection import HAConnection, SourceLog
+from mirrorlog.ha.connection import HAConnection, SourceCopy, SourceLog
 from mirrorlog.ha.driving import log_failure
 from mirrorlog.ha.group_transfer import Answer
 from mirrorlog.ha.losses import DeclaredLoss
@@ -63,10 +63,18 @@ ANNOUNCE_S: Final = 0.005
 class MasterLog(SourceLog, Protocol):
     """What a master's side needs of its log beyond reading."""
 
-    def set_confirmed(self, log_offset: int) -> None: ...
-
     def is_border(self, log_offset: int) -> bool:
         """Whether a batch begins or the log ends there."""
+
+
+class MasterCopy(SourceCopy, Protocol):
+    """A master's own copy."""
+
+    @property
+    def log(self) -> MasterLog: ...
+
+    def set_confirmed(self, log_offset: int) -> None:
+        """Everything below is confirmed, and what follows from that."""
 
 
 class MemberLink(Protocol):
@@ -118,12 +126,12 @@ class MasterLink:
 
     def connected(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self.opened_at = self._service.now()
+        self.opened_at = time.monotonic()
         self._service.accepted += 1
         self._service.links.add(self)
 
     def frame(self, frame_: Frame) -> None:
-        now = self._service.now()
+        now = time.monotonic()  # the loop's clock, without the way to the loop
         if frame_.type == _ACK and self.connection is not None:
             self._acked(self.connection, frame_, now)
             return
@@ -171,15 +179,19 @@ class MasterLink:
 
     def pump(self, *, announce: bool) -> None:
         """Push what the log has gained, unless the socket is full; and what is confirmed, if nothing carries it."""
-        if self.connection is None or not (announce or self.connection.owes):
-            return
-        if self.endpoint.paused or not self.endpoint.open:
+        if self.connection is not None and (announce or self.connection.owes):
+            self.push(self.connection, announce=announce)
+
+    def push(self, connection: HAConnection, *, announce: bool = False) -> None:
+        """`pump`, of a link that owes something."""
+        endpoint = self._endpoint
+        if endpoint is None or endpoint.paused or not endpoint.open:
             return
         try:
-            self._do(self.connection.pump(self._service.now(), announce=announce))
+            self._do(connection.pump(time.monotonic(), announce=announce))
         except MirrorlogError as error:
             # This link's trouble: whoever made it pump, a producer or another mirror, has no part in it.
-            self.endpoint.close(error)
+            endpoint.close(error)
 
     def tick(self, now: float, limits: LimitSettings) -> None:
         if self.connection is None:
@@ -255,19 +267,15 @@ class MasterLink:
 
     def _acked(self, connection: HAConnection, frame_: Frame, now: float) -> None:
         assert self._log is not None
-        ack = read_ack(frame_.payload)
-        self._check_border(ack.written)
-        if ack.flushed != connection.read_half.flushed:
-            self._check_border(ack.flushed)
+        ack, log = read_ack(frame_.payload), self._log.copy.log
+        # A copy holds whole batches. An ack within one would make it visible, to readers, before it is there.
+        if ack.written < log.end and not log.is_border(ack.written):
+            raise ProtocolError(f"an ack of {ack.written}, where no batch ends")
+        if ack.flushed != connection.read_half.flushed and ack.flushed < log.end and not log.is_border(ack.flushed):
+            raise ProtocolError(f"an ack of {ack.flushed}, where no batch ends")
         self._log.progressed(self._log.mastership.acked(connection, ack, now))
-        self.pump(announce=False)
-
-    def _check_border(self, log_offset: int) -> None:
-        """A copy holds whole batches. An ack within one would make it visible, to readers, before it is there."""
-        assert self._log is not None
-        log = self._log.log
-        if log_offset < log.end and not log.is_border(log_offset):
-            raise ProtocolError(f"an ack of {log_offset}, where no batch ends")
+        if connection.owes:
+            self.push(connection)
 
     def _pull(self, connection: HAConnection, frame_: Frame, now: float) -> None:
         assert self._log is not None
@@ -278,8 +286,8 @@ class MasterLink:
         self._do(actions)
         logger.info(
             "mirror_joined node=%s log=%s epoch=%s from=%s end=%s",
-            connection.node_id, self._log.name, self._log.log.epochs.current,
-            connection.read_half.requested, self._log.log.end,
+            connection.node_id, self._log.name, self._log.copy.log.epochs.current,
+            connection.read_half.requested, self._log.copy.log.end,
         )  # fmt: skip
         self._log.progressed(self._log.mastership.proven(connection))
         self._log.tell_in_sync(f"follows from {connection.read_half.requested}")
@@ -289,7 +297,7 @@ class MasterLink:
         them tells of the first by himself; after the second the mirror comes again."""
         if self.connection is None or self._log is None or not self.connection.proven:
             return
-        log, name, node = self._log.log, self._log.name, self.connection.node_id
+        log, name, node = self._log.copy.log, self._log.name, self.connection.node_id
         first, sent = self.connection.read_half.acked, self.connection.write_half.next_transfer
         logger.warning("bad_bytes_refused node=%s log=%s first=%s sent=%s", node, name, first, sent)
         self._service.spawn(self._check_own(log.read_cold(first, sent - first, until=sent)))
@@ -299,11 +307,13 @@ class MasterLink:
             await asyncio.get_running_loop().run_in_executor(self._service.helper, job.run)
 
     def _do(self, actions: Iterable[Action]) -> None:
+        endpoint = self._endpoint
+        assert endpoint is not None
         for action in actions:
             if isinstance(action, Send):
-                self.endpoint.send(action.parts)
+                endpoint.send(action.parts)
             elif isinstance(action, Close):
-                self.endpoint.close(action.error)
+                endpoint.close(action.error)
             elif isinstance(action, ReadCold):
                 self.reading = self._service.spawn(self._read_cold(action))
 
@@ -312,7 +322,7 @@ class MasterLink:
         try:
             run = await loop.run_in_executor(self._service.helper, action.job.run)
             if self.connection is not None and self.endpoint.open:
-                self._do(self.connection.cold_read(run, self._service.now()))
+                self._do(self.connection.cold_read(run, time.monotonic()))
         except MirrorlogError as error:
             self.endpoint.close(error)
         except Exception as error:
@@ -329,7 +339,7 @@ class MasteredLog:
         log_id: UUID,
         name: str,
         own_id: str,
-        log: MasterLog,
+        copy: MasterCopy,
         mastership: Mastership,
         settings: HaSettings,
         answer: Callable[[Answer], None],
@@ -338,7 +348,7 @@ class MasteredLog:
         """`losses`: those that the cluster has declared, that of this mastership's own promotion included."""
         self.log_id = log_id
         self.name = name
-        self.log = log
+        self.copy = copy
         self.mastership = mastership
         self._own_id = own_id
         self._settings = settings
@@ -350,7 +360,7 @@ class MasteredLog:
         return HAConnection(
             node_id=node_id,
             start_id=start_id,
-            log=self.log,
+            copy=self.copy,
             settings=self._settings,
             now=now,
             losses=self._losses,
@@ -368,8 +378,8 @@ class MasteredLog:
             except Exception:
                 logger.exception("answer_failed log=%s", self.name)
         confirmed = self.mastership.progress.confirmed
-        if confirmed > self.log.confirmed:
-            self.log.set_confirmed(confirmed)
+        if confirmed > self.copy.log.confirmed:
+            self.copy.set_confirmed(confirmed)
 
     def tell_in_sync(self, reason: str) -> None:
         """A line for each mirror that counts as a copy that is up since this was asked last, or no more; `reason`: of
@@ -434,9 +444,6 @@ class AcceptSocketService:
         ), self.places, self.credentials.accepting, lines=self._lines, limit="max_links",
             unacked_ms=LINK_UNACKED_MS)  # fmt: skip
 
-    def now(self) -> float:
-        return time.monotonic()  # the loop's clock, without the way to the loop
-
     @property
     def links_max(self) -> int:
         """Of mirrors and joiners. Each mirror has one link per log; the rest is room for those that are being replaced
@@ -493,10 +500,10 @@ class AcceptSocketService:
         others one push follows in this turn of the loop, whatever comes in it."""
         owes = False
         for link in list(self.links):  # a link may end in this
-            if link.connection is not None:
-                if link.connection.all_acked:
-                    link.pump(announce=False)
-                owes = owes or link.connection.owes
+            if (connection := link.connection) is not None:
+                if connection.all_acked:
+                    link.push(connection)
+                owes = owes or connection.owes
         if owes and not self._pump_due:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -509,7 +516,9 @@ class AcceptSocketService:
     def gained(self, queue_ids: Set[int]) -> None:
         """More is confirmed, of these queues: news to all mirrors, that the next bytes carry, or soon a frame of its
         own. A frame at once for each would cost a busy master two sends, and a mirror a turn, per publish."""
-        self._announce_soon()
+        if not self._announce_due and self.links:
+            self._announce_due = True
+            asyncio.get_running_loop().call_later(ANNOUNCE_S, self._announce)
 
     def tick(self, now: float) -> None:
         for link in list(self.links):
@@ -554,17 +563,12 @@ class AcceptSocketService:
 
     def _announce(self) -> None:
         self._announce_due = False
-        newest = self.now() - ANNOUNCE_S
+        newest = time.monotonic() - ANNOUNCE_S
         for link in list(self.links):
             if link.connection is not None and link.connection.write_half.last_write > newest:
-                self._announce_soon()  # a steady stream tells by itself, and only its end is news
+                self.gained(frozenset())  # a steady stream tells by itself, and only its end is news
             else:
                 link.pump(announce=True)
-
-    def _announce_soon(self) -> None:
-        if not self._announce_due and self.links:
-            self._announce_due = True
-            asyncio.get_running_loop().call_later(ANNOUNCE_S, self._announce)
 
 
 def _no_joiner(endpoint: Endpoint) -> MemberLink:

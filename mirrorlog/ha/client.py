@@ -62,8 +62,8 @@ NO_SPACE_RETRY_S: Final = 30.0
 """The same while no space is measured: a file that the log frees itself is space too, and shows on no disk."""
 
 
-class ReplicaLog(Protocol):
-    """The mirror's own copy. All offsets are log offsets."""
+class HeldLog(Protocol):
+    """What the mirror's own copy holds. All offsets are log offsets, and read as attributes."""
 
     @property
     def begin(self) -> int: ...
@@ -79,6 +79,14 @@ class ReplicaLog(Protocol):
     def claim(self) -> Claim:
         """What a damaged copy held before bytes of it went bad; its `end` is where they begin. Of a sound one, what it
         holds."""
+
+
+class MirrorCopy(Protocol):
+    """The mirror's own copy."""
+
+    @property
+    def log(self) -> HeldLog:
+        """Another one when the copy began anew."""
 
     def append_run(self, run: memoryview, *, log_offset: int) -> object: ...
     def place_for(self, length: int) -> memoryview | None:
@@ -112,7 +120,7 @@ class HAClient:
         self,
         *,
         log_id: UUID,
-        log: ReplicaLog,
+        copy: MirrorCopy,
         greeting: Hello,
         master: str,
         settings: HaSettings,
@@ -129,7 +137,7 @@ class HAClient:
         self.last_error: MirrorlogError | None = None
         self.waits_for_space = False
         self._log_id = log_id
-        self._log = log
+        self._copy = copy
         self.greeting = greeting
         self._dialled = DialledGreeting(greeting)
         self._settings = settings
@@ -191,7 +199,7 @@ class HAClient:
         if self.state is not ClientState.STOPPED:
             self.state = ClientState.WAITING
         if self._placed is not None:
-            self._log.drop_placed(self._placed)
+            self._copy.drop_placed(self._placed)
             self._placed = None
         self.last_error = error or self.last_error
         self.waits_for_space = isinstance(error, DiskFull)
@@ -241,8 +249,8 @@ class HAClient:
         if self.state is not ClientState.TRANSFER or frame_type != FrameType.TRANSFER:
             return None
         transfer = read_transfer(facts)
-        if (transfer.epoch, transfer.log_offset) == (self._epoch, self._log.end):
-            self._placed = self._log.place_for(size)
+        if (transfer.epoch, transfer.log_offset) == (self._epoch, self._copy.log.end):
+            self._placed = self._copy.place_for(size)
         return self._placed
 
     def aligned(self, now: float) -> Sequence[Action]:
@@ -251,12 +259,12 @@ class HAClient:
         if self.state is not ClientState.ALIGNING:
             return []
         self.state = ClientState.TRANSFER
-        self.requested = self._log.end
+        self.requested = self._copy.log.end
         self._failed_attempts = 0
         self._brought = False
         if not self._barren_links:
             self.last_error = None
-        return [self._say(FrameType.PULL, Pull(log_offset=self._log.end), now), self._ack(now)]
+        return [self._say(FrameType.PULL, Pull(log_offset=self._copy.log.end), now), self._ack(now)]
 
     def align_failed(self) -> None:
         """The helper could not align; the link is to be closed with its error."""
@@ -285,10 +293,10 @@ class HAClient:
             )
         follow = Follow(
             log_id=str(self._log_id),
-            epochs=[EpochEntry(*entry) for entry in self._log.epochs.entries],
-            begin=self._log.begin,
-            end=self._log.end,
-            confirmed=self._log.confirmed,
+            epochs=[EpochEntry(*entry) for entry in self._copy.log.epochs.entries],
+            begin=self._copy.log.begin,
+            end=self._copy.log.end,
+            confirmed=self._copy.log.confirmed,
             start=self._settings.start,
         )
         self.state = ClientState.ASKING
@@ -297,7 +305,7 @@ class HAClient:
     def _history(self, frame_: Frame, now: float) -> Sequence[Action]:
         history = expect_message(frame_, FrameType.HISTORY, History)
         theirs = EpochList.of(history.epochs)
-        own_epochs = self._log.epochs.entries
+        own_epochs = self._copy.log.epochs.entries
         # Its own epochs, from when it was the master, end with that; those of others make an older history stale.
         others = (each.epoch for each in own_epochs if each.node_id != self.greeting.node_id)
         newest = max(self._epoch_min, *others, 0)
@@ -314,7 +322,7 @@ class HAClient:
         """What this copy has to become. Raises LogRecovering when it would lose what is confirmed without a word of the
         cluster's."""
         # Of a damaged copy: as if it were whole. What it cannot show any more its master has to have, or it was lost.
-        own, (end, confirmed) = self._log.epochs, self._log.claim
+        own, (end, confirmed) = self._copy.log.epochs, self._copy.log.claim
         found = common_point(own, end, theirs, history.end)
         point = 0 if found is None else found
         losses = losses_since(self._losses, own.data_epoch(end))
@@ -331,29 +339,31 @@ class HAClient:
         # The confirmed offset that is known here is a little late: all of it may have been confirmed.
         loss = losses[0].epoch if declared else 0
         if history.start_at is None:
-            return Align(min(point, self._log.end), theirs.entries, loss=loss)
+            return Align(min(point, self._copy.log.end), theirs.entries, loss=loss)
         return Align(history.start_at, theirs.entries, anew=True, loss=loss)
 
     def _transfer(self, frame_: Frame, now: float) -> Sequence[Action]:
         facts = read_transfer(frame_.payload)
         if facts.epoch != self._epoch:
             raise ProtocolError(f"bytes of epoch {facts.epoch} on a link of epoch {self._epoch}")
-        if facts.log_offset != self._log.end:
-            raise ProtocolError(f"the master pushes log offset {facts.log_offset}, this copy ends at {self._log.end}")
+        if facts.log_offset != self._copy.log.end:
+            raise ProtocolError(
+                f"the master pushes log offset {facts.log_offset}, this copy ends at {self._copy.log.end}"
+            )
         run = frame_.payload[TRANSFER.size :]
         if frame_.body is not None:
             run, self._placed = frame_.body, None
-            self._log.keep_placed(run, log_offset=facts.log_offset)
+            self._copy.keep_placed(run, log_offset=facts.log_offset)
         elif len(run):
-            self._log.append_run(run, log_offset=facts.log_offset)
+            self._copy.append_run(run, log_offset=facts.log_offset)
         self.master_end = facts.end
-        self._log.set_confirmed(facts.confirmed)
-        if not self._brought and (len(run) or self._log.end >= facts.end):
+        self._copy.set_confirmed(facts.confirmed)
+        if not self._brought and (len(run) or self._copy.log.end >= facts.end):
             self._brought = True
             self._barren_links = 0
             self.last_error = None
-        actions: list[Action] = [self._ack(now)] if self._said < self._log.end else []
-        if facts.flags & TRANSFER_FLUSH and self._log.flushed < self._log.end:
+        actions: list[Action] = [self._ack(now)] if self._said < self._copy.log.end else []
+        if facts.flags & TRANSFER_FLUSH and self._copy.log.flushed < self._copy.log.end:
             actions.append(FlushSoon())
         return actions
 
@@ -361,8 +371,8 @@ class HAClient:
 
     def _ack(self, now: float) -> Send:
         self.last_write = now
-        self._said = self._log.end
-        return Send((ack_frame(self._said, self._log.flushed, self._epoch),))
+        self._said = self._copy.log.end
+        return Send((ack_frame(self._said, self._copy.log.flushed, self._epoch),))
 
     def _say(self, kind: FrameType, message: Message, now: float) -> Send:
         self.last_write = now

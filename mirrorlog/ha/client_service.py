@@ -18,7 +18,7 @@ from mirrorlog.commitlog.epochs import LIST_BYTES_MAX, Epoch
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import ConnectionLost, LogUnavailable, MirrorlogError, ProtocolError
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
-from mirrorlog.ha.client import ClientState, HAClient, ReplicaLog
+from mirrorlog.ha.client import ClientState, HAClient, MirrorCopy
 from mirrorlog.ha.driving import log_failure
 from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.dialling import dial
@@ -33,7 +33,7 @@ _TIMER_S: Final = 0.001
 _T = TypeVar("_T")
 
 
-class MirrorLog(ReplicaLog, Protocol):
+class AlignedCopy(MirrorCopy, Protocol):
     """What a mirror's side needs of its copy beyond appending."""
 
     def align(self, log_offset: int, epochs: Sequence[Epoch], *, anew: bool, lost: bool) -> None:
@@ -63,7 +63,7 @@ class HAClientService:
         self,
         *,
         client: HAClient,
-        log: MirrorLog,
+        copy: AlignedCopy,
         helper: Executor,
         name: str,
         frame_bytes_max: int,
@@ -75,7 +75,7 @@ class HAClientService:
         """`quiesce`: waits until nothing but the link works on the copy. `loss_end_found`: is told of the epoch for
         which a loss was declared, and of the log offset up to which this copy held what was lost."""
         self.client = client
-        self._log = log
+        self._copy = copy
         self._helper = helper
         self._name = name
         self._frame_bytes_max = max(frame_bytes_max, LIST_BYTES_MAX) + FRAME_HEADER_SIZE + TRANSFER.size
@@ -101,14 +101,14 @@ class HAClientService:
 
     def stored(self) -> None:
         """Bytes stand in the log."""
-        self._do(self.client.stored(self._now()))
+        self._do(self.client.stored(time.monotonic()))
 
     def space_measured(self, *, room: bool) -> None:
         """Whether there is room for another segment, on the disk of this copy or in a file made before."""
-        self.client.space_measured(room=room, now=self._now())
+        self.client.space_measured(room=room, now=time.monotonic())
 
     def flushed(self) -> None:
-        self._do(self.client.flushed(self._now()))
+        self._do(self.client.flushed(time.monotonic()))
 
     def fence(self) -> None:
         """Nothing is taken from the master any more, and nothing is acked."""
@@ -119,7 +119,7 @@ class HAClientService:
             self._endpoint.close()
         # Also while the transport is closing already and has not said so: the memory at the log's end into which
         # bytes are received belongs to the next role.
-        self.client.disconnected(self._now())
+        self.client.disconnected(time.monotonic())
 
     async def stop(self) -> None:
         """`fence`, and wait for what the helper does to the copy."""
@@ -134,12 +134,12 @@ class HAClientService:
     def connected(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         endpoint.trust()
-        self._do(self.client.connected(self._now(), self._credentials.dialled(self.client.greeting, endpoint)))
+        self._do(self.client.connected(time.monotonic(), self._credentials.dialled(self.client.greeting, endpoint)))
 
     def frame(self, frame_: Frame) -> None:
         was = self.client.state
         try:
-            self._do(self.client.received(frame_, self._now()))
+            self._do(self.client.received(frame_, time.monotonic()))
         finally:
             if was is not self.client.state:
                 logger.debug("mirror_state log=%s state=%s", self._name, self.client.state.value)
@@ -159,9 +159,6 @@ class HAClientService:
 
     # --- inside ---
 
-    def _now(self) -> float:
-        return time.monotonic()  # the loop's clock, without the way to the loop
-
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
@@ -172,7 +169,7 @@ class HAClientService:
             elif isinstance(action, Align):
                 self._spawn(self._align(action))
             elif isinstance(action, FlushSoon):
-                self._log.ask_flush()
+                self._copy.ask_flush()
             elif isinstance(action, Close) and self._endpoint is not None:
                 self._endpoint.close(action.error)
 
@@ -192,12 +189,12 @@ class HAClientService:
         return Endpoint(self, frame_bytes_max=self._frame_bytes_max, outgoing_bytes_max=2**62)
 
     async def _align(self, action: Align) -> None:
-        before, confirmed = self._log.end, self._log.confirmed
+        before, confirmed = self._copy.log.end, self._copy.log.confirmed
         try:
             await self._do_align(action)
         except Exception as error:
             # Whatever it was, the link must end and another one be tried: nobody else would.
-            self._log.align_failed(error)
+            self._copy.align_failed(error)
             self.client.align_failed()
             if self._endpoint is not None:
                 self._endpoint.close(
@@ -207,20 +204,20 @@ class HAClientService:
                 raise
             return
         if action.anew:
-            logger.warning("copy_began_anew log=%s at=%s; the former one is set aside", self._name, self._log.end)
-        elif self._log.end < before:
+            logger.warning("copy_began_anew log=%s at=%s; the former one is set aside", self._name, self._copy.log.end)
+        elif (end := self._copy.log.end) < before:
             logger.warning(
                 "log_truncated log=%s first=%s last=%s bytes=%s confirmed_was=%s epoch=%s",
-                self._name, self._log.end, before, before - self._log.end, confirmed, self._log.epochs.current,
+                self._name, end, before, before - end, confirmed, self._copy.log.epochs.current,
             )  # fmt: skip
-        logger.info("mirror_follows log=%s master=%s from=%s", self._name, self.client.master, self._log.end)
-        self._do(self.client.aligned(self._now()))
+        logger.info("mirror_follows log=%s master=%s from=%s", self._name, self.client.master, self._copy.log.end)
+        self._do(self.client.aligned(time.monotonic()))
 
     async def _do_align(self, action: Align) -> None:
-        held_to, end = self._log.claim.end, self._log.end
+        held_to, end = self._copy.log.claim.end, self._copy.log.end
         lost = action.loss > 0 and action.log_offset < end
         if action.anew:
-            await self._helped(self._log.check_aside)
+            await self._helped(self._copy.check_aside)
         elif lost:
             await self._keep_surplus(action)
         if action.loss:
@@ -228,17 +225,17 @@ class HAClientService:
         if lost or action.anew or end < held_to:
             # What works on the copy must have ended: its results belong to the former one.
             await self._quiesce()
-            self._log.begin_anew()
-        await self._helped(partial(self._log.align, action.log_offset, action.epochs, anew=action.anew, lost=lost))
-        self._log.aligned()
+            self._copy.begin_anew()
+        await self._helped(partial(self._copy.align, action.log_offset, action.epochs, anew=action.anew, lost=lost))
+        self._copy.aligned()
 
     async def _keep_surplus(self, action: Align) -> None:
-        end = self._log.end
-        path = await self._helped(partial(self._log.set_surplus_aside, action.log_offset))
+        end, confirmed = self._copy.log.end, self._copy.log.confirmed
+        path = await self._helped(partial(self._copy.set_surplus_aside, action.log_offset))
         logger.error(
             "surplus_set_aside log=%s first=%s last=%s bytes=%s confirmed=%s loss_epoch=%s path=%s; the cluster has "
             "declared it lost; save its records with: mqtool recover %s --salvage OUT",
-            self._name, action.log_offset, end, end - action.log_offset, self._log.confirmed, action.loss, path, path,
+            self._name, action.log_offset, end, end - action.log_offset, confirmed, action.loss, path, path,
         )  # fmt: skip
 
     async def _helped(self, work: Callable[[], _T]) -> _T:
@@ -246,7 +243,7 @@ class HAClientService:
 
     def _lost(self, error: MirrorlogError | None) -> None:
         known = str(self.client.last_error)
-        self.client.disconnected(self._now(), error)
+        self.client.disconnected(time.monotonic(), error)
         self._dial_again()
         if self.client.waits_for_space:
             self._tell_full(error)
@@ -258,13 +255,13 @@ class HAClientService:
         if self._redial is not None:
             self._redial.cancel()
         if self.client.state is ClientState.WAITING:
-            wait_s = self.client.retry_at - self._now() + _TIMER_S
-            self._redial = asyncio.get_running_loop().call_later(wait_s, lambda: self.tick(self._now()))
+            wait_s = self.client.retry_at - time.monotonic() + _TIMER_S
+            self._redial = asyncio.get_running_loop().call_later(wait_s, lambda: self.tick(time.monotonic()))
 
     def _tell_full(self, error: MirrorlogError | None) -> None:
         """Once for each place at which the copy stands still, however often it is tried."""
         try:
-            end = self._log.end
+            end = self._copy.log.end
         except LogUnavailable:  # it could not begin anew: the node ends, and says so
             return
         if end != self._full_at:

@@ -62,21 +62,20 @@ class RateMeter:
         self._counted += size
 
     def per_second(self, now: float) -> float:
-        self._turn(now)
+        if now - self._since >= _WINDOW_S:
+            self._turn(now)
         elapsed = now - self._since
         share = elapsed / _WINDOW_S
         return self._before * (1 - share) + self._counted / _WINDOW_S
 
     def _turn(self, now: float) -> None:
-        elapsed = now - self._since
-        if elapsed >= _WINDOW_S:
-            # A window that ended long ago says nothing about the present.
-            self._before = self._counted / _WINDOW_S if elapsed < 2 * _WINDOW_S else 0.0
-            self._since, self._counted = now, 0
+        # A window that ended long ago says nothing about the present.
+        self._before = self._counted / _WINDOW_S if now - self._since < 2 * _WINDOW_S else 0.0
+        self._since, self._counted = now, 0
 
 
 class SourceLog(Protocol):
-    """The master's log, as the write half reads it. All offsets are log offsets."""
+    """The master's log, as the write half reads it. All offsets are log offsets, and read as attributes."""
 
     @property
     def begin(self) -> int: ...
@@ -87,15 +86,23 @@ class SourceLog(Protocol):
     @property
     def epochs(self) -> EpochList: ...
     @property
-    def begin_ahead(self) -> int:
-        """Where the log begins or will begin, by the newest decision that it holds, confirmed or not."""
-
-    @property
     def last_start(self) -> int:
         """Where a copy may begin that wants the newest records only: the state of the queues is told from there on."""
 
     def read(self, log_offset: int, max_bytes: int, *, until: int) -> memoryview | None: ...
     def read_cold(self, log_offset: int, max_bytes: int, *, until: int) -> ColdRead: ...
+
+
+class SourceCopy(Protocol):
+    """The master's copy: the log, and what follows from it."""
+
+    @property
+    def log(self) -> SourceLog:
+        """The same one for as long as this node masters the log."""
+
+    @property
+    def begin_ahead(self) -> int:
+        """Where the log begins or will begin, by the newest decision that it holds, confirmed or not."""
 
 
 class LinkState(Enum):
@@ -174,7 +181,7 @@ class HAConnection:
         self,
         *,
         node_id: str,
-        log: SourceLog,
+        copy: SourceCopy,
         settings: HaSettings,
         now: float,
         start_id: str,
@@ -186,7 +193,8 @@ class HAConnection:
         self.state = LinkState.GREETED
         self.read_half = ReadHalf(now)
         self.write_half = WriteHalf(now)
-        self._log = log
+        self._copy = copy
+        self._log = log = copy.log
         self._losses = losses
         self._settings = settings
         self._transfer_bytes = settings.transfer_batch_bytes
@@ -205,7 +213,7 @@ class HAConnection:
         """Whether the mirror holds the log from its begin on. One that began at the last segment does so only when
         older records are gone; until then it is in no in-sync set."""
         # Each copy moves its begin in its own time, and a restarted master its own once more: what is decided counts.
-        return self._begin <= self._log.begin_ahead
+        return self._begin <= self._copy.begin_ahead
 
     @property
     def owes(self) -> bool:
@@ -268,7 +276,8 @@ class HAConnection:
 
     def ack(self, ack: Ack, now: float) -> None:
         """Raises AckBeyondEnd or ProtocolError; then the link must be closed and the ack not be counted."""
-        self._expect(_TRANSFER, "an ack")
+        if self.state is not _TRANSFER:
+            self._expect(_TRANSFER, "an ack")
         self.read_half.last_read = now
         self.read_half.take(ack, epoch=self._epoch, sent=self.write_half.next_transfer)
 
@@ -313,7 +322,7 @@ class HAConnection:
         actions: list[Action] = []
         log, half = self._log, self.write_half
         end = log.end
-        while half.next_transfer < end and self._has_room():
+        while half.next_transfer < end and half.next_transfer - self.read_half.acked < self._in_flight_bytes_max:
             if half.reading_cold:
                 return actions
             run = log.read(half.next_transfer, self._transfer_bytes, until=end)
@@ -326,9 +335,6 @@ class HAConnection:
         if flush_due or (announce and not actions):
             actions.append(half.transfer(log, b"", self._epoch, now))
         return actions
-
-    def _has_room(self) -> bool:
-        return self.write_half.next_transfer - self.read_half.acked < self._in_flight_bytes_max
 
     def _expect(self, state: LinkState, what: str) -> None:
         if self.state is not state:

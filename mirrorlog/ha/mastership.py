@@ -19,10 +19,9 @@ from typing import Final, NamedTuple
 
 from mirrorlog.errors import InSyncReplicasNotEnough, LogRecovering, MirrorAhead, NotAMember
 from mirrorlog.ha.connection import HAConnection
-from mirrorlog.ha.group_transfer import Answer, GroupTransferService, PutStatus
+from mirrorlog.ha.group_transfer import Answer, GroupTransferService, Progress, PutStatus
 from mirrorlog.ha.in_sync import Grow, InSyncSet, LagClocks, Wish, Wishes
-from mirrorlog.ha.progress import Progress
-from mirrorlog.wire.frames import Ack, Durability
+from mirrorlog.wire.frames import Ack, Durability, Level
 
 # Whom a master waits for before it asks the cluster to let it in.
 #
@@ -160,6 +159,8 @@ class Mastership:
         self._own = own
         self._in_sync = in_sync
         self._up: frozenset[str] = frozenset()
+        self.copies_up = 1
+        """The master, and the whole members whose live, proven link is of the run in which they are in sync."""
         self._incomplete: set[str] = set()
         self._wishes = Wishes(own)
         self._court = CatchUp()
@@ -177,11 +178,6 @@ class Mastership:
     def min_in_sync(self) -> int:
         """Whole members without which nothing is taken and nothing is confirmed."""
         return self._in_sync.copies_wanted
-
-    @property
-    def copies_up(self) -> int:
-        """The master, and the whole members whose live, proven link is of the run in which they are in sync."""
-        return 1 + len(self._up)
 
     @property
     def in_sync(self) -> frozenset[str]:
@@ -206,7 +202,7 @@ class Mastership:
         if self._unheard:
             waited = ", ".join(sorted(self._unheard))
             raise LogRecovering(f"log {self._name} lost bytes on its master and waits to hear what {waited} holds")
-        if self.copies_up < self.min_in_sync:
+        if self.copies_up < self._in_sync.copies_wanted:
             missing = ", ".join(node for node in self.mirrors if node not in self._up)
             raise InSyncReplicasNotEnough(
                 f"log {self._name} has {self.copies_up} copies up, min_in_sync is {self.min_in_sync}; "
@@ -221,7 +217,7 @@ class Mastership:
 
     def wait(self, token: Hashable, *, end: int, copies: int, durability: int, deadline: float) -> list[Answer]:
         """Answer now if the copies have it, else when they do or at the deadline."""
-        if self.progress.holds(end, copies, durability):
+        if copies == Level.NONE or end <= self.progress.reached_by(copies, durability):
             return [Answer(token, PutStatus.PUT_OK, self.progress.copies_of(end, durability))]
         self._transfers.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
         if durability == Durability.DISK and self.durability == Durability.MEMORY:
@@ -412,6 +408,7 @@ class Mastership:
 
     def _recount(self) -> None:
         self._up, proposed_up = self._counting()
+        self.copies_up = 1 + len(self._up)
         self._incomplete = {node for node, link in self.links.items() if link.proven and not link.complete}
         self.progress.count(self._in_sync, up=self._up, proposed_up=proposed_up)
 

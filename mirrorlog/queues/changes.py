@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mirrorlog.commitlog.format.body import Record, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch, parse_batch_body
 from mirrorlog.commitlog.format.header import CONTROL_QUEUE_ID, Buffer, Kind
 from mirrorlog.errors import BadBatch
 
@@ -539,7 +539,9 @@ def encode_change(change: Change, *, queue_id: int = CONTROL_QUEUE_ID) -> bytear
 
 def encode_changes(changes: Sequence[Change], *, queue_id: int) -> bytearray:
     """A batch with several changes of one queue, in their order: all of them count, or none."""
-    return encode_batch([Record(_ENCODER.encode(each)) for each in changes], queue_id=queue_id, kind=Kind.QUEUE_STATE)
+    batch = draft_columns(list(map(_ENCODER.encode, changes))).seal(queue_id=queue_id, kind=Kind.QUEUE_STATE)
+    assert isinstance(batch, bytearray)  # no other memory was asked for
+    return batch
 
 
 def decode_changes(batch: Buffer) -> list[Change]:

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Buffer, Kind
 from mirrorlog.commitlog.index.gaps import GAPS_MAX, Gap, Gaps
 from mirrorlog.queues.changes import (
     BeginsState,
+    Change,
     CheckpointBegan,
     CheckpointEnded,
     GapsState,
@@ -289,6 +290,8 @@ class CheckpointTracker:
     at or above it may be freed.
     """
 
+    follows: ClassVar[frozenset[type]] = frozenset()
+
     def __init__(self) -> None:
         self.state_from = 0
         # (log offset of a batch, where the checkpoint began that is open behind it): each beginning and each end.
@@ -305,9 +308,12 @@ class CheckpointTracker:
         """A batch was appended. Raises BadBatch for a checkpoint that does not fit."""
         # The first and the last one stand alone; a long batch need not be read for them.
         if header.kind == Kind.CHECKPOINT and header.record_count == 1:
-            self.follow(header, decode_checkpoint(batch))
+            self.restore(header, decode_checkpoint(batch))
 
-    def follow(self, header: BatchHeader, states: Sequence[State]) -> None:
+    def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
+        """No change tells of a checkpoint."""
+
+    def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended: `apply`, of one that was decoded already."""
         for state in states:
             if isinstance(state, CheckpointBegan):
@@ -356,4 +362,4 @@ def apply_checkpoint(
     if departures is not None:
         departures.restore(header, states)
     producers.restore(header, states)
-    tracker.follow(header, states)
+    tracker.restore(header, states)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mirrorlog.queues.ranges import Range, RangeSet
-from mirrorlog.queues.stretches import flat
+from mirrorlog.queues.ranges import Range, RangeSet, flat
 
 
 def flat_of(offsets: Iterable[int]) -> list[int]:

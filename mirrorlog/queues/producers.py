@@ -72,7 +72,7 @@ def landed_of(header: BatchHeader) -> Landed:
         header.record_count,
         header.log_offset,
         header.base_queue_offset,
-        header.next_log_offset,
+        header.log_offset + header.length,
         header.epoch,
         bool(header.flags & _FLAG_REFUSED),
     )
@@ -232,7 +232,7 @@ class ProducerTable:
         if len(self._sequences) > self._producers_max:
             self._forget_surplus()
         held.last_append_time_us = header.append_time_us
-        held.next_sequence = header.next_sequence
+        held.next_sequence = header.sequence + header.record_count
         landed = held.landed
         landed[header.sequence] = landed_of(header)
         if len(landed) > REMEMBERED_BATCHES:

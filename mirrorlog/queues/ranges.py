@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from typing import Final, TypeAlias
+
+from mirrorlog.errors import BadRequest
 
 # A set of whole numbers kept as ranges: sorted, disjoint, never touching. Pure.
 
@@ -27,35 +29,36 @@ Span = tuple[int, int]
 class Spans:
     """Ranges that were added and not removed since."""
 
-    __slots__ = ("_spans",)
+    __slots__ = ("spans",)
 
     def __init__(self) -> None:
-        self._spans: list[Span] = []
+        self.spans: list[Span] = []
+        """Sorted, disjoint, never touching; to be read."""
 
     def __iter__(self) -> Iterator[Span]:
-        return iter(self._spans)
+        return iter(self.spans)
 
     def __len__(self) -> int:
         """How many ranges."""
-        return len(self._spans)
+        return len(self.spans)
 
     def covering(self, at: int) -> Span | None:
         """The range that `at` is in."""
-        index = bisect_right(self._spans, (at, at)) - 1
-        for span in self._spans[max(0, index) : index + 2]:
+        index = bisect_right(self.spans, (at, at)) - 1
+        for span in self.spans[max(0, index) : index + 2]:
             if span[0] <= at < span[1]:
                 return span
         return None
 
     def next_from(self, at: int) -> int | None:
         """Where the first range begins that begins at `at` or behind."""
-        index = bisect_left(self._spans, (at, at))
-        return self._spans[index][0] if index < len(self._spans) else None
+        index = bisect_left(self.spans, (at, at))
+        return self.spans[index][0] if index < len(self.spans) else None
 
     def from_on(self, at: int) -> Iterator[Span]:
         """What there is at `at` and behind."""
         index = self._first_behind(at)
-        return ((max(first, at), until) for first, until in self._spans[index:])
+        return ((max(first, at), until) for first, until in self.spans[index:])
 
     def add(self, first: int, until: int) -> None:
         """Put [first, until) in, whatever of it is there."""
@@ -63,10 +66,10 @@ class Spans:
             return
         low = self._first_behind(first - 1)
         high = low
-        while high < len(self._spans) and self._spans[high][0] <= until:
-            first, until = min(first, self._spans[high][0]), max(until, self._spans[high][1])
+        while high < len(self.spans) and self.spans[high][0] <= until:
+            first, until = min(first, self.spans[high][0]), max(until, self.spans[high][1])
             high += 1
-        self._spans[low:high] = [(first, until)]
+        self.spans[low:high] = [(first, until)]
 
     def remove(self, first: int, until: int) -> None:
         """Take [first, until) out, whatever of it is there."""
@@ -74,16 +77,16 @@ class Spans:
             return
         low = self._first_behind(first)
         high, left = low, []
-        while high < len(self._spans) and self._spans[high][0] < until:
-            start, end = self._spans[high]
+        while high < len(self.spans) and self.spans[high][0] < until:
+            start, end = self.spans[high]
             left += [span for span in ((start, first), (until, end)) if span[0] < span[1]]
             high += 1
-        self._spans[low:high] = left
+        self.spans[low:high] = left
 
     def _first_behind(self, at: int) -> int:
         """The index of the first range that ends behind `at`."""
-        index = max(0, bisect_left(self._spans, (at, at)) - 1)
-        while index < len(self._spans) and self._spans[index][1] <= at:
+        index = max(0, bisect_left(self.spans, (at, at)) - 1)
+        while index < len(self.spans) and self.spans[index][1] <= at:
             index += 1
         return index
 
@@ -103,18 +106,19 @@ _NONE: Final[_Borders] = array("H")
 class RangeSet:
     """Numbers from 0 to 2^64; ranges are [first, next)."""
 
-    __slots__ = ("_chunks", "_count", "_order", "_wholes")
+    __slots__ = ("_chunks", "_order", "_wholes", "count")
 
     def __init__(self) -> None:
         # Those that are in it in part, by number, which are `_order` too; and the numbers of those that are whole.
         self._chunks: dict[int, _Borders] = {}
         self._order: list[int] = []
         self._wholes = Spans()
-        self._count = 0
+        self.count = 0
+        """How many numbers are in it."""
 
     def __len__(self) -> int:
         """How many numbers are in it."""
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Span]:
         """Its runs, ascending, as long as they are."""
@@ -138,7 +142,7 @@ class RangeSet:
 
     def remove(self, first: int, following: int) -> int:
         """Take [first, following) out; how many were in it."""
-        return self._change(first, following, inside=False) if self._count else 0
+        return self._change(first, following, inside=False) if self.count else 0
 
     def lowest(self) -> Span | None:
         """Its first run, whole; None when it is empty."""
@@ -159,11 +163,11 @@ class RangeSet:
 
     def within(self, first: int, following: int) -> list[Span]:
         """What of [first, following) is in it, ascending; a run may come in pieces."""
-        return list(self._runs(first, following))
+        return list(self._runs(first, following)) if self.count else []
 
     def meets(self, first: int, following: int) -> bool:
         """Whether anything of [first, following) is in it."""
-        return next(self._runs(first, following), None) is not None
+        return self.count > 0 and next(self._runs(first, following), None) is not None
 
     def without(self, first: int, following: int) -> Iterator[Span]:
         """What of [first, following) is not in it, ascending."""
@@ -180,10 +184,11 @@ class RangeSet:
     def _runs(self, first: int, following: int) -> Iterator[Span]:
         """`within`, one by one."""
         of_chunks = self._runs_in_chunks(first, following)
-        return merge(of_chunks, self._runs_of_wholes(first, following)) if len(self._wholes) else of_chunks
+        return merge(of_chunks, self._runs_of_wholes(first, following)) if self._wholes.spans else of_chunks
 
     def _runs_in_chunks(self, first: int, following: int) -> Iterator[Span]:
-        for number in self._order[self._place(first // CHUNK) : self._place(-(-following // CHUNK))]:
+        low = bisect_left(self._order, first // CHUNK)
+        for number in self._order[low : bisect_left(self._order, -(-following // CHUNK), low)]:
             borders, base = self._chunks[number], number * CHUNK
             low, high = max(first - base, 0), min(following - base, CHUNK)
             for at in range(bisect_right(borders, low) & ~1, len(borders), 2):
@@ -198,10 +203,6 @@ class RangeSet:
             if low >= high:
                 return
             yield low, high
-
-    def _place(self, number: int) -> int:
-        """How many of the chunks that are in it in part have lower numbers."""
-        return bisect_left(self._order, number)
 
     # --- inside: changing ---
 
@@ -224,20 +225,20 @@ class RangeSet:
     def _change_wholes(self, number: int, last: int, *, inside: bool) -> int:
         """`_change`, of chunks from one number to another."""
         there = sum(until - first for first, until in self._runs(number * CHUNK, last * CHUNK))
-        low, high = self._place(number), self._place(last)
+        low, high = bisect_left(self._order, number), bisect_left(self._order, last)
         for each in self._order[low:high]:
             del self._chunks[each]
         del self._order[low:high]
         (self._wholes.add if inside else self._wholes.remove)(number, last)
         changed = (last - number) * CHUNK - there if inside else there
-        self._count += changed if inside else -changed
+        self.count += changed if inside else -changed
         return changed
 
     def _change_in(self, number: int, low: int, high: int, *, inside: bool) -> int:
         """`_change`, of [low, high) of a chunk."""
         borders = self._chunks.get(number)
         if borders is None:
-            whole = bool(len(self._wholes)) and self._wholes.covering(number) is not None
+            whole = bool(self._wholes.spans) and self._wholes.covering(number) is not None
             if whole == inside:
                 return 0
             borders = self._open(number, whole=whole)
@@ -251,7 +252,7 @@ class RangeSet:
         before = _length(borders, begin, end, low, high)
         borders[begin:end] = new
         changed = high - low - before if inside else before
-        self._count += changed if inside else -changed
+        self.count += changed if inside else -changed
         if len(borders) <= 2:
             self._tidy(number, borders)
         return changed
@@ -268,7 +269,7 @@ class RangeSet:
         if borders and (borders[0], borders[1]) != (0, CHUNK):
             return
         del self._chunks[number]
-        del self._order[self._place(number)]
+        del self._order[bisect_left(self._order, number)]
         if borders:
             self._wholes.add(number, number + 1)
 
@@ -288,3 +289,48 @@ def _length(borders: _Borders, begin: int, end: int, low: int, high: int) -> int
         since = borders[at]
         at += 1
     return total + high - since
+
+
+# Stretches of a queue that come together: in changes and frames flat (first, until, first, until, …), else as pairs
+# [first, until). Pure.
+
+
+def pairs_of(ranges: Sequence[int]) -> list[Range]:
+    """Raises BadRequest for ranges that are empty, or not in order."""
+    pairs = list(zip(ranges[::2], ranges[1::2], strict=True))
+    at = 0
+    for first, until in pairs:
+        if not at <= first < until:
+            raise BadRequest(f"ranges rise and hold something each, not {first} to {until} behind {at}")
+        at = until
+    return pairs
+
+
+def joined(ranges: Iterable[Range]) -> Iterator[Range]:
+    """Neighbours as one."""
+    last: Range | None = None
+    for each in ranges:
+        if last is not None and last[1] == each[0]:
+            last = last[0], each[1]
+            continue
+        if last is not None:
+            yield last
+        last = each
+    if last is not None:
+        yield last
+
+
+def flat(ranges: Iterable[Range]) -> list[int]:
+    """Neighbours as one."""
+    borders: list[int] = []
+    for first, until in ranges:
+        if borders and borders[-1] == first:
+            borders[-1] = until
+        else:
+            borders += (first, until)
+    return borders
+
+
+def add_all(ranges: RangeSet, more: Iterable[Range]) -> None:
+    for first, until in more:
+        ranges.add(first, until)

@@ -20,7 +20,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Kind
 from mirrorlog.commitlog.retention import QueueLimits
@@ -107,6 +107,13 @@ class QueueRegistry:
     """All queues of one log by name and id. `id_base`: below all ids of this log, see `id_base_of`; `acking`: whether a
     queue has an acking group of a name, which then is no stream group's."""
 
+    follows: ClassVar[frozenset[type]] = frozenset(
+        {
+            *(QueueDeclared, QueueDeleted, QueueBeginsMoved, OffsetsLeapt),
+            *(PositionCommitted, QueueUsed, GroupReset, GroupDeleted),
+        }
+    )
+
     def __init__(
         self,
         *,
@@ -138,7 +145,10 @@ class QueueRegistry:
         # By queue id, in the order of the log; and the largest id of those that are gone for good.
         self._leaving: dict[int, _Leaving] = {}
         self._gone_max = id_base
-        self._deleted: list[int] = []
+        self.deleted: list[int] = []
+        """What `take_deleted` gives."""
+        self.moved: dict[int, int] = {}
+        """What `take_moved` gives."""
         # (log offset, largest id) of the newest confirmed checkpoint or leap, and of those behind it.
         self._checkpoints: deque[tuple[int, int]] = deque()
 
@@ -281,28 +291,24 @@ class QueueRegistry:
 
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
         """A batch was appended. Raises BadBatch for a change that does not fit."""
-        if header.kind == Kind.CONTROL:
-            for change in decode_changes(batch):
-                if isinstance(change, QueueDeclared):
-                    if change.queue_id > self._id_max:  # else it is here, or was deleted since
-                        self._declare(
-                            change.queue_id, change.name, change.incarnation, change.arguments, header.log_offset
-                        )
-                elif isinstance(change, QueueDeleted):
-                    self._delete(header, change.queue_id)
-                elif isinstance(change, QueueBeginsMoved):
-                    self._begins_moved(header, change.begins)
-                elif isinstance(change, OffsetsLeapt):
-                    self._ids_told(header, max(self._id_max, change.queue_id_max))
-        elif header.kind == Kind.QUEUE_STATE:
+        if header.kind in (Kind.CONTROL, Kind.QUEUE_STATE):
             self.follow(header, decode_changes(batch))
         elif header.kind == Kind.CHECKPOINT:
             self.restore(header, decode_checkpoint(batch))
 
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
-        """`apply`, of a batch of Kind.QUEUE_STATE that was decoded already."""
+        """`apply`, of changes that were decoded already."""
         for change in changes:
-            if isinstance(change, PositionCommitted):
+            if isinstance(change, QueueDeclared):
+                if change.queue_id > self._id_max:  # else it is here, or was deleted since
+                    self._declare(change.queue_id, change.name, change.incarnation, change.arguments, header.log_offset)
+            elif isinstance(change, QueueDeleted):
+                self._delete(header, change.queue_id)
+            elif isinstance(change, QueueBeginsMoved):
+                self._begins_moved(header, change.begins)
+            elif isinstance(change, OffsetsLeapt):
+                self._ids_told(header, max(self._id_max, change.queue_id_max))
+            elif isinstance(change, PositionCommitted):
                 self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (change,)))
             elif isinstance(change, QueueUsed):
                 self._used(header.queue_id, header.log_offset)
@@ -339,11 +345,17 @@ class QueueRegistry:
         while len(self._checkpoints) > 1 and self._checkpoints[1][0] < log_offset:
             self._checkpoints.popleft()
         self._confirm_deletions(log_offset)
+        self.moved.update(begins)
         return begins
+
+    def take_moved(self) -> dict[int, int]:
+        """The logged begins that `confirm` gave since this was asked last."""
+        moved, self.moved = self.moved, {}
+        return moved
 
     def take_deleted(self) -> list[int]:
         """The ids of the queues whose deletion was confirmed since this was asked last."""
-        deleted, self._deleted = self._deleted, []
+        deleted, self.deleted = self.deleted, []
         return deleted
 
     def _confirm_deletions(self, log_offset: int) -> None:
@@ -354,7 +366,7 @@ class QueueRegistry:
             self.begins.pop(queue_id, None)
             self._confirmed_begins.pop(queue_id, None)
             self._gone_max = max(self._gone_max, queue_id)
-            self._deleted.append(queue_id)
+            self.deleted.append(queue_id)
 
     def cut(self, log_offset: int) -> None:
         """The log now ends at `log_offset`."""

@@ -332,7 +332,8 @@ class Endpoint(asyncio.BufferedProtocol):
         share, lines = self._share, self._lines
         waits = self._congested or self.held
         if share is not None and lines is not None:
-            lines.look(share.line)
+            if share.line.due:
+                lines.look(share.line)
             waits = waits or share.waits is not None
         transport = self._transport
         if waits is not self._reading_paused and transport is not None and self.open:
@@ -341,7 +342,9 @@ class Endpoint(asyncio.BufferedProtocol):
                 transport.pause_reading()
             else:
                 transport.resume_reading()
-        self._note_partial()
+        partial = self._reader.partial
+        if partial or self._partial_since is not None or self._not_read_since is not None:
+            self._note_partial(partial)
 
     def _take_frames(self, until: float = 0.0, count: int = 0) -> bool:
         """Those that have been received. With a `count`: so many at most, and none that would begin after `until`;
@@ -381,12 +384,13 @@ class Endpoint(asyncio.BufferedProtocol):
         self._congested = transport is not None and 2 * transport.get_write_buffer_size() > self._outgoing_bytes_max
         return self._congested
 
-    def _note_partial(self) -> None:
-        if not self._reader.partial:
+    def _note_partial(self, partial: bool) -> None:
+        """`partial`: whether a frame has begun and is not complete."""
+        if not partial:
             self._partial_since = None
         if self._partial_since is None:
             self._not_read_since = None
-            if self._reader.partial and not self._reading_paused:
+            if partial and not self._reading_paused:
                 self._partial_since = asyncio.get_running_loop().time()
         elif self._reading_paused:
             if self._not_read_since is None:

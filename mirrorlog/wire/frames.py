@@ -243,7 +243,8 @@ class FrameReader:
             return self._placed[self._placed_end :]
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._start and (self._wanted() > len(self._buffer) - self._start or 2 * self._end > len(self._buffer)):
+            return self._view  # room for a header at least, and often for much more
+        if self._start and (self._wanted() > len(self._buffer) - self._start or 2 * self._end > len(self._buffer)):
             self._compact()
         if self._wanted() > len(self._buffer):
             self._grow(self._wanted())

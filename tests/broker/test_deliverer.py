@@ -334,7 +334,7 @@ def test_a_slow_reader_is_given_what_its_connection_takes(tmp_path: Path) -> Non
             async with it.client.producer("q") as producer:
                 await producer.send_many([bytes(16 * 1024)] * 1280)
             pushed = it.deliverer()._pushed
-            assert all(each.work.delivery._takers.find(number).held for number, each in pushed.items())
+            assert all(each.work.delivery.subscribers.find(number).held for number, each in pushed.items())
             endpoint._transport.resume_reading()
             assert await taker.has(1280) == list(range(1280))
             assert await other.has(1280) == list(range(1280))
@@ -844,7 +844,7 @@ def test_a_group_that_nobody_takes_from_costs_the_master_nothing(tmp_path: Path)
             taker.connection.close()
             await until(lambda: not it.deliverer()._works)
             deliverer = it.deliverer()
-            assert [*deliverer._works._of_queue, *deliverer._pushed.items(), *deliverer._works._awake] == []
+            assert [*deliverer._works._of_queue, *deliverer._pushed.items(), *deliverer._works.awake] == []
             assert (await it.info()).watermark == 3
 
     run(test)

@@ -14,8 +14,7 @@ from mirrorlog.queues.changes import Addressed, Change, Departed, Departing, Ret
 from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, REJECTED, Departure
 from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
 from mirrorlog.queues.groups.ledger_chunk import Chunk
-from mirrorlog.queues.ranges import Range
-from mirrorlog.queues.stretches import flat
+from mirrorlog.queues.ranges import Range, flat
 
 QUEUE = 5
 ROW = LeaseRow("", 0, 1)

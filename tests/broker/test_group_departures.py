@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.consumer_groups.forwarding import GroupForwarding
+from mirrorlog.broker.consumer_groups.deliveries import GroupForwarding
 from mirrorlog.errors import Overloaded
 from mirrorlog.queues.changes import Departing
 from mirrorlog.queues.dead_letters.forwarding import NONE, REDRIVEN

@@ -12,16 +12,16 @@ class Clocks:
     """`ahead`: of the node's clock. An append is stamped with what the clock says."""
 
     def __init__(self, last: int = 0) -> None:
-        self.last, self.now, self.ahead = last, 0.0, 0
-        self.clock = LogClock(lambda: self.last, wall_us=lambda: NOON + self.ahead + self.passed, now=lambda: self.now)
+        self.last_append_time_us, self.now, self.ahead = last, 0.0, 0
+        self.clock = LogClock(self, wall_us=lambda: NOON + self.ahead + self.passed, now=lambda: self.now)
 
     @property
     def passed(self) -> int:
         return round(self.now * SECOND)
 
     def append(self) -> int:
-        self.last = max(self.last, self.clock())
-        return self.last
+        self.last_append_time_us = max(self.last_append_time_us, self.clock())
+        return self.last_append_time_us
 
 
 def test_it_is_the_nodes_clock_where_nothing_is_ahead_of_it() -> None:
@@ -42,7 +42,7 @@ def test_the_time_of_a_log_that_is_ahead_goes_on() -> None:
     for _ in range(10):
         it.now += 1
         it.append()
-    assert it.last == jumped + 10 * SECOND
+    assert it.last_append_time_us == jumped + 10 * SECOND
     it.now += 3600
     assert it.clock() == jumped + 3610 * SECOND
     it.now += 86_400

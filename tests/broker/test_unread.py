@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirrorlog.broker.consumer_groups.push import Unread
+from mirrorlog.broker.consumer_groups.settlement import Unread
 
 
 def test_the_prefetch_bounds_what_is_sent_and_not_taken() -> None:

@@ -73,7 +73,7 @@ def connection_of(
     start_id: str = "s",
     losses: Sequence[DeclaredLoss] = (),
 ) -> HAConnection:
-    return make(node_id=node, start_id=start_id, log=master, settings=ha, now=now, losses=losses)
+    return make(node_id=node, start_id=start_id, copy=master, settings=ha, now=now, losses=losses)
 
 
 def follow_of(copy: Replica) -> Follow:
@@ -111,7 +111,7 @@ def client_of(
 ) -> HAClient:
     return make(
         log_id=log_id_of(settings),
-        log=mirror,
+        copy=mirror,
         greeting=greeting_of(settings),
         master="master:7402",
         settings=ha,

@@ -10,10 +10,9 @@ import pytest
 
 from mirrorlog.errors import MirrorAhead
 from mirrorlog.ha.connection import HAConnection
-from mirrorlog.ha.group_transfer import Answer, PutStatus
+from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
 from mirrorlog.ha.in_sync import Grow, InSyncSet, Shrink, Wish
 from mirrorlog.ha.mastership import COURT_S, NEAR_S, REST_MAX_S, REST_S, Candidate, CatchUp, Mastership
-from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.wire.frames import Durability
 from tests.ha.stage import ALONE, LAG_S, WITH_N1, Stage, both, decided
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from mirrorlog.errors import Overloaded
-from mirrorlog.ha.group_transfer import Answer, GroupTransferService, PutStatus
-from mirrorlog.ha.progress import Progress
+from mirrorlog.ha.group_transfer import Answer, GroupTransferService, Progress, PutStatus
 from mirrorlog.wire.frames import Durability
 from tests.ha.links import everybody
 

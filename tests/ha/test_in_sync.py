@@ -10,9 +10,8 @@ import pytest
 from mirrorlog.cluster.state.commands import Holder
 from mirrorlog.cluster.state.state import LogFacts
 from mirrorlog.errors import InSyncReplicasNotEnough, LogRecovering, MirrorAhead, NotAMember, ProtocolError
-from mirrorlog.ha.group_transfer import Answer, PutStatus
+from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
 from mirrorlog.ha.in_sync import RETRY_S, Grow, InSyncSet, LagClocks, Shrink
-from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.wire.frames import Durability
 from tests.ha.stage import ALONE, LAG_S, REPLICAS, WITH_N1, Stage, both, decided
 

@@ -32,10 +32,9 @@ from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.errors import InSyncReplicasNotEnough
 from mirrorlog.ha.connection import HAConnection
-from mirrorlog.ha.group_transfer import Answer, PutStatus
+from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
 from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
 from mirrorlog.ha.mastership import Candidate, Mastership
-from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.wire.frames import Durability
 from mirrorlog.wire.messages.replication import EpochEntry, Follow, Pull
 from tests.ha.links import ack_of
@@ -55,6 +54,7 @@ class Numbers:
     def __init__(self) -> None:
         self.begin = self.begin_ahead = self.last_start = self.confirmed = 0
         self.end = BATCH
+        self.log = self
         self.epochs = EpochList.of([EPOCH])
 
     def read(self, log_offset: int, max_bytes: int, *, until: int) -> memoryview:
@@ -187,7 +187,7 @@ class Histories:
                 self.link(copy)
 
     def link(self, copy: Copy) -> None:
-        connection = HAConnection(node_id=copy.node, start_id=copy.run, log=self.log, settings=HA, now=self.now)
+        connection = HAConnection(node_id=copy.node, start_id=copy.run, copy=self.log, settings=HA, now=self.now)
         epochs = [EpochEntry(*EPOCH)] if copy.held else []
         connection.follow(Follow(log_id="x", epochs=epochs, begin=0, end=copy.held, confirmed=0), self.now)
         connection.pull(Pull(log_offset=copy.held), self.now)

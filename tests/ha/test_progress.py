@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from mirrorlog.errors import BadRequest
+from mirrorlog.ha.group_transfer import ALL_MEMBERS, Progress
 from mirrorlog.ha.in_sync import InSyncSet
-from mirrorlog.ha.progress import ALL_MEMBERS, Progress
 from mirrorlog.wire.frames import Durability, Level
 from tests.ha.links import everybody
 

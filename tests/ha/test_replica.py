@@ -73,7 +73,7 @@ def test_a_batch_that_is_stored_and_cannot_be_followed_is_told(pair: Pair, role:
     append(pair.master)
     copy_all(pair)
     first = replica.end
-    replica.queues.apply = fail  # type: ignore[method-assign]
+    replica.queues.follow = fail  # type: ignore[method-assign]
 
     def declare_and_copy() -> None:
         declare(pair.master, "q")

@@ -13,8 +13,7 @@ from mirrorlog.errors import ProtocolError, StalledFrame
 from mirrorlog.ha.actions import Action, Close, Send
 from mirrorlog.ha.client import ClientState, HAClient
 from mirrorlog.ha.connection import HAConnection, ReadHalf
-from mirrorlog.ha.group_transfer import Answer, GroupTransferService
-from mirrorlog.ha.progress import Progress
+from mirrorlog.ha.group_transfer import Answer, GroupTransferService, Progress
 from mirrorlog.wire.frames import TRANSFER, Ack, Frame, read_transfer
 from mirrorlog.wire.messages.replication import Pull
 from tests.ha.links import Pair
@@ -76,7 +75,7 @@ class LastFileConnection(HAConnection):
     """Lines 945-969: a mirror that has nothing is sent the last file."""
 
     def pull(self, message: Pull, now: float) -> list[Action]:
-        last_file = self._log.log._chain.active.start  # type: ignore[attr-defined]
+        last_file = self._log.active_start  # type: ignore[attr-defined]
         self._from = last_file if message.log_offset == 0 else message.log_offset
         return super().pull(Pull(log_offset=self._from), now)
 
@@ -86,10 +85,10 @@ class AnyBeginning(HAClient):
 
     def _transfer(self, frame_: Frame, now: float) -> Sequence[Action]:
         facts = read_transfer(frame_.payload)
-        if self._log.end not in (0, facts.log_offset):
+        if self._copy.log.end not in (0, facts.log_offset):
             raise ProtocolError("not the end")
         if len(frame_.payload) > TRANSFER.size:
-            self._log.append_run(frame_.payload[TRANSFER.size :], log_offset=facts.log_offset)
+            self._copy.append_run(frame_.payload[TRANSFER.size :], log_offset=facts.log_offset)
         return [self._ack(now)]
 
 

@@ -19,10 +19,9 @@ from mirrorlog.errors import MirrorAhead, MirrorlogError, Refused
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, ReadCold, Send
 from mirrorlog.ha.client import ClientState, HAClient
 from mirrorlog.ha.connection import HAConnection, LinkState
-from mirrorlog.ha.group_transfer import Answer, PutStatus
+from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
 from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.ha.mastership import LogState, Mastership
-from mirrorlog.ha.progress import ALL_MEMBERS
 from mirrorlog.wire.frames import Durability, Frame, FrameReader, FrameType, frame, read_ack
 from mirrorlog.wire.greeting import check_hello
 from mirrorlog.wire.messages.codec import decode, encode
@@ -125,7 +124,7 @@ class MirrorNode:
         self.link = None
         self.client = HAClient(
             log_id=log_id_of(self.settings),
-            log=self.replica,
+            copy=self.replica,
             greeting=greeting_of(self.settings),
             master="master:7402",
             settings=HA,
@@ -410,7 +409,7 @@ class World:
         connection = HAConnection(
             node_id=link.greeted.node_id,
             start_id=link.greeted.start_id or "",
-            log=self.master.replica,
+            copy=self.master.replica,
             settings=HA,
             now=self.now,
             losses=self.losses,

@@ -42,7 +42,7 @@ def _change(node: Node) -> bytearray:
 def break_following(node: Node) -> None:
     change = _change(node)
     (log,) = node.logs
-    log.replica.queues.apply = fail  # type: ignore[method-assign]
+    log.replica.queues.follow = fail  # type: ignore[method-assign]
     with pytest.raises(LogCorrupt, match="is stored but cannot be followed: a fault that nobody thought of"):
         log.publisher.append_change(change, lambda error: None)
 

@@ -11,7 +11,7 @@ import pytest
 
 from mirrorlog.client import Client, Delivered, Subscription
 from mirrorlog.errors import SettledOtherwise
-from mirrorlog.queues.delivery.outcomes import CONTRARY_MAX
+from mirrorlog.queues.delivery.settlement import CONTRARY_MAX
 from mirrorlog.testing import Cluster
 from tests.process.clusters import fast_cluster, log_of, wait_next_master
 from tests.process.matrix.world import SOON_S, receive

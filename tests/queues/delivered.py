@@ -10,7 +10,7 @@ from typing import Any
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.queues.changes import Change, GroupReset, Returned, Settled, Watermark, encode_changes
 from mirrorlog.queues.delivery.group import Delivery, Given, LeaseWish, Reach, Rules, Settlement
-from mirrorlog.queues.delivery.outcomes import EXPIRED
+from mirrorlog.queues.delivery.settlement import EXPIRED
 from mirrorlog.queues.delivery.subscribers import Subscription
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.groups.table import GroupTable
@@ -127,7 +127,7 @@ class Stage:
         self.runs.confirm(self.confirmed)
         for end, queue_offset in self._watermarks:
             assert end <= self.confirmed
-            self.delivery.watermark_confirmed(queue_offset)
+            self.delivery.watermark_confirmed(queue_offset, self.end)
         self._watermarks = []
 
     def publish(self, count: int, **asked: Any) -> None:
@@ -158,12 +158,12 @@ class Stage:
             return None
         if given.change is not None:
             if not self.try_append([given.change]):
-                self.delivery.take_back(given)
+                self.delivery.giving.take_back(given)
                 return None
             if hasattr(given.change, "lease"):
-                self.delivery.lease_began(given.change.lease, given.change.lease_ms, self.now)
+                self.delivery.endings.began(given.change.lease, given.change.lease_ms, self.now)
         self.given += [(given.number, grant) for grant in given.grants]
-        if given.number in self.delivery.numbers:
+        if given.number in self.delivery.subscribers.numbers:
             self.given_now.update(each for grant in given.grants for each in range(grant.first, grant.next))
         return given
 
@@ -173,7 +173,7 @@ class Stage:
             self._watermark_appended(change)
 
     def _watermark_appended(self, change: Watermark) -> None:
-        self.delivery.watermark_appended(change.queue_offset)
+        self.delivery.front.appended(change.queue_offset)
         self._watermarks.append((self.log.end, change.queue_offset))
 
     def settle(
@@ -186,7 +186,7 @@ class Stage:
         again: bool = False,
     ) -> Settlement:
         """Raises as `Delivery.settle`, or Refusal."""
-        settlement = self.delivery.settle(
+        settlement = self.delivery.settling.settle(
             number, self.epoch if epoch is None else epoch, how, ranges, delay_ms, again=again
         )
         watermark = self.delivery.watermark_wanted(self.end, self.delivery.freed(settlement))
@@ -194,7 +194,7 @@ class Stage:
         self.append([*settlement.changes, watermark] if moves and watermark else settlement.changes)
         if moves and watermark:
             self._watermark_appended(watermark)
-        self.delivery.settled(settlement, self.now)
+        self.delivery.settling.settled(settlement, self.now)
         return settlement
 
     def lease(self, number: int, records: int, lease_ms: int) -> None:
@@ -202,18 +202,18 @@ class Stage:
 
     def gone(self, number: int) -> None:
         self._left(self.delivery.gone(number))
-        while self.delivery.leaving:
+        while self.delivery.subscribers.leaving:
             self._left(self.delivery.leave())
 
     def _left(self, changes: list[Change]) -> None:
         if not self.try_append(changes):
-            self.delivery.not_counted(changes)
+            self.delivery.front.not_counted(changes)
 
     def tick(self, seconds: float) -> list[int]:
         """Time passes; whose subscription ended by it."""
         self.now += seconds
         self.clock()
-        overdue = self.delivery.overdue(self.now)
+        overdue = self.delivery.subscribers.overdue(self.now)
         for number in overdue:
             self.gone(number)
         while self.delivery.due_at <= self.now:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mirrorlog.commitlog.format.body import Record, encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header, stamp
-from mirrorlog.queues.changes import OffsetsLeapt, PositionCommitted, QueueDeclared, decode_changes, encode_change
+from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, apply_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
 from mirrorlog.queues.groups.table import GroupTable
@@ -60,13 +60,10 @@ class Derived:
             self.registry.apply(header, batch)
             self.holds.apply(header, batch)
             self.groups.apply(header, batch)
-            if header.kind == Kind.QUEUE_STATE:
-                self.departures.follow(header, decode_changes(batch))
+            self.departures.follow(header, decode_changes(batch))
             self.runs.follow(header)
             if header.kind == Kind.CONTROL:
                 self.producers.follow(decode_changes(batch))
-                if any(isinstance(change, OffsetsLeapt) for change in decode_changes(batch)):
-                    self.departures.leap(header)
         self.producers.apply(header)
 
     def follow_all(self, batches: Iterable[Stored], *, confirmed: int) -> None:

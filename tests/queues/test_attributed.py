@@ -10,8 +10,8 @@ from mirrorlog.queues.changes import Change, Settled
 from mirrorlog.queues.delivery import priorities as attributed
 from mirrorlog.queues.delivery import priorities as levels
 from mirrorlog.queues.delivery.group import Receipt, Rules
-from mirrorlog.queues.delivery.outcomes import Outcomes
 from mirrorlog.queues.delivery.priorities import Attributed
+from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.limits.attributes import QueueRuns, Row
 from mirrorlog.wire.frames import How
@@ -164,9 +164,9 @@ def test_a_receipt_acks_a_record_that_is_about_to_expire() -> None:
     it.now += 1
     it.clock()
     assert it.delivery.held_back == 1
-    settlement = it.delivery.settle_leased([Receipt(0, 1, lease)], How.ACK, end=it.end)
+    settlement = it.delivery.leases.settle([Receipt(0, 1, lease)], How.ACK, end=it.end)
     it.append(settlement.changes)
-    it.delivery.settled(settlement, it.now)
+    it.delivery.settling.settled(settlement, it.now)
     it.tick(0)
     assert (it.ledger.floor, it.expired) == (1, [])
 
@@ -223,11 +223,11 @@ def test_an_expiry_that_the_log_refuses_is_told_again_and_given_to_nobody_meanwh
     """It takes nothing, then it does."""
     it = stage()
     it.publish(2, ttl_ms=1000)
-    it.delivery.hold(1, True)
+    it.delivery.subscribers.hold(1, True)
     it.pump()
     it.refuses = True
     it.tick(1)
-    it.delivery.hold(1, False)
+    it.delivery.subscribers.hold(1, False)
     assert it.pump() == []
     it.refuses = False
     it.tick(0)
@@ -319,7 +319,7 @@ def test_nothing_lower_is_given_while_the_watermark_does_not_cover_a_higher_one(
     it.gone(1)
     it.subscribe(2, 1)
     assert it.pump() == [], "the watermark covers record 0, which is free"
-    assert not it.delivery.served(it.delivery.watermark)
+    assert not it.delivery.served(it.delivery.front.asked)
     it.refuses = False
     for expected in (5, 6, 4, 0, 1):
         given = it.pump()
@@ -420,14 +420,14 @@ def test_a_search_that_gives_up_gives_nothing_else_instead(monkeypatch: pytest.M
     """Urgent records were settled without anybody looking, all but the last; plain ones lie between. Each look goes
     over three of them, and the urgent one is given first all the same."""
     it = stage(priority_max=1)
-    it.delivery.hold(1, True)
+    it.delivery.subscribers.hold(1, True)
     for _ in range(20):
         it.publish(1)
         it.publish(1, priority=1)
     it.pump()
     it.append([Settled(group="", ranges=[border for at in range(1, 39, 2) for border in (at, at + 1)])])
     monkeypatch.setattr(levels, "STEPS_MAX", 3)
-    it.delivery.hold(1, False)
+    it.delivery.subscribers.hold(1, False)
     looks = 0
     while not it.given:
         it.pump()
@@ -504,10 +504,10 @@ def test_one_run_grows_old_and_waits_in_parts(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(attributed, "WINDOW", 64)
     it = stage()
     it.publish(5000, ttl_ms=1000)
-    it.delivery.hold(1, True)
+    it.delivery.subscribers.hold(1, True)
     it.pump()
     it.append([Settled(group="", ranges=[border for at in range(0, 5000, 2) for border in (at, at + 1)])])
-    it.delivery.hold(1, False)
+    it.delivery.subscribers.hold(1, False)
     it.now += 1
     parts = []
     it.clock()

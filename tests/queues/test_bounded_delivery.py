@@ -41,7 +41,7 @@ def test_nobody_settles_what_there_never_was() -> None:
             with pytest.raises(NotGranted):
                 it.settle(1, 0, HUGE, how=how, again=again)
     with pytest.raises(NotGranted):
-        it.delivery.given([0, 1, 2, HUGE])
+        it.delivery.settling.given([0, 1, 2, HUGE])
     assert it.settle(1, 0, 3).records == 3
 
 
@@ -58,7 +58,7 @@ def test_a_large_record_goes_beside_others_in_hand() -> None:
             end += 1
         return Reach(at, end, sum(sizes[at:end]))
 
-    it.delivery._giving._reach = reach
+    it.delivery.giving._reach = reach
     it.move_watermark()
     it.confirm()
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_whole_batches_count_in_a_turn() -> None:
     it = started(40)
     it.pump()
     it.settle(1, *[border for each in range(0, 40, 5) for border in (each, each + 1)], how=How.RELEASE)
-    it.delivery._giving._reach = lambda at, until, _: Reach(at, until, 10, 50)
+    it.delivery.giving._reach = lambda at, until, _: Reach(at, until, 10, 50)
     before = len(it.given)
     it.turn(bytes_max=200)
     assert records(it.given[before:]) == [0, 5, 10, 15]
@@ -80,7 +80,7 @@ def test_whole_batches_count_in_a_turn() -> None:
 def test_a_turn_gives_so_many_grants_at_most() -> None:
     """Attempts alternate, in one batch: what is granted is taken, and the rest comes in the next turns."""
     it = started(4000)
-    it.delivery._giving._reach = lambda at, until, _: Reach(at, until, until - at)
+    it.delivery.giving._reach = lambda at, until, _: Reach(at, until, until - at)
     it.pump()
     it.settle(1, *every_second(4000), how=How.RETURN)
     it.settle(1, *[each + 1 for each in every_second(4000)], how=How.RELEASE)
@@ -88,7 +88,7 @@ def test_a_turn_gives_so_many_grants_at_most() -> None:
     while (given := it.turn()) is not None:
         assert len(given.grants) <= GRANTS_MAX
     assert records(it.given[before:]) == list(range(4000))
-    assert it.delivery._takers.find(1).hand_bytes <= 4000
+    assert it.delivery.subscribers.find(1).hand_bytes <= 4000
 
 
 def test_a_hand_of_scattered_records_is_let_go_in_parts() -> None:
@@ -98,13 +98,13 @@ def test_a_hand_of_scattered_records_is_let_go_in_parts() -> None:
     it.pump()
     it.settle(1, *every_second(count))
     it.append(it.delivery.gone(1))
-    assert it.delivery.leaving
+    assert it.delivery.subscribers.leaving
     assert it.ledger.out == RANGES_AT_ONCE
     it.subscribe(2, 10**6, 10**9)
     assert it.pump() == []  # it is not the active one before
     assert it.settle(2, count - 1, count, again=True).records == 1
     it.append(it.delivery.leave())
-    assert not it.delivery.leaving
+    assert not it.delivery.subscribers.leaving
     it.confirm()
     it.pump()
     it.confirm()
@@ -157,7 +157,7 @@ def test_what_is_logged_of_leases_that_end_is_given_out_though_the_rest_is_refus
     it = started(2 * count)
     it.pump()
     it.settle(1, *[border for each in range(1, 2 * count, 2) for border in (each, each + 1)])
-    it.delivery.unsubscribe(1)
+    it.delivery.subscribers.unsubscribe(1)
     it.settle(1, *every_second(2 * count), how=How.RELEASE)
     while it.ledger.ready(it.end):
         it.lease(100 + it.leases, count, 1000)
@@ -197,11 +197,11 @@ def test_what_dies_of_what_is_returned_is_forgotten() -> None:
     it.pump()
     it.confirm()
     it.pump()
-    assert len(it.delivery._front._uncounted) == 4
+    assert len(it.delivery.front._uncounted) == 4
     it.settle(2, 0, 4, how=How.RETURN, delay_ms=1000)
     assert it.ledger.floor == 2
-    assert list(it.delivery._front._uncounted) == [(2, 4)]
-    assert [each.runs() for each in it.delivery._endings._parked.values()] == [[(2, 4)]]
+    assert list(it.delivery.front._uncounted) == [(2, 4)]
+    assert [each.runs() for each in it.delivery.endings._parked.values()] == [[(2, 4)]]
 
 
 def test_what_is_settled_of_leases_is_forgotten() -> None:
@@ -213,19 +213,19 @@ def test_what_is_settled_of_leases_is_forgotten() -> None:
         given = it.turn()
         assert given is not None
         receipt = Receipt(number, number + 1, next(iter(it.ledger.leases)))
-        settlement = it.delivery.settle_leased([receipt], How.ACK, end=it.end)
+        settlement = it.delivery.leases.settle([receipt], How.ACK, end=it.end)
         it.append(settlement.changes)
-        it.delivery.settled(settlement, it.now)
+        it.delivery.settling.settled(settlement, it.now)
     assert it.delivery.idle
     it.lease(5000, 1, 1000)
     it.turn()
     (lease,) = it.ledger.leases
     for _ in range(1000):
         it.now += 0.5
-        (change,) = it.delivery.extend_leased([Receipt(1000, 1001, lease)], 1000)
+        (change,) = it.delivery.leases.extend([Receipt(1000, 1001, lease)], 1000)
         it.append([change])
-        it.delivery.lease_began(lease, 1000, it.now)
-    assert len(it.delivery._endings) < 200
+        it.delivery.endings.began(lease, 1000, it.now)
+    assert len(it.delivery.endings) < 200
     it.tick(0.9)
     assert it.ledger.leases
     it.tick(0.2)

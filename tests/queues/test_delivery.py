@@ -252,9 +252,9 @@ def test_whoever_settles_at_once_does_not_starve_the_others() -> None:
 def test_one_that_is_held_gets_nothing_until_it_is_let_go() -> None:
     """Its connection is full."""
     it = started(3)
-    it.delivery.hold(1, True)
+    it.delivery.subscribers.hold(1, True)
     assert it.pump() == []
-    it.delivery.hold(1, False)
+    it.delivery.subscribers.hold(1, False)
     assert records(it.pump()) == [0, 1, 2]
 
 
@@ -289,7 +289,7 @@ def test_an_exclusive_subscriber_is_alone() -> None:
         it.subscribe(2, exclusive=True)
     it.publish(1)
     it.pump()
-    it.delivery.unsubscribe(1)
+    it.delivery.subscribers.unsubscribe(1)
     it.subscribe(2, exclusive=True)
     with pytest.raises(ExclusiveTaken):
         it.subscribe(3)
@@ -304,7 +304,7 @@ def test_a_single_active_subscriber_keeps_all_until_its_last_record_is_back() ->
     it.subscribe(2)
     it.subscribe(3, priority=5)
     it.pump()
-    it.delivery.unsubscribe(1)
+    it.delivery.subscribers.unsubscribe(1)
     it.publish(2)
     assert it.pump() == []
     it.settle(1, 0, 2)
@@ -460,7 +460,7 @@ def test_a_clean_handover_says_exactly_what_was_given() -> None:
     it.subscribe(2, 2)
     it.gone(1)
     assert records(it.pump()) == [0, 1]
-    change = it.delivery.exact_watermark()
+    change = it.delivery.front.exact()
     assert change is not None
     assert change.queue_offset == 2
     it.append([change])
@@ -501,20 +501,20 @@ def test_a_lease_s_receipts() -> None:
     assert records(it.given, 2) == [2, 3, 4]
     one, two = sorted(it.ledger.leases)
     it.tick(0.9)
-    (change,) = it.delivery.extend_leased([Receipt(0, 1, one)], 1000)
+    (change,) = it.delivery.leases.extend([Receipt(0, 1, one)], 1000)
     it.append([change])
-    it.delivery.lease_began(one, 1000, it.now)
+    it.delivery.endings.began(one, 1000, it.now)
     it.tick(0.2)
     assert sorted(it.ledger.leases) == [one]
     with pytest.raises(NotGranted):
-        it.delivery.extend_leased([Receipt(2, 3, two)], 1000)
-    settlement = it.delivery.settle_leased([Receipt(2, 4, two), Receipt(0, 2, one)], How.ACK, end=it.end)
+        it.delivery.leases.extend([Receipt(2, 3, two)], 1000)
+    settlement = it.delivery.leases.settle([Receipt(2, 4, two), Receipt(0, 2, one)], How.ACK, end=it.end)
     assert settlement.records == 4
-    assert not it.delivery.settle_leased([Receipt(2, 4, two)], How.RETURN, end=it.end).ranges
+    assert not it.delivery.leases.settle([Receipt(2, 4, two)], How.RETURN, end=it.end).ranges
     with pytest.raises(BadRequest):
-        it.delivery.settle_leased([Receipt(2, 9, two)], How.ACK, end=it.end)
+        it.delivery.leases.settle([Receipt(2, 9, two)], How.ACK, end=it.end)
     with pytest.raises(BadRequest):
-        it.delivery.settle_leased([Receipt(2, 3, two)], How.EXTEND, end=it.end)
+        it.delivery.leases.settle([Receipt(2, 3, two)], How.EXTEND, end=it.end)
 
 
 def test_a_receipt_is_stale_once_somebody_else_has_the_record() -> None:
@@ -532,8 +532,8 @@ def test_a_receipt_is_stale_once_somebody_else_has_the_record() -> None:
     it.pump()
     for first in (0, 1):
         with pytest.raises(ReceiptStale):
-            it.delivery.settle_leased([Receipt(first, 3, old)], How.ACK, end=it.end)
-    assert it.delivery.settle_leased([Receipt(2, 3, old)], How.ACK, end=it.end).ranges == ((2, 3),)
+            it.delivery.leases.settle([Receipt(first, 3, old)], How.ACK, end=it.end)
+    assert it.delivery.leases.settle([Receipt(2, 3, old)], How.ACK, end=it.end).ranges == ((2, 3),)
 
 
 def test_who_waits_for_a_lease_gets_its_turn_beside_subscribers() -> None:
@@ -664,7 +664,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def subscribe(self, records: int, size: int, priority: int, exclusive: bool) -> None:
         number = self.last + 1
         alone = any(each in self.exclusive for each in self.open())
-        waiting = self.stage.delivery.waiting
+        waiting = self.stage.delivery.subscribers.waiting
         try:
             self.stage.subscribe(number, records, size, priority=priority, exclusive=exclusive)
         except ExclusiveTaken:
@@ -697,14 +697,14 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def unsubscribes(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.open())))
-        self.stage.delivery.unsubscribe(number)
+        self.stage.delivery.subscribers.unsubscribe(number)
         self.closing.add(number)
         self._gone_if_done(number)
 
     def _gone_if_done(self, number: int) -> None:
         if number in self.closing and not self.model.hands[number]:
             del self.model.hands[number]
-            assert not self.stage.delivery.knows(number)
+            assert not self.stage.delivery.subscribers.knows(number)
 
     @rule(confirms=st.booleans())
     def pump(self, confirms: bool) -> None:
@@ -714,7 +714,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.stage.confirm()
         for _ in range(40):
             free = self.free()
-            covered = min(self.stage.end, self.stage.delivery.covered)
+            covered = min(self.stage.end, self.stage.delivery.front.covered)
             given = self.stage.turn()
             if given is None:
                 self.nobody_could_take(free if free and self.first_of(free) < covered else [])
@@ -761,7 +761,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             )
         ]
         if self.stage.rules.single_active:
-            with_room = [each for each in with_room if each == self.stage.delivery._takers._active]
+            with_room = [each for each in with_room if each == self.stage.delivery.subscribers._active]
         assert not with_room, f"{with_room} could take {free}"
 
     @precondition(lambda self: any(self.model.hands.values()))
@@ -839,11 +839,11 @@ class DeliveryMachine(RuleBasedStateMachine):
     def settle_a_lease(self, data: st.DataObject, how: How) -> None:
         lease = data.draw(st.sampled_from(sorted(self.stage.ledger.leases)))
         held = [each for run in self.stage.ledger.lease_ranges(lease) for each in range(*run)]
-        settlement = self.stage.delivery.settle_leased(
+        settlement = self.stage.delivery.leases.settle(
             [Receipt(each, each + 1, lease) for each in held], how, end=self.stage.end
         )
         self.stage.append(settlement.changes)
-        self.stage.delivery.settled(settlement, self.stage.now)
+        self.stage.delivery.settling.settled(settlement, self.stage.now)
         if how == How.ACK:
             for each in held:
                 self.model.settled.setdefault(each, self.stage.log.end)

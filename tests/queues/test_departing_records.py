@@ -9,7 +9,7 @@ import pytest
 from mirrorlog.errors import BadRequest, NotGranted
 from mirrorlog.queues.changes import Change, Departing, Settled
 from mirrorlog.queues.delivery.group import Delivery, LeaseWish, Reach, Receipt, Rules
-from mirrorlog.queues.delivery.outcomes import DEAD, DEATHS, REASONS, WHYS, deaths
+from mirrorlog.queues.delivery.settlement import DEAD, DEATHS, REASONS, WHYS, deaths
 from mirrorlog.queues.delivery.subscribers import Subscription
 from mirrorlog.queues.groups.ledger import LeaseRow, Ledger, State
 from mirrorlog.queues.ranges import Range
@@ -42,8 +42,8 @@ def group_of(ledger: Ledger, rules: Rules | None = None) -> Delivery:
     delivery.clock(0.0, 0)
     watermark = delivery.watermark_wanted(10)
     assert watermark is not None
-    delivery.watermark_appended(watermark.queue_offset)
-    delivery.watermark_confirmed(watermark.queue_offset)
+    delivery.front.appended(watermark.queue_offset)
+    delivery.watermark_confirmed(watermark.queue_offset, watermark.queue_offset)
     while delivery.grant(10, 0.0, bytes_max=1000) is not None:
         pass
     return delivery
@@ -52,10 +52,10 @@ def group_of(ledger: Ledger, rules: Rules | None = None) -> Delivery:
 def test_what_is_rejected_leaves_and_is_nobodys() -> None:
     ledger = Ledger()
     delivery = group_of(ledger)
-    settlement = delivery.settle(1, 1, How.DEAD, [2, 4])
+    settlement = delivery.settling.settle(1, 1, How.DEAD, [2, 4])
     assert settlement.records == 2
     follow(ledger, settlement.changes)
-    delivery.settled(settlement, 0.0)
+    delivery.settling.settled(settlement, 0.0)
     assert (ledger.departing(0, 10), ledger.departing(3, 10), ledger.out, ledger.ready(10)) == (2, 1, 8, 0)
     assert list(ledger.runs(2, 4)) == [(2, 4, State.LEASED)]
     assert delivery.due_at > 100  # by no time of its own
@@ -65,12 +65,12 @@ def test_to_settle_it_again_is_heard_and_changes_nothing() -> None:
     """In the same session, and by one who has lost his connection and says it again."""
     ledger = Ledger()
     delivery = group_of(ledger)
-    settlement = delivery.settle(1, 1, How.DEAD, [2, 4])
+    settlement = delivery.settling.settle(1, 1, How.DEAD, [2, 4])
     follow(ledger, settlement.changes)
-    delivery.settled(settlement, 0.0)
+    delivery.settling.settled(settlement, 0.0)
     for again in (False, True):
         for how in (How.ACK, How.DEAD):
-            said = delivery.settle(1, 1, how, [2, 4], again=again)
+            said = delivery.settling.settle(1, 1, how, [2, 4], again=again)
             assert (said.records, said.changes, said.passed_over) == (0, (), 0)
 
 
@@ -84,9 +84,9 @@ def test_a_departure_is_no_lease_of_anybody() -> None:
     )  # fmt: skip
     assert (delivery.due_at, delivery.idle, delivery.expired(1e9)) == (math.inf, True, [])
     with pytest.raises(BadRequest):
-        delivery.settle_leased([Receipt(2, 4, DEPARTURE)], How.ACK, end=10)
+        delivery.leases.settle([Receipt(2, 4, DEPARTURE)], How.ACK, end=10)
     with pytest.raises(NotGranted):
-        delivery.extend_leased([Receipt(2, 4, DEPARTURE)], 1000)
+        delivery.leases.extend([Receipt(2, 4, DEPARTURE)], 1000)
     delivery.lease(LeaseWish(2, "h", 10, 1000))
     given = delivery.grant(10, 0.0, bytes_max=100)
     assert given is not None
@@ -107,9 +107,9 @@ def test_ready_records_are_the_oldest_that_are_free() -> None:
         "", ledger, Rules(), epoch=1, found_watermark=0, reach=lambda at, until, size: Reach(at, until, 1),
         next_lease=lambda: 1 << 32 | 1, now=0.0,
     )  # fmt: skip
-    assert delivery.ready(10, 4) == [(0, 3), (5, 6)]
-    assert delivery.ready(4, 100) == [(0, 3)]
-    assert delivery.ready(0, 100) == []
+    assert delivery.free.ready(10, 4) == [(0, 3), (5, 6)]
+    assert delivery.free.ready(4, 100) == [(0, 3)]
+    assert delivery.free.ready(0, 100) == []
 
 
 def test_each_way_to_die_has_its_reason_and_its_why() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadBatch, BadRequest
-from mirrorlog.queues.begins import BeginTracker
 from mirrorlog.queues.changes import (
     BeginMoved,
     BeginsState,
@@ -18,6 +17,7 @@ from mirrorlog.queues.changes import (
     encode_state,
 )
 from mirrorlog.queues.checkpoint import BEGINS_PER_STATE, CheckpointWriter
+from mirrorlog.queues.log_state import BeginTracker
 from mirrorlog.queues.registry import QueueRegistry
 from tests.queues.statelog import Derived, Master, StateLog
 

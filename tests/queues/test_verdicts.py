@@ -10,7 +10,7 @@ from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import NotGranted, SettledOtherwise
 from mirrorlog.queues.changes import GroupReset, GroupState, Settled, encode_checkpoint, encode_state
 from mirrorlog.queues.delivery.group import Receipt, Rules
-from mirrorlog.queues.delivery.outcomes import CONTRARY_MAX
+from mirrorlog.queues.delivery.settlement import CONTRARY_MAX
 from mirrorlog.queues.groups import states as group_states
 from mirrorlog.queues.groups import verdicts
 from mirrorlog.queues.groups.table import GroupTable
@@ -221,9 +221,9 @@ def test_leases_hear_it_too_and_nothing_of_such_a_settlement_counts() -> None:
     one, two = 1 << 32 | 1, 1 << 32 | 2
 
     def settle(how: How, *receipts: Receipt) -> list[Standing]:
-        settlement = it.delivery.settle_leased(receipts, how, end=4)
+        settlement = it.delivery.leases.settle(receipts, how, end=4)
         it.append(settlement.changes)
-        it.delivery.settled(settlement, it.now)
+        it.delivery.settling.settled(settlement, it.now)
         assert not settlement.contrary or (settlement.records, settlement.changes) == (0, ())
         return list(settlement.contrary)
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mirrorlog.ha.progress import ALL_MEMBERS, Progress
+from mirrorlog.ha.group_transfer import ALL_MEMBERS, Progress
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
 

@@ -11,7 +11,7 @@ from mirrorlog.cluster.state import state
 from mirrorlog.cluster.state.commands import Promoted
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.ha import client as ha_client
-from mirrorlog.ha.progress import Progress
+from mirrorlog.ha.group_transfer import Progress
 from mirrorlog.queues.changes import OffsetsLeapt, encode_change
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan

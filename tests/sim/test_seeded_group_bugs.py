@@ -11,8 +11,8 @@ import pytest
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.client.subscription.settlements import Settlement
 from mirrorlog.queues.delivery.group import Delivery, Given
-from mirrorlog.queues.delivery.outcomes import Outcomes
 from mirrorlog.queues.delivery.ready import FreeRecords
+from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.delivery.subscribers import Subscribers
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.groups.ledger_chunk import Piece
@@ -172,10 +172,11 @@ def test_a_record_that_is_given_to_two_is_found(monkeypatch: pytest.MonkeyPatch)
     """By taking the first record that is not settled for free now and then, whoever has it."""
     confirmed = Delivery.watermark_confirmed
 
-    def forgetful(self: Delivery, queue_offset: int) -> None:
-        confirmed(self, queue_offset)
-        self._ledger.give_back(self._ledger.floor, self._ledger.floor + 1)
-        self._free.freed(self._ledger.floor)
+    def forgetful(self: Delivery, queue_offset: int, end: int) -> bool:
+        confirmed(self, queue_offset, end)
+        self.ledger.give_back(self.ledger.floor, self.ledger.floor + 1)
+        self.free.freed(self.ledger.floor)
+        return True
 
     monkeypatch.setattr(Delivery, "watermark_confirmed", forgetful)
     assert caught(*PEACE, by=("no record is in two hands",))

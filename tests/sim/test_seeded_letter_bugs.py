@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from mirrorlog.broker.consumer_groups.forwarding import GroupForwarding
+from mirrorlog.broker.consumer_groups.deliveries import GroupForwarding
 from mirrorlog.broker.dead_letters import forwarder as departure_sending
 from mirrorlog.broker.dead_letters.forwarder import DeadLetterForwarder
 from mirrorlog.broker.dead_letters.journal import DeadLetterJournal
@@ -22,7 +22,7 @@ from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import Addressed, Change, Departing
 from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, Departure, ForwardingTable, QueueForwarding
 from mirrorlog.queues.dead_letters.message import Death
-from mirrorlog.queues.delivery.outcomes import Outcomes, deaths
+from mirrorlog.queues.delivery.settlement import Outcomes, deaths
 from mirrorlog.queues.groups.ledger import State
 from mirrorlog.queues.limits.length import View
 from mirrorlog.queues.ranges import Range

@@ -14,8 +14,8 @@ from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
 from mirrorlog.commitlog.index.memory import QueueIndex
-from mirrorlog.queues.delivery.outcomes import Outcomes
 from mirrorlog.queues.delivery.ready import FreeRecords
+from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.groups.ledger import State
 from mirrorlog.queues.limits.attributes import QueueRuns, Row
 from mirrorlog.queues.limits.length import QueueLength, View

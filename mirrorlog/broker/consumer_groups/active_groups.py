@@ -10,7 +10,7 @@ Pure: `now` in, works out; `soon` asks for the turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -37,6 +37,10 @@ be told to allow; a mirror may allow less than its master."""
 _BYTES_PER_CHANGE: Final = 128
 _BYTES_PER_BORDER: Final = 9
 _TEXTS: Final = ("group", "holder", "exchange", "routing_key", "reason")
+_FEW_CHANGES: Final = 8
+_FEW_BORDERS: Final = 1000
+"""Texts have up to 255 characters of up to 4 bytes."""
+assert _FEW_CHANGES * (_BYTES_PER_CHANGE + len(_TEXTS) * 4 * 255) + _FEW_BORDERS * _BYTES_PER_BORDER < CHANGES_BYTES_MAX
 
 
 class Asked(NamedTuple):
@@ -54,33 +58,40 @@ class Part(NamedTuple):
     asked: list[Asked]
     changes: list[Change]
 
-    @property
-    def settlements(self) -> list[Settlement]:
-        return [each.settlement for each in self.asked]
-
 
 class PendingSettlements:
     """Ranges of what is gathered are disjoint: whoever adds looks with `meets` first."""
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
-        self._ranges = RangeSet()
+        # Of the first so many of them: known when the next one comes, for the one of a turn is usually alone.
+        self._ranges: RangeSet | None = None
+        self._ranged = 0
 
     def meets(self, ranges: Iterable[int]) -> bool:
         """Whether anything of these, flat, is being settled already."""
-        if not len(self._ranges):
+        if not self.asked:
             return False
+        if self._ranges is None:
+            self._ranges = RangeSet()
+        for asked in self.asked[self._ranged :]:
+            for first, until in asked.settlement.ranges:
+                self._ranges.add(first, until)
+        self._ranged = len(self.asked)
         flat = iter(ranges)
         return any(self._ranges.meets(first, until) for first, until in zip(flat, flat, strict=False))
 
     def add(self, asked: Asked) -> None:
         self.asked.append(asked)
-        for first, until in asked.settlement.ranges:
-            self._ranges.add(first, until)
 
     def parts(self, group: str) -> Iterator[Part]:
         """All of it in its order, as few parts as there can be. What is too much for one batch is several, each of
         which is logged, with a watermark, or refused, alone."""
+        if not self.asked:
+            return
+        if len(self.asked) == 1 or _are_few([change for each in self.asked for change in each.settlement.changes]):
+            yield Part(self.asked, _changes_of(group, self.asked))
+            return
         some: list[Asked] = []
         room = room_max = CHANGES_BYTES_MAX - _size_max(Watermark(group=group, queue_offset=0))
         for asked in self.asked:
@@ -95,7 +106,10 @@ class PendingSettlements:
 
 
 def _changes_of(group: str, some: Iterable[Asked]) -> list[Change]:
-    return merged(group, (change for each in some for change in each.settlement.changes))
+    changes: list[Change] = []
+    for each in some:
+        changes += each.settlement.changes
+    return merged(group, changes) if len(changes) > 1 else changes
 
 
 def merged(group: str, changes: Iterable[Change]) -> list[Change]:
@@ -126,6 +140,11 @@ def merged(group: str, changes: Iterable[Change]) -> list[Change]:
 
 def in_batches(changes: Iterable[Change]) -> Iterator[list[Change]]:
     """The changes in their order, those with many ranges as several, in batches that every node takes."""
+    changes = list(changes)
+    if _are_few(changes):
+        if changes:
+            yield changes
+        return
     batch: list[Change] = []
     room = CHANGES_BYTES_MAX
     for change in changes:
@@ -155,10 +174,20 @@ def _parts(change: Change) -> Iterator[Change]:
         yield change
 
 
+def _are_few(changes: Sequence[Change]) -> bool:
+    """Whether they surely fit into one batch, whatever their texts: then none of them is sized."""
+    borders = 0
+    for change in changes:
+        borders += len(getattr(change, "ranges", ()))
+    return len(changes) <= _FEW_CHANGES and borders <= _FEW_BORDERS
+
+
 def _size_max(change: Change) -> int:
     """How many bytes it takes in a batch, or fewer."""
     size = _BYTES_PER_CHANGE + len(getattr(change, "ranges", ())) * _BYTES_PER_BORDER
-    return size + sum(len((getattr(change, text, "") or "").encode()) for text in _TEXTS)
+    for text in _TEXTS:
+        size += len((getattr(change, text, "") or "").encode())
+    return size
 
 
 def _joined(flat: list[int]) -> list[int]:
@@ -181,7 +210,8 @@ Key = tuple[int, str]
 @dataclass(slots=True)
 class Work:
     """A group that somebody takes from. `planned`: when it is looked at next. `refused`: a change of it was. `gaps`:
-    those of its queue that are settled in it."""
+    those of its queue that are settled in it. `there`: it is this one that stands for its group. `due`: when there is
+    something to do in it, as of its last plan."""
 
     key: Key
     delivery: Delivery
@@ -189,6 +219,8 @@ class Work:
     planned: float = inf
     refused: bool = False
     gaps: Gaps = NO_GAPS
+    there: bool = False
+    due: float = inf
 
 
 class ActiveGroups:
@@ -199,7 +231,8 @@ class ActiveGroups:
         self._works: dict[Key, Work] = {}
         # In the order in which they came, as those that are awake.
         self._of_queue: dict[int, dict[str, None]] = {}
-        self._awake: dict[Key, None] = {}
+        self.awake: dict[Key, None] = {}
+        """Those that are to be looked at."""
         self._times: list[tuple[float, Key]] = []
         self._any_refused = False
 
@@ -213,7 +246,7 @@ class ActiveGroups:
 
     def has(self, work: Work) -> bool:
         """Whether it is still this one that stands for its group."""
-        return self._works.get(work.key) is work
+        return work.there
 
     def all(self) -> list[Work]:
         return list(self._works.values())
@@ -224,32 +257,31 @@ class ActiveGroups:
     def add(self, work: Work) -> None:
         queue_id, group = work.key
         self._works[work.key] = work
+        work.there = True
         self._of_queue.setdefault(queue_id, {})[group] = None
 
     def remove(self, work: Work) -> None:
         queue_id, group = work.key
         del self._works[work.key]
+        work.there = False
         groups = self._of_queue[queue_id]
         del groups[group]
         if not groups:
             del self._of_queue[queue_id]
-        self._awake.pop(work.key, None)
+        self.awake.pop(work.key, None)
 
     def clear(self) -> None:
-        for each in (self._works, self._of_queue, self._awake, self._times):
+        for work in self._works.values():
+            work.there = False
+        for each in (self._works, self._of_queue, self.awake, self._times):
             each.clear()
 
     # --- which have something to do ---
 
-    @property
-    def awake(self) -> bool:
-        """Whether any is to be looked at."""
-        return bool(self._awake)
-
     def wake(self, work: Work) -> None:
         """It is looked at in a turn to come."""
-        if self._works.get(work.key) is work:
-            self._awake[work.key] = None
+        if work.there:
+            self.awake[work.key] = None
             self._soon()
 
     def wake_all(self) -> None:
@@ -261,12 +293,16 @@ class ActiveGroups:
         for queue_id in queue_ids & self._of_queue.keys() if self._of_queue else ():
             for group in self._of_queue[queue_id]:
                 if self._works[queue_id, group].delivery.taken:
-                    self._awake[queue_id, group] = None
+                    self.awake[queue_id, group] = None
 
     def awakened(self) -> list[Work]:
         """Those that are awake; they are so no more."""
-        awake, self._awake = self._awake, {}
-        return [self._works[key] for key in awake if key in self._works]
+        awake, self.awake = self.awake, {}
+        works: list[Work] = []
+        for key in awake:
+            if (work := self._works.get(key)) is not None:
+                works.append(work)
+        return works
 
     def refuse(self, work: Work) -> None:
         """A change of it was refused; see `try_again`."""
@@ -283,8 +319,8 @@ class ActiveGroups:
 
     def plan(self, work: Work) -> None:
         """It is looked at when its delivery is due."""
-        due = work.delivery.due_at
-        if due < work.planned and self._works.get(work.key) is work:
+        work.due = due = work.delivery.due_at
+        if due < work.planned and work.there:
             work.planned = due
             heappush(self._times, (due, work.key))
             if len(self._times) > 2 * len(self._works) + _SPARE:

@@ -21,16 +21,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, LeaseNumbers, Work
-from mirrorlog.broker.consumer_groups.batch_reader import BatchReader
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries
+from mirrorlog.broker.consumer_groups.deliveries import BatchReader, Deliveries, GroupForwarding, GroupLog
 from mirrorlog.broker.consumer_groups.dispatch import DeliverFrames, Pump
 from mirrorlog.broker.consumer_groups.expiry import ExpiryLooks, MissingRecords
-from mirrorlog.broker.consumer_groups.forwarding import GroupForwarding
 from mirrorlog.broker.consumer_groups.group_changes import GroupEnds, ReadyRecords, Replacing
-from mirrorlog.broker.consumer_groups.group_log import GroupLog
 from mirrorlog.broker.consumer_groups.leases import Leasing
-from mirrorlog.broker.consumer_groups.push import PushedTable
-from mirrorlog.broker.consumer_groups.settlement import Respond, Settling, Watermarks
+from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, Settling, Watermarks
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing, Taking, leases_of, taking_of
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.publish import ElsewhereLog, Publisher
@@ -67,6 +63,7 @@ class Deliverer:
         self._replica = replica
         self._publisher = publisher
         self._begun = begun
+        self._has_begun = False
         self._now = now
         self._log_clock = clock
         self._due = False
@@ -111,7 +108,8 @@ class Deliverer:
             bytes_max=bytes_max, clock=clock, now=now,
         )  # fmt: skip
         self.on_pumped: Callable[[Set[int]], None] = lambda queue_ids: None
-        """Called at the end of a turn with the queues from whose own groups was given what could be."""
+        """Called at the end of a turn with the queues from whose own groups was given what could be, while any queue of
+        the log may be so long and no longer."""
         replica.on_confirmed.append(self._confirmed)
 
     # --- subscriptions ---
@@ -230,13 +228,13 @@ class Deliverer:
     def stayed(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:
         """Records that were to leave are free again; that is appended."""
         if (work := self._works.get((queue_id, group))) is not None:
-            work.delivery.stayed(ranges)
+            work.delivery.free.came_back(ranges)
             self._works.wake(work)
 
     def dropped(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:
         """What was in nobody's hands in a group was settled by others, or leaves; that is appended."""
         if (work := self._works.get((queue_id, group))) is not None:
-            work.delivery.left(ranges)
+            work.delivery.settling.done(ranges)
             self._deliveries.drop_if_idle(work)
 
     # --- groups ---
@@ -271,15 +269,15 @@ class Deliverer:
         would be, under traffic."""
         if (work := self._works.get((queue_id, group))) is None:
             return True, 0
-        watermark = work.delivery.watermark if watermark is None else watermark
+        watermark = work.delivery.front.asked if watermark is None else watermark
         return not work.refused and work.delivery.served(watermark), watermark
 
     def taken(self, queue_id: int, group: str) -> str:
         """Who takes from an acking group now, in words; empty when nobody does and nobody has anything of it."""
         ledger, work = self._replica.groups.find(queue_id, group), self._works.get((queue_id, group))
         counts = {
-            "subscribed": work.delivery.subscribers if work is not None else 0,
-            "waiting for leases": work.delivery.waiting if work is not None else 0,
+            "subscribed": len(work.delivery.subscribers) if work is not None else 0,
+            "waiting for leases": work.delivery.subscribers.waiting if work is not None else 0,
             "records in hand": ledger.out - self.held_back(queue_id, group),
             "records leased": ledger.leased - self.departing(queue_id, group),
         }
@@ -293,7 +291,7 @@ class Deliverer:
     def subscribers(self, queue_id: int, group: str) -> int:
         """How many there are now."""
         work = self._works.get((queue_id, group))
-        return work.delivery.subscribers if work is not None else 0
+        return len(work.delivery.subscribers) if work is not None else 0
 
     def taking(self, queue_id: int, group: str) -> Taking:
         """Who takes from it now, and what holds them up."""
@@ -301,9 +299,9 @@ class Deliverer:
         if work is None:
             return Taking()
         return taking_of(
-            work.delivery.takers,
-            waiting=work.delivery.waiting,
-            alone=work.delivery.alone,
+            work.delivery.subscribers,
+            waiting=work.delivery.subscribers.waiting,
+            alone=work.delivery.subscribers.alone,
             due_at=work.delivery.due_at,
             now=self._now(),
             peer=self._pushed.peer,
@@ -314,13 +312,16 @@ class Deliverer:
         ledger, work = self._replica.groups.get(queue_id, group), self._works.get((queue_id, group))
         if ledger is None:
             return ()
-        return leases_of(ledger, ends_at=work.delivery.lease_ends_at if work else lambda lease: None, now=self._now())
+        return leases_of(ledger, ends_at=work.delivery.endings.ends_at if work else lambda lease: None, now=self._now())
 
     # --- queues ---
 
     def takers(self, queue_id: int) -> int:
         """How many are subscribed to groups of a queue, or wait for leases from them."""
-        return sum(each.delivery.subscribers + each.delivery.waiting for each in self._works.of_queue(queue_id))
+        return sum(
+            len(each.delivery.subscribers) + each.delivery.subscribers.waiting
+            for each in self._works.of_queue(queue_id)
+        )
 
     def flush_queue(self, queue_id: int) -> None:
         """Log what was settled in groups of a queue: nothing of it may come behind the queue's end."""
@@ -360,7 +361,7 @@ class Deliverer:
                 self._pump.look_at_times(work, now)
         self._works.try_again()
         self._missing.settle_gaps()
-        if self._works.awake or self._expiries.due:
+        if self._works.awake or (self._replica.runs.total and self._expiries.due):
             self._soon()
 
     def hand_over(self) -> None:
@@ -393,14 +394,20 @@ class Deliverer:
     @property
     def _gives(self) -> bool:
         """Whether it may give anything; if not now, a confirm or a tick comes back to it."""
-        return not self._log.stopped and self._begun() and not self._publisher.cut_off
+        if not self._has_begun:
+            self._has_begun = self._begun()  # and stays so: what is confirmed does not go back
+        return self._has_begun and not self._log.stopped and not self._publisher.cut_off
 
     def _confirmed(self, gained: Set[int]) -> None:
         """More is confirmed. Only noted: this may come in the middle of an append of this log."""
-        self._watermarks.note_confirmed()
-        self._works.gained(gained)
-        self._expiries.gained(gained)
-        if self._works.awake or self._expiries.unlooked:
+        if len(self._works):
+            self._watermarks.note_confirmed()
+            self._works.gained(gained)
+        if self._replica.runs.total or self._replica.groups.made:
+            self._expiries.gained(gained)
+            if self._expiries.unlooked:
+                self._soon()
+        if self._works.awake:
             self._soon()
 
     def _soon(self) -> None:
@@ -413,14 +420,18 @@ class Deliverer:
         self._due = False
         if not self._gives:
             return
-        self._expiries.look()
+        if self._replica.runs.total:
+            self._expiries.look()
         works = self._works.awakened()
         for work in works:
-            self._settling.flush(work)
+            if work.gathered.asked:
+                self._settling.log_gathered(work)
         for work in works:
-            if self._works.has(work):
+            if work.there:
                 self._pump.pump_safely(work)
-            if self._works.has(work) and not work.refused and work.delivery.due_at <= self._now():
+            if work.there and not work.refused and work.due <= self._now():
                 self._works.wake(work)
-        self._leasing.end_waits(self._now())
-        self.on_pumped({work.key[0] for work in works if work.key[1] == OWN_GROUP})
+        if self._leasing.ends:
+            self._leasing.end_waits(self._now())
+        if self._replica.queues.lengths:
+            self.on_pumped({work.key[0] for work in works if work.key[1] == OWN_GROUP})

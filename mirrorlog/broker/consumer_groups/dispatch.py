@@ -11,13 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Work
-from mirrorlog.broker.consumer_groups.batch_reader import BatchReader
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries
+from mirrorlog.broker.consumer_groups.deliveries import BatchReader, Deliveries, GroupLog
 from mirrorlog.broker.consumer_groups.expiry import MissingRecords
-from mirrorlog.broker.consumer_groups.group_log import GroupLog
 from mirrorlog.broker.consumer_groups.leases import Leasing
-from mirrorlog.broker.consumer_groups.push import Pushed, PushedTable
-from mirrorlog.broker.consumer_groups.settlement import Settling, Watermarks
+from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, Settling, Watermarks
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.replica import Replica
@@ -25,7 +22,7 @@ from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.errors import ConsumerTimedOut, MirrorlogError, Overloaded
 from mirrorlog.queues.changes import Change, Departing, Settled
 from mirrorlog.queues.delivery.group import Given
-from mirrorlog.queues.delivery.outcomes import EXPIRED, REASONS
+from mirrorlog.queues.delivery.settlement import EXPIRED, REASONS
 from mirrorlog.wire.frames import Grant, deliver_head
 
 # The frames by which subscribers are given records: the grants, and the bytes of their batches as far as the log's
@@ -71,7 +68,7 @@ class DeliverFrames:
             endpoint.meter.read(size)
         if pushed.unread is not None:
             pushed.unread.sent(sum(each.next - each.first for each in grants), size)
-            pushed.work.delivery.hold(number, pushed.held)
+            pushed.work.delivery.subscribers.hold(number, pushed.held)
         if not endpoint.takes_records:
             self._hold_all(pushed)
 
@@ -139,11 +136,12 @@ class Pump:
 
     def pump(self, work: Work) -> None:
         """Give everybody what is there."""
-        self._missing.settle(work)
-        if not self._works.has(work):
-            return
-        delivery, now = work.delivery, self._now()
-        if delivery.leaving:
+        delivery, now, index, queue_id = work.delivery, self._now(), self._replica.index, work.key[0]
+        if index.begin(queue_id) > delivery.ledger.floor or index.gaps_of(queue_id) is not work.gaps:
+            self._missing.settle(work)
+            if not work.there:
+                return
+        if delivery.subscribers.leaving:
             self._subscribing.left(work, delivery.leave())
             self._works.wake(work)
         delivery.clock(now, self._clock())
@@ -153,14 +151,15 @@ class Pump:
                 return
         self._give(work, now)
         self._works.plan(work)
-        self._deliveries.drop_if_idle(work)
+        if not delivery.taken:
+            self._deliveries.drop_if_idle(work)
 
     def look_at_times(self, work: Work, now: float) -> None:
         """Who has had a record for too long is ended, and so is what has come to its end by now."""
         delivery = work.delivery
         self._settling.flush(work)
         delivery.clock(now, self._clock())
-        for number in delivery.overdue(now):
+        for number in delivery.subscribers.overdue(now):
             self._time_out(number, work)
         changes, logged = delivery.expired(now), list[Change]()
         whole = not changes or self._log.append_if_possible(work, changes, logged) is not None
@@ -176,17 +175,19 @@ class Pump:
 
     def _give(self, work: Work, now: float) -> None:
         delivery, end = work.delivery, self._replica.index.next_confirmed(work.key[0])
-        self._watermarks.move(work)
-        for _ in range(_TURNS):
-            self._reached.forget()
+        self._watermarks.move(work, end)
+        turns = 0
+        while turns < _TURNS:
+            if self._reached.runs:
+                self._reached.forget()
             given = delivery.grant(end, now, bytes_max=self._bytes_max)
             if given is None or not self._hand_out(work, given):
                 break
-        else:
+            turns += 1
+        if turns == _TURNS or delivery.behind:
             self._works.wake(work)
-        if delivery.behind:
-            self._works.wake(work)
-        self._watermarks.move(work)
+        if turns:
+            self._watermarks.move(work, end)
 
     def _hand_out(self, work: Work, given: Given) -> bool:
         """Whether it could be."""
@@ -194,7 +195,7 @@ class Pump:
         if given.change is not None:
             end = self._log.append_if_possible(work, [given.change])
             if end is None:
-                work.delivery.take_back(given)
+                work.delivery.giving.take_back(given)
                 self._leasing.refuse(
                     given.number, Overloaded("this log takes nothing at the moment; ask for the lease again")
                 )

@@ -14,15 +14,14 @@ from itertools import islice
 from typing import Final
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Key, Work
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries
-from mirrorlog.broker.consumer_groups.group_log import GroupLog
-from mirrorlog.broker.consumer_groups.push import PushedTable
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
+from mirrorlog.broker.consumer_groups.settlement import PushedTable
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.commitlog.index.gaps import NO_GAP
+from mirrorlog.commitlog.index.gaps import NO_GAP, Gaps
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import Settled
-from mirrorlog.queues.delivery.outcomes import GONE
+from mirrorlog.queues.delivery.settlement import GONE
 from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.limits.expiry import Expiries
 
@@ -145,8 +144,9 @@ class MissingRecords:
 
     def settle(self, work: Work) -> None:
         """Those of a group that somebody takes from."""
-        queue_id, changes = work.key[0], self._missing(work)
-        gaps = self._replica.index.gaps_of(queue_id)
+        index, queue_id = self._replica.index, work.key[0]
+        begin, gaps = index.begin(queue_id), index.gaps_of(queue_id)
+        changes = self._missing(work, begin, gaps)
         if not changes:
             work.gaps = gaps
             return
@@ -155,7 +155,7 @@ class MissingRecords:
             return
         work.gaps = gaps
         self._replica.counters.queue(queue_id).expired += freed
-        numbers = work.delivery.numbers
+        numbers = work.delivery.subscribers.numbers
         for change in changes:
             work.delivery.missing_done(change)
         for number in numbers:
@@ -176,11 +176,9 @@ class MissingRecords:
 
     # --- inside ---
 
-    def _missing(self, work: Work) -> list[Settled]:
+    @staticmethod
+    def _missing(work: Work, begin: int, gaps: Gaps) -> list[Settled]:
         """What settles all of it, in order."""
-        index, queue_id = self._replica.index, work.key[0]
-        begin, gaps = index.begin(queue_id), index.gaps_of(queue_id)
-        # Each turn comes here, and nobody takes back what is settled.
         behind = (gap for gap in gaps if gap[1] > begin) if gaps is not work.gaps else ()
         found = [work.delivery.missing(begin, NO_GAP), *(work.delivery.missing(0, gap) for gap in behind)]
         return [change for change in found if change is not None]

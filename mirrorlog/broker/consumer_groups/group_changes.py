@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Key, Work
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries
-from mirrorlog.broker.consumer_groups.forwarding import GroupForwarding
-from mirrorlog.broker.consumer_groups.group_log import GroupLog
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupForwarding, GroupLog
 from mirrorlog.broker.consumer_groups.leases import Leasing
-from mirrorlog.broker.consumer_groups.push import PushedTable
-from mirrorlog.broker.consumer_groups.settlement import Respond, Settling
+from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, Settling
 from mirrorlog.broker.log.publish import Publisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.errors import BadRequest, MirrorlogError, OutcomeUnknown, SubscriptionCancelled
-from mirrorlog.ha.progress import ALL_MEMBERS
+from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, GroupDeleted, GroupReset, PositionCommitted, Settled, encode_changes
 from mirrorlog.queues.groups.table import OWN_GROUP, no_such_group
 from mirrorlog.queues.ranges import Range
@@ -89,7 +86,7 @@ class GroupEnds:
 
     def _cancel(self, work: Work, error: MirrorlogError) -> None:
         """The group is gone, and with it all who take from it."""
-        for number in work.delivery.numbers:
+        for number in work.delivery.subscribers.numbers:
             if (pushed := self._pushed.get(number)) is not None:
                 self._pushed.end(number, pushed.receiver, error)
             self._leasing.refuse(number, error)
@@ -131,7 +128,7 @@ class ReadyRecords:
         work = self._deliveries.of((queue_id, OWN_GROUP))
         self._settling.flush(work)
         try:
-            ready = work.delivery.ready(self._replica.index.next_confirmed(queue_id), message.records_max)
+            ready = work.delivery.free.ready(self._replica.index.next_confirmed(queue_id), message.records_max)
             self._have_leave(work, ready, message.to)
         finally:
             self._deliveries.drop_if_idle(work)
@@ -173,4 +170,4 @@ class ReadyRecords:
         if ready:
             change = self._departures.redriven(work.key[0], ready, to)
             self._log.append(work.key[0], [change])
-            work.delivery.left(ready)
+            work.delivery.settling.done(ready)

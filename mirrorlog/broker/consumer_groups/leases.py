@@ -7,8 +7,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Asked, LeaseNumbers, Work
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries
-from mirrorlog.broker.consumer_groups.group_log import GroupLog
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
 from mirrorlog.broker.consumer_groups.settlement import Respond, Settling, check_settle
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.publish import Publisher
@@ -17,7 +16,7 @@ from mirrorlog.broker.ports import Receiver
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import BadRequest, LimitReached, MirrorlogError, NotGranted, Overloaded
-from mirrorlog.ha.progress import ALL_MEMBERS
+from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, Leased
 from mirrorlog.queues.delivery.group import Given, LeaseWish, Receipt
 from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeasedRange, Leases, LeasesSettled, SettleLease
@@ -67,7 +66,7 @@ class Leasing:
         self._clock = clock
         self._now = now
         self._waiters: dict[int, Waiter] = {}
-        self._waits: list[tuple[float, int]] = []
+        self.ends: list[tuple[float, int]] = []
 
     # --- waiting ---
 
@@ -94,10 +93,10 @@ class Leasing:
             self._deliveries.drop_if_idle(work)
             raise
         self._waiters[number] = Waiter(work, respond, receiver)
-        heappush(self._waits, (self._now() + min(message.wait_ms, WAIT_MS_MAX) / 1000, number))
-        if len(self._waits) > 2 * len(self._waiters) + _SPARE:
-            self._waits = [each for each in self._waits if each[1] in self._waiters]
-            heapify(self._waits)
+        heappush(self.ends, (self._now() + min(message.wait_ms, WAIT_MS_MAX) / 1000, number))
+        if len(self.ends) > 2 * len(self._waiters) + _SPARE:
+            self.ends = [each for each in self.ends if each[1] in self._waiters]
+            heapify(self.ends)
         self._works.wake(work)
 
     def refuse(self, number: int, error: MirrorlogError) -> None:
@@ -114,8 +113,8 @@ class Leasing:
 
     def end_waits(self, now: float) -> None:
         """Who has waited for a lease long enough is told that there is none."""
-        while self._waits and self._waits[0][0] <= now:
-            _, number = heappop(self._waits)
+        while self.ends and self.ends[0][0] <= now:
+            _, number = heappop(self.ends)
             if number in self._waiters:
                 queue_id = self._waiters[number].work.key[0]
                 self.leave(number).respond(self._answer(queue_id, []))
@@ -125,7 +124,7 @@ class Leasing:
         waiter = self._waiters.pop(given.number)
         change = given.change
         assert isinstance(change, Leased)
-        work.delivery.lease_began(change.lease, change.lease_ms, self._now())
+        work.delivery.endings.began(change.lease, change.lease_ms, self._now())
         queue_id = work.key[0]
         self._replica.counters.queue(queue_id).granted(given.grants, self._now())
         leased = [
@@ -153,7 +152,7 @@ class Leasing:
             receipts = self._receipts(message.receipts, end, BadRequest)
             if work.gathered.meets(border for each in receipts for border in each[:2]):
                 self._settling.flush(work)
-            settlement = work.delivery.settle_leased(receipts, message.how, message.delay_ms, end=end)
+            settlement = work.delivery.leases.settle(receipts, message.how, message.delay_ms, end=end)
         except MirrorlogError:
             self._deliveries.drop_if_idle(work)
             raise
@@ -170,11 +169,11 @@ class Leasing:
         logged = list[Change]()
         try:
             receipts = self._receipts(message.receipts, self._replica.index.next_confirmed(queue_id), NotGranted)
-            end = self._log.append(queue_id, work.delivery.extend_leased(receipts, message.lease_ms), logged)
+            end = self._log.append(queue_id, work.delivery.leases.extend(receipts, message.lease_ms), logged)
         finally:  # a part of many leases may be logged, and the rest refused
             for change in logged:
                 if isinstance(change, Leased):
-                    work.delivery.lease_began(change.lease, change.lease_ms, self._now())
+                    work.delivery.endings.began(change.lease, change.lease_ms, self._now())
             self._works.plan(work)
             self._deliveries.drop_if_idle(work)
         records = sum(each.until - each.first for each in receipts)

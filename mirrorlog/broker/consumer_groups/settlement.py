@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -20,16 +20,120 @@ from mirrorlog.broker.consumer_groups.active_groups import (
     Work,
     ranges_of,
 )
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries
-from mirrorlog.broker.consumer_groups.group_log import GroupLog
-from mirrorlog.broker.consumer_groups.push import PushedTable
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
 from mirrorlog.broker.log.publish import Publisher
 from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.ports import Receiver
+from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.errors import BadRequest, MirrorlogError, Overloaded
 from mirrorlog.queues.changes import Change, Watermark
 from mirrorlog.queues.delivery.group import Settlement
-from mirrorlog.wire.frames import How
+from mirrorlog.wire.frames import FrameType, How, frame
 from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import encode
+from mirrorlog.wire.messages.groups import SubscriptionEnded
+
+# Who is subscribed to groups of a log that this node masters, and how each of them ends. Thin.
+
+
+# What a subscription with auto-ack was sent and its program has not taken. Pure.
+#
+# Such records are settled as they are sent, so they are in nobody's hands, and no prefetch would bound them: a program
+# that is slower than the queue would have its client's memory filled, and would lose all of that when it dies. So they
+# are counted here, and the client says what its program has taken (SETTLE, how extend: there is nothing to settle).
+# The prefetch bounds them; a turn that begins below it may go beyond it once.
+#
+# Rejected: to stop at what the connection takes alone (the client reads it at once, for others on that connection
+# wait); to keep them in the subscriber's hand (hands are what comes back when a connection goes, and these do not).
+
+
+@dataclass(slots=True)
+class Unread:
+    """`records_max`, `bytes_max`: the prefetch; `size`: bytes that were sent for `records`."""
+
+    records_max: int
+    bytes_max: int
+    records: int = 0
+    size: int = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is to be sent; never while there is nothing."""
+        return self.records >= self.records_max or (self.records > 0 and self.size >= self.bytes_max)
+
+    def sent(self, records: int, size: int) -> None:
+        self.records += records
+        self.size += size
+
+    def taken(self, records: int) -> None:
+        """By the program, as its client says. More than was sent is all of it. Of the bytes they are counted in
+        proportion."""
+        records = min(records, self.records)
+        if records > 0:
+            self.size -= self.size * records // self.records
+            self.records -= records
+
+
+@dataclass(slots=True)
+class Pushed:
+    """A subscription. `last`: the base queue offset of the batch it was sent last; `unread`: with auto-ack."""
+
+    work: Work
+    receiver: Receiver
+    last: int = -1
+    unread: Unread | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether it takes no more at the moment."""
+        return not self.receiver.endpoint.takes_records or (self.unread is not None and self.unread.full)
+
+
+class PushedTable:
+    """By the numbers of subscriptions. Whoever leaves it leaves the book too."""
+
+    def __init__(self, book: SubscriptionBook, deliveries: Deliveries) -> None:
+        self._book = book
+        self._deliveries = deliveries
+        self._pushed: dict[int, Pushed] = {}
+
+    def __len__(self) -> int:
+        return len(self._pushed)
+
+    def __getitem__(self, number: int) -> Pushed:
+        """Of a number that the book knows."""
+        return self._pushed[number]
+
+    def get(self, number: int) -> Pushed | None:
+        return self._pushed.get(number)
+
+    def items(self) -> list[tuple[int, Pushed]]:
+        return list(self._pushed.items())
+
+    def add(self, number: int, pushed: Pushed) -> None:
+        self._pushed[number] = pushed
+
+    def peer(self, number: int) -> str:
+        """Whose it is, for people."""
+        return self._pushed[number].receiver.endpoint.peer if number in self._pushed else "?"
+
+    def end(self, number: int, receiver: Receiver, error: MirrorlogError | None) -> None:
+        """It is no more, and is told `error`; None: its connection is gone, or it has asked for that."""
+        self._pushed.pop(number, None)
+        self._book.remove(number)
+        if error is not None:
+            ended = SubscriptionEnded(
+                subscription=number, code=error.code, message=error.message, details=error.details
+            )
+            receiver.answer(frame(FrameType.ENDED, encode(ended)))
+
+    def forget_if_done(self, number: int, work: Work) -> None:
+        """One that was unsubscribed, and has nothing in hand any more."""
+        if number in self._pushed and not work.delivery.subscribers.knows(number):
+            del self._pushed[number]
+            self._book.remove(number)
+            self._deliveries.drop_if_idle(work)
+
 
 # The watermarks of a log's groups on their way to all copies: a record is given out only below one that is there.
 #
@@ -54,31 +158,30 @@ class Watermarks:
         self._deliveries = deliveries
         self._logged: deque[_Logged] = deque()
 
-    def wanted(self, work: Work, freed: int = 0) -> Watermark | None:
-        """See `Delivery.watermark_wanted`."""
-        return work.delivery.watermark_wanted(self._replica.index.next_confirmed(work.key[0]), freed)
-
-    def move(self, work: Work) -> None:
-        """Log it, if it is time."""
-        change = self.wanted(work)
+    def move(self, work: Work, end: int) -> None:
+        """Log it, if it is time; see `Delivery.watermark_wanted`."""
+        change = work.delivery.watermark_wanted(end)
         if change is None:
             return
-        end = self._log.append_if_possible(work, [change])
-        if end is not None:
-            self.appended(work, end, change)
+        logged_to = self._log.append_if_possible(work, [change])
+        if logged_to is not None:
+            self.appended(work, logged_to, change)
 
     def appended(self, work: Work, end: int, change: Watermark) -> None:
         """It is logged, with others or alone. `end`: where that ends in the log."""
-        work.delivery.watermark_appended(change.queue_offset)
+        work.delivery.front.appended(change.queue_offset)
         self._logged.append(_Logged(end, work, change.queue_offset))
         self.note_confirmed()
 
     def note_confirmed(self) -> None:
         """What is confirmed by now counts."""
-        while self._logged and self._logged[0].end <= self._replica.confirmed:
+        confirmed = self._replica.log.confirmed
+        while self._logged and self._logged[0].end <= confirmed:
             _, work, queue_offset = self._logged.popleft()
-            work.delivery.watermark_confirmed(queue_offset)
-            self._works.wake(work)
+            queue_id = work.key[0]
+            more = work.delivery.watermark_confirmed(queue_offset, self._replica.index.next_confirmed(queue_id))
+            if more or queue_id in self._replica.queues.lengths:
+                self._works.wake(work)
             self._deliveries.drop_if_idle(work)
 
 
@@ -129,19 +232,21 @@ class Settling:
         self._works.wake(work)
 
     def flush(self, work: Work) -> None:
-        """Log what was gathered, and answer it when it is confirmed."""
-        gathered = work.gathered
-        if not gathered.asked:
-            return
-        work.gathered = PendingSettlements()
+        """Log what was gathered, and answer it when it is confirmed; the group is looked at soon."""
+        if work.gathered.asked:
+            self.log_gathered(work)
+            self._works.plan(work)
+            self._works.wake(work)
+
+    def log_gathered(self, work: Work) -> None:
+        """`flush`, of a group that is looked at next."""
+        gathered, work.gathered = work.gathered, PendingSettlements()
         for part in gathered.parts(work.key[1]):
             self._log_part(work, part)
-        self._works.plan(work)
-        self._works.wake(work)
 
     def settled(self, work: Work, settlement: Settlement, now: float) -> None:
         """Its changes are in the log."""
-        work.delivery.settled(settlement, now)
+        work.delivery.settling.settled(settlement, now)
         if settlement.how == How.ACK:
             self._replica.counters.queue(work.key[0]).acked.add(settlement.records, now)
 
@@ -150,7 +255,8 @@ class Settling:
     def _log_part(self, work: Work, part: Part) -> None:
         """Log a part of what was gathered; the others go on without it when it is refused."""
         those, changes, logged = part.asked, part.changes, list[Change]()
-        watermark = self._watermarks.wanted(work, sum(map(work.delivery.freed, part.settlements)))
+        freed = sum([work.delivery.freed(asked.settlement) for asked in those])
+        watermark = work.delivery.watermark_wanted(self._replica.index.next_confirmed(work.key[0]), freed)
         if changes and watermark is not None:
             changes.append(watermark)
         now = self._now()
@@ -169,9 +275,9 @@ class Settling:
         """When some of it is in the log though the rest was refused, it is one settlement alone, and that of it
         counts."""
         if logged:
-            counts = replace(part.settlements[0], ranges=ranges_of(logged), changes=tuple(logged))
-            work.delivery.settled(counts, now)
-            self._pushed.forget_if_done(part.settlements[0].number, work)
+            counts = replace(part.asked[0].settlement, ranges=ranges_of(logged), changes=tuple(logged))
+            work.delivery.settling.settled(counts, now)
+            self._pushed.forget_if_done(counts.number, work)
 
     def _count(self, work: Work, those: Sequence[Asked], end: int, now: float) -> None:
         """They are in the log, which ends at `end` with them; each is answered at its own level."""

@@ -11,10 +11,8 @@ from operator import itemgetter
 from typing import Final
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Asked, Work
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries
-from mirrorlog.broker.consumer_groups.group_log import GroupLog
-from mirrorlog.broker.consumer_groups.push import Pushed, PushedTable, Unread
-from mirrorlog.broker.consumer_groups.settlement import Settling, check_settle
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
+from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, Settling, Unread, check_settle
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.publish import Publisher
 from mirrorlog.broker.ports import Receiver
@@ -81,14 +79,14 @@ class Subscribing:
         unread = Unread(facts.prefetch_records, facts.prefetch_bytes) if facts.auto_ack else None
         pushed = Pushed(work, receiver, unread=unread)
         self._pushed.add(facts.number, pushed)
-        work.delivery.hold(facts.number, pushed.held)
+        work.delivery.subscribers.hold(facts.number, pushed.held)
         self._works.wake(work)
         return facts
 
     def close(self, number: int) -> None:
         """It is given nothing more; what it has it may settle. Raises NoSuchSubscription."""
         work = self._pushed[number].work
-        work.delivery.unsubscribe(number)
+        work.delivery.subscribers.unsubscribe(number)
         self._pushed.forget_if_done(number, work)
 
     def end(self, number: int, pushed: Pushed, error: MirrorlogError | None) -> None:
@@ -103,20 +101,20 @@ class Subscribing:
     def left(self, work: Work, changes: list[Change]) -> None:
         """A part of what somebody had who is gone."""
         if changes and (self._log.stopped or self._log.append_if_possible(work, changes) is None):
-            work.delivery.not_counted(changes)
+            work.delivery.front.not_counted(changes)
 
     def writable(self, number: int) -> None:
         """Its connection takes more."""
         pushed = self._pushed.get(number)
         if pushed is not None:
-            pushed.work.delivery.hold(number, pushed.held)
+            pushed.work.delivery.subscribers.hold(number, pushed.held)
             self._works.wake(pushed.work)
 
     def held(self, number: int) -> None:
         """Its connection takes no more; `writable` follows."""
         pushed = self._pushed.get(number)
         if pushed is not None:
-            pushed.work.delivery.hold(number, True)
+            pushed.work.delivery.subscribers.hold(number, True)
 
     # --- settling ---
 
@@ -134,7 +132,7 @@ class Subscribing:
         if work.gathered.asked:
             self._flush_if_met(work, ranges)
         again = bool(settle.flags & SETTLE_AGAIN)
-        settlement = work.delivery.settle(
+        settlement = work.delivery.settling.settle(
             settle.subscription, settle.epoch, settle.how, ranges, settle.delay_ms, again=again
         )
 
@@ -153,10 +151,12 @@ class Subscribing:
         self._flush_if_met(work, ranges)
         again = bool(settle.flags & SETTLE_AGAIN)
         number, epoch = settle.subscription, settle.epoch
-        settlement = judged = work.delivery.settle(number, epoch, settle.how, ranges, settle.delay_ms, again=again)
+        settlement = judged = work.delivery.settling.settle(
+            number, epoch, settle.how, ranges, settle.delay_ms, again=again
+        )
         if settle.how == How.RETURN and not settlement.ranges:
             # They went back with a former session. That is as asked, if they could still be settled from there.
-            judged = work.delivery.settle(number, epoch, How.ACK, ranges, again=again)
+            judged = work.delivery.settling.settle(number, epoch, How.ACK, ranges, again=again)
         if (contrary := settlement.refusal) is not None:
             raise contrary
         if judged.passed_over:
@@ -200,7 +200,7 @@ class Subscribing:
 
     def _flush_if_met(self, work: Work, ranges: Sequence[int]) -> None:
         """What is being settled already is settled first. Raises BadRequest or NotGranted."""
-        work.delivery.given(ranges)
+        work.delivery.settling.given(ranges)
         if work.gathered.meets(ranges):
             self._settling.flush(work)
 

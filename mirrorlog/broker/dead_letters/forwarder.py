@@ -34,7 +34,7 @@ from mirrorlog.queues.dead_letters.forwarding import Departure
 from mirrorlog.queues.dead_letters.message import DEATHS_MAX, Death, letter
 from mirrorlog.queues.dead_letters.pieces import Step, reduced, refused, served
 from mirrorlog.queues.flat_ranges import count, pairs
-from mirrorlog.queues.stretches import flat
+from mirrorlog.queues.ranges import flat
 from mirrorlog.wire.names import shown
 
 if TYPE_CHECKING:

@@ -10,14 +10,13 @@ from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.broker.log.publish import Publisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.ha.progress import ALL_MEMBERS
+from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Addressed, Change, Departed, Returned, Settled, encode_changes
 from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, Departure, QueueForwarding, producer_of
 from mirrorlog.queues.dead_letters.message import Death
-from mirrorlog.queues.delivery.outcomes import WHYS
+from mirrorlog.queues.delivery.settlement import WHYS
 from mirrorlog.queues.flat_ranges import pairs, set_of
-from mirrorlog.queues.ranges import Range
-from mirrorlog.queues.stretches import flat
+from mirrorlog.queues.ranges import Range, flat
 from mirrorlog.wire.names import split
 
 logger = logging.getLogger(__name__)

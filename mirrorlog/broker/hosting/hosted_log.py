@@ -743,9 +743,10 @@ class HostedLogs:
         Raises NoSuchQueue, or LogUnavailable when this node refuses to serve that log, or all that hold it are down.
         """
         number = log_number_of(queue_id)
-        log = _undamaged(self._by_number.get(number))
-        if log is not None:
+        log = self._by_number.get(number)
+        if log is not None and log.replica.damage is None:
             return log
+        _undamaged(log)
         for refused in self._refused.values():
             if refused.assignment.log_number == number:
                 raise refused.refusal()

@@ -20,8 +20,8 @@ from mirrorlog import __version__
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.broker.dead_letters.forwarder import DeadLetterForwarder
 from mirrorlog.broker.hosting.status import hold_infos, master_status, mirror_status, resting_status
-from mirrorlog.broker.log.clock import LogClock
-from mirrorlog.broker.log.host import Host, now_us
+from mirrorlog.broker.log.clock import LogClock, now_us
+from mirrorlog.broker.log.host import Host
 from mirrorlog.broker.log.in_sync import InSyncKeeper
 from mirrorlog.broker.log.maintenance import StateKeeper
 from mirrorlog.broker.log.publish import ElsewhereLog, Publisher
@@ -121,7 +121,7 @@ class MasterRole:
         )
         # The loop's clock; asked for by way of the loop it has whole milliseconds, too few for a confirm.
         now = time.monotonic
-        clock = LogClock(lambda: replica.log.last_append_time_us, wall_us=now_us, now=now)
+        clock = LogClock(replica.log, wall_us=now_us, now=now)
         self.publisher = Publisher(
             replica,
             self.mastership,
@@ -131,13 +131,13 @@ class MasterRole:
             now_us=clock,
             routing_version=host.routing_version,
             cluster_version=host.cluster_version,
-            memory_refusal=host.memory_refusal,
+            memory=host.memory,
         )
         self.mastered = self.publisher.log = MasteredLog(
             log_id=replica.log_id,
             name=assignment.name,
             own_id=settings.node.id,
-            log=replica,
+            copy=replica,
             mastership=self.mastership,
             settings=settings.ha,
             answer=self.publisher.answer,
@@ -301,7 +301,7 @@ class MirrorRole:
         self.publisher = ElsewhereLog(name, master)
         client = HAClient(
             log_id=replica.log_id,
-            log=replica,
+            copy=replica,
             greeting=_greeting(host),
             master=master.replication,
             settings=settings.ha,
@@ -311,7 +311,7 @@ class MirrorRole:
         )
         self.service = HAClientService(
             client=client,
-            log=replica,
+            copy=replica,
             helper=flush_helper,
             name=name,
             frame_bytes_max=max(settings.limits.max_batch_bytes, settings.ha.transfer_batch_bytes),

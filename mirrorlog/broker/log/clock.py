@@ -11,43 +11,51 @@ Thin: clocks are read here, and nowhere else for a log that this node masters.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Protocol
 
 _LEAP_US = 100_000
 
 
-class LogClock:
-    """`last_append_us`: of the log; `wall_us`: the node's clock, µs UTC; `now`: one that never goes back, s."""
+def now_us() -> int:
+    """The node's clock, µs UTC."""
+    return time.time_ns() // 1000
 
-    def __init__(
-        self, last_append_us: Callable[[], int], *, wall_us: Callable[[], int], now: Callable[[], float]
-    ) -> None:
-        self._last_append_us = last_append_us
+
+class Appended(Protocol):
+    """A log: when it was appended to last, µs UTC."""
+
+    @property
+    def last_append_time_us(self) -> int: ...
+
+
+class LogClock:
+    """`wall_us`: the node's clock, µs UTC; `now`: one that never goes back, s."""
+
+    def __init__(self, log: Appended, *, wall_us: Callable[[], int], now: Callable[[], float]) -> None:
+        self._log = log
         self._wall_us = wall_us
         self._now = now
-        self._last = last_append_us()
+        self._last = log.last_append_time_us
         self._last_at = self._seen_at = now()
         self._seen = 0
         self._ahead: int | None = None
 
     def __call__(self) -> int:
         """What time it is."""
-        now, last = self._now(), self._last_append_us()
+        now, last = self._now(), self._log.last_append_time_us
         if last != self._last:
             # What was read for an append is stamped in the same step: the time goes on from that reading.
             self._last, self._last_at = last, self._seen_at if last == self._seen else now
-        self._seen, self._seen_at = max(self._wall_us(), last + _us(now - self._last_at)), now
+        self._seen, self._seen_at = max(self._wall_us(), last + int((now - self._last_at) * 1_000_000)), now
         return self._seen
 
     def leapt(self) -> bool:
         """Whether it was set, at once or little by little, since this was said last: what was planned by it comes at
         another time."""
-        ahead = self() - _us(self._seen_at)
+        ahead = self() - int(self._seen_at * 1_000_000)
         if self._ahead is not None and abs(ahead - self._ahead) <= _LEAP_US:
             return False
         first, self._ahead = self._ahead is None, ahead
         return not first
-
-
-def _us(seconds: float) -> int:
-    return int(seconds * 1_000_000)

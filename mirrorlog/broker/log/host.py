@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from mirrorlog import versions
 from mirrorlog.broker.log.in_sync import Decides
-from mirrorlog.broker.ports import DeadLetterTransport
+from mirrorlog.broker.ports import DeadLetterTransport, Refusing
 from mirrorlog.broker.resources.budgets import OutgoingBudget
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.cluster.state.events import Event
@@ -21,11 +20,6 @@ from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.service import HAService
 from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.endpoint import Endpoint
-
-
-def now_us() -> int:
-    """µs UTC."""
-    return time.time_ns() // 1000
 
 
 def _yield_to_others() -> None:
@@ -65,11 +59,6 @@ def _not_known(virtual_host: str) -> int:
     return 0
 
 
-def _not_high() -> str:
-    """Nobody measures the node's memory."""
-    return ""
-
-
 def _own_version() -> int:
     """Of no cluster either: what this software writes."""
     return versions.OWN
@@ -81,7 +70,7 @@ class Host:
     is reached, as far as that is known. `tell`: the node's chronicle, of what a log's master has to tell.
     `routing_version`: of a virtual host, as this node knows it; 0 when it knows none. `cluster_version`: what may be
     written (`mirrorlog.versions`). `letters`: how records that leave a queue come to others; None: they wait.
-    `memory_refusal`: why data is refused for want of memory, empty while it is not. `outgoing`: what may be read for
+    `memory`: whether data is refused for want of memory; None: nobody measures it. `outgoing`: what may be read for
     all readers of the node together."""
 
     settings: Settings
@@ -98,5 +87,5 @@ class Host:
     subscriptions: SubscriptionBook = field(default_factory=SubscriptionBook)
     cluster_version: Callable[[], int] = _own_version
     letters: DeadLetterTransport | None = None
-    memory_refusal: Callable[[], str] = _not_high
+    memory: Refusing | None = None
     outgoing: OutgoingBudget[Endpoint] | None = None

@@ -122,9 +122,7 @@ class Maintenance:
         if self._eager or log.end - log.flushed >= self._flush_bytes:
             self._due.set()
         # The windows ahead are some MiB: there is no need to look at them with every small batch of a segment.
-        start = log.active_start
-        if start != self._looked_in or not self._looked_at <= log.end < self._looked_at + _LOOK_BYTES:
-            self._looked_in, self._looked_at = start, log.end
+        if log.active_start != self._looked_in or not self._looked_at <= log.end < self._looked_at + _LOOK_BYTES:
             self._warm()
 
     async def _flush_for_ever(self) -> None:
@@ -184,6 +182,7 @@ class Maintenance:
         if not self._replica.usable:
             return
         log = self._replica.log
+        self._looked_in, self._looked_at = log.active_start, log.end
         if self._warming is None or self._warming.done():
             self._warming = self._run_jobs(self._warm_helper, log.start_warm, log.complete_warm)
         if self._preparing is None or self._preparing.done():
@@ -389,8 +388,9 @@ class StateKeeper:
         """Begin a checkpoint if the log has rolled since the last one: after an append, and among the checks of
         `Maintenance`, since a log that takes no data may wait for just this to free space."""
         log = self._replica.log
-        due = log.active_start > self._began_at and log.end >= self._not_before
-        if due and self._writer is None and not self._publisher.stopping:
+        if log.active_start <= self._began_at:
+            return
+        if log.end >= self._not_before and self._writer is None and not self._publisher.stopping:
             replica = self._replica
             self._began_at, self._size = replica.end, 0
             self._writer = CheckpointWriter(

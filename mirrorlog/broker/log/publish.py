@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol, cast
 
 from mirrorlog import versions
 from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.ports import Refusing
 from mirrorlog.commitlog.format.attributes import attributes_of
 from mirrorlog.commitlog.format.body import check_uncompressed
 from mirrorlog.commitlog.format.envelope import envelope_bytes
@@ -48,9 +49,9 @@ from mirrorlog.errors import (
     StaleRouting,
 )
 from mirrorlog.ha.accept import MasteredLog
-from mirrorlog.ha.group_transfer import Answer, PutStatus
+from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
 from mirrorlog.ha.mastership import Mastership
-from mirrorlog.ha.progress import ALL_MEMBERS
+from mirrorlog.queues.changes import Change
 from mirrorlog.queues.dead_letters.message import ADDED_BYTES_MAX
 from mirrorlog.queues.limits.credit import Account, Credits, Key, Told
 from mirrorlog.queues.producers import Landed, landed_of
@@ -135,11 +136,6 @@ def _not_known(virtual_host: str) -> int:
     return 0
 
 
-def _never() -> str:
-    """Nobody measures the node's memory."""
-    return ""
-
-
 def _own() -> int:
     """Of no cluster either: what this software writes."""
     return versions.OWN
@@ -168,10 +164,10 @@ class Publisher:
         now_us: Callable[[], int],
         routing_version: Callable[[str], int] = _not_known,
         cluster_version: Callable[[], int] = _own,
-        memory_refusal: Callable[[], str] = _never,
+        memory: Refusing | None = None,
     ) -> None:
         """`now`: s of the loop's clock, as fine as the machine has it. `routing_version`, `cluster_version` and
-        `memory_refusal`: see `Host`."""
+        `memory`: see `Host`."""
         self._replica = replica
         self._counters = replica.counters
         self._mastership = mastership
@@ -181,7 +177,7 @@ class Publisher:
         self._now_us = now_us
         self._routing_version = routing_version
         self._cluster_version = cluster_version
-        self._memory_refusal = memory_refusal
+        self._memory = memory
         self._credits = Credits(
             bytes_max=limits.credit_bytes,
             batches_max=limits.credit_batches,
@@ -217,20 +213,20 @@ class Publisher:
         durability = max(request.durability, self._mastership.durability)
         landed = self._replica.producers.check(header)
         if landed is None:
-            flags = 0
+            flags, log = 0, self._replica.log
             self._admit()
             if request.routing:
                 self._check_routing(header.queue_id, request.routing)
             self._check_room()
             account = Key(reply, header.producer_id, header.queue_id)
-            self._credits.check(account, distance=self._distance, now=now)
+            self._credits.check(account, distance=log.end - log.confirmed, now=now)
             landed = self._append(batch, header, durability)
             self._credits.appended(
                 account,
                 end=landed.next_log_offset,
                 size=len(batch),
                 quiet=request.level == Level.ALL,
-                distance=self._distance,
+                distance=log.end - log.confirmed,
                 now=now,
             )
             if not landed.refused:
@@ -246,15 +242,21 @@ class Publisher:
             reply, correlation_id, landed.log_offset, landed.base_queue_offset, landed.epoch, durability, flags, since,
             landed.refused,
         )  # fmt: skip
-        self._wait(token, landed.next_log_offset, copies, durability, now=now, deadline_ms=request.deadline_ms)
+        answers = self._mastership.appended(self._replica.log.end)
+        answers += self._wait(
+            token, landed.next_log_offset, copies, durability, now=now, deadline_ms=request.deadline_ms
+        )
+        self._progressed(answers)
 
     def _append(self, batch: memoryview, header: BatchHeader, durability: int) -> Landed:
         """Append it; what a full queue refuses and sends on, in one with what says so. Raises MirrorlogError: nothing
         was stored."""
-        change = self._admitted(batch, header)
+        queues, queue_id, change = self._replica.queues, header.queue_id, None
+        if header.columns & _ATTRIBUTES or queue_id in queues.ttls or queue_id in queues.lengths:
+            change = self._admitted(batch, header)
         if durability > self._mastership.durability:
             size = len(batch) if change is None else envelope_bytes([batch, change])
-            self._mastership.want_flush(self._replica.end + size)  # told with the batch itself
+            self._mastership.want_flush(self._replica.log.end + size)  # told with the batch itself
         if change is None:
             return landed_of(self._replica.append(batch, header, self._now_us()))
         both = self._replica.append_transaction([batch, memoryview(change)], self._now_us(), flags=Flag.REFUSED)
@@ -312,7 +314,9 @@ class Publisher:
             self._replica.queues.find_id(queue_of(change))
         self.admit(headers)
         if durability > self._mastership.durability:
-            self._mastership.want_flush(self._replica.end + envelope_bytes([*batches, *changes]))  # as `publish` does
+            self._mastership.want_flush(
+                self._replica.log.end + envelope_bytes([*batches, *changes])
+            )  # as `publish` does
         stamped = self._replica.append_transaction([*batches, *changes], self._now_us())
         for header, account in zip(headers, accounts, strict=True):
             self._credits.appended(
@@ -339,7 +343,9 @@ class Publisher:
         if again and not self._mastership.progress.holds(end, copies, durability):
             self._mastership.check_room()
         token = TogetherWaiting(done, None if again or copies == Level.NONE else came_at)
-        self._wait(token, end, copies, durability, now=self._now(), deadline_ms=request.deadline_ms)
+        answers = self._mastership.appended(self._replica.log.end)
+        answers += self._wait(token, end, copies, durability, now=self._now(), deadline_ms=request.deadline_ms)
+        self._progressed(answers)
 
     def clock(self) -> float:
         """What time it is: s of the clock of `now`."""
@@ -356,11 +362,15 @@ class Publisher:
 
     @property
     def _distance(self) -> int:
-        return self._replica.end - self._replica.confirmed
+        return self._replica.log.end - self._replica.log.confirmed
 
     def tell_credit(self, _: Set[int]) -> None:
         """The log's confirmed offset has moved."""
-        self._tell_all(self._credits.confirmed(self._replica.confirmed, distance=self._distance, now=self._now()))
+        log, given = self._replica.log, self._credits
+        if not given.open and not given.held:
+            return
+        if told := given.confirmed(log.confirmed, distance=log.end - log.confirmed, now=self._now()):
+            self._tell_all(told)
 
     def _tell_all(self, all_told: Sequence[Told]) -> None:
         for told in all_told:
@@ -422,24 +432,26 @@ class Publisher:
         self._check_running()
         self._mastership.check_writable()
         self._replica.append_change(batch, self._now_us())
-        assert self.log is not None
-        self.log.progressed(self._mastership.appended(self._replica.end))
+        self._progressed(self._mastership.appended(self._replica.log.end))
 
-    def append_settlement(self, batch: bytearray) -> int:
-        """Append a change of an acking group; where it ends. It goes on when data is refused for overload, and is
-        awaited with `wait_at`, if anybody waits. Raises MirrorlogError: nothing was stored."""
+    def append_settlement(self, batch: bytearray, changes: Sequence[Change] | None = None) -> int:
+        """Append a change of an acking group; where it ends. `changes`: see `Replica.append`. It goes on when data is
+        refused for overload, and is awaited with `wait_at`, if anybody waits. Raises MirrorlogError: nothing was
+        stored."""
         self._check_running()
         self._check_in_touch()
         self._replica.queues.find_id(queue_of(batch))  # deleted, perhaps, while this waited: nothing of it comes behind
         self._mastership.check_writable()
-        end = self._replica.append_change(batch, self._now_us()).next_log_offset
-        assert self.log is not None
-        self.log.progressed(self._mastership.appended(self._replica.end))
-        return end
+        stamped = self._replica.append_change(batch, self._now_us(), changes)
+        self._progressed(self._mastership.appended(self._replica.log.end))
+        return stamped.log_offset + stamped.length
 
     def wait_at(self, end: int, copies: int, done: Callable[[MirrorlogError | None], None]) -> None:
-        """Call `done`, as `append_change` does, when so many copies (`copies_for`) hold everything below `end`."""
-        self._wait(ChangeWaiting(done), end, copies, self._mastership.durability, now=self._now(), deadline_ms=0)
+        """Call `done`, as `append_change` does, when so many copies (`copies_for`) hold everything below `end`, which
+        was appended before."""
+        durability = self._mastership.durability
+        if answers := self._wait(ChangeWaiting(done), end, copies, durability, now=self._now(), deadline_ms=0):
+            self._progressed(answers)
 
     def copies_for(self, level: int) -> int:
         """Raises BadRequest for a confirm level of more copies than there are."""
@@ -451,10 +463,12 @@ class Publisher:
         Raises MirrorlogError when nothing can be confirmed.
         """
         self._admit()
-        self._wait_for_all(self._replica.end, done)
+        self._wait_for_all(self._replica.log.end, done)
 
     def _wait_for_all(self, end: int, done: Callable[[MirrorlogError | None], None]) -> None:
-        self._wait(ChangeWaiting(done), end, ALL_MEMBERS, self._mastership.durability, now=self._now(), deadline_ms=0)
+        answers, durability = self._mastership.appended(self._replica.log.end), self._mastership.durability
+        answers += self._wait(ChangeWaiting(done), end, ALL_MEMBERS, durability, now=self._now(), deadline_ms=0)
+        self._progressed(answers)
 
     def stop(self, why: Callable[[], MirrorlogError] | None = None) -> None:
         """Take nothing from now on, for the reason that `why` makes anew for each; by default, the node stops."""
@@ -561,16 +575,17 @@ class Publisher:
             )
 
     def _admit(self) -> None:
-        self._check_running()
-        self._check_in_touch()
+        if self.stopping or self.cut_off:
+            self._check_running()
+            self._check_in_touch()
         self._mastership.admit()
 
     def _check_room(self) -> None:
         """Data is refused for want of room; what is no data goes on. Raises DiskFull, Overloaded."""
         if self.data_refused:
             raise DiskFull(self.data_refused)
-        if high := self._memory_refusal():
-            raise Overloaded(high, limit="memory_high_percent")
+        if self._memory is not None and self._memory.refusal:
+            raise Overloaded(self._memory.refusal, limit="memory_high_percent")
 
     def _check_in_touch(self) -> None:
         if self.cut_off:
@@ -592,17 +607,22 @@ class Publisher:
         *,
         now: float,
         deadline_ms: int,
-    ) -> None:
+    ) -> list[Answer]:
+        """Have it wait; its answer, if that is known at once."""
         timeout_ms = self._ha.sync_flush_timeout_ms
         if deadline_ms:
             timeout_ms = min(timeout_ms, deadline_ms)
-        assert self.log is not None
         deadline = now + timeout_ms / 1000
-        answers = self._mastership.appended(self._replica.end)
-        answers += self._mastership.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
-        self.log.progressed(answers)
-        if durability > self._mastership.durability and end > self._replica.flushed:
+        answers = self._mastership.wait(token, end=end, copies=copies, durability=durability, deadline=deadline)
+        if durability > self._mastership.durability and end > self._replica.log.flushed:
             self._replica.ask_flush()
+        return answers
+
+    def _progressed(self, answers: list[Answer]) -> None:
+        """What was appended may have its copies already: the log has one alone."""
+        assert self.log is not None
+        if answers or self._mastership.progress.confirmed > self._replica.log.confirmed:
+            self.log.progressed(answers)
 
 
 class ElsewhereLog:

@@ -14,7 +14,6 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 from uuid import UUID
@@ -47,7 +46,6 @@ from mirrorlog.errors import (
     LogUnavailable,
     MirrorlogError,
 )
-from mirrorlog.queues.begins import BeginTracker
 from mirrorlog.queues.changes import (
     Change,
     GapsState,
@@ -62,6 +60,7 @@ from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.limits.attributes import RunTable
 from mirrorlog.queues.limits.holds import HoldTable
+from mirrorlog.queues.log_state import BeginTracker, DerivedState
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.queues.registry import QueueRegistry, id_base_of
 
@@ -72,6 +71,7 @@ _NUMBERED: Final = frozenset({int(Kind.DATA), int(Kind.TRANSACTION)})
 _CHECKPOINT: Final = int(Kind.CHECKPOINT)
 _CONTROL: Final = int(Kind.CONTROL)
 _QUEUE_STATE: Final = int(Kind.QUEUE_STATE)
+_CHANGES: Final = frozenset({_CONTROL, _QUEUE_STATE})
 _DATA: Final = int(Kind.DATA)
 _ATTRIBUTES: Final = int(Column.ATTRIBUTES)
 
@@ -114,7 +114,6 @@ class Replica:
         self.repairing: Range | None = None
         """What was bad, was cut, and is being fetched again."""
         self._state_left: int | None = None
-        self._disk_watched = _DiskWatched(self)
 
     def _forget_derived(self) -> None:
         settings = self._settings
@@ -135,6 +134,11 @@ class Replica:
         self._attributes_unknown = False
         self.checkpoints = CheckpointTracker()
         self.begins = BeginTracker()
+        self._states: tuple[DerivedState, ...] = (
+            *(self.queues, self.holds, self.groups, self.departures, self.checkpoints, self.begins),
+        )
+        # Of which of them something is not confirmed, and up to where in the log.
+        self._unconfirmed: dict[DerivedState | RunTable, int] = {}
         self.begin_decided = 0
         """Where the log begins by what is logged and confirmed; it follows when the index is ready for it."""
         self.past: Past | None = None
@@ -311,19 +315,29 @@ class Replica:
 
     # --- what changes it ---
 
-    def append(self, batch: memoryview, header: BatchHeader, now_us: int) -> BatchHeader:
-        """Master: append one checked batch; gives its header as stamped. Raises DiskFull, or DiskFailed, which ends the
-        node as a flush that failed does."""
+    def append(
+        self, batch: memoryview, header: BatchHeader, now_us: int, changes: Sequence[Change] | None = None
+    ) -> BatchHeader:
+        """Master: append one checked batch; gives its header as stamped. `changes`: what it says, if that is known.
+        Raises DiskFull, or DiskFailed, which ends the node as a flush that failed does."""
         base = self.index.next_appended(header.queue_id) if header.kind in _NUMBERED else 0
-        with self._disk_watched:
+        try:
             stamped = self.log.append(batch, base_queue_offset=base, append_time_us=now_us)
-        return self._followed(stamped, batch)
+        except DiskFailed as error:
+            self.on_broken(error)
+            raise
+        self._stored([stamped], batch, changes)
+        return stamped
 
     def append_copied(self, batch: memoryview) -> BatchHeader:
         """Master: append a batch that stands in the log once more; see `CommitLog.append_copied`, and as `append`."""
-        with self._disk_watched:
+        try:
             stamped = self.log.append_copied(batch)
-        return self._followed(stamped, batch)
+        except DiskFailed as error:
+            self.on_broken(error)
+            raise
+        self._stored([stamped], batch)
+        return stamped
 
     def append_transaction(self, batches: Sequence[memoryview], now_us: int, *, flags: int = 0) -> list[BatchHeader]:
         """Master: append checked batches, of one or more queues, as one; their headers as stamped. `flags`: of those
@@ -338,14 +352,17 @@ class Replica:
                 base = bases.get(header.queue_id, self.index.next_appended(header.queue_id))
                 bases[header.queue_id] = base + header.record_count
             parts.append(Part(batch, base, part_flags))
-        with self._disk_watched:
+        try:
             stamped, envelope = self.log.append_transaction(parts, append_time_us=now_us)
-        self._stored(partial(self._follow_run, stamped, memoryview(envelope)))
+        except DiskFailed as error:
+            self.on_broken(error)
+            raise
+        self._stored(stamped, memoryview(envelope))
         return stamped[1:]
 
-    def append_change(self, batch: bytearray, now_us: int) -> BatchHeader:
-        """Master: append a control or queue-state batch."""
-        return self.append(memoryview(batch), read_header(batch), now_us)
+    def append_change(self, batch: bytearray, now_us: int, changes: Sequence[Change] | None = None) -> BatchHeader:
+        """Master: append a control or queue-state batch. `changes`: see `append`."""
+        return self.append(memoryview(batch), read_header(batch), now_us, changes)
 
     def leap_batch(self, *, lost_from: int, queue_ids: int = 0) -> bytearray:
         """Master: the change by which all queue offsets leap, to be appended in an epoch that follows a loss before any
@@ -362,10 +379,13 @@ class Replica:
 
     def append_run(self, run: memoryview, *, log_offset: int) -> None:
         """Mirror: append whole batches as the master stamped them. Raises BadBatch, DiskFull or DiskFailed."""
-        with self._disk_watched:
+        try:
             headers = self.log.append_run(run, log_offset=log_offset)
+        except DiskFailed as error:
+            self.on_broken(error)
+            raise
         self.counters.received_bytes += len(run)
-        self._stored(partial(self._follow_run, headers, run))
+        self._stored(headers, run)
 
     def place_for(self, length: int) -> memoryview | None:
         """Mirror: memory at the log's end to receive a run in; see `CommitLog.place_for`."""
@@ -375,7 +395,7 @@ class Replica:
         """Mirror: append the run that was received at the log's end. Raises BadBatch."""
         headers = self.log.keep_placed(run, log_offset=log_offset)
         self.counters.received_bytes += len(run)
-        self._stored(partial(self._follow_run, headers, run))
+        self._stored(headers, run)
 
     def drop_placed(self, run: memoryview) -> None:
         """Mirror: the run will not be completed."""
@@ -385,13 +405,15 @@ class Replica:
         """Everything below is confirmed; wakes who waits for records."""
         log = self.log
         before = log.confirmed
+        if log_offset <= before:
+            return
         log.set_confirmed(log_offset)
         if log.confirmed > before:
             gained = self._confirm_derived(log.confirmed)
             for tell in self.on_confirmed:
                 tell(gained)
-            if deleted := frozenset(self.queues.take_deleted()):
-                self._forget_queues(deleted)
+            if self.queues.deleted:
+                self._forget_queues(frozenset(self.queues.take_deleted()))
 
     def _forget_queues(self, deleted: Set[int]) -> None:
         """Nothing brings them back any more."""
@@ -572,10 +594,9 @@ class Replica:
     def aligned(self) -> None:
         """After `align`, back on the loop: what was derived from cut bytes goes too."""
         self.log = self._opened
-        for derived in (
-            *(self.index, self.queues, self.holds, self.groups, self.departures, self.checkpoints, self.begins),
-        ):
-            derived.cut(self.log.end)
+        self.index.cut(self.log.end)
+        for state in self._states:
+            state.cut(self.log.end)
         self.runs.cut(self.log.end, self.index.next_appended)
         if self._producers_left is not None:
             self.producers, self._producers_left = self._producers_left, None
@@ -596,7 +617,8 @@ class Replica:
 
     def ask_flush(self) -> None:
         """A confirm waits for this disk."""
-        self._wake(self.on_flush_wanted)
+        for tell in self.on_flush_wanted:
+            tell()
 
     # --- the past, on the helper that has it for itself ---
 
@@ -674,44 +696,34 @@ class Replica:
 
     # --- inside ---
 
-    @staticmethod
-    def _wake(waiting: list[Callable[[], None]]) -> None:
-        for wake in waiting:
-            wake()
-
-    def _followed(self, stamped: BatchHeader, batch: memoryview) -> BatchHeader:
-        self._stored(partial(self._follow, stamped, batch))
-        self._wake(self.on_appended)
-        return stamped
-
-    def _stored(self, follow: Callable[[], None]) -> None:
+    def _stored(self, headers: Sequence[BatchHeader], run: memoryview, changes: Sequence[Change] | None = None) -> None:
+        """What was just appended reaches others, and the derived state, or the node must not go on: that and the log
+        would part for ever."""
         try:
-            self._wake(self.on_stored)
+            for tell in self.on_stored:
+                tell()
         finally:
             # Whatever became of telling others: a log that knows more than its index would number records twice.
-            follow()
+            first = headers[0].log_offset
+            for header in headers:
+                at = header.log_offset - first
+                try:
+                    self._apply(header, run[at : at + header.length], changes)
+                except Exception as error:
+                    raise self._not_followed(header, error) from error
+        for tell in self.on_appended:
+            tell()
 
-    def _follow_run(self, headers: Sequence[BatchHeader], run: memoryview) -> None:
-        first = headers[0].log_offset
-        for header in headers:
-            at = header.log_offset - first
-            self._follow(header, run[at : at + header.length])
-        self._wake(self.on_appended)
+    def _not_followed(self, header: BatchHeader, error: Exception) -> LogCorrupt:
+        broken = LogCorrupt(
+            f"log {self.assignment.name}: batch {header.log_offset} is stored but cannot be followed: {error}",
+            first=header.log_offset,
+            last=header.next_log_offset,
+        )
+        self.on_broken(broken)
+        return broken
 
-    def _follow(self, header: BatchHeader, batch: memoryview) -> None:
-        """What was just appended reaches the derived state, or the node must not go on: both would part for ever."""
-        try:
-            self._apply(header, batch)
-        except Exception as error:
-            broken = LogCorrupt(
-                f"log {self.assignment.name}: batch {header.log_offset} is stored but cannot be followed: {error}",
-                first=header.log_offset,
-                last=header.next_log_offset,
-            )
-            self.on_broken(broken)
-            raise broken from error
-
-    def _apply(self, header: BatchHeader, batch: memoryview) -> None:
+    def _apply(self, header: BatchHeader, batch: memoryview, changes: Sequence[Change] | None = None) -> None:
         self.index.add(header)
         kind = header.kind
         if kind == _DATA:
@@ -719,8 +731,9 @@ class Replica:
                 self._apply_attributes(header, batch)
         elif kind == _CHECKPOINT:
             self._apply_checkpoint(header, batch)
-        elif kind not in _NUMBERED:
-            self._apply_changes(header, batch)
+        elif kind in _CHANGES:
+            # Decoded once: there may be thousands of ranges in it.
+            self._apply_changes(header, decode_changes(batch) if changes is None else changes)
         self.producers.apply(header)
 
     def _apply_attributes(self, header: BatchHeader, batch: memoryview) -> None:
@@ -735,20 +748,18 @@ class Replica:
                     self.assignment.name, header.log_offset, str(error),
                 )  # fmt: skip
 
-    def _apply_changes(self, header: BatchHeader, batch: memoryview) -> None:
-        if header.kind == _QUEUE_STATE:
-            changes = decode_changes(batch)  # once: there may be thousands of ranges in it
-            self.queues.follow(header, changes)
-            self.holds.follow(header, changes)
-            self.groups.follow(header, changes)
-            self.departures.follow(header, changes)
-            self.runs.follow(header)
-        elif header.kind == _CONTROL:
-            self.queues.apply(header, batch)
-            self.begins.apply(header, batch)
-            changes = decode_changes(batch)
+    def _apply_changes(self, header: BatchHeader, changes: Sequence[Change]) -> None:
+        kinds = set(map(type, changes))
+        for state in self._states:
+            if not state.follows.isdisjoint(kinds):
+                state.follow(header, changes)
+                self._unconfirmed[state] = header.log_offset + header.length
+        if header.kind == _CONTROL:
             self.producers.follow(changes)
+        if header.kind == _CONTROL or self.runs.total:
             self.runs.follow(header)
+            self._unconfirmed[self.runs] = header.log_offset + header.length
+        if OffsetsLeapt in kinds:
             self._apply_leaps(header, changes)
 
     def _apply_leaps(self, header: BatchHeader, changes: Iterable[Change]) -> None:
@@ -758,18 +769,14 @@ class Replica:
                 # checkpoint that declares them behind the leap.
                 queue_ids = {*self.queues.queue_ids(), *self.index.queue_ids()}
                 self.index.leap(header.log_offset, queue_ids, change.go_on_at)
-                self.departures.leap(header)
 
     def _apply_checkpoint(self, header: BatchHeader, batch: memoryview) -> None:
         states = decode_checkpoint(batch)
-        self.queues.restore(header, states)
-        self.holds.restore(header, states)
-        self.groups.restore(header, states)
-        self.departures.restore(header, states)
-        self.runs.restore(header, states)
+        told: tuple[DerivedState | RunTable, ...] = (*self._states, self.runs)
+        for each in told:
+            each.restore(header, states)
+            self._unconfirmed[each] = header.log_offset + header.length
         self.producers.restore(header, states)
-        self.checkpoints.follow(header, states)
-        self.begins.restore(header, states)
         for state in states:
             # All its records are gone, or the last of them, and only the checkpoint knows that there were some.
             if isinstance(state, QueueState) and state.next_queue_offset > self.index.next_appended(state.queue_id):
@@ -779,39 +786,28 @@ class Replica:
                     self.index.set_gap(queue_id, gap)
 
     def _confirm_derived(self, log_offset: int) -> Set[int]:
-        begins = self.queues.confirm(log_offset)
-        self.holds.confirm(log_offset)
-        self.groups.confirm(log_offset)
-        self.departures.confirm(log_offset)
-        self.runs.confirm(log_offset)
-        self.runs.begin_moved(begins)
-        self.checkpoints.confirm(log_offset)
-        self._opened.set_state_from(self.checkpoints.state_from)
+        """The ids of the queues that gained confirmed records."""
+        begins = self._confirm_states(log_offset) if self._unconfirmed else {}
         gained = self.index.confirm(log_offset)
         for queue_id, queue_begin in begins.items():
             self.index.set_begin(queue_id, queue_begin)
-        if (begin := self.begins.confirm(log_offset)) is not None:
-            self.begin_decided = max(self.begin_decided, begin)
         if self.index.partial and self.begin_decided >= self._opened.begin:
             # Before that decision all that is alive below was appended once more.
             self.index.partial = False
         return gained
 
-
-class _DiskWatched:
-    """A disk that failed in an append ends the node, as one that failed in a flush does. A class, since a generator
-    costs more than the rest of what surrounds an append."""
-
-    __slots__ = ("_replica",)
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, DiskFailed):
-            self._replica.on_broken(error)
+    def _confirm_states(self, log_offset: int) -> dict[int, int]:
+        """Of what something is not confirmed; the logged begins of queues that became true by it, by queue id."""
+        for state, until in list(self._unconfirmed.items()):
+            state.confirm(log_offset)
+            if until <= log_offset:
+                del self._unconfirmed[state]
+        begins = self.queues.take_moved() if self.queues.moved else {}
+        if begins:
+            self.runs.begin_moved(begins)
+        self._opened.set_state_from(self.checkpoints.state_from)
+        self.begin_decided = max(self.begin_decided, self.begins.confirmed)
+        return begins
 
 
 class _NoLog:

@@ -65,7 +65,8 @@ class PublishLine:
         self._unpacking = unpacking
         self._handled = handled
         self._limits = unpacking.limits
-        self._waiting: deque[Waiting] = deque()
+        self.waiting: deque[Waiting] = deque()
+        """What comes now has to wait for these."""
         self._opening: asyncio.Future[list[MirrorlogError | None]] | None = None
         self._size = 0
 
@@ -80,17 +81,17 @@ class PublishLine:
         called instead. `batches_of`: those in a payload. Raises MirrorlogError: it was not published."""
         batches = batches_of(payload)
         opened_bytes = sum(map(self._opened_bytes, filter(is_packed, batches)))
-        if not self._waiting and opened_bytes <= _AT_ONCE_BYTES:
+        if not self.waiting and opened_bytes <= _AT_ONCE_BYTES:
             if opened_bytes:
                 self._check(batches)
             publish(payload)
             return
         self._check_room(len(payload))
         copied = memoryview(bytes(payload))
-        self._waiting.append(Waiting(copied, batches_of(copied), opened_bytes, publish, refuse))
+        self.waiting.append(Waiting(copied, batches_of(copied), opened_bytes, publish, refuse))
         self._size += len(copied)
         self._unpacking.waiting_bytes += len(copied)
-        if len(self._waiting) == 1:
+        if len(self.waiting) == 1:
             self._unpacking.lines += 1
             self._open_next()
 
@@ -99,10 +100,10 @@ class PublishLine:
         begun it does not begin."""
         if self._opening is not None:
             self._opening.cancel()
-        if self._waiting:
+        if self.waiting:
             self._unpacking.lines -= 1
         self._unpacking.waiting_bytes -= self._size
-        self._waiting.clear()
+        self.waiting.clear()
         self._size = 0
 
     # --- inside ---
@@ -110,7 +111,7 @@ class PublishLine:
     def _check_room(self, size: int) -> None:
         unpacking, limit = self._unpacking, self._limits.unpacking_bytes
         total = unpacking.waiting_bytes + size
-        above_share = self._waiting and self._size + size > limit // max(1, unpacking.lines)
+        above_share = self.waiting and self._size + size > limit // max(1, unpacking.lines)
         if (total > limit and above_share) or total > 2 * limit:
             raise Overloaded(
                 f"{self._size} bytes of this connection wait to be opened, of {unpacking.waiting_bytes} in all "
@@ -121,7 +122,7 @@ class PublishLine:
     def _open_next(self) -> None:
         turn: list[Waiting] = []
         opened_bytes = 0
-        for each in self._waiting:
+        for each in self.waiting:
             turn.append(each)
             opened_bytes += each.opened_bytes
             if opened_bytes >= _TURN_BYTES:
@@ -135,18 +136,18 @@ class PublishLine:
             return  # the connection is gone, or the node stops
         self._opening = None
         for each, error in zip(turn, verdicts.result(), strict=True):
-            if not self._waiting or self._waiting[0] is not each:
+            if not self.waiting or self.waiting[0] is not each:
                 return  # closed meanwhile
-            self._waiting.popleft()
+            self.waiting.popleft()
             self._size -= len(each.payload)
             self._unpacking.waiting_bytes -= len(each.payload)
-            if not self._waiting:
+            if not self.waiting:
                 self._unpacking.lines -= 1
             self._publish(each, error)
         try:
             self._handled()
         finally:
-            if self._waiting:
+            if self.waiting:
                 self._open_next()
 
     def _publish(self, waiting: Waiting, error: MirrorlogError | None) -> None:

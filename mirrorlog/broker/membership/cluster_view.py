@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosting import assignment_of
-from mirrorlog.broker.log.host import now_us
+from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.membership.placing import place_for
 from mirrorlog.cluster.coordination.liveness import Change, Life
 from mirrorlog.cluster.coordination.outages import nodes_needed, nodes_out
@@ -38,6 +38,7 @@ from mirrorlog.cluster.state.state import (
     Outcome,
     holds_transient,
 )
+from mirrorlog.cluster.state.topology import NONE as NO_TOPOLOGY
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.config import LOG_NUMBER_MAX, LogAssignment, Member
 from mirrorlog.errors import BadRequest, LogUnavailable, NoSuchVirtualHost, NotLeader
@@ -52,9 +53,6 @@ EVERYWHERE_S: Final = 2.0
 """How long nodes may take to hear that nothing leads to a queue any more; those that hang are not waited for longer."""
 PLACE_S: Final = 8.0
 """How long a log may be looked for, for a queue: a coordinator that hangs is noticed and replaced within that."""
-
-
-_NO_USERS: Final[Mapping[str, User]] = {}
 
 
 class View:
@@ -143,7 +141,8 @@ class View:
         """Another object after each change of them. Until it is known what of it is decided: all that the disk holds,
         for the snapshot alone may be of a time without users."""
         service = self.service  # asked for with every batch
-        return service.expected.routing.users if service is not None else _NO_USERS
+        topology = service.expected.topology if service is not None else None
+        return (topology or NO_TOPOLOGY).users
 
     def has_heard(self) -> bool:
         """Whether the cluster knows of this run, and what it decided before is known here."""

@@ -28,7 +28,7 @@ from mirrorlog.errors import MirrorlogError, Overloaded, QueueFull
 from mirrorlog.queues.arguments import REJECT_PUBLISH_DLX, dead_letters_of
 from mirrorlog.queues.changes import Change, encode_changes
 from mirrorlog.queues.dead_letters.forwarding import DEPARTURES_MAX
-from mirrorlog.queues.delivery.outcomes import DROPPED
+from mirrorlog.queues.delivery.settlement import DROPPED
 from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.limits.length import QueueLength, View
 

@@ -330,7 +330,8 @@ class Gate:
         self.user = ""
         self._peer = peer
         self._born = 0
-        self._unproven = False
+        self.unproven = False
+        """Whether it logged in when that proved nothing."""
         self._is_door = False
         self.failures = 0
         """Of logins, on this connection."""
@@ -363,7 +364,7 @@ class Gate:
             if not self._welcome:
                 self._keeper.login_failed(NO_USERS, "", self._peer)
                 raise LoginFailed(_NO_USERS)
-            self._unproven = True
+            self.unproven = True
             return
         if self._trying is not None:
             raise Overloaded("one login of a connection is looked at at a time", limit="max_logins")
@@ -377,7 +378,7 @@ class Gate:
                 raise LoginFailed(f"no user {asked.user[:64]!r} with that password")
         finally:
             self._trying = None
-        self.user, self._born, self._unproven = asked.user, user.born, False
+        self.user, self._born, self.unproven = asked.user, user.born, False
         self._users = None
 
     def leave(self) -> None:
@@ -410,7 +411,7 @@ class Gate:
     @property
     def must_log_in(self) -> bool:
         """Whether it logged in when that proved nothing, and there are users now: it can do so again at once."""
-        return self._unproven and bool(self._keeper.users())
+        return self.unproven and bool(self._keeper.users())
 
     def shut_s(self, now: float) -> float:
         """For how long there have been users of whom this is none, as far as it was asked; 0 when it may stay, and

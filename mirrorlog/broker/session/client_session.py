@@ -26,7 +26,7 @@ from mirrorlog.cluster.asking import asked_by
 from mirrorlog.cluster.state.commands import PasswordRenewed
 from mirrorlog.cluster.state.events import Event
 from mirrorlog.cluster.state.topology import User
-from mirrorlog.commitlog.format.header import queue_of, read_header
+from mirrorlog.commitlog.format.header import is_packed, queue_of, read_header
 from mirrorlog.config import Settings
 from mirrorlog.errors import (
     LoginFailed,
@@ -100,7 +100,8 @@ class NativeDoor:
         self.groups = groups
         self.transactions = transactions
         self.unpacking = Unpacking(unpack_helper, settings.limits)
-        self._push = push
+        self.push = push
+        """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""
         self._tell = tell
         self._lines = lines
         self.sessions: set[ClientSession] = set()
@@ -150,10 +151,6 @@ class NativeDoor:
 
     def _key_of(self, queue_id: int) -> str:
         return self.log_of(queue_id).replica.queues.find_id(queue_id).name
-
-    def push(self) -> None:
-        """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""
-        self._push()
 
     def forget(self, session: ClientSession) -> None:
         """Its connection is gone."""
@@ -257,6 +254,7 @@ class ClientSession:
         self._bounded: dict[tuple[int, int], None] = {}
         """Producers and queues of which it was told to have little under way."""
         self._line = PublishLine(door.unpacking, door.push)
+        self.handled = door.push
 
     @property
     def endpoint(self) -> Endpoint:
@@ -279,7 +277,13 @@ class ClientSession:
         if not self._asked and frame_.type != FrameType.PING:
             self._asked = True
             self._meter()
-        if self.gate.must_log_in and frame_.type != FrameType.PING and self.must_log_in_again():
+        assert self._gate is not None
+        if (
+            self._gate.unproven
+            and self._gate.must_log_in
+            and frame_.type != FrameType.PING
+            and self.must_log_in_again()
+        ):
             return
         try:
             self._dispatch(frame_)
@@ -290,9 +294,6 @@ class ClientSession:
                 self._refuse_publish(frame_.correlation_id, error)
             else:
                 self.refuse(error, frame_.correlation_id)
-
-    def handled(self) -> None:
-        self._door.push()
 
     def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
         return None
@@ -311,7 +312,8 @@ class ClientSession:
     # --- Reply ---
 
     def answer(self, frame_: bytes) -> None:
-        self.endpoint.send((frame_,))
+        assert self._endpoint is not None
+        self._endpoint.send((frame_,))
 
     def refuse(self, error: MirrorlogError, correlation_id: int) -> None:
         self.endpoint.send((error_frame(error, correlation_id),))
@@ -401,9 +403,13 @@ class ClientSession:
 
     def _dispatch(self, frame_: Frame) -> None:
         if frame_.type == _PRODUCE:
-            queue_id = queue_of(frame_.payload, PRODUCE.size)
+            payload = frame_.payload
+            queue_id = queue_of(payload, PRODUCE.size)
             self.gate.check_publish(queue_id)
-            self._publish(frame_, _batch_of, partial(self._produce, queue_id, frame_.correlation_id))
+            if self._line.waiting or is_packed(payload[PRODUCE.size :]):
+                self._publish(frame_, _batch_of, partial(self._produce_opened, queue_id, frame_.correlation_id))
+            else:
+                self._produce(queue_id, frame_.correlation_id, payload)
         elif frame_.type == FrameType.FETCH:
             if self._last_read >= self._door.reads_until and not self._stale_reads:
                 raise NotCurrent(
@@ -439,8 +445,11 @@ class ClientSession:
     ) -> None:
         self._line.take(frame_.payload, batches_of, publish, partial(self._refuse_publish, frame_.correlation_id))
 
+    def _produce_opened(self, queue_id: int, correlation_id: int, payload: memoryview) -> None:
+        self.gate.check_publish(queue_id)  # again: it may have waited
+        self._produce(queue_id, correlation_id, payload)
+
     def _produce(self, queue_id: int, correlation_id: int, payload: memoryview) -> None:
-        self.gate.check_publish(queue_id)  # again: it may have waited to be opened
         self._door.log_of(queue_id).publisher.publish(payload, self, correlation_id)
         if self._meter_of_user is not None:
             self._bound(read_header(payload[PRODUCE.size :]).producer_id, queue_id)

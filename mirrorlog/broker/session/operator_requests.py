@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from mirrorlog.attempts import outcome_of
-from mirrorlog.broker.log.host import now_us
+from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.membership.events import WAIT_MS_MAX, EventRing
 from mirrorlog.broker.session.topology_requests import RoutingRequests
 from mirrorlog.cluster.asking import asker

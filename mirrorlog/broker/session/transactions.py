@@ -38,7 +38,7 @@ from mirrorlog.errors import (
     OutOfSequence,
     SettledOtherwise,
 )
-from mirrorlog.ha.progress import ALL_MEMBERS
+from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, encode_changes
 from mirrorlog.queues.producers import REMEMBERED_BATCHES, Landed, ProducerTable
 from mirrorlog.queues.ranges import RangeSet

@@ -244,7 +244,8 @@ def check_columns(body: Body, *, max_record_bytes: int) -> None:
     # A value can be above the limit only if all values together are.
     if len(body.values.data) > max_record_bytes and (largest := body.values.size_max()) > max_record_bytes:
         raise RecordTooLarge(f"a value of {largest} bytes is above max_record_bytes ({max_record_bytes})")
-    check_names(body)
+    if body.headers is not None:
+        check_names(body)
 
 
 def check_names(body: Body) -> None:
@@ -302,14 +303,11 @@ class _Cursor:
             raise BadBatch(f"the {what} column needs bytes up to {end}, the body has {len(self.body)}")
         part = self.body[self.at : end]
         # The last column of a compressed body may stand without its padding.
-        self.at = min(aligned(end), len(self.body))
+        self.at = min((end + 7) & -8, len(self.body))
         # Bytes between columns belong to no record: something there is a count or an offset that is too small.
         if bytes(self.body[end : self.at]).strip(b"\0"):
             raise BadBatch(f"the {what} column is followed by bytes that are no padding")
         return part
-
-    def validity(self, count: int, present: bool, what: str) -> memoryview | None:
-        return self.take((count + 7) // 8, f"{what} validity") if present else None
 
     def offsets(self, count: int, what: str) -> tuple[Int32s, memoryview]:
         view = self.take(4 * (count + 1), f"{what} offsets")
@@ -319,7 +317,7 @@ class _Cursor:
         return offsets, view
 
     def binary(self, count: int, has_validity: bool, what: str) -> BinaryColumn:
-        validity = self.validity(count, has_validity, what)
+        validity = self.take((count + 7) // 8, f"{what} validity") if has_validity else None
         offsets, view = self.offsets(count, what)
         return BinaryColumn(validity, offsets, view, self.take(int(offsets[-1]), what))
 
@@ -330,7 +328,7 @@ class _Cursor:
         return HeadersColumn(list_offsets, view, names, self.binary(entries, has_validity, "header value"))
 
     def timestamps(self, count: int, has_validity: bool) -> TimestampsColumn:
-        validity = self.validity(count, has_validity, "timestamp")
+        validity = self.take((count + 7) // 8, "timestamp validity") if has_validity else None
         view = self.take(8 * count, "timestamp")
         return TimestampsColumn(validity, np.frombuffer(view, dtype="<i8"), view)
 

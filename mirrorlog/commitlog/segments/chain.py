@@ -42,7 +42,7 @@ def _is_data(kind: int, body: bytes | memoryview) -> bool:
 
 def _end_mark(active: Segment, length: int) -> bytes:
     """What must follow a batch of `length` bytes so that the log ends behind it."""
-    return _END_MARK[: max(0, active.room - length)] if active.recycled else b""
+    return _END_MARK[: max(0, active.room - length)]
 
 
 class SegmentChain:
@@ -56,7 +56,7 @@ class SegmentChain:
     """
 
     __slots__ = (
-        "_files", "_kept_mapped_bytes", "_preparer", "_retired", "_starts", "_write_through", "directory",
+        "_files", "_kept_mapped_bytes", "_preparer", "_retired", "_starts", "_write_through", "active", "directory",
         "directory_changes", "names", "reserve_bytes", "segments", "stalls",
     )  # fmt: skip
 
@@ -81,15 +81,13 @@ class SegmentChain:
         self.stalls = 0
         self.reserve_bytes = 0
         self.segments: list[Segment] = list(segments)
+        if segments:
+            self.active = segments[-1]
         self._starts = [segment.start for segment in segments]
 
     @property
-    def active(self) -> Segment:
-        return self.segments[-1]
-
-    @property
     def end(self) -> int:
-        return self.segments[-1].end
+        return self.active.end
 
     # --- Writing ------------------------------------------------------------------------------------------------
 
@@ -114,12 +112,12 @@ class SegmentChain:
 
         Raises BatchTooLarge, DiskFull or DiskFailed; nothing counts as stored then.
         """
-        length = len(header) + len(body)
-        if length + self.reserve_bytes > self.active.room:
+        length, active = len(header) + len(body), self.active
+        if length + self.reserve_bytes > active.room:
             self._make_room(length, self.reserve_bytes if _is_data(header[KIND_AT], body) else 0)
-        active = self.active
+            active = self.active
         at = active.end - active.start
-        mark = _end_mark(active, length)
+        mark = _end_mark(active, length) if active.recycled else b""
         if self._write_through:
             self._write(active, (header, body, mark), at)
         else:
@@ -159,7 +157,7 @@ class SegmentChain:
     def keep(self, lengths: Sequence[int]) -> None:
         """Count the batches that were received in `room_view`."""
         for length in lengths:
-            mark = _end_mark(self.active, length)
+            mark = _end_mark(self.active, length) if self.active.recycled else b""
             self.active.append_border(length)
         at = self.active.end - self.active.start
         assert self.active.view is not None
@@ -213,7 +211,8 @@ class SegmentChain:
         except OSError as error:
             self._preparer.discard(spare)
             raise disk_error(error, "name the next segment", path) from None
-        self.segments.append(spare.as_segment(start, path))
+        self.active = spare.as_segment(start, path)
+        self.segments.append(self.active)
         self._starts.append(start)
         self.directory_changes += 1
 
@@ -228,10 +227,10 @@ class SegmentChain:
 
         In a sealed segment the end is where the run ends at the latest: whoever reads it finds the border.
         """
-        until = min(until, self.end)
+        until = min(until, self.active.end)
         if log_offset >= until:
             return None
-        segment = self.find(log_offset)
+        segment = self.active if log_offset >= self.active.start else self.find(log_offset)
         if segment.sealed:
             return segment, min(log_offset + max_bytes, segment.end, until)
         end = segment.run_end(log_offset, max_bytes, until)
@@ -301,6 +300,7 @@ class SegmentChain:
         removed = False
         while len(self.segments) > 1 and self.active.start >= log_offset:
             segment = self.segments.pop()
+            self.active = self.segments[-1]
             self._starts.pop()
             self._files.unlink(segment.path)
             removed = True

@@ -69,13 +69,6 @@ class Segment:
         self.borders.append(self.end)
         self.end += length
 
-    def batch_index(self, log_offset: int) -> int:
-        """Which batch begins at `log_offset`. Raises BadRequest when none does."""
-        index = _place(self.borders, log_offset)
-        if index is None:
-            raise BadRequest(f"log offset {log_offset} is not where a batch begins")
-        return index
-
     def run_end(self, log_offset: int, max_bytes: int, until: int) -> int:
         """Where a run of whole batches from `log_offset` ends: at least one batch, at most `max_bytes` unless the first
         alone is larger, none beyond `until` (then the run is empty). Raises BadRequest.
@@ -83,9 +76,10 @@ class Segment:
         From a batch inside of a transaction on, also others inside of it follow one by one.
         """
         limit = min(log_offset + max_bytes, until)
-        if (within := _place(self.inside, log_offset)) is not None:
+        if self.inside and (within := _place(self.inside, log_offset)) is not None:
             return self._run_end_inside(within, limit, until)
-        index = self.batch_index(log_offset)
+        if (index := _place(self.borders, log_offset)) is None:
+            raise BadRequest(f"log offset {log_offset} is not where a batch begins")
         if self.end <= limit:
             return self.end
         last = bisect_right(self.borders, limit) - 1

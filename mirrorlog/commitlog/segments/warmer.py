@@ -81,7 +81,7 @@ class Warmer:
 
     def start(self, active: Segment, spare: SpareFile | None) -> WarmJob | None:
         """The next job, or None when all is warm or one is out already."""
-        if self._pending is not None or active.view is None:
+        if not self.populate_bytes or self._pending is not None or active.view is None:
             return None
         if active.view is self._spare.view:
             # A roll: what was walked of the spare is walked.

@@ -23,7 +23,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,7 @@ from mirrorlog.queues.changes import (
     Departing,
     DepartureRow,
     DeparturesState,
+    OffsetsLeapt,
     PieceRow,
     State,
     Target,
@@ -206,6 +207,8 @@ class _Before(NamedTuple):
 class ForwardingTable:
     """The departures of one log, by queue."""
 
+    follows: ClassVar[frozenset[type]] = frozenset({Departing, Addressed, Departed, OffsetsLeapt})
+
     def __init__(self) -> None:
         self._queues: dict[int, QueueForwarding] = {}
         self._undo: deque[_Before] = deque()
@@ -223,21 +226,16 @@ class ForwardingTable:
     # --- following the log ---
 
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
-        """A batch of changes of a queue was appended."""
+        """A batch of changes was appended."""
         if header.next_log_offset <= self._followed_to:
             return
         self._followed_to = header.next_log_offset
         for change in changes:
             if isinstance(change, Departing | Addressed | Departed):
                 self._put(header, header.queue_id, self.of(header.queue_id).follow(change))
-
-    def leap(self, header: BatchHeader) -> None:
-        """A batch was appended that says that what stood in the log is lost; see `OffsetsLeapt`."""
-        if header.next_log_offset <= self._followed_to:
-            return
-        self._followed_to = header.next_log_offset
-        for queue_id, there in list(self._queues.items()):
-            self._put(header, queue_id, there.leapt())
+            elif isinstance(change, OffsetsLeapt):
+                for queue_id, there in list(self._queues.items()):
+                    self._put(header, queue_id, there.leapt())
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended: what it says of a queue is all that there is of it."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from mirrorlog.queues.changes import Leased, Settled
-from mirrorlog.queues.delivery.outcomes import ACKED, GONE, Outcomes
 from mirrorlog.queues.delivery.ready import FreeRecords, Front
+from mirrorlog.queues.delivery.settlement import ACKED, GONE, Outcomes
 from mirrorlog.queues.delivery.subscribers import LeaseWish, Subscriber, Subscribers
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.ranges import Range
@@ -70,7 +70,7 @@ class Giving:
     def give(self, end: int, now: float, *, bytes_max: int) -> Given | None:
         """Whoever's turn it is gets what is there below `end`; None when nobody can be given anything. `bytes_max`: for
         this turn; one record may be larger."""
-        while (number := self._takers.next()) is not None:
+        while (number := self._takers.turns.next()) is not None:
             wish = self._takers.wish(number)
             if wish is not None:
                 return self._lend(wish, end)
@@ -107,7 +107,7 @@ class Giving:
             if reach.first > run[0] and not grants:
                 # Behind the watermark nothing was given: a gap is not gone through step by step of it.
                 return self._missing(run[0], reach.first if run[1] == limit else min(run[1], reach.first))
-            above = size + reach.size > room_bytes and (grants or len(subscriber.hand))
+            above = size + reach.size > room_bytes and (grants or subscriber.hand.count)
             if reach.first > run[0] or above or (grants and sent + (reach.sent or reach.size) > bytes_max):
                 break
             given = self._hand_out(reach, GRANTS_MAX - len(grants))

@@ -250,8 +250,10 @@ class Attributed:
         self._back = RangeSet()
         """Those that came back and were not looked at."""
         self.levels = Levels(ledger)
-        """While there is none nobody need ask."""
-        self._has_levels = False
+        self.has_levels = False
+        """Whether there ever was one; until then nobody need ask."""
+        self.plain = True
+        """Whether no run was met: nothing is held back, old, or before others, and nobody need ask about times."""
 
     # --- asking ---
 
@@ -260,13 +262,18 @@ class Attributed:
         """Whether no time to live of a record that was met is still to end."""
         self._ends.forget(lambda each: not self._ledger.unsettled(each.first, each.until), LOOKS_MAX)
         return not (
-            len(self._ends) or self._chances or self._at_once or len(self._old) or len(self._dying) or len(self._back)
+            len(self._ends)
+            or self._chances
+            or self._at_once
+            or self._old.count
+            or self._dying.count
+            or self._back.count
         )
 
     @property
     def next_us(self) -> float:
         """When there is something to do; -inf: now."""
-        if self._at_once or len(self._dying):
+        if self._at_once or self._dying.count:
             return -math.inf
         return min(self._waits.next_us, self._ends.next_us)
 
@@ -277,12 +284,12 @@ class Attributed:
     @property
     def unsorted(self) -> bool:
         """Whether nobody knows yet which records come first."""
-        return len(self._back) > 0 or self.levels.tired
+        return self._back.count > 0 or self.levels.tired
 
     @property
     def taken(self) -> int:
         """How many records are OUT, or wait, and are in nobody's hands."""
-        return len(self._held) + len(self._dying)
+        return self._held.count + self._dying.count
 
     def nobodys(self, first: int, until: int) -> Iterator[Range]:
         """What of these records is OUT in the ledger, and in nobody's hands."""
@@ -311,11 +318,15 @@ class Attributed:
         """Records below `until` are confirmed; so many of their runs are met as one look takes. `taken`: whether
         somebody could take a record now: those of no time to live that came while somebody did have this one chance."""
         runs = self._runs()
+        if runs is None and self.plain:
+            self.met = max(self.met, until)
+            return
         rows = [] if runs is None else runs.rows(self.met, until, RUNS_MAX)
         left = RUNS_MAX
         for row in rows:
             if left <= 0:
                 break
+            self.plain = False
             end = min(row.until, until)
             self.met = max(self.met, row.first)
             while self.met < end and left > 0:
@@ -333,7 +344,7 @@ class Attributed:
     def look(self, now_us: int) -> int | None:
         """Time passes: the lowest record that is free by it; None when there is none."""
         self.levels.rest()
-        if len(self._back):
+        if self._back.count:
             self._sort()
         if not (len(self._waits) or len(self._ends) or self._at_once):
             return None
@@ -355,7 +366,7 @@ class Attributed:
 
     def freed(self, ranges: Iterable[Range]) -> None:
         """These came back."""
-        if not (self._has_levels or len(self._old) or len(self._dying)):
+        if not (self.has_levels or self._old.count or self._dying.count):
             return
         for first, until in ranges:
             self._back.add(first, until)
@@ -363,7 +374,7 @@ class Attributed:
 
     def settled(self, ranges: Iterable[Range]) -> None:
         """These are done."""
-        for first, until in ranges if len(self._old) or self.taken else ():
+        for first, until in ranges if self._old.count or self.taken else ():
             for known in (self._held, self._old, self._dying):
                 known.remove(first, until)
 
@@ -404,12 +415,12 @@ class Attributed:
         """What of them may be free."""
         if not (level := self._level(row)):
             return
-        self._has_levels = True
+        self.has_levels = True
         if (found := self._ledger.next_free(first, until)) is not None:
             self.levels.add(level, found[0], until)
 
     def _hold_back(self, row: Row, until: int, first: int, *, goes_on: bool) -> int:
-        self._has_levels |= self._level(row) > 0
+        self.has_levels |= self._level(row) > 0
         free = [(low, high) for low, high, state in self._ledger.runs(first, until) if state == State.FREE]
         for low, high in free:
             self._ledger.take(low, high)
@@ -423,7 +434,7 @@ class Attributed:
         for low, high in ranges:
             self._held.remove(low, high)
             self._ledger.give_back(low, high)
-            if self._has_levels:
+            if self.has_levels:
                 self._sort_runs(low, high)
 
     def _grow_old(self, first: int, until: int) -> int:
@@ -437,7 +448,7 @@ class Attributed:
                 self._dying.add(low, high)
             elif state != State.SETTLED:
                 self._old.add(low, high)
-        for low, high in self._held.within(first, until) if len(self._held) else ():
+        for low, high in self._held.within(first, until) if self._held.count else ():
             self._held.remove(low, high)
             self._old.remove(low, high)
             self._dying.add(low, high)
@@ -447,15 +458,15 @@ class Attributed:
         """Look at what came back: who is too old is not free, and the others have their level."""
         left = LOOKS_MAX
         while left > 0 and (run := self._back.lowest()) is not None:
-            first, until = run[0], min(run[1], run[0] + WINDOW) if len(self._old) or len(self._dying) else run[1]
+            first, until = run[0], min(run[1], run[0] + WINDOW) if self._old.count or self._dying.count else run[1]
             left -= 1
-            for low, high in self._old.within(first, until) if len(self._old) else ():
+            for low, high in self._old.within(first, until) if self._old.count else ():
                 self._old.remove(low, high)
                 left -= self._grow_old(low, high)
-            for low, high in self._dying.within(first, until) if len(self._dying) else ():
+            for low, high in self._dying.within(first, until) if self._dying.count else ():
                 self._ledger.take(low, high)
                 left -= 1
-            runs = self._sort_runs(first, until) if self._has_levels else []
+            runs = self._sort_runs(first, until) if self.has_levels else []
             left -= len(runs)
             self._back.remove(first, min(until, runs[-1].until) if len(runs) == LOOKS_MAX else until)
 

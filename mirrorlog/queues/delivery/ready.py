@@ -9,8 +9,7 @@ from typing import Final
 from mirrorlog.queues.changes import Change, Departing, Returned, Settled, Watermark
 from mirrorlog.queues.delivery.priorities import Attributed
 from mirrorlog.queues.groups.ledger import Ledger
-from mirrorlog.queues.ranges import Range, RangeSet
-from mirrorlog.queues.stretches import add_all, pairs_of
+from mirrorlog.queues.ranges import Range, RangeSet, add_all, pairs_of
 
 RANGES_AT_ONCE: Final = 4096
 """Of what goes, is purged or ends, in one part."""
@@ -31,7 +30,8 @@ class FreeRecords:
     @property
     def behind(self) -> bool:
         """Whether some of what `met` was asked about was not looked at, for there is much."""
-        return self._attributed.met < self._end or self._attributed.unsorted
+        attributed = self._attributed
+        return attributed.met < self._end or (not attributed.plain and attributed.unsorted)
 
     def met(self, end: int, now_us: int, *, taken: bool) -> int:
         """Below which records may be given out of those below `end`: of all these it is known what they ask for.
@@ -40,12 +40,17 @@ class FreeRecords:
         self._end, self.uncovered = end, False
         if attributed.met < end:
             attributed.meet(end, now_us, taken=taken)
+        if attributed.plain:
+            return min(end, attributed.met)
         return 0 if attributed.behind(now_us) else min(end, attributed.met)
 
     def next(self, limit: int) -> Range | None:
         """The first free records below `limit`, of the highest priority that there is."""
-        if (levels := self._attributed.levels) and ((urgent := levels.next_free(limit)) is not None or levels.tired):
+        levels = self._attributed.levels if self._attributed.has_levels else None
+        if levels and ((urgent := levels.next_free(limit)) is not None or levels.tired):
             return urgent
+        if self._from >= limit:
+            return None
         run = self._ledger.next_free(self._from, limit)
         self._from = run[0] if run is not None else max(self._from, limit)
         return run
@@ -54,7 +59,7 @@ class FreeRecords:
         """What of the next free records below `end` the watermark covers. While it does not cover those of the highest
         priority nobody is given lower ones instead: who has room for one would be kept from the higher by the lower."""
         self.uncovered = False
-        if not self._attributed.levels:
+        if not self._attributed.has_levels or not self._attributed.levels:
             return self.next(min(end, covered))
         run = self.next(end)
         if run is None or run[1] <= covered:
@@ -65,7 +70,8 @@ class FreeRecords:
     def next_new(self, end: int, *, front: int, asked: int) -> int:
         """Where the next record stands that was not given before. `front`: nothing was from there on; `asked`: the
         watermark as it was asked for last."""
-        urgent = self._attributed.levels.next_free(end) if self._attributed.levels else None
+        levels = self._attributed.levels if self._attributed.has_levels else None
+        urgent = levels.next_free(end) if levels else None
         if urgent is not None and urgent[0] >= asked:
             return max(front, urgent[0])  # what it is given before is covered with it
         if self._from < asked or asked <= front or asked >= end:
@@ -91,7 +97,8 @@ class FreeRecords:
     def came_back(self, ranges: Sequence[Range]) -> None:
         """They are in nobody's hands any more. Who is too old of them is not free either."""
         if ranges:
-            self._attributed.freed(ranges)
+            if not self._attributed.plain:
+                self._attributed.freed(ranges)
             self.freed(min(ranges)[0])
 
 
@@ -167,7 +174,7 @@ class Front:
         """Whether the record may have been given before, for all that is not counted; up to where that is so."""
         if at < self.found:
             return True, min(until, self.found)
-        there = self._uncounted.within(at, until) if len(self._uncounted) else []
+        there = self._uncounted.within(at, until)
         if not there:
             return False, until
         first, end = there[0]
@@ -181,6 +188,6 @@ class Front:
 
     def settled(self, ranges: Iterable[Range]) -> None:
         """These are done."""
-        if len(self._uncounted):
+        if self._uncounted.count:
             for first, until in ranges:
                 self._uncounted.remove(first, until)

@@ -12,11 +12,41 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Any, Final
 
+from mirrorlog.commitlog.format.attributes import PRIORITY_MAX
 from mirrorlog.errors import ExclusiveTaken, NoSuchSubscription
-from mirrorlog.queues.delivery.rules import Rules
 from mirrorlog.queues.ranges import Range, RangeSet
+
+# What a queue's arguments say of its delivery. Pure.
+
+
+CONSUMER_TIMEOUT_MS: Final = 30 * 60 * 1000
+_ATTEMPTS_MAX: Final = 254
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """`delivery_limit`: a record that came back more often is dead. `priority_max`: higher priorities count as that; 0
+    tells none apart."""
+
+    single_active: bool = False
+    consumer_timeout_s: float = CONSUMER_TIMEOUT_MS / 1000
+    delivery_limit: int | None = None
+    priority_max: int = 0
+
+    @staticmethod
+    def of(arguments: dict[str, Any]) -> Rules:
+        """From a queue's arguments, which may be older than their check."""
+        timeout, limit = arguments.get("x-consumer-timeout"), arguments.get("x-delivery-limit")
+        priority = arguments.get("x-max-priority")
+        return Rules(
+            single_active=arguments.get("x-single-active-consumer") is True,
+            consumer_timeout_s=(timeout if type(timeout) is int and timeout > 0 else CONSUMER_TIMEOUT_MS) / 1000,
+            delivery_limit=min(limit, _ATTEMPTS_MAX) if type(limit) is int and limit >= 0 else None,
+            priority_max=min(priority, PRIORITY_MAX) if type(priority) is int and priority > 0 else 0,
+        )
+
 
 # Whose turn it is: those who can take records now, by priority, and then by who was served longest ago.
 #
@@ -130,11 +160,10 @@ class Subscriber:
     @property
     def room(self) -> int:
         """How many records more it may have."""
-        if self.held or self.closing:
+        has = self.hand.count
+        if self.held or self.closing or (has and self.hand_bytes >= self.facts.prefetch_bytes):
             return 0
-        if len(self.hand) and self.hand_bytes >= self.facts.prefetch_bytes:
-            return 0
-        return self.facts.prefetch_records - len(self.hand)
+        return self.facts.prefetch_records - has
 
     @property
     def room_bytes(self) -> int:
@@ -148,7 +177,7 @@ class Subscriber:
 
     def take(self, first: int, until: int) -> None:
         """It has them no more."""
-        before = len(self.hand)
+        before = self.hand.count
         taken = self.hand.remove(first, until)
         if taken:
             self.hand_bytes -= self.hand_bytes * taken // before
@@ -178,9 +207,9 @@ class Subscriber:
         empty = False
         for _, generation in self._generations:
             generation.remove(first, until)
-            empty = empty or not len(generation)
+            empty = empty or not generation.count
         if empty:
-            self._generations = [each for each in self._generations if len(each[1])]
+            self._generations = [each for each in self._generations if each[1].count]
 
 
 _NOBODY: Final = 0
@@ -202,18 +231,20 @@ class Subscribers:
     def __init__(self, rules: Rules) -> None:
         self.room = 0
         self._rules = rules
+        self.turns = Turns()
         self._subscribers: dict[int, Subscriber] = {}
         # Those whose connection is gone, and who had much.
         self._leaving: dict[int, Subscriber] = {}
         self._wishes: dict[int, LeaseWish] = {}
-        self._turns = Turns()
         self._active: int | None = None
-        # Those that are not closing, those of them that have nothing in hand ever, and the one that is alone, if any.
+        # Those that are not closing, and the one of them that is alone, if any.
         self._open: set[int] = set()
-        self._auto_ack: set[int] = set()
+        self.auto_ack: set[int] = set()
+        """Those whose hands stay empty."""
         self._alone = _NOBODY
         self._rooms: dict[int, int] = {}
-        self._look_at = math.inf
+        self.overdue_at = math.inf
+        """When there is something to ask of `overdue`; perhaps a little earlier."""
 
     # --- who is there ---
 
@@ -245,11 +276,6 @@ class Subscribers:
         """Whether there is anybody who takes records, or has some in hand."""
         return bool(self._subscribers or self._wishes)
 
-    @property
-    def auto_ack(self) -> bool:
-        """Whether there are some whose hands stay empty."""
-        return bool(self._auto_ack)
-
     def knows(self, number: int) -> bool:
         """Whether it takes records, or has some in hand."""
         return number in self._subscribers or number in self._wishes
@@ -277,7 +303,7 @@ class Subscribers:
         if facts.exclusive:
             self._alone = facts.number
         if facts.auto_ack:
-            self._auto_ack.add(facts.number)
+            self.auto_ack.add(facts.number)
         self._open.add(facts.number)
         subscriber = self._subscribers[facts.number] = Subscriber(facts, self._rules.consumer_timeout_s)
         self._choose()
@@ -288,14 +314,14 @@ class Subscribers:
         if self._rules.single_active or self._alone in self._open:
             raise ExclusiveTaken("one subscriber has this group for itself, so nothing of it is leased")
         self._wishes[wish.number] = wish
-        self._turns.ready(wish.number, 0)
+        self.turns.ready(wish.number, 0)
 
     def unsubscribe(self, number: int) -> None:
         """It is given nothing more; what it has in hand stays there. Raises NoSuchSubscription."""
         subscriber = self.find(number)
         subscriber.closing = True
         self._open.discard(number)
-        self._auto_ack.discard(number)
+        self.auto_ack.discard(number)
         self.look(subscriber)
 
     def hold(self, number: int, held: bool) -> None:
@@ -325,7 +351,7 @@ class Subscribers:
         """Of these; who has nothing more is forgotten."""
         for first, until in ranges:
             subscriber.take(first, until)
-        if not len(subscriber.hand):
+        if not subscriber.hand.count:
             number = subscriber.facts.number
             self._forget(number)
             del self._subscribers[number]
@@ -333,47 +359,43 @@ class Subscribers:
 
     # --- turns ---
 
-    def next(self) -> int | None:
-        """Whose turn it is."""
-        return self._turns.next()
-
     def wish(self, number: int) -> LeaseWish | None:
         return self._wishes.get(number)
 
     def equals(self, number: int) -> int:
         """How many of its priority are ready, itself among them."""
-        return self._turns.equals(number)
+        return self.turns.equals(number)
 
     def pass_over(self, number: int) -> None:
         """It has no room for what is next."""
-        self._turns.not_ready(number)
+        self.turns.not_ready(number)
 
     def served(self, subscriber: Subscriber) -> None:
         """It was given something."""
         number = subscriber.facts.number
-        self._look_at = min(self._look_at, subscriber.overdue_at)
-        self._turns.not_ready(number)
-        self._turns.served(number)
+        self.overdue_at = min(self.overdue_at, subscriber.overdue_at)
+        self.turns.not_ready(number)
+        self.turns.served(number)
         self.look(subscriber)
 
     def lent(self, wish: LeaseWish) -> None:
         """It was given its lease."""
         del self._wishes[wish.number]
-        self._turns.forget(wish.number)
+        self.turns.forget(wish.number)
 
     def look(self, subscriber: Subscriber) -> None:
         """Whether it can take something now, or is done."""
         number = subscriber.facts.number
-        if subscriber.closing and not len(subscriber.hand):
+        if subscriber.closing and not subscriber.hand.count:
             self._forget(number)
             self._subscribers.pop(number, None)
             self._choose()
             return
         room = subscriber.room if self._active in (None, number) else 0
         if room > 0:
-            self._turns.ready(number, subscriber.facts.priority)
+            self.turns.ready(number, subscriber.facts.priority)
         else:
-            self._turns.not_ready(number)
+            self.turns.not_ready(number)
         if not subscriber.facts.auto_ack:
             self.room += room - self._rooms.get(number, 0)
             self._rooms[number] = room
@@ -386,28 +408,23 @@ class Subscribers:
 
     # --- times ---
 
-    @property
-    def overdue_at(self) -> float:
-        """When there is something to ask of `overdue`; perhaps a little earlier."""
-        return self._look_at
-
     def overdue(self, now: float) -> list[int]:
         """The subscribers that have had a record for too long."""
-        if now < self._look_at:
+        if now < self.overdue_at:
             return []
         there = {number: each for number, each in self._subscribers.items() if number not in self._leaving}
         found = [number for number, each in there.items() if each.overdue_at <= now]
         left = (each.overdue_at for number, each in there.items() if number not in found)
-        self._look_at = min(left, default=math.inf)
+        self.overdue_at = min(left, default=math.inf)
         return found
 
     # --- inside ---
 
     def _forget(self, number: int) -> None:
-        self._turns.forget(number)
+        self.turns.forget(number)
         self._leaving.pop(number, None)
         self._open.discard(number)
-        self._auto_ack.discard(number)
+        self.auto_ack.discard(number)
         self.room -= self._rooms.pop(number, 0)
 
     def _choose(self) -> None:

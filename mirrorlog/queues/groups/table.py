@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple, get_args
 
 from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Kind
 from mirrorlog.errors import BadBatch, BadRequest, NoSuchGroup, Overloaded
@@ -73,6 +73,8 @@ class _Undo(NamedTuple):
 
 class GroupTable:
     """The acking groups of one log. `per_queue_max`: of one queue."""
+
+    follows: ClassVar[frozenset[type]] = frozenset({*get_args(_OnLedger), GroupReset, GroupDeleted})
 
     def __init__(self, *, per_queue_max: int) -> None:
         self._per_queue_max = per_queue_max

@@ -106,10 +106,12 @@ class Credits:
         self._batches_max = batches_max
         self._log_bytes_max = log_bytes_max
         self._line_max = line_max
-        self._open: deque[_Open] = deque()
+        self.open: deque[_Open] = deque()
+        """Batches that are not confirmed."""
         self._accounts: dict[Key, Account] = {}
         self._owners: dict[object, _Owner] = {}
-        self._blocked: dict[Key, Account] = {}
+        self.held: dict[Key, Account] = {}
+        """Accounts that a limit holds now."""
         # The lowest grant at which one of them came to be held, or at which all of them were looked at since.
         self._held_at = bytes_max
         self._freed = 0
@@ -120,11 +122,11 @@ class Credits:
     @property
     def blocked(self) -> int:
         """How many accounts are held by a limit now."""
-        return len(self._blocked)
+        return len(self.held)
 
     def granted(self, distance: int) -> int:
         """Bytes that each account may have open while the log's end is `distance` bytes before what is confirmed."""
-        if len(self._open) >= self._line_max:
+        if len(self.open) >= self._line_max:
             return 0
         half = self._log_bytes_max // 2
         left = self._log_bytes_max - distance
@@ -153,7 +155,7 @@ class Credits:
         account.size += size
         account.batches += 1
         account.refused = False
-        self._open.append((end, size, account, quiet))
+        self.open.append((end, size, account, quiet))
         if not self._has_room(account, distance):
             granted = self.granted(distance)
             if limit := self._limit(account, granted):
@@ -162,7 +164,7 @@ class Credits:
     def confirmed(self, offset: int, *, distance: int, now: float) -> list[Told]:
         """Everything below `offset` is: whom to tell."""
         touched = self._touched(offset, distance)
-        if not touched and not self._blocked:
+        if not touched and not self.held:
             return []
         granted = self.granted(distance)
         freed = self._unblock(granted, touched)
@@ -185,7 +187,7 @@ class Credits:
         ]
         for owner in list(self._owners):
             self.forget(owner)
-        self._open.clear()
+        self.open.clear()
         return told
 
     def forget(self, owner: object) -> None:
@@ -196,21 +198,21 @@ class Credits:
 
     def blocked_long(self, now: float) -> list[Account]:
         """Those that have been held for a second, each once until it is free again."""
-        found = [each for each in self._blocked.values() if not each.noted and now - each.blocked_at >= _TOLD_BLOCKED_S]
+        found = [each for each in self.held.values() if not each.noted and now - each.blocked_at >= _TOLD_BLOCKED_S]
         for each in found:
             each.noted = True
         return found
 
     def told(self) -> Iterator[Account]:
         """The accounts that have something open or are held; those that are held the longest first."""
-        yield from sorted(self._blocked.values(), key=lambda each: each.blocked_at)
-        yield from (each for key, each in self._accounts.items() if each.batches and key not in self._blocked)
+        yield from sorted(self.held.values(), key=lambda each: each.blocked_at)
+        yield from (each for key, each in self._accounts.items() if each.batches and key not in self.held)
 
     # --- inside ---
 
     def _touched(self, offset: int, distance: int) -> dict[Key, Account]:
         """Take what ends there from the line: the accounts that are to be looked at."""
-        line = self._open
+        line = self.open
         whole = 2 * distance <= self._log_bytes_max
         touched: dict[Key, Account] = {}
         while line and line[0][0] <= offset:
@@ -231,14 +233,14 @@ class Credits:
 
     def _has_room(self, account: Account | None, distance: int) -> bool:
         """For sure; the rest is for `_limit` to say. Asked of each batch."""
-        if 2 * distance > self._log_bytes_max or len(self._open) >= self._line_max:
+        if 2 * distance > self._log_bytes_max or len(self.open) >= self._line_max:
             return False
         return account is None or (account.size < self._bytes_max and account.batches < self._batches_max)
 
     def _limit(self, account: Account | None, granted: int) -> str:
         """Which one holds it; empty: none."""
         if not granted:
-            return LINE if len(self._open) >= self._line_max else LOG_BYTES
+            return LINE if len(self.open) >= self._line_max else LOG_BYTES
         if account is None or not account.batches:
             return ""
         if account.size >= granted:
@@ -248,7 +250,7 @@ class Credits:
     def _refusal(self, account: Account, limited_by: str, distance: int) -> str:
         if limited_by == LINE:
             return (
-                f"{len(self._open)} batches of this log are not confirmed by its copies (limits.max_waiting_confirms "
+                f"{len(self.open)} batches of this log are not confirmed by its copies (limits.max_waiting_confirms "
                 f"{self._line_max}); nothing was stored, send it again when they have caught up"
             )
         if limited_by == LOG_BYTES:
@@ -283,7 +285,7 @@ class Credits:
     def _block(self, account: Account, limit: str, now: float, granted: int) -> None:
         if not account.blocked_by:
             account.blocked_at = now
-            self._blocked[account.key] = account
+            self.held[account.key] = account
         account.blocked_by = limit
         self._held_at = min(self._held_at, granted)
 
@@ -292,14 +294,14 @@ class Credits:
         something was confirmed: one that has nothing open is held by a grant of nothing alone."""
         looked = touched
         if self._has_risen(granted):
-            looked, self._held_at = self._blocked, granted
+            looked, self._held_at = self.held, granted
         freed = {}
         for key, each in list(looked.items()):
             if not each.blocked_by:
                 continue
             each.blocked_by = self._limit(each, granted)
             if not each.blocked_by:
-                del self._blocked[key]
+                del self.held[key]
                 each.noted = False
                 freed[key] = each
         self._freed += bool(freed)
@@ -339,4 +341,4 @@ class Credits:
 
     def _drop(self, key: Key) -> None:
         self._accounts.pop(key).gone = True
-        self._blocked.pop(key, None)
+        self.held.pop(key, None)

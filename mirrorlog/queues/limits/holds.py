@@ -24,7 +24,7 @@ import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -100,6 +100,8 @@ _Holds = dict[int, dict[str, Hold]]
 
 class HoldTable:
     """The holds of one log. `per_queue_max`: of one queue, ended ones among them."""
+
+    follows: ClassVar[frozenset[type]] = frozenset({HoldSet, HoldEnded})
 
     def __init__(self, *, per_queue_max: int) -> None:
         self._per_queue_max = per_queue_max
@@ -205,7 +207,7 @@ class HoldTable:
             self.follow(header, decode_changes(batch))
 
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
-        """`apply`, of a batch of Kind.QUEUE_STATE that was decoded already."""
+        """`apply`, of changes that were decoded already."""
         for change in changes:
             if isinstance(change, HoldSet):
                 self._appended(header, header.queue_id, change.name, _hold_of(change))
