@@ -265,9 +265,9 @@ CAPS = {
     "files in a folder": 15,
     "lines of a file": 887,
     "public class names that occur twice": 65,
-    "files of one importer and at most 130 lines": 26,
-    "lines of the package": 98_546,
-    "private names that tests reach for": 517,
+    "files of one importer and at most 130 lines": 25,
+    "lines of the package": 98_416,
+    "private names that tests reach for": 505,
     "monkeypatches of tests": 292,
 }
 """They only go down (HOUSE.md's aims: 15, 500, 0, 30, 85,000)."""
