@@ -228,7 +228,8 @@ class ActiveGroups:
 
     def __init__(self, soon: Callable[[], None]) -> None:
         self._soon = soon
-        self._works: dict[Key, Work] = {}
+        self.by_key: dict[Key, Work] = {}
+        """To be read."""
         # In the order in which they came, as those that are awake.
         self._of_queue: dict[int, dict[str, None]] = {}
         self.awake: dict[Key, None] = {}
@@ -239,30 +240,30 @@ class ActiveGroups:
     # --- which there are ---
 
     def __len__(self) -> int:
-        return len(self._works)
+        return len(self.by_key)
 
     def get(self, key: Key) -> Work | None:
-        return self._works.get(key)
+        return self.by_key.get(key)
 
     def has(self, work: Work) -> bool:
         """Whether it is still this one that stands for its group."""
         return work.there
 
     def all(self) -> list[Work]:
-        return list(self._works.values())
+        return list(self.by_key.values())
 
     def of_queue(self, queue_id: int) -> list[Work]:
-        return [self._works[queue_id, group] for group in self._of_queue.get(queue_id, ())]
+        return [self.by_key[queue_id, group] for group in self._of_queue.get(queue_id, ())]
 
     def add(self, work: Work) -> None:
         queue_id, group = work.key
-        self._works[work.key] = work
+        self.by_key[work.key] = work
         work.there = True
         self._of_queue.setdefault(queue_id, {})[group] = None
 
     def remove(self, work: Work) -> None:
         queue_id, group = work.key
-        del self._works[work.key]
+        del self.by_key[work.key]
         work.there = False
         groups = self._of_queue[queue_id]
         del groups[group]
@@ -271,9 +272,9 @@ class ActiveGroups:
         self.awake.pop(work.key, None)
 
     def clear(self) -> None:
-        for work in self._works.values():
+        for work in self.by_key.values():
             work.there = False
-        for each in (self._works, self._of_queue, self.awake, self._times):
+        for each in (self.by_key, self._of_queue, self.awake, self._times):
             each.clear()
 
     # --- which have something to do ---
@@ -285,14 +286,14 @@ class ActiveGroups:
             self._soon()
 
     def wake_all(self) -> None:
-        for each in self._works.values():
+        for each in self.by_key.values():
             self.wake(each)
 
     def gained(self, queue_ids: Set[int]) -> None:
         """More of these is confirmed. It is only noted who is awake by that: the turn is for the caller to ask for."""
         for queue_id in queue_ids & self._of_queue.keys() if self._of_queue else ():
             for group in self._of_queue[queue_id]:
-                if self._works[queue_id, group].delivery.taken:
+                if self.by_key[queue_id, group].delivery.taken:
                     self.awake[queue_id, group] = None
 
     def awakened(self) -> list[Work]:
@@ -300,7 +301,7 @@ class ActiveGroups:
         awake, self.awake = self.awake, {}
         works: list[Work] = []
         for key in awake:
-            if (work := self._works.get(key)) is not None:
+            if (work := self.by_key.get(key)) is not None:
                 works.append(work)
         return works
 
@@ -310,7 +311,7 @@ class ActiveGroups:
 
     def try_again(self) -> None:
         """Wake those that were refused."""
-        for work in [each for each in self._works.values() if each.refused] if self._any_refused else ():
+        for work in [each for each in self.by_key.values() if each.refused] if self._any_refused else ():
             work.refused = False
             self.wake(work)
         self._any_refused = False
@@ -323,8 +324,8 @@ class ActiveGroups:
         if due < work.planned and work.there:
             work.planned = due
             heappush(self._times, (due, work.key))
-            if len(self._times) > 2 * len(self._works) + _SPARE:
-                self._times = [(each.planned, each.key) for each in self._works.values() if each.planned < inf]
+            if len(self._times) > 2 * len(self.by_key) + _SPARE:
+                self._times = [(each.planned, each.key) for each in self.by_key.values() if each.planned < inf]
                 heapify(self._times)
 
     def come(self, now: float) -> list[Key]:
@@ -336,7 +337,7 @@ class ActiveGroups:
 
     def start(self, key: Key, now: float) -> Work | None:
         """The one that is due, planned no more; None when it is not."""
-        work = self._works.get(key)
+        work = self.by_key.get(key)
         if work is None or work.planned > now:
             return None
         work.planned = inf

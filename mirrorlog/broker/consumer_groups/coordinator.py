@@ -400,7 +400,7 @@ class Deliverer:
 
     def _confirmed(self, gained: Set[int]) -> None:
         """More is confirmed. Only noted: this may come in the middle of an append of this log."""
-        if len(self._works):
+        if self._works.by_key:
             self._watermarks.note_confirmed()
             self._works.gained(gained)
         if self._replica.runs.total or self._replica.groups.made:

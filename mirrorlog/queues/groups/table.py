@@ -173,9 +173,10 @@ class GroupTable:
 
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
         """`apply`, of a batch that was decoded already."""
-        if header.next_log_offset <= self._followed_to:
+        end = header.log_offset + header.length
+        if end <= self._followed_to:
             return
-        self._followed_to = header.next_log_offset
+        self._followed_to = end
         for change in changes:
             if isinstance(change, _OnLedger):
                 ledger = self.get(header.queue_id, change.group)
@@ -251,14 +252,10 @@ class GroupTable:
 
     def _change(self, header: BatchHeader, key: Key, ledger: Ledger, change: _OnLedger | _OfLedger) -> None:
         """Change a ledger in place."""
-        undo = None
-        if header.next_log_offset > self._confirmed:
+        if (end := header.log_offset + header.length) > self._confirmed:
             journal: Journal = []
-            undo = _Undo(
-                header.next_log_offset, key, ledger, key in self._partial, ledger.floor, ledger.watermark, journal
-            )
-            self._undo.append(undo)
             ledger.journal = journal
+            self._undo.append(_Undo(end, key, ledger, key in self._partial, ledger.floor, ledger.watermark, journal))
         try:
             _follow(ledger, change, header.log_offset)
         except ValueError as error:
