@@ -100,7 +100,7 @@ class ComparisonRequest:
 class Scope:
     """Queue offsets `first` up to `next` (exclusive); what lies below `log_first` is no longer in the log.
 
-    `landed`: rows of the table and of its dead letters, with `offset` and `columns`; `dead`: those letters alone. Rows
+    `landed`: rows of the table and of its dead letters, with `offset` and `columns`; `dead`: dead letters alone. Rows
     at `next` and beyond are among them when the table itself said where it ends, for there must be none.
     """
 

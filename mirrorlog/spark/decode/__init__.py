@@ -1,8 +1,8 @@
 """Landed records by schema: the bytes of `value` become columns, or a dead letter that says what is wrong and where.
 
 Three formats, one contract (`decoded.Decoder`): JSON, Avro and Protobuf. Arrow in, Arrow out: no Spark and no network,
-so a decoder travels to tasks and is tried without a JVM. What it promises: no value becomes null, or another value, in
-silence; every record is either a row, a dead letter, or a tombstone; the same bytes under the same schema always end
+so a decoder travels to tasks and is tried without a JVM. What it promises: no value becomes null, or another value,
+unseen; every record is either a row, a dead letter, or a tombstone; the same bytes under the same schema always end
 the same way, whatever stands beside them in the batch.
 """
 
