@@ -28,12 +28,12 @@ from mirrorlog.errors import BadInput
 from mirrorlog.spark import command_line
 from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS
 from mirrorlog.spark.checks.comparison import RANGES_MAX, Comparison, ComparisonLimits
+from mirrorlog.spark.checks.differences import Reconciliation
 from mirrorlog.spark.checks.landed_table import open_table
 from mirrorlog.spark.checks.scope import ComparisonRequest, LogSource, Until, Write, scope
 from mirrorlog.spark.command_line import OnStep
 from mirrorlog.spark.errors import SPARK_ERRORS, BeginUnknown, from_spark
 from mirrorlog.spark.options import parse_servers
-from mirrorlog.spark.reading.differences import Reconciliation
 
 
 def reconcile(

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from mirrorlog.spark.checks.buckets import OffsetBucket, by_number, compared, runs, total, width
-from mirrorlog.spark.reading.declared_gaps import GAP_OFFSETS_MIN, answered, between, search
-from mirrorlog.spark.reading.differences import Difference, DifferenceKind, Gap, joined
+from mirrorlog.spark.checks.differences import Difference, DifferenceKind, joined
+from mirrorlog.spark.reading.declared_gaps import GAP_OFFSETS_MIN, Gap, answered, between, search
 
 
 def bucket(number: int, rows: int = 10, checksum: int = 7) -> OffsetBucket:

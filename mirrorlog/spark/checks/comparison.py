@@ -21,11 +21,11 @@ from mirrorlog.spark.checks.buckets import (
     total,
     width,
 )
+from mirrorlog.spark.checks.differences import Difference, DifferenceKind, Reconciliation, joined
 from mirrorlog.spark.checks.fingerprints import bucket_number, bucketed, column_hash
 from mirrorlog.spark.checks.scope import Scope
 from mirrorlog.spark.command_line import OnStep
 from mirrorlog.spark.reading.declared_gaps import between
-from mirrorlog.spark.reading.differences import Difference, DifferenceKind, Reconciliation, joined
 
 # Inspection: rows of a log and of a table joined by queue offset, and what differs as ranges.
 #

@@ -18,7 +18,7 @@ from mirrorlog.spark.errors import TableOutOfStep
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.options import offsets_json, parse_options
 from mirrorlog.spark.plan import QueueFacts
-from mirrorlog.spark.reading.differences import Gap
+from mirrorlog.spark.reading.declared_gaps import Gap
 from mirrorlog.spark.reading.lookup import open_lookup
 from mirrorlog.spark.reading.planning import gaps_of
 from mirrorlog.spark.source import FORMAT, register, spark_schema

@@ -10,11 +10,19 @@ Pure: `search` asks nobody itself. It is a generator of places, to be sent what 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from mirrorlog.spark.reading.differences import Gap
-
 GAP_OFFSETS_MIN: Final = 2**32
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Queue offsets that were never given to a record that is left: a declared loss (decision 0023)."""
+
+    first: int
+    next: int
+
 
 Search = Generator[int, int | None, list[Gap]]
 """Yields queue offsets; to each it wants where the queue goes on when it lies in a gap, else None."""
