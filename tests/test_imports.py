@@ -128,7 +128,7 @@ PURE = [
     "mirrorlog/spark/decode/texts.py",
     "mirrorlog/spark/decode/types.py",
     "mirrorlog/spark/decode/widening.py",
-    "mirrorlog/spark/reading/differences.py",
+    "mirrorlog/spark/checks/differences.py",
     "mirrorlog/spark/reading/filters.py",
     "mirrorlog/spark/landing/write/layout.py",
     "mirrorlog/spark/landing/positions.py",

@@ -60,7 +60,7 @@ def audit(
     access: Access = NO_ACCESS,
     on_step: OnStep = lambda step: None,
 ) -> Audit:
-    """Compare all copies of `queue`, from `first` (its begin) up to `until` (exclusive; what is confirmed now). Blocks.
+    """Compare all copies of `queue`, from `first` (its start) up to `until` (exclusive; the confirmed end). Blocks.
 
     Raises BadInput, NoSuchQueue, ConnectionLost when no node answers. What is the matter with a copy is no error here:
     see `Audit.error`.
@@ -307,7 +307,9 @@ def parser() -> argparse.ArgumentParser:
     )
     command_line.add_queue(parser)
     command_line.add_servers(parser)
-    parser.add_argument("--from", dest="first", type=int, metavar="N", help="first queue offset; by default the begin")
+    parser.add_argument(
+        "--from", dest="first", type=int, metavar="N", help="first queue offset; by default where it starts"
+    )
     parser.add_argument(
         "--until", type=int, metavar="N", help="queue offset to end before; by default the confirmed end"
     )

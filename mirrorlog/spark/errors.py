@@ -29,7 +29,7 @@ class BadSchema(BadInput):
 
 
 class RecordsMissing(MirrorlogError):
-    """Records below a queue's begin, or above its confirmed end, were asked for; `failOnDataLoss` is true."""
+    """Records below a queue's start offset, or above its confirmed end, were asked for; `failOnDataLoss` is true."""
 
     code = "RECORDS_MISSING"
     grpc_status = "DATA_LOSS"

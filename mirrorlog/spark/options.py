@@ -1,30 +1,7 @@
 """The data source's options: names and meanings of Spark's Kafka source where it has them.
 
-    servers                        host:port, commas between (also as kafka.bootstrap.servers)
-    path                           instead of servers: log directories to read straight from
-    subscribe                      queue names, commas between
-    subscribePattern               instead: a regular expression (Python's) that a whole name must match
-    startingOffsets                earliest (default of a batch), latest (default of a stream, only there), or JSON
-                                   {"queue": {"0": offset}} naming every queue: a number (-2 is earliest) or a position
-    endingOffsets                  latest (default), or the same JSON; -1 is latest. Exclusive
-    startingTimestamp              ms UTC: the first record appended then or later; above startingOffsets
-    startingOffsetsByTimestamp     the same as JSON {"queue": {"0": ms}}
-    startingOffsetsByTimestampStrategy   where there is no such record: error (default) or latest
-    endingTimestamp, endingOffsetsByTimestamp   the first record that is not read any more; latest where there is none
-    minPartitions                  at least so many tasks, as far as there are records
-    maxRecordsPerPartition         at most so many records in a task; by default 500,000 unless minPartitions is given
-    maxOffsetsPerTrigger           of a stream: at most so many records in a trigger, over all queues
-    minOffsetsPerTrigger           of a stream: a trigger waits for so many, at most for maxTriggerDelay (15m)
-    includeHeaders                 true adds the column `headers`
-    includePosition                true adds the columns `logId`, `epoch` and `appendTime`
-    columns                        names, commas between: these columns alone, in this order
-    pushdown                       true: conditions on topic, offset and timestamp are taken over from Spark, see below
-    failOnDataLoss                 true (default): what is not there any more is an error; false: skipped, and logged
-    read_from                      master (default), mirror, nearest, or a node's id
-    tls_ca                         for nodes that speak TLS: a file, PEM, with the authorities that are trusted
-    tls_cert, tls_key              files, PEM, with the certificate to show and its key, where nodes ask for one
-    user, password                 where nodes have users; by default MIRRORLOG_USER and MIRRORLOG_PASSWORD of the
-                                   environment of Spark's driver, which is the better place for a password
+docs/landing.md says what each of them means. Text in, values out; a login may come from the environment. Spark gives
+the names in small letters.
 
 `read_from` is the master by default: it always has every confirmed record, and a mirror learns of a confirm a moment
 later, so a read of the very end would wait there. Mirrors are the choice for large reads beside live producers.
@@ -33,8 +10,6 @@ later, so a read of the very end would wait there. Mirrors are the choice for la
 another query over the same `load()` then reads under the former one's conditions, and both sides of a union under one
 side's. So it is for those who load anew for each query, and wants `spark.sql.python.filterPushdown.enabled`. Offsets
 and times as options narrow a read as well, and always rightly.
-
-Text in, values out; a login may come from the environment. Spark gives the names in small letters.
 """
 
 from __future__ import annotations

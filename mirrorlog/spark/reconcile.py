@@ -27,12 +27,13 @@ from pyspark.sql import SparkSession
 from mirrorlog.errors import BadInput
 from mirrorlog.spark import command_line
 from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS
-from mirrorlog.spark.checks.comparison import RANGES_MAX, Comparison, ComparisonLimits, OnStep
+from mirrorlog.spark.checks.comparison import RANGES_MAX, Comparison, ComparisonLimits
+from mirrorlog.spark.checks.differences import Reconciliation
 from mirrorlog.spark.checks.landed_table import open_table
 from mirrorlog.spark.checks.scope import ComparisonRequest, LogSource, Until, Write, scope
+from mirrorlog.spark.command_line import OnStep
 from mirrorlog.spark.errors import SPARK_ERRORS, BeginUnknown, from_spark
 from mirrorlog.spark.options import parse_servers
-from mirrorlog.spark.reading.differences import Reconciliation
 
 
 def reconcile(
@@ -64,7 +65,7 @@ def reconcile(
     dead = None if dead_letters is None else open_table(spark, dead_letters)
     try:
         compared = scope(spark, log, facts, landed, ComparisonRequest(write, first, until, dead))
-        return Comparison.of(spark, compared, limits or ComparisonLimits(), on_step).result()
+        return Comparison(spark, compared, limits or ComparisonLimits(), on_step).result()
     except SPARK_ERRORS as error:
         raise from_spark(error) from error
 

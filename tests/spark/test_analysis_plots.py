@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mirrorlog.errors import ConfigError
-from mirrorlog.spark.analysis.plots import PANELS, QUEUES_MAX, draw, save, with_silence
+from mirrorlog.spark.analysis.plots import PANELS, QUEUES_MAX, draw, save, with_idle_times
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -48,15 +48,15 @@ def test_each_picture_names_what_it_shows_with_its_unit(job: str, tmp_path: Path
 
 
 def test_a_minute_without_records_is_zero_or_nothing_and_never_a_line_across() -> None:
-    """Goal: silence is seen. Amounts fall to zero, times have a hole."""
+    """Goal: idle times are seen. Amounts fall to zero, times have a hole."""
     given = rows("throughput", [0, 1, 5])
-    filled = with_silence(given, ["records_per_s"], stretch=MINUTE, value=0)
+    filled = with_idle_times(given, ["records_per_s"], stretch=MINUTE, value=0)
     assert [((row["time"] - NOON) // MINUTE, row["records_per_s"]) for row in filled] == [
         (0, 1.0), (1, 1.0), (2, 0), (4, 0), (5, 1.0),
     ]  # fmt: skip
-    times = with_silence(given, ["records_per_s"], stretch=MINUTE, value=None)
+    times = with_idle_times(given, ["records_per_s"], stretch=MINUTE, value=None)
     assert [row["records_per_s"] for row in times] == [1.0, 1.0, None, None, 1.0]
-    assert len(with_silence(rows("throughput", [0, 2]), ["records_per_s"], stretch=MINUTE, value=0)) == 3
+    assert len(with_idle_times(rows("throughput", [0, 2]), ["records_per_s"], stretch=MINUTE, value=0)) == 3
 
 
 def test_one_slow_record_makes_the_axis_logarithmic_and_it_says_so() -> None:

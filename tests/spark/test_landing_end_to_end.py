@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from mirrorlog.client.sync import Client
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import OffsetOutOfRange
+from mirrorlog.spark.checks.differences import DifferenceKind
 from mirrorlog.spark.checks.scope import LogSource
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.land import land, land_all
@@ -27,7 +28,6 @@ from mirrorlog.spark.landing.holds import NOBODY, Holds
 from mirrorlog.spark.landing.runner import Runner
 from mirrorlog.spark.landing.service.service import Service
 from mirrorlog.spark.landing.upkeep import SMALL_FILES_MIN, Duty, DutyDone, TableUpkeep
-from mirrorlog.spark.reading.differences import DifferenceKind
 from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.asking import wait_for

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mirrorlog.errors import BadBatch, RequestTimeout
-from mirrorlog.spark.reading.rows import AHEAD_MAX, ThreadedIterator
+from mirrorlog.spark.reading.rows import PREFETCHED_MAX, ThreadedIterator
 
 PATIENCE_S = 30.0
 
@@ -21,7 +21,7 @@ async def numbers(count: int) -> AsyncIterator[int]:
 
 def test_all_items_come_in_order() -> None:
     """Goal: nothing is lost between the threads. More items than are read ahead; none at all."""
-    for count in (AHEAD_MAX * 10, 0):
+    for count in (PREFETCHED_MAX * 10, 0):
         with ThreadedIterator(lambda count=count: numbers(count), patience_s=PATIENCE_S, what="numbers") as items:
             assert list(items) == list(range(count))
 
@@ -62,17 +62,17 @@ def test_a_slow_consumer_is_not_run_away_from() -> None:
     full = threading.Event()
 
     async def counted() -> AsyncIterator[int]:
-        for number in range(AHEAD_MAX * 10):
+        for number in range(PREFETCHED_MAX * 10):
             made.append(number)
-            if number > AHEAD_MAX:
+            if number > PREFETCHED_MAX:
                 full.set()
             yield number
 
     with ThreadedIterator(counted, patience_s=PATIENCE_S, what="numbers") as items:
         assert next(iter(items)) == 0
         assert full.wait(PATIENCE_S)
-        # One in the consumer's hand, AHEAD_MAX waiting, one that waits for its place.
-        assert len(made) == AHEAD_MAX + 2
+        # One in the consumer's hand, PREFETCHED_MAX waiting, one that waits for its place.
+        assert len(made) == PREFETCHED_MAX + 2
 
 
 def test_silence_is_a_timeout_that_says_what_for() -> None:

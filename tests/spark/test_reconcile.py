@@ -18,13 +18,14 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.spark import reconcile as command
 from mirrorlog.spark.checks.comparison import ComparisonLimits
+from mirrorlog.spark.checks.differences import Difference, DifferenceKind, Reconciliation
 from mirrorlog.spark.checks.fingerprints import COMPARED, row_hash
 from mirrorlog.spark.checks.scope import LogSource
 from mirrorlog.spark.errors import TableOutOfStep
 from mirrorlog.spark.land import land
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.plan import QueueFacts
-from mirrorlog.spark.reading.differences import Difference, DifferenceKind, Gap, Reconciliation
+from mirrorlog.spark.reading.declared_gaps import Gap
 from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing import Cluster
 from tests.spark.queues import every_kind_of_record, publish

@@ -7,9 +7,8 @@ import random
 import pytest
 
 from mirrorlog.spark.checks.buckets import OffsetBucket, by_number, compared, runs, total, width
-from mirrorlog.spark.checks.comparison import BucketLine, holes_between
-from mirrorlog.spark.reading.declared_gaps import LEAP_OFFSETS_MIN, answered, between, search
-from mirrorlog.spark.reading.differences import Difference, DifferenceKind, Gap, joined
+from mirrorlog.spark.checks.differences import Difference, DifferenceKind, joined
+from mirrorlog.spark.reading.declared_gaps import GAP_OFFSETS_MIN, Gap, answered, between, search
 
 
 def bucket(number: int, rows: int = 10, checksum: int = 7) -> OffsetBucket:
@@ -74,13 +73,6 @@ def test_neighbours_that_differ_alike_become_one_range() -> None:
     ]
 
 
-def test_holes_before_between_and_behind_are_found() -> None:
-    """Goal: a hole as wide as several buckets shows. Two lines in a range that is wider."""
-    lines = [BucketLine(0, 3, 9, 7, 7), BucketLine(4, 40, 49, 10, 10)]
-    assert [(each.first, each.next) for each in holes_between(lines, 0, 60)] == [(0, 3), (10, 40), (50, 60)]
-    assert list(holes_between(lines[:1], 3, 10)) == []
-
-
 def test_every_declared_gap_is_found_with_its_exact_edges() -> None:
     """Goal: no gap is missed, whatever the range, and no record is counted as lost. Random queues with leaps as wide
     as leaps are, random ranges of them; the seed is printed."""
@@ -90,8 +82,8 @@ def test_every_declared_gap_is_found_with_its_exact_edges() -> None:
     for _ in range(200):
         gaps, at = [], chance.randrange(0, 3)
         for epoch in range(1, chance.randrange(1, 5)):
-            first = at + chance.choice([0, 1, 7, 1000, LEAP_OFFSETS_MIN + 5])
-            at = first + LEAP_OFFSETS_MIN * epoch + chance.randrange(0, 3)
+            first = at + chance.choice([0, 1, 7, 1000, GAP_OFFSETS_MIN + 5])
+            at = first + GAP_OFFSETS_MIN * epoch + chance.randrange(0, 3)
             gaps.append((first, at))
         end = at + chance.choice([0, 1, 50])
         first, following = sorted((chance.randrange(0, end + 1), chance.choice([end, chance.randrange(0, end + 1)])))

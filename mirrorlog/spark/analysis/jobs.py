@@ -65,7 +65,7 @@ def _size(table: LandedTable) -> Column:
 
 
 def throughput(rows: DataFrame, every: str = EVERY) -> DataFrame:
-    """A row per queue and stretch of time with records: time (its begin), queue, records, bytes, records_per_s and
+    """A row per queue and stretch of time with records: time (its start), queue, records, bytes, records_per_s and
     bytes_per_s (over the whole stretch, so the first and the last one may be too low). In order of time."""
     window = f.window("append_time", every)
     seconds = f.unix_seconds("window.end") - f.unix_seconds("window.start")

@@ -137,7 +137,7 @@ def _busiest(rows: pa.Table) -> tuple[list[str], int]:
 
 
 def _draw_panel(axes: Axes, panel: Panel, queue: str | None, rows: pa.Table) -> None:
-    mine = with_silence(
+    mine = with_idle_times(
         [row for row in rows.to_pylist() if row["queue"] == queue and _fits(row, panel)],
         [line.name for line in panel.lines],
         stretch=_stretch(rows),
@@ -174,7 +174,7 @@ def _draw_panel(axes: Axes, panel: Panel, queue: str | None, rows: pa.Table) -> 
         )
 
 
-def with_silence(
+def with_idle_times(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, stretch: timedelta, value: float | None
 ) -> list[Mapping[str, Any]]:
     """With a row at both ends of every time without records, so that no line is drawn as if there had been some."""

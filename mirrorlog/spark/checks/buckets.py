@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from mirrorlog.spark.reading.differences import CHECKSUM_BITS, Difference, DifferenceKind, Side
+from mirrorlog.spark.checks.differences import CHECKSUM_BITS, Difference, DifferenceKind, Side
 
 BUCKET_OFFSETS: Final = 65_536
 BUCKETS_MAX: Final = 200_000

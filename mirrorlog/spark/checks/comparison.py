@@ -21,10 +21,11 @@ from mirrorlog.spark.checks.buckets import (
     total,
     width,
 )
+from mirrorlog.spark.checks.differences import Difference, DifferenceKind, Reconciliation, joined
 from mirrorlog.spark.checks.fingerprints import bucket_number, bucketed, column_hash
 from mirrorlog.spark.checks.scope import Scope
+from mirrorlog.spark.command_line import OnStep
 from mirrorlog.spark.reading.declared_gaps import between
-from mirrorlog.spark.reading.differences import Difference, DifferenceKind, Reconciliation, joined
 
 # Inspection: rows of a log and of a table joined by queue offset, and what differs as ranges.
 #
@@ -92,83 +93,12 @@ def _difference(row: dict[str, object]) -> Difference:
     return Difference(DifferenceKind[str(row["kind"])], first, last + 1, rows, columns)
 
 
-# Density: whether a table by itself has every queue offset of a range once.
-#
-# For what the log has no more. Rows become a count per offset and a line per bucket (the smallest, the largest, how
-# many, how many more than once); holes between buckets are seen in the lines, and only buckets with a hole or a row
-# too many are looked into.
-
-
-@dataclass(frozen=True, slots=True)
-class Density:
-    """`rows`: of the table in the range; `more`: there are more differences than these."""
-
-    rows: int
-    differences: tuple[Difference, ...]
-    more: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BucketLine:
-    """Bucket `number`: queue offsets `first` up to `last` (inclusive), so many `distinct` ones, on so many `rows`."""
-
-    number: int
-    first: int
-    last: int
-    distinct: int
-    rows: int
-
-    @property
-    def is_dense(self) -> bool:
-        return self.distinct == self.rows == self.last + 1 - self.first
-
-
-def density(rows: DataFrame, first: int, following: int, bucket_offsets: int, ranges_max: int) -> Density:
-    """Of `rows` (column `offset`), which should have `first` up to `following` (exclusive) once each."""
-    counted = rows.groupBy(bucket_number(bucket_offsets).alias("number"), "offset").agg(f.count("*").alias("rows"))
-    lines = counted.groupBy("number").agg(
-        f.min("offset").alias("first"),
-        f.max("offset").alias("last"),
-        f.count("*").alias("distinct"),
-        f.sum("rows").alias("rows"),
-    )
-    found = sorted((BucketLine(**line) for line in lines.toArrow().to_pylist()), key=lambda line: line.first)
-    suspects = [line.number for line in found if not line.is_dense]
-    inside = list(_inside(counted, suspects[:ranges_max], ranges_max + 1)) if suspects else []
-    differences = joined([*holes_between(found, first, following), *inside])
-    more = len(suspects) > ranges_max or len(inside) > ranges_max
-    return Density(sum(line.rows for line in found), tuple(differences), more)
-
-
-def holes_between(lines: Sequence[BucketLine], first: int, following: int) -> Iterator[Difference]:
-    """What lies before, between and behind the buckets' rows. `lines` in order."""
-    at = first
-    for line in lines:
-        if line.first > at:
-            yield Difference(DifferenceKind.MISSING_IN_TABLE, at, line.first, 0)
-        at = line.last + 1
-    if at < following:
-        yield Difference(DifferenceKind.MISSING_IN_TABLE, at, following, 0)
-
-
-def _inside(counted: DataFrame, numbers: Sequence[int], limit: int) -> Iterator[Difference]:
-    """Holes and repetitions within these buckets, the first ones."""
-    suspects = counted.where(f.col("number").isin(list(numbers)))
-    before = f.lag("offset").over(Window.partitionBy("number").orderBy("offset"))
-    stepped = suspects.withColumn("before", before)
-    odd = stepped.where((f.col("rows") > 1) | (f.col("offset") - f.col("before") > 1))
-    for row in odd.orderBy("offset").limit(limit).toArrow().to_pylist():
-        if row["before"] is not None and row["offset"] - row["before"] > 1:
-            yield Difference(DifferenceKind.MISSING_IN_TABLE, row["before"] + 1, row["offset"], 0)
-        if row["rows"] > 1:
-            yield Difference(DifferenceKind.TWICE, row["offset"], row["offset"] + 1, row["rows"])
-
-
-OnStep = Callable[[str], None]
-
 RANGES_MAX: Final = 100
 # Each is a job of its own, with a cost of its own: neighbours that are a little apart are read together.
 _SCANS_MAX: Final = 8
+
+
+_LogRows = Callable[[Sequence[tuple[int, int]]], DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,42 +114,39 @@ class ComparisonLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class _Compared:
+    """Both sides of a range of queue offsets, and where they differ; `unseen`: buckets that were not looked into."""
+
+    log: Mapping[int, OffsetBucket]
+    table: Mapping[int, OffsetBucket]
+    verdict: BucketVerdict
+    looked_at: tuple[Difference, ...]
+    unseen: int
+
+
+_NOTHING: Final = _Compared({}, {}, BucketVerdict((), ()), (), 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """`offsets`: per bucket."""
+    """What is compared, and how closely."""
 
     spark: SparkSession
     scope: Scope
     limits: ComparisonLimits
-    offsets: int
     on_step: OnStep
-
-    @classmethod
-    def of(cls, spark: SparkSession, scope: Scope, limits: ComparisonLimits, on_step: OnStep) -> Comparison:
-        span = scope.next - scope.log_first - sum(gap.next - gap.first for gap in scope.gaps)
-        return cls(spark, scope, limits, width(span, limits.bucket_offsets), on_step)
 
     def result(self) -> Reconciliation:
         """Reads both sides once, and what differs twice. Raises what Spark does."""
-        scope = self.scope
+        scope, limit = self.scope, self.limits.ranges_max
         below = self._below()
         self.on_step(f"reading the log of queue {scope.facts.name!r}, {scope.log_first:,} up to {scope.log_next:,}")
-        log = by_number(bucketed(self._log_rows([(scope.log_first, scope.log_next)]), scope.columns, self.offsets))
-        self.on_step(f"reading {scope.table.path}")
-        table = by_number(bucketed(self._landed(), scope.columns, self.offsets))
-        verdict = compared(log, table)
-        looked_at = list(self._look_at(verdict.to_look_at[: self.limits.ranges_max]))
-        return self._found(below, log, table, verdict, looked_at)
-
-    def _found(
-        self,
-        below: Density,
-        log: Mapping[int, OffsetBucket],
-        table: Mapping[int, OffsetBucket],
-        verdict: BucketVerdict,
-        looked_at: Sequence[Difference],
-    ) -> Reconciliation:
-        scope, limit = self.scope, self.limits.ranges_max
-        ranges = joined([*below.differences, *verdict.known, *looked_at])
+        landed = scope.landed.where(f.col("offset") >= scope.log_first)
+        span = scope.next - scope.log_first - sum(gap.next - gap.first for gap in scope.gaps)
+        offsets = width(span, self.limits.bucket_offsets)
+        whole = self._compared(self._log_rows, landed, (scope.log_first, scope.log_next), scope.columns, offsets)
+        known = [*below.verdict.known, *below.looked_at, *whole.verdict.known, *whole.looked_at]
+        ranges = joined(known)
         return Reconciliation(
             queue=scope.facts.name,
             table=scope.table.path,
@@ -228,31 +155,57 @@ class Comparison:
             first=scope.first,
             next=scope.next,
             log_first=scope.log_first,
-            log=total(log),
-            landed=total(table),
-            below_rows=below.rows,
+            log=total(whole.log),
+            landed=total(whole.table),
+            below_rows=total(below.table).rows,
             dead_letters=scope.dead_letters,
             compared=scope.columns,
-            bucket_offsets=self.offsets,
-            buckets=len(log.keys() | table.keys()),
-            differ=len(verdict.known) + len(verdict.to_look_at),
-            unseen=max(0, len(verdict.to_look_at) - limit),
-            more=below.more or len(looked_at) > limit or len(ranges) > limit,
+            bucket_offsets=offsets,
+            buckets=len(whole.log.keys() | whole.table.keys()),
+            differ=len(whole.verdict.known) + len(whole.verdict.to_look_at),
+            unseen=whole.unseen,
+            more=bool(below.unseen) or max(len(below.looked_at), len(whole.looked_at), len(ranges)) > limit,
             differences=tuple(ranges[:limit]),
             gaps=scope.gaps,
             notes=scope.notes,
         )
 
-    def _below(self) -> Density:
-        """Of the table where the log has nothing any more. Upserts leave holes, so there is nothing to be checked."""
+    def _below(self) -> _Compared:
+        """Where the log has nothing any more the table must have each offset once: it is held against these. Upserts
+        leave holes, so there is nothing to be checked."""
         scope = self.scope
         if scope.first >= scope.log_first or scope.write == "upsert":
-            return Density(0, (), more=False)
+            return _NOTHING
         self.on_step(f"looking for holes in {scope.table.path} below {scope.log_first:,}, where the log begins")
-        rows = scope.landed.where(f.col("offset") < scope.log_first).select("offset")
-        return density(rows, scope.first, scope.log_first, self.limits.bucket_offsets, self.limits.ranges_max)
 
-    # --- Both sides ---------------------------------------------------------------------------------------------
+        def every_offset(stretches: Sequence[tuple[int, int]]) -> DataFrame:
+            cut = [(max(one, scope.first), min(other, scope.log_first)) for one, other in stretches]
+            rows = [self.spark.range(one, other).select(f.col("id").alias("offset")) for one, other in cut]
+            return reduce(DataFrame.unionByName, rows)
+
+        landed = scope.landed.where(f.col("offset") < scope.log_first)
+        offsets = width(scope.log_first - scope.first, self.limits.bucket_offsets)
+        return self._compared(every_offset, landed, (scope.first, scope.log_first), (), offsets)
+
+    def _compared(
+        self, log_rows: _LogRows, landed: DataFrame, whole: tuple[int, int], columns: Sequence[str], offsets: int
+    ) -> _Compared:
+        """`log_rows`: of the log, in stretches of queue offsets; `whole`: all of them; `offsets`: of a bucket."""
+        log = by_number(bucketed(log_rows([whole]), columns, offsets))
+        self.on_step(f"reading {self.scope.table.path}")
+        table = by_number(bucketed(landed, columns, offsets))
+        verdict, limit = compared(log, table), self.limits.ranges_max
+        numbers = verdict.to_look_at[:limit]
+        if not numbers:
+            return _Compared(log, table, verdict, (), 0)
+        self.on_step(f"looking into {len(numbers):,} ranges of {offsets:,} offsets that differ")
+        number = bucket_number(offsets)
+        stretches = [(run.start * offsets, run.stop * offsets) for run in runs(numbers, _SCANS_MAX)]
+        near = [f.col("offset").between(first, following - 1) for first, following in stretches]
+        wanted = reduce(Column.__or__, near) & number.isin(list(numbers))
+        found = inspect(log_rows(stretches).where(wanted), landed.where(wanted), columns, number, limit + 1)
+        looked_at = tuple(judged for each in found for judged in self._judged(each))
+        return _Compared(log, table, verdict, looked_at, len(verdict.to_look_at) - len(numbers))
 
     def _log_rows(self, stretches: Sequence[tuple[int, int]]) -> DataFrame:
         """Of the log, as the table should have them."""
@@ -272,27 +225,6 @@ class Comparison:
         gaps = [gap for gap in self.scope.gaps if gap.first < following and first < gap.next]
         cut = [replace(gap, first=max(gap.first, first), next=min(gap.next, following)) for gap in gaps]
         return between(first, following, cut) if first < following else []
-
-    def _landed(self) -> DataFrame:
-        return self.scope.landed.where(f.col("offset") >= self.scope.log_first)
-
-    # --- Looking closer -----------------------------------------------------------------------------------------
-
-    def _look_at(self, numbers: Sequence[int]) -> Iterator[Difference]:
-        """The ranges in which these buckets differ, one more than are to be named at most."""
-        if not numbers:
-            return
-        self.on_step(f"looking into {len(numbers):,} ranges of {self.offsets:,} offsets that differ")
-        number = bucket_number(self.offsets)
-        stretches = [(run.start * self.offsets, run.stop * self.offsets) for run in runs(numbers, _SCANS_MAX)]
-        within = reduce(
-            lambda one, other: one | other,
-            (f.col("offset").between(first, following - 1) for first, following in stretches),
-        )
-        wanted = within & number.isin(list(numbers))
-        log, table = self._log_rows(stretches).where(wanted), self._landed().where(wanted)
-        for each in inspect(log, table, self.scope.columns, number, self.limits.ranges_max + 1):
-            yield from self._judged(each)
 
     def _judged(self, found: Difference) -> Iterator[Difference]:
         """What the log lacks is called by what it means: above the table's position, or replaced by a newer record."""

@@ -18,7 +18,7 @@ from mirrorlog.spark.errors import TableOutOfStep
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.options import offsets_json, parse_options
 from mirrorlog.spark.plan import QueueFacts
-from mirrorlog.spark.reading.differences import Gap
+from mirrorlog.spark.reading.declared_gaps import Gap
 from mirrorlog.spark.reading.lookup import open_lookup
 from mirrorlog.spark.reading.planning import gaps_of
 from mirrorlog.spark.source import FORMAT, register, spark_schema
@@ -100,7 +100,7 @@ class ComparisonRequest:
 class Scope:
     """Queue offsets `first` up to `next` (exclusive); what lies below `log_first` is no longer in the log.
 
-    `landed`: rows of the table and of its dead letters, with `offset` and `columns`; `dead`: those letters alone. Rows
+    `landed`: rows of the table and of its dead letters, with `offset` and `columns`; `dead`: dead letters alone. Rows
     at `next` and beyond are among them when the table itself said where it ends, for there must be none.
     """
 

@@ -24,7 +24,7 @@ went back must not take it for ahead after the next announcement.
 
 Rejected: 2 before 1, which would set `…:dead` back while dead letters can still come; 5 with 2, after which a landing
 that has no dead letters sees nothing to wait for; a delete without the fence, which a landing that stalls before it
-would do to the letters of one that began later.
+would do to the dead letters of one that began later.
 
 Several landings may share one such table: positions and rows carry the name of the table that they belong to.
 """

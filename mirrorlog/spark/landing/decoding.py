@@ -8,7 +8,7 @@ wider schema, so all files of a commit have the same columns, whichever task met
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -18,20 +18,10 @@ from mirrorlog.spark.decode.types import nullable_type
 from mirrorlog.spark.errors import UndecodableRecord
 from mirrorlog.spark.landing.dead_letters import DeadLetterWriter
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.tables import RECORD, prefix_of
+from mirrorlog.spark.landing.tables import RECORD, RECORD_COLUMNS, prefix_of
 
 if TYPE_CHECKING:
     from mirrorlog.spark.decode import Decoder
-
-_RECORD: Final = {
-    "_key": "key",
-    "_queue": "topic",
-    "_offset": "offset",
-    "_timestamp": "timestamp",
-    "_timestampType": "timestampType",
-    "_headers": "headers",
-    "_appendTime": "appendTime",
-}
 
 
 def decoder_for(landing: Landing, there: StructType) -> Decoder | None:
@@ -109,9 +99,9 @@ class Decoding:
 def with_record(rows: pa.RecordBatch, raw: pa.RecordBatch) -> pa.RecordBatch:
     """The decoded columns, and behind them the rest of the records. All may be null: files are of one schema, whether
     a value or a tombstone came first."""
-    columns = [*rows.columns, *(raw.column(name) for name in _RECORD.values())]
+    columns = [*rows.columns, *(raw.column(name) for name in RECORD_COLUMNS.values())]
     fields = [pa.field(each.name, nullable_type(each.type)) for each in rows.schema]
-    fields += [pa.field(name, raw.schema.field(source).type) for name, source in _RECORD.items()]
+    fields += [pa.field(name, raw.schema.field(source).type) for name, source in RECORD_COLUMNS.items()]
     cast = [column.cast(field.type) for column, field in zip(columns, fields, strict=True)]
     return pa.RecordBatch.from_arrays(cast, schema=pa.schema(fields))
 

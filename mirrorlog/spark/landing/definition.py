@@ -1,22 +1,4 @@
-"""What is landed where: one `Landing`, from options or from a declarative TOML of many. Pure but for reading the file.
-
-    [defaults]
-    servers = "10.0.0.1:7401,10.0.0.2:7401"
-    max_latency_s = 30
-
-    [[landing]]
-    queue = "flights"
-    table = "/lake/flights"
-    partition_by = ["date(timestamp)"]
-
-    [[landing]]
-    name = "orders"
-    queue_pattern = "orders-.*"
-    table = "s3://lake/orders"
-    mode = "json"
-    decoder = { schema_file = "orders.json" }
-    evolution = "add"
-    dead_letters = "s3://lake/orders-dead"
+"""What is landed where: one `Landing`, from options or from a declarative TOML of many (docs/landing.md).
 
 Every key is checked when the file is read, so that a service does not find a mistyped number hours later; a key that is
 not known is refused, and a near one named. A landing's `name` tells it from others in holds, metrics and in the table's

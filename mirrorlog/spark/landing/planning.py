@@ -24,7 +24,7 @@ from mirrorlog.spark.landing.positions import (
 )
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange
-from mirrorlog.spark.reading.declared_gaps import LEAP_OFFSETS_MIN
+from mirrorlog.spark.reading.declared_gaps import GAP_OFFSETS_MIN
 from mirrorlog.spark.reading.lookup import Lookup
 from mirrorlog.spark.reading.planning import gaps_of
 
@@ -193,7 +193,7 @@ def _queue_plan(
 
 def _gaps(lookup: Lookup, facts: QueueFacts, first: int) -> list[tuple[int, int]]:
     """Declared losses from `first` on. One is so wide that a shorter range has none."""
-    if facts.next - first < LEAP_OFFSETS_MIN:
+    if facts.next - first < GAP_OFFSETS_MIN:
         return []
     return [(gap.first, gap.next) for gap in gaps_of(lookup, facts, first, facts.next)]
 

@@ -7,7 +7,7 @@
     mirrorlog:<cluster>:<incarnation>:begin          the first queue offset that was landed, where somebody noted it
 
 A queue that is deleted and made again, or a cluster made anew under the same name, has another incarnation: it is
-landed from its begin, and the rows of the old one stay beside it.
+landed from its start offset, and the rows of the old one stay beside it.
 """
 
 from __future__ import annotations

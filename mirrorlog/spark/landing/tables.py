@@ -22,7 +22,6 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
     DataType,
     DateType,
     IntegerType,
@@ -31,54 +30,39 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
-    TimestampType,
 )
 
 from mirrorlog.spark.decode.types import nullable_type
 from mirrorlog.spark.errors import TableRefused
 from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState
 from mirrorlog.spark.landing.definition import Landing
+from mirrorlog.spark.options import KAFKA_COLUMNS
+from mirrorlog.spark.source import spark_schema
 
-HEADERS: Final = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
+RAW_COLUMNS: Final = (*KAFKA_COLUMNS, "headers", "appendTime")
+RAW: Final = spark_schema(RAW_COLUMNS)
 
-RAW: Final = (
-    StructType()
-    .add("key", BinaryType())
-    .add("value", BinaryType())
-    .add("topic", StringType())
-    .add("partition", IntegerType())
-    .add("offset", LongType())
-    .add("timestamp", TimestampType())
-    .add("timestampType", IntegerType())
-    .add("headers", HEADERS)
-    .add("appendTime", TimestampType())
-)
-RECORD: Final = (
-    StructType()
-    .add("_key", BinaryType())
-    .add("_queue", StringType())
-    .add("_offset", LongType())
-    .add("_timestamp", TimestampType())
-    .add("_timestampType", IntegerType())
-    .add("_headers", HEADERS)
-    .add("_appendTime", TimestampType())
-)
-"""Of a record, beside its decoded value."""
+RECORD_COLUMNS: Final = {
+    "_key": "key",
+    "_queue": "topic",
+    "_offset": "offset",
+    "_timestamp": "timestamp",
+    "_timestampType": "timestampType",
+    "_headers": "headers",
+    "_appendTime": "appendTime",
+}
+"""Of a record, beside its decoded value, and what each is called in a raw table."""
+RECORD: Final = StructType([StructField(name, RAW[source].dataType) for name, source in RECORD_COLUMNS.items()])
 
-DEAD_LETTERS: Final = (
-    StructType()
-    .add("queue", StringType())
-    .add("offset", LongType())
-    .add("reason", StringType())
-    .add("key", BinaryType())
-    .add("value", BinaryType())
-    .add("headers", HEADERS)
-    .add("timestamp", TimestampType())
-    .add("timestampType", IntegerType())
-    .add("appendTime", TimestampType())
-    .add("schemaVersion", StringType())
-    .add("incarnation", StringType())
-    .add("landedIn", StringType())
+_DEAD_RECORD: Final = ("key", "value", "headers", "timestamp", "timestampType", "appendTime")
+DEAD_LETTERS: Final = StructType(
+    [
+        StructField("queue", StringType()),
+        StructField("offset", LongType()),
+        StructField("reason", StringType()),
+        *(RAW[name] for name in _DEAD_RECORD),
+        *(StructField(name, StringType()) for name in ("schemaVersion", "incarnation", "landedIn")),
+    ]
 )
 """`incarnation`: of the queue, so that a later queue of the name keeps its own; `landedIn`: the table of the others."""
 

@@ -20,6 +20,7 @@ from mirrorlog.spark.errors import StorageFailed
 from mirrorlog.spark.landing.dead_letters import DeadLettersOf, DeadLetterWriter
 from mirrorlog.spark.landing.decoding import Decoding, joined_fields
 from mirrorlog.spark.landing.positions import MissedRange
+from mirrorlog.spark.landing.tables import RAW_COLUMNS
 from mirrorlog.spark.landing.upsert.table import NO_KEY, RowColumns, refuse_keyless, staged_rows
 from mirrorlog.spark.landing.write.files import DataFile, FileFormat, FileWriter
 from mirrorlog.spark.options import SourceOptions
@@ -32,10 +33,7 @@ if TYPE_CHECKING:
 
 
 from mirrorlog.commitlog.format.arrow import BINARY, binary_array
-from mirrorlog.spark.options import KAFKA_COLUMNS
 from mirrorlog.spark.reading.arrow import BYTES_MIN, ROWS_MIN, record_batch
-
-RAW_COLUMNS: Final = (*KAFKA_COLUMNS, "headers", "appendTime")
 
 _VALUE: Final = RAW_COLUMNS.index("value")
 _OTHERS: Final = tuple(name for name in RAW_COLUMNS if name != "value")

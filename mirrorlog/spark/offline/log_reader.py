@@ -1,6 +1,6 @@
 """A log's queues by queue offset, from its directory: facts, times, and proven batches.
 
-What a queue shows is dense but for leaps after a loss. So a queue offset without a batch either was given up
+What a queue shows is dense but for the gaps after a loss. So a queue offset without a batch either was given up
 (PositionLost, as nodes say) or stood in bytes that are bad now (LogCorrupt); neither is passed over unasked.
 """
 
@@ -135,7 +135,7 @@ class LogReader:
         if begin < following:
             at = _span_at(spans, begin, following)
             if at.piece is None and at.next in known.gap_ends:
-                begin = at.next  # it has nothing from before the leap
+                begin = at.next  # it has nothing from before the gap
         return begin, following
 
     def _first(self, spans: Sequence[_Span], following: int) -> int:
@@ -159,8 +159,8 @@ class LogReader:
     def batches(self, queue: KnownQueue, first: int, following: int, on_bad: OnBad | None) -> Iterator[LogBatch]:
         """The records with queue offsets `first` up to `following` (exclusive), in order, every byte checked.
 
-        Raises RecordsMissing below the begin and above the confirmed end, PositionLost, LogCorrupt, DiskFailed. With
-        `on_bad` what is lost or corrupt is told to it, and reading goes on behind.
+        Raises RecordsMissing below the start offset and above the confirmed end, PositionLost, LogCorrupt, DiskFailed.
+        With `on_bad` what is lost or corrupt is told to it, and reading goes on behind.
         """
         at = first
         while at < following:

@@ -1,8 +1,8 @@
 """What is known of a log by its directory: the pieces that hold it, what it says of its queues, and what is bad of it.
 
 Nothing above the confirmed offset of the directory's checkpoint is taken in, nor a torn tail. What was taken in stays
-true, for what is confirmed never changes; so `read_on` goes on from there. Only a begin that moved into a piece, and a
-history that was changed by a declared loss, begin it anew.
+true, for what is confirmed never changes; so `read_on` goes on from there. Only a start offset that
+moved into a piece, and a history that was changed by a declared loss, begin it anew.
 
 A running node frees files, and uses them again, while they are read here. So whatever does not fit is held against the
 checkpoint as it is now before it is called bad.
@@ -107,8 +107,8 @@ class KnownQueue:
 class KnownQueues:
     """Follows the batches of a log that are confirmed, in log order.
 
-    `begins`: logged begins by queue id. `nexts`: at least so far is each queue, by queue id. `gap_ends`: where queues
-    went on after losses. `begin_decided`: the newest decision on the log's begin.
+    `begins`: logged start offsets by queue id. `nexts`: at least so far is each queue, by queue id. `gap_ends`: where
+    queues went on after losses. `begin_decided`: the newest decision on the log's start offset.
     """
 
     queues: dict[int, KnownQueue] = field(default_factory=dict)
@@ -195,8 +195,8 @@ class LogView:
 
     @property
     def partial(self) -> bool:
-        """A copy that began late and has not come to the decision that made its begin: older records of a queue may
-        still be to come behind newer ones, as copies."""
+        """A copy that began late and has not come to the decision that made its start offset: older records of a queue
+        may still be to come behind newer ones, as copies."""
         return self.known.begin_decided < self.checkpoint.begin
 
     # --- Reading on -----------------------------------------------------------------------------------------------

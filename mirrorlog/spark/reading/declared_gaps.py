@@ -1,4 +1,4 @@
-"""Where a queue's offsets leap over a declared loss (decision 0023), found by asking at a few places.
+"""The gaps in a queue's offsets after declared losses (decision 0023), found by asking at a few places.
 
 Nobody lists a queue's gaps: a node answers PositionLost to whoever stands in one, naming where the queue goes on. A gap
 is 2^32 offsets wide at least, so one that begins behind a record is met by the time so many have been passed; where it
@@ -10,11 +10,19 @@ Pure: `search` asks nobody itself. It is a generator of places, to be sent what 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from mirrorlog.spark.reading.differences import Gap
+GAP_OFFSETS_MIN: Final = 2**32
 
-LEAP_OFFSETS_MIN: Final = 2**32
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Queue offsets that were never given to a record that is left: a declared loss (decision 0023)."""
+
+    first: int
+    next: int
+
 
 Search = Generator[int, int | None, list[Gap]]
 """Yields queue offsets; to each it wants where the queue goes on when it lies in a gap, else None."""
@@ -28,7 +36,7 @@ def search(first: int, following: int) -> Search:
         go_on_at = yield at
         if go_on_at is None:
             record = at
-            at = max(at + 1, min(at + LEAP_OFFSETS_MIN, following - 1))
+            at = max(at + 1, min(at + GAP_OFFSETS_MIN, following - 1))
             continue
         begin = yield from _begin(record, at)
         gaps.append(Gap(begin, min(max(go_on_at, at + 1), following)))

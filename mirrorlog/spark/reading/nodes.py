@@ -139,7 +139,7 @@ class NodeLookup:
 
 
 def _merged(queue: str, answers: Sequence[Metadata]) -> QueueFacts:
-    """A confirm that one node knows of is a confirm; of its begin the master has the word."""
+    """A confirm that one node knows of is a confirm; where it starts is the master's word."""
     views = views_of(queue, answers)
     newest = newest_of(views)
     master = newest.master

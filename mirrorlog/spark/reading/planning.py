@@ -15,8 +15,7 @@ from mirrorlog.spark.errors import HistoryChanged
 from mirrorlog.spark.options import AtTime, Offsets, SourceOptions
 from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange, TimeOffsets, narrowed, no_such_queue, ranges, tasks
 from mirrorlog.spark.positions import QueuePosition, broken_history
-from mirrorlog.spark.reading.declared_gaps import answered, between, search
-from mirrorlog.spark.reading.differences import Gap
+from mirrorlog.spark.reading.declared_gaps import Gap, answered, between, search
 from mirrorlog.spark.reading.filters import ALL_ROWS, Conditions
 from mirrorlog.spark.reading.lookup import Lookup
 

@@ -48,7 +48,7 @@ from pyspark import TaskContext
 # by hand between two items, which stops both.
 
 
-AHEAD_MAX: Final = 8
+PREFETCHED_MAX: Final = 8
 """Items that are read and not yet taken."""
 _END_S: Final = 5.0
 
@@ -116,7 +116,7 @@ class ThreadedIterator(Generic[_T]):
         self._out.put(_End(error))
 
     async def _pump(self) -> None:
-        self._slots = asyncio.Semaphore(AHEAD_MAX)
+        self._slots = asyncio.Semaphore(PREFETCHED_MAX)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._started.set()
@@ -336,11 +336,11 @@ def _check_identity(wanted: QueueRange, batch: QueueBatch) -> None:
 def spare_modules() -> None:
     """Have later collections pass over what this process has loaded. Only in a task of Spark's; only once."""
     if TaskContext.get() is not None:
-        _set_aside()
+        _freeze()
 
 
 @cache
-def _set_aside() -> None:
+def _freeze() -> None:
     # What is garbage already would be kept for good.
     gc.collect()
     gc.freeze()

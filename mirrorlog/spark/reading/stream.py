@@ -3,8 +3,8 @@
 Where the stream stands is Spark's to keep, in its checkpoint, as JSON of positions (`positions`). A trigger asks which
 records are confirmed, says how far it goes, and is planned and read like a batch. It holds for every queue that
 
-- it is read from its begin when it appears later than the stream. It joins with one trigger and is read from the next
-  one on: so where its reading began stands in the checkpoint before anything is read;
+- it is read from its start offset when it appears later than the stream. It joins with one trigger and is read from
+  the next one on: so where its reading began stands in the checkpoint before anything is read;
 - one that is gone stays where it was, one that was made anew under its name joins again, and a position whose history
   the log does not have any more, or that lies in a declared loss, is noticed: an error with failOnDataLoss, else a line
   in the log. A loss ends the stream when it is reached: what stands before it has been read by then;

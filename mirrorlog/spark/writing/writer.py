@@ -2,7 +2,7 @@
 
     df.write.format("mirrorlog").option("servers", "127.0.0.1:7401").option("queue", "flights").mode("append").save()
 
-Options are those of `mirrorlog.spark.writing.writer`, columns those of `mirrorlog.spark.writing.columns_out`.
+Options are those of `WriterOptions`, columns those of `mirrorlog.spark.writing.columns_out`.
 
 A task sends its rows through one idempotent producer per queue, in their order, and ends well when every one of them is
 confirmed at the level asked for. Between tasks there is no order: sort into one partition where it matters.
@@ -45,18 +45,8 @@ from mirrorlog.spark.errors import BadOption, WriteUnproven
 from mirrorlog.spark.options import access_of, parse_servers
 from mirrorlog.spark.writing.columns_out import OutColumns, check_columns, per_queue
 
-# The options of the writer. Text in, values out; a login may come from the environment.
-#
-#     servers                  host:port, commas between (also as kafka.bootstrap.servers)
-# queue                    the queue to write to, whatever a column `topic` says (also as topic). Without it every row
-# goes to the queue that its column `topic` names confirm                  all (default), majority, one, master, or a
-# number of copies durability               memory (default) or disk: where each of these copies has a record when it is
-# confirmed compression              none (default), lz4 or zstd, of each batch declare                  true makes a
-# queue that is not there; false (default): it is an error delivery_timeout_ms      how long a record may take until it
-# is confirmed, 30000 by default tls_ca, tls_cert, tls_key, user, password   as for reading
-#
-# As for Kafka's sink the option goes above the column: rows that were read from one queue and are written to another
-# have a column `topic`, which names where they came from.
+# The options of the writer are in docs/landing.md. As for Kafka's sink `queue` goes above the column `topic`: rows that
+# were read from one queue and are written to another have that column, which names where they came from.
 
 
 _BOOTSTRAP: Final = "kafka.bootstrap.servers"

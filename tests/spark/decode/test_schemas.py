@@ -8,10 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from mirrorlog.spark.decode import to_ddl, to_delta_json, widen
+from mirrorlog.spark.decode import schema_from, to_ddl, to_delta_json, widen
 from mirrorlog.spark.decode.columns import FIELDS_MAX, RESERVED_COLUMNS, check_schema
 from mirrorlog.spark.decode.ddl import NESTING_MAX, parse_ddl
-from mirrorlog.spark.decode.making import schema_from
 from mirrorlog.spark.decode.types import canonical, from_delta_json, list_of, map_of
 from mirrorlog.spark.decode.widening import merged, under
 from mirrorlog.spark.errors import BadSchema

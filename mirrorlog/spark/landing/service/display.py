@@ -280,7 +280,7 @@ class RunLines(StepLines):
 
 
 class RunBar:
-    """A bar of what is landed of what was confirmed at the begin, with the stage of the step. Its lines go with it."""
+    """A bar of what is landed of what was confirmed at first, with the stage of the step. Its lines go with it."""
 
     def __init__(self, landing: Landing, console: Console | None = None) -> None:
         self._wanted = range(0)

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mirrorlog.spark.errors import TableDiffers
+from mirrorlog.spark.reading.declared_gaps import Gap
 
 CHECKSUM_BITS: Final = 64
 
@@ -48,14 +49,6 @@ class Difference:
         offsets = f"{self.first}" if self.next == self.first + 1 else f"{self.first} up to {self.next}"
         columns = f" in {', '.join(self.columns)}" if self.columns else ""
         return f"{offsets}: {self.kind}{columns}"
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Queue offsets that were never given to a record that is left: a declared loss (decision 0023)."""
-
-    first: int
-    next: int
 
 
 def joined(differences: Iterable[Difference]) -> list[Difference]:
