@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 from weakref import WeakSet
 
 from mirrorlog.client.admin import Admin
@@ -44,12 +44,8 @@ from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 DELIVERY_TIMEOUT_MS: Final = 30_000
-# Who waits for a connection looks around after so long: its node may hang and have been replaced. The opening goes on.
-_REACH_S: Final = 1.0
 # What may be done with a receipt, by its name.
 _HOWS: Final = {"ack": How.ACK, "return": How.RETURN, "release": How.RELEASE, "reject": How.DEAD}
-
-_T = TypeVar("_T")
 
 
 class Client(Cluster):
@@ -105,7 +101,8 @@ class Client(Cluster):
         self._publishers: WeakSet[Publisher] = WeakSet()
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._subscriptions: WeakSet[Subscription] = WeakSet()
-        self._leasing = Leasing(self, self.consumer)
+        self.leasing = Leasing(self, self.consumer)
+        """For what `lease` gives out."""
         self._transactor = Transactor(self)
         self._pool = JoinPool()
 
@@ -133,7 +130,7 @@ class Client(Cluster):
                     failures.append(error)
         finally:
             self._closed = True
-            await self._leasing.close()
+            await self.leasing.close()
             for consumer in list(self._consumers):
                 await consumer.abandon()
             await self._disconnect()
@@ -384,7 +381,7 @@ class Client(Cluster):
         OutcomeUnknown: records may be leased that nobody was told of, as behind any answer that is lost, and these come
         again behind the end of their lease.
         """
-        return await self._leasing.lease(
+        return await self.leasing.lease(
             queue,
             group,
             max_records=max_records,
@@ -416,13 +413,12 @@ class Client(Cluster):
         if how not in _HOWS:
             raise BadRequest(f"how {how!r:.32} is none of {', '.join(_HOWS)}")
         parsed = LeaseReceipt.parse(receipt, queue=queue, group=group)
-        changed = await self._leasing.settle([parsed], _HOWS[how], delay_ms=delay_ms, level=parse_level(confirm))
-        return changed > 0
+        return await self.leasing.settle(parsed, _HOWS[how], delay_ms=delay_ms, level=parse_level(confirm))
 
     async def extend_receipt(self, queue: str, receipt: str, lease_ms: int, *, group: str = "") -> None:
         """Let a lease run for `lease_ms` from now on, with all records that the same `lease()` gave out, by the text of
         the receipt of any of them. Raises NotGranted when it is over, and else as `settle_receipt`."""
-        await self._leasing.extend([LeaseReceipt.parse(receipt, queue=queue, group=group)], lease_ms)
+        await self.leasing.extend_lease(LeaseReceipt.parse(receipt, queue=queue, group=group), lease_ms)
 
     # --- inside ---
 

@@ -52,7 +52,7 @@ class Cluster:
         self._cluster_id = cluster_id
         self._role = role
         self._stale_reads = stale_reads
-        self._connect_timeout_ms = connect_timeout_ms
+        self.connect_timeout_ms = connect_timeout_ms
         self._tls = tls
         self._client_id = secrets.token_hex(16)
         self._login = login
@@ -242,7 +242,7 @@ class Cluster:
                 role=self._role,
                 cluster_id=self._cluster_id,
                 stale_reads=self._stale_reads,
-                timeout_ms=self._connect_timeout_ms,
+                timeout_ms=self.connect_timeout_ms,
                 tls=self._tls,
                 login=self._login,
                 client_id=self._client_id,

@@ -446,6 +446,14 @@ class GivenRecord(Attributed):
         ) = record
 
     @property
+    def record(self) -> ConsumedRecord:
+        """As a consumer gives it out."""
+        return ConsumedRecord(
+            self.queue, self.offset, self.value, self.key, self.headers, self.timestamp, self.append_time_us,
+            self.attributes,
+        )  # fmt: skip
+
+    @property
     def queue_offset(self) -> int:
         """`offset`, by the name that consumed records have for it."""
         return self.offset

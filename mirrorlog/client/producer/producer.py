@@ -53,6 +53,7 @@ from mirrorlog.errors import (
     Refused,
 )
 from mirrorlog.wire.frames import Durability
+from mirrorlog.wire.messages.handshake import Limits
 
 __all__ = ["BulkDelivery", "Delivery", "Producer", "ProducerStats", "Receipt", "Receipts"]
 
@@ -167,6 +168,11 @@ class Producer(WithBlock):
     def unclosed(self) -> bool:
         """Whether it was started, and neither closed nor abandoned."""
         return not self._closed and self._sender.started
+
+    @property
+    def limits(self) -> Limits:
+        """Of the master that was reached last. Raises ConnectionLost before the start."""
+        return self._sender.limits
 
     def unended(self, more: int = 0) -> str:
         """What of the records handed over has not ended, or has failed and nobody was told; in words, if any. `more`:

@@ -252,7 +252,7 @@ class Publisher(WithBlock):
     kept = False
     """By another object, which says for both when they were not closed."""
     # For one whose options were refused.
-    _started = False
+    started = False
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class Publisher(WithBlock):
         ConnectionLost."""
         await self._refresh(VERSION_FIRST)
         self._check_exchange()
-        self._started = True
+        self.started = True
         return self
 
     def _nobody_asks(self) -> bool:
@@ -321,7 +321,7 @@ class Publisher(WithBlock):
     @property
     def unclosed(self) -> bool:
         """Whether it was started, and neither closed nor abandoned."""
-        return self._started and not self._closed
+        return self.started and not self._closed
 
     @property
     def unended(self) -> str:

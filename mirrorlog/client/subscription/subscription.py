@@ -54,6 +54,7 @@ from mirrorlog.wire.messages.queues import QueueInfo
 logger = logging.getLogger(__name__)
 
 _PIECE = tuple[Granted, ConsumedBatch]
+_RECORD = tuple[Granted, ConsumedRecord]
 _FETCH_BYTES_MIN: Final = 64 * 1024
 _TAKEN_MAX: Final = 1_000
 _IN_A_ROW_MAX: Final = 100
@@ -209,26 +210,29 @@ class Subscription:
         NotMaster while no master has been found for `request_timeout_ms`, and what a consumer raises about bytes:
         behind these it may be asked again.
         """
+        return Delivered(self, *await self._next())
+
+    async def _next(self) -> _RECORD:
         self._in_a_row += 1
         if self._in_a_row >= _IN_A_ROW_MAX:
             # Records that are there already would let nothing else run: no ack would leave.
             self._in_a_row = 0
             await asyncio.sleep(0)
-        while (delivered := self._next_at_once()) is None:
+        while (found := self._next_at_once()) is None:
             async with self._reading:
                 if self._giving is None:
                     granted, batch = await self._piece()
                     self._note(granted)
                     self._giving = granted, batch.records()
-        return delivered
+        return found
 
-    def _next_at_once(self) -> Delivered | None:
+    def _next_at_once(self) -> _RECORD | None:
         """The next record, if it is there without waiting."""
         if self._closed:
             return None
         if self._giving is not None:
-            if (delivered := self._next_of(*self._giving)) is not None:
-                return delivered
+            if (found := self._next_of(*self._giving)) is not None:
+                return found
             self._giving = None
         granted = self._hand.head()
         batch = None if granted is None else self._bytes.batch_at_once(granted)
@@ -238,14 +242,14 @@ class Subscription:
         self._giving = granted, batch.before(granted.next).records()
         return self._next_of(*self._giving)
 
-    def _next_of(self, granted: Granted, records: Iterator[ConsumedRecord]) -> Delivered | None:
+    def _next_of(self, granted: Granted, records: Iterator[ConsumedRecord]) -> _RECORD | None:
         # A grant that was kept back meanwhile has an earlier end.
         if granted.given >= granted.next or (record := next(records, None)) is None:
             return None
         granted.given = record.queue_offset + 1
         if self._message.auto_ack:
             self._was_taken(granted)
-        return Delivered(self, granted, record)
+        return granted, record
 
     async def batches(self) -> AsyncGenerator[DeliveredBatch]:
         """Stretches of batches, each as much as was granted; waits and raises as reading records does."""
@@ -254,14 +258,7 @@ class Subscription:
 
     async def next_batch(self) -> DeliveredBatch:
         """The next one of `batches`."""
-        async with self._reading:
-            granted, batch = await self._piece()
-            self._giving = None
-            self._note(granted)
-            granted.given = batch.next
-            if self._message.auto_ack:
-                self._was_taken(granted)
-            return DeliveredBatch(self, granted, batch)
+        return DeliveredBatch(self, *await self.granted_batch())
 
     async def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[Delivered]:
         """Up to `max_records` records, fewer (perhaps none) when the time is up first.
@@ -269,18 +266,7 @@ class Subscription:
         Without `max_records`: what comes first, as soon as it is there. Raises as reading does, but only when nothing
         was found before the error.
         """
-        found: list[Delivered] = []
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                while not found or (max_records is not None and len(found) < max_records):
-                    wanted = _TAKEN_MAX if max_records is None else max_records - len(found)
-                    found += await self.take(wanted)
-        except TimeoutError:
-            pass
-        except MirrorlogError:
-            if not found:
-                raise
-        return found
+        return [Delivered(self, *each) for each in await self.granted_within(max_records, timeout_ms=timeout_ms)]
 
     async def take_within(self, records_max: int, *, timeout_ms: int) -> list[Delivered]:
         """As `take`, but none when none has come in that time."""
@@ -292,10 +278,44 @@ class Subscription:
 
     async def take(self, records_max: int) -> list[Delivered]:
         """Waits for a record; with it come those that are there at once, `records_max` together at most."""
-        found = [await anext(self)]
+        return [Delivered(self, *each) for each in await self.granted_records(records_max)]
+
+    # --- the same for a face with records of its own: each with its grant ---
+
+    async def granted_batch(self) -> tuple[Granted, ConsumedBatch]:
+        """As `next_batch`."""
+        async with self._reading:
+            granted, batch = await self._piece()
+            self._giving = None
+            self._note(granted)
+            granted.given = batch.next
+            if self._message.auto_ack:
+                self._was_taken(granted)
+            return granted, batch
+
+    async def granted_within(
+        self, max_records: int | None = None, *, timeout_ms: int
+    ) -> list[tuple[Granted, ConsumedRecord]]:
+        """As `receive`."""
+        found: list[_RECORD] = []
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while not found or (max_records is not None and len(found) < max_records):
+                    wanted = _TAKEN_MAX if max_records is None else max_records - len(found)
+                    found += await self.granted_records(wanted)
+        except TimeoutError:
+            pass
+        except MirrorlogError:
+            if not found:
+                raise
+        return found
+
+    async def granted_records(self, records_max: int) -> list[tuple[Granted, ConsumedRecord]]:
+        """As `take`."""
+        found = [await self._next()]
         # Nothing is waited for from here on: whoever is cancelled while he waits has got nothing yet.
-        while len(found) < records_max and (delivered := self._next_at_once()) is not None:
-            found.append(delivered)
+        while len(found) < records_max and (following := self._next_at_once()) is not None:
+            found.append(following)
         return found
 
     # --- settling ---
@@ -323,6 +343,11 @@ class Subscription:
             raise failure
 
     # --- for transactions ---
+
+    @property
+    def origin(self) -> Subscription:
+        """For what it gives out: itself."""
+        return self
 
     @property
     def hand(self) -> Unacked:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 from mirrorlog.client.producer.batch import Headers, as_headers, as_timestamp_us
 from mirrorlog.client.producer.receipts import Receipt
@@ -101,21 +101,21 @@ class Transaction:
         self._virtual_host = virtual_host
         return routed
 
-    def ack(self, delivery: Settleable) -> None:
+    def ack(self, delivery: Settleable[Any]) -> None:
         """Acknowledge a record, or a stretch of a batch, that a subscription of this client has given out. Raises
         BadRequest for one of another client."""
         self._take(delivery, How.ACK)
 
-    def nack(self, delivery: Settleable, requeue: bool = True, *, delay_ms: int = 0) -> None:
+    def nack(self, delivery: Settleable[Any], requeue: bool = True, *, delay_ms: int = 0) -> None:
         """Not done: it comes again, after `delay_ms`, and that is counted. Without `requeue` it is dead: a dead letter,
         if the queue has a place for them. Raises as `ack`, and BadRequest for a wrong delay."""
         if not 0 <= delay_ms < DELAY_MS_END:
             raise BadRequest(f"delay_ms {delay_ms} is not within 0 and {DELAY_MS_END - 1}")
         self._take(delivery, How.RETURN if requeue else How.DEAD, delay_ms if requeue else 0)
 
-    def _take(self, delivery: Settleable, how: How, delay_ms: int = 0) -> None:
+    def _take(self, delivery: Settleable[Any], how: How, delay_ms: int = 0) -> None:
         self._check_open()
-        subscription, granted, first, following = delivery.taken
+        subscription, granted, first, following = delivery.grant
         assert isinstance(subscription, Subscription), "only these give out"
         if subscription.client is not self._transactor.client:
             raise BadRequest(

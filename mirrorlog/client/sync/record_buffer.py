@@ -92,8 +92,8 @@ class Bunch:
             self.outcomes += [Refused(f"the record was not sent, nothing was stored: {why}")] * (missing - 1)
 
 
-class Handoff:
-    """To one producer. `put` is for any thread; the rest runs on the loop."""
+class RecordBuffer:
+    """Of one producer. `put` is for any thread; the rest runs on the loop."""
 
     def __init__(self, producer: Producer, thread: LoopThread, *, patience_s: float) -> None:
         """`patience_s`: how long `put` waits for room."""
