@@ -1,4 +1,4 @@
-"""Client: the way in; what it hands out shares its connections.
+"""The client of a cluster: makes producers, consumers, publishers and subscriptions, which share its connections.
 
 async with Client("127.0.0.1:7401") as client:
     await client.admin.declare("flights")
@@ -17,11 +17,13 @@ from typing import Any, Final, Self
 from weakref import WeakSet
 
 from mirrorlog.client.admin import Admin
-from mirrorlog.client.connection.cluster import Cluster
-from mirrorlog.client.connection.let_go import on_loop, warn_unclosed
+from mirrorlog.client.connection.cluster import ClusterClient
+from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.consumer import Consumer
 from mirrorlog.client.consumer.tier import TierChoice, TierOptions
 from mirrorlog.client.options import (
+    ConsumerOptions,
+    ProducerOptions,
     check_timeout,
     parse_compression,
     parse_durability,
@@ -31,7 +33,7 @@ from mirrorlog.client.producer.bulk import JoinPool
 from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.publisher.publisher import Publisher
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
-from mirrorlog.client.subscription.leases import Leased, Leasing
+from mirrorlog.client.subscription.leases import ClientLeases, Leased
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.transaction.commit import Transactor
 from mirrorlog.client.transaction.transaction import Transaction
@@ -48,7 +50,7 @@ DELIVERY_TIMEOUT_MS: Final = 30_000
 _HOWS: Final = {"ack": How.ACK, "return": How.RETURN, "release": How.RELEASE, "reject": How.DEAD}
 
 
-class Client(Cluster):
+class Client(ClusterClient):
     """A client of one cluster. `servers`: `host:port` of one or more nodes, each an argument, tried in order: the next
     one when the one before has failed, or has said nothing for a quarter of a second.
 
@@ -101,7 +103,7 @@ class Client(Cluster):
         self._publishers: WeakSet[Publisher] = WeakSet()
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._subscriptions: WeakSet[Subscription] = WeakSet()
-        self.leasing = Leasing(self, self.consumer)
+        self.leasing = ClientLeases(self, self.consumer)
         """For what `lease` gives out."""
         self._transactor = Transactor(self)
         self._pool = JoinPool()
@@ -123,7 +125,7 @@ class Client(Cluster):
         """
         failures: list[MirrorlogError] = []
         try:
-            for flush in (*(each.close for each in self._flushed_at_close()), self.let_go.ended):
+            for flush in (*(each.close for each in self._flushed_at_close()), self.background.ended):
                 try:
                     await flush()
                 except MirrorlogError as error:
@@ -147,7 +149,7 @@ class Client(Cluster):
             # Cancelled or interrupted: whoever did that is not to wait for confirms.
             for each in self._flushed_at_close():
                 each.abandon()
-            self.let_go.cancel()
+            self.background.cancel()
         try:
             await self.close()
         except MirrorlogError:
@@ -207,9 +209,7 @@ class Client(Cluster):
 
         Raises BadRequest naming the option that is wrong.
         """
-        producer = Producer(
-            self,
-            queue,
+        options = ProducerOptions(
             level=parse_level(confirm),
             durability=parse_durability(durability),
             batch_bytes=batch_bytes,
@@ -219,8 +219,8 @@ class Client(Cluster):
             delivery_timeout_ms=delivery_timeout_ms,
             idempotent=idempotent,
             codec=parse_compression(compression),
-            pool=self._pool,
         )
+        producer = Producer(self, queue, options, pool=self._pool)
         self._producers.add(producer)
         return producer
 
@@ -291,18 +291,18 @@ class Client(Cluster):
         `prefetch_bytes`: no further fetch leaves while so much waits to be read; `max_wait_ms`: how long a node holds
         a fetch that has nothing yet. `tiers`: as of the client, whose it is by default.
         """
-        consumer = Consumer(
-            self,
-            queue,
+        options = ConsumerOptions(
             start=start,
             until=until,
             group=group,
             read_from=read_from,
+            turn=turn,
             max_bytes=max_bytes,
             max_wait_ms=max_wait_ms,
             prefetch_bytes=prefetch_bytes,
-            turn=turn,
-            tiers=self._tiers if tiers is None else TierOptions.of(tiers, self._tiers.storage),
+        )
+        consumer = Consumer(
+            self, queue, options, self._tiers if tiers is None else TierOptions.of(tiers, self._tiers.storage)
         )
         self._consumers.add(consumer)
         return consumer

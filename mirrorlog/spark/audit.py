@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from mirrorlog.client import Client
-from mirrorlog.client.connection.start_offsets import newest_of, views_of
+from mirrorlog.client.connection.copy_refusals import newest_of, views_of
 from mirrorlog.errors import BadInput, LogCorrupt, MirrorlogError, NoSuchQueue
 from mirrorlog.spark import command_line
 from mirrorlog.spark.access import NO_ACCESS, Access

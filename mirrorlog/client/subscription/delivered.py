@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GivenRecord, Views
+from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GrantedRecord, Views
 from mirrorlog.client.subscription.unacked import Granted
 from mirrorlog.wire.frames import How
 
@@ -112,7 +112,7 @@ class Settleable(Generic[R]):
         self._settler.settle_nowait(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
 
 
-class DeliveredRecord(GivenRecord, Settleable[R]):
+class DeliveredRecord(GrantedRecord, Settleable[R]):
     """A record that was given out."""
 
     __slots__ = ("_following", "_granted", "_settler")

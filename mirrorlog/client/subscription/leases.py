@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from mirrorlog.attempts import outcome_of
-from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.masters import change_at_master
 from mirrorlog.client.consumer.consumer import Consumer
-from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GivenRecord
+from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GrantedRecord
 from mirrorlog.client.options import check_delay, check_leasing, check_timeout
 from mirrorlog.client.subscription.grant_buffer import GrantedBytes
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
@@ -50,7 +50,7 @@ class LeaseSettler(Protocol[R_co]):
     def extend_lease(self, receipt: LeaseReceipt, lease_ms: int) -> R_co: ...
 
 
-class LeasedRecord(GivenRecord, Generic[R]):
+class LeasedRecord(GrantedRecord, Generic[R]):
     """A record under a lease. `R` is what a call gives that settles, a coroutine or nothing."""
 
     __slots__ = ("_settler", "attempts", "lease_receipt", "redelivered")
@@ -109,10 +109,10 @@ class Leased(LeasedRecord[Coroutine[Any, Any, None]]):
     __slots__ = ()
 
 
-class Leasing:
-    """What a client does with leases. Made by it."""
+class ClientLeases:
+    """Takes, settles and extends leases for a client. Made by it."""
 
-    def __init__(self, client: Cluster, make_consumer: Callable[..., Consumer]) -> None:
+    def __init__(self, client: ClusterClient, make_consumer: Callable[..., Consumer]) -> None:
         self._client = client
         self._make_consumer = make_consumer
         # With the last used one behind.
@@ -147,7 +147,7 @@ class Leasing:
                 raise outcome_of(error, in_doubt=True, message=told) from None
             raise
         except BaseException:  # whoever waits was cancelled
-            self._client.let_go.go_on(f"a lease of {queue!r}", partial(self._release, queue, group, answer.leased))
+            self._client.background.run(f"a lease of {queue!r}", partial(self._release, queue, group, answer.leased))
             raise
         return found
 
@@ -237,12 +237,12 @@ class Leasing:
         if len(self._readers) > _READERS_MAX:
             idle = (other for other, each in self._readers.items() if other != key and not each.lock.locked())
             if (oldest := next(idle, None)) is not None:
-                self._client.let_go.go_on(f"a reader of queue {oldest[0]!r}", self._readers.pop(oldest).bytes.close)
+                self._client.background.run(f"a reader of queue {oldest[0]!r}", self._readers.pop(oldest).bytes.close)
         return reader
 
 
 class _Reader:
-    """Of one queue, for one lease at a time."""
+    """Reads one queue, for one lease at a time."""
 
     __slots__ = ("bytes", "lock")
 

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, 
 
 from mirrorlog.attempts import outcome_of
 from mirrorlog.client import client as awaited
-from mirrorlog.client.connection.let_go import warn_unclosed
+from mirrorlog.client.connection.unclosed import warn_unclosed
 from mirrorlog.client.sync.loop_thread import LoopThread
 from mirrorlog.errors import ConnectionLost, MirrorlogError
 
@@ -154,6 +154,8 @@ class Closeable(Protocol):
     @property
     def unclosed(self) -> bool: ...
 
+    def abandon(self) -> object: ...
+
 
 _C = TypeVar("_C", bound=Closeable)
 
@@ -162,17 +164,22 @@ class ClosedFace(Face[_C], ABC):
     """One that is started by entering its `with` block, and closed by leaving it. One that is let go without `close` is
     closed without waiting, with a ResourceWarning."""
 
+    # Or given up: then its loop may not have heard of it yet.
+    _closed = False
+
     @abstractmethod
     def start(self) -> Self: ...
 
     @abstractmethod
     def close(self) -> None: ...
 
-    @abstractmethod
-    def abandon(self) -> None: ...
+    def abandon(self) -> None:
+        """Close without waiting: what was sent ends as OutcomeUnknown, what was not as Refused. Idempotent."""
+        self._closed = True
+        self._client.thread.call_soon(self._of.abandon)
 
     @abstractmethod
-    def _let_go(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
+    def _unfinished(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
         """By its finalizer: what it is, how it is closed, and what of it has not ended, if anything."""
 
     def __enter__(self) -> Self:
@@ -193,8 +200,8 @@ class ClosedFace(Face[_C], ABC):
     def __del__(self) -> None:
         """Nobody has it, nor anything that it gave out, any more: it is closed, as of `close`, without waiting."""
         of: _C | None = self.__dict__.get("_of")  # unless options were refused
-        if of is None or not of.unclosed or self._client.thread.elsewhere:
+        if of is None or self._closed or not of.unclosed or self._client.thread.elsewhere:
             return
-        what, close, unended = self._let_go()
-        self._client.thread.call_soon(partial(self._client.awaited.let_go.go_on, what, close))
+        what, close, unended = self._unfinished()
+        self._client.thread.call_soon(partial(self._client.awaited.background.run, what, close))
         warn_unclosed(self, what, unended)

@@ -32,8 +32,8 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from mirrorlog.client import client as awaited
-from mirrorlog.client.connection.let_go import warn_unclosed
-from mirrorlog.client.subscription.leases import LeasedRecord, Leasing
+from mirrorlog.client.connection.unclosed import warn_unclosed
+from mirrorlog.client.subscription.leases import ClientLeases, LeasedRecord
 from mirrorlog.client.sync.admin import BlockingAdmin
 from mirrorlog.client.sync.blocking import Calls, Face, changes, options_of
 from mirrorlog.client.sync.consumer import BlockingConsumer
@@ -45,11 +45,11 @@ from mirrorlog.client.sync.transaction import BlockingTransaction
 from mirrorlog.errors import MirrorlogError
 
 
-class BlockingLeasing(Face[Leasing]):
+class BlockingLeasing(Face[ClientLeases]):
     """Settles leased records."""
 
-    settle_leased = changes(Leasing.settle_leased)
-    extend_lease = changes(Leasing.extend_lease)
+    settle_leased = changes(ClientLeases.settle_leased)
+    extend_lease = changes(ClientLeases.extend_lease)
 
 
 class BlockingLeased(LeasedRecord[None]):
@@ -187,7 +187,7 @@ class BlockingClient(Calls):
                 flushed: list[BlockingSubscription | BlockingProducer] = [*self._subscriptions, *self._producers]
                 for each in flushed:
                     _collect(failures, each.close)
-                _collect(failures, lambda: thread.run(self.awaited.let_go.ended, timeout_s=None, what="close"))
+                _collect(failures, lambda: thread.run(self.awaited.background.ended, timeout_s=None, what="close"))
             kind = type(error) if error is not None else None
             _collect(failures, lambda: self.call(lambda: self.awaited.__aexit__(kind, error, None), what="close"))
         finally:

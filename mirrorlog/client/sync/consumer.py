@@ -53,7 +53,7 @@ class BlockingConsumer(ClosedFace[Consumer]):
         """As `close`: there is nothing to wait for."""
         self.close()
 
-    def _let_go(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
+    def _unfinished(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
         return f"a consumer of queue {self.queue!r}", self._of.close, ""
 
     # --- reading ---

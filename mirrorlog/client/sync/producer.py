@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from mirrorlog.attempts import outcome_of
-from mirrorlog.client.producer.batch import BATCH_OVERHEAD_BYTES, as_headers, as_timestamp_us, record_size
+from mirrorlog.client.producer.batch import Receipt, Receipts
 from mirrorlog.client.producer.deliveries import BulkDelivery
 from mirrorlog.client.producer.pipeline import ProducerStats
 from mirrorlog.client.producer.producer import Producer
-from mirrorlog.client.producer.receipts import Receipt, Receipts
+from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, as_headers, as_timestamp_us, record_size
 from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_of
 from mirrorlog.client.sync.record_buffer import Bunch, RecordBuffer
 from mirrorlog.commitlog.format.attributes import asked_attributes
@@ -84,7 +84,6 @@ class BlockingProducer(ClosedFace[Producer]):
         of = client.made(lambda: client.awaited.producer(queue, **options), what="producer")
         self._buffer = RecordBuffer(of, self._thread, patience_s=self._delivery_s)
         self._record_bytes_max = self._batch_bytes_max = 0
-        self._closed = False
         super().__init__(client, of)
         of.kept = True
 
@@ -110,12 +109,7 @@ class BlockingProducer(ClosedFace[Producer]):
             self._closed = True
             self._flush_and(self._of.close, what="close")
 
-    def abandon(self) -> None:
-        """Close without waiting: what was sent ends as OutcomeUnknown, what was not as Refused. Idempotent."""
-        self._closed = True
-        self._thread.call_soon(self._of.abandon)
-
-    def _let_go(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
+    def _unfinished(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
         close = partial(_flushed, self._buffer, self._of.close)
         return f"a producer for queue {self.queue!r}", close, self._of.unended(self._buffer.waiting)
 

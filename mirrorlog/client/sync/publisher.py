@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, Self
 
-from mirrorlog.client.publisher.publisher import Published, Publisher, PublisherStats
+from mirrorlog.client.publisher.publications import Published, PublisherStats
+from mirrorlog.client.publisher.publisher import Publisher
 from mirrorlog.client.sync.blocking import Calls, ClosedFace, changes, waits
 from mirrorlog.errors import ConnectionLost, MirrorlogError
 
@@ -38,10 +39,6 @@ class BlockingPublisher(ClosedFace[Publisher]):
         """Flush, then close. Raises as `flush`. Idempotent."""
         if self._of.started:
             self._client.call(self._of.close, what="close", more_s=self._longer_s)
-
-    def abandon(self) -> None:
-        """Close without waiting: what is on its way ends as OutcomeUnknown or Refused. Idempotent."""
-        self._client.thread.call_soon(self._of.abandon)
 
     publish = changes(Publisher.publish)
 
@@ -77,5 +74,5 @@ class BlockingPublisher(ClosedFace[Publisher]):
             raise ConnectionLost("the publisher is not started; use it with `with`, or call start()")
         return self._of
 
-    def _let_go(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
+    def _unfinished(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
         return f"a publisher to exchange {self._of.exchange!r}", self._of.close, self._of.unended

@@ -74,11 +74,7 @@ class BlockingSubscription(ClosedFace[Subscription]):
             self._patiently(partial(_close, self._of, self._crossed, requeue=requeue), what="close")
             self._tell_failure()
 
-    def abandon(self) -> None:
-        """Close without waiting: what is settled and not confirmed ends as OutcomeUnknown. Idempotent."""
-        self._thread.call_soon(self._of.abandon)
-
-    def _let_go(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
+    def _unfinished(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
         return f"a subscription to queue {self.queue!r}", partial(_close, self._of, self._crossed, requeue=True), ""
 
     # --- reading ---
@@ -99,7 +95,7 @@ class BlockingSubscription(ClosedFace[Subscription]):
     def batches(self) -> Iterator[BlockingDeliveredBatch]:
         """Stretches of batches, each as much as was granted; for whoever does not read record by record as well."""
         while True:
-            found = self._thread.run(self._of.granted_batch, timeout_s=None, what=f"batches of {self.queue!r}")
+            found = self._thread.run(self._of.reader.batch, timeout_s=None, what=f"batches of {self.queue!r}")
             yield BlockingDeliveredBatch(self, *found)
 
     def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[BlockingDelivered]:
@@ -111,7 +107,7 @@ class BlockingSubscription(ClosedFace[Subscription]):
             if len(found) < wanted and not (found and max_records is None):
                 left = None if max_records is None else wanted - len(found)
                 found += self._thread.run(
-                    lambda: self._of.granted_within(left, timeout_ms=timeout_ms),
+                    lambda: self._of.reader.receive(left, timeout_ms=timeout_ms),
                     timeout_s=timeout_ms / 1000 + MARGIN_S,
                     what="receive",
                 )
@@ -166,7 +162,7 @@ class BlockingSubscription(ClosedFace[Subscription]):
 
     async def _cross(self) -> None:
         # On the loop: whoever is interrupted while he waits loses nothing.
-        self._crossed.extend(await self._of.granted_records(_BUNCH_MAX))
+        self._crossed.extend(await self._of.reader.records(_BUNCH_MAX))
 
     def _act(self) -> None:
         with self._lock:
